@@ -1,0 +1,50 @@
+# Everything sets itself up in .venv from the pinned versions in constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OLD_TRITON := .cache/triton-3.6.0
+# Every how many-th cubin of the corpus `make test` looks at (1: all of them, about 800).
+export NOSTALL_CORPUS_SLICE ?= 3
+
+.PHONY: help venv run test lint format clean
+
+help:
+	@echo "make run    tune GEMM + LeakyReLU for sm_90 for a minute on the model"
+	@echo "make test   all tests that need no GPU"
+	@echo "make lint   ruff, mypy --strict, import rule"
+	@echo "make venv   only the set-up"
+
+venv: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "nostall needs Python 3.11 or newer; set PYTHON=python3.x"; exit 3; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "python3 -m venv does not work; on Debian or Ubuntu: apt install python3-venv"; exit 3; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[triton,dev]'
+	touch $@
+
+$(OLD_TRITON)/.ready: | $(VENV)/.ready
+	rm -rf $(OLD_TRITON)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target $(OLD_TRITON) triton==3.6.0
+	touch $@
+
+run: venv
+	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --seconds 60
+
+test: venv $(OLD_TRITON)/.ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .cache build dist src/*.egg-info
