@@ -1,0 +1,48 @@
+"""The ground floor: what every level shares.  Imports nothing of ours."""
+
+from nostall.core.errors import (
+    BadBinary,
+    BadInput,
+    BadLaunch,
+    BadRun,
+    ContractBroken,
+    IllegalMove,
+    MissingPart,
+    NostallError,
+    UnsupportedArchitecture,
+)
+from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
+from nostall.core.measurement import Comparison, Measurement
+from nostall.core.objective import Objective
+from nostall.core.run import Run
+from nostall.core.search import Budget, Checkpoint, Observer, Search, SearchResult, Trial
+from nostall.core.space import Move, Space, Tags
+
+__all__ = [
+    "BadBinary",
+    "BadInput",
+    "BadLaunch",
+    "BadRun",
+    "Budget",
+    "Buffer",
+    "Checkpoint",
+    "Comparison",
+    "Constant",
+    "ContractBroken",
+    "IllegalMove",
+    "LaunchSpec",
+    "Measurement",
+    "MissingPart",
+    "Move",
+    "NostallError",
+    "Objective",
+    "Observer",
+    "Run",
+    "Scalar",
+    "Search",
+    "SearchResult",
+    "Space",
+    "Tags",
+    "Trial",
+    "UnsupportedArchitecture",
+]

@@ -1,0 +1,42 @@
+"""Exit codes follow the cause; every error is a NostallError."""
+
+import inspect
+
+import pytest
+
+from nostall.core import errors
+
+CLASSES = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, errors.NostallError)
+]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_error_has_a_documented_cause_and_an_exit_code(cls):
+    assert cls.__doc__
+    assert cls.exit_code in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("cls", "code"),
+    [
+        (errors.BadInput, 2),
+        (errors.BadBinary, 2),
+        (errors.UnsupportedArchitecture, 2),
+        (errors.BadLaunch, 2),
+        (errors.BadRun, 2),
+        (errors.MissingPart, 3),
+        (errors.IllegalMove, 1),
+        (errors.ContractBroken, 1),
+    ],
+)
+def test_exit_codes(cls, code):
+    assert cls.exit_code == code
+
+
+def test_bad_input_catches_all_that_the_user_gave():
+    for cls in (errors.BadBinary, errors.BadLaunch, errors.BadRun):
+        assert issubclass(cls, errors.BadInput)
+    assert not issubclass(errors.MissingPart, errors.BadInput)

@@ -1,0 +1,81 @@
+"""Launch files: what is read, and what is refused with the field's name."""
+
+import pytest
+
+from nostall.core import BadLaunch, Buffer, Constant, LaunchSpec, Scalar
+
+GOOD = """
+grid = [4, 2, 1]
+block = [64, 2, 1]
+shared = 1024
+flops = 1e9
+[[args]]
+name = "x"
+dtype = "f16"
+shape = [8, 16]
+[[args]]
+name = "index"
+dtype = "i32"
+shape = [8]
+bound = 8
+[[args]]
+name = "n"
+dtype = "i32"
+value = 16
+[[args]]
+name = "BLOCK"
+constant = 64
+[trips]
+0 = 12
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "spec.toml"
+    path.write_text(text)
+    return LaunchSpec.from_toml(path)
+
+
+def test_a_whole_file(tmp_path):
+    spec = read(tmp_path, GOOD)
+    assert (spec.blocks, spec.threads, spec.flops) == (8, 128, 1e9)
+    assert [type(arg) for arg in spec.args] == [Buffer, Buffer, Scalar, Constant]
+    assert spec.args[1].bound == 8
+    assert spec.trips == {0: 12}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grid = [1, 1", "not TOML"),
+        ("gird = [1, 1, 1]", "gird"),
+        ("grid = [0, 1, 1]", "grid is"),
+        ("block = [2048, 1, 1]", "2048 threads"),
+        ("shared = -1", "shared"),
+        ("shared = 300000", "shared"),
+        ("flops = 0", "flops"),
+        ("num_warps = 64", "num_warps"),
+        ('[[args]]\nname = "x"\ndtype = "f99"\nshape = [4]', "args"),
+        ('[[args]]\nname = "x"\ndtype = "f32"\nshape = [0]', "'x' has shape"),
+        ('[[args]]\nname = "x"\ndtype = "f32"\nshape = []', "'x' has shape"),
+        ('[[args]]\nname = "i"\ndtype = "i32"\nshape = [4]', "has no bound"),
+    ],
+)
+def test_bad_files_name_the_field(tmp_path, text, said):
+    with pytest.raises(BadLaunch) as caught:
+        read(tmp_path, text)
+    assert said in str(caught.value)
+    assert "spec.toml" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(BadLaunch, match="cannot read"):
+        LaunchSpec.from_toml(tmp_path / "none.toml")
+    path = tmp_path / "spec.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadLaunch, match="not TOML"):
+        LaunchSpec.from_toml(path)
+
+
+def test_written_integer_buffers_need_no_bound():
+    assert Buffer(name="o", dtype="i32", shape=(4,), role="out").bound is None

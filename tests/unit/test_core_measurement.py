@@ -1,0 +1,82 @@
+"""Measurements and the verdict of a comparison."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nostall.core import Comparison, ContractBroken, Measurement
+
+FINITE = st.floats(min_value=0, max_value=1e6)
+
+
+@given(st.lists(FINITE, min_size=1, max_size=9))
+def test_value_is_the_median(samples):
+    assert Measurement("s", tuple(samples), "measured").value == float(np.median(samples))
+
+
+def test_a_failure_costs_infinitely_much_and_says_why():
+    failed = Measurement("s", (), "measured", failure="illegal address")
+    assert failed.value == math.inf
+    assert str(failed) == "failed (illegal address)"
+
+
+def test_a_modelled_number_is_never_printed_without_the_word():
+    assert str(Measurement("cycles", (12.0,), "modelled")) == "modelled 12 cycles"
+    assert str(Measurement("s", (0.5,), "measured")) == "0.5 s"
+
+
+@pytest.mark.parametrize("samples", [(), (math.nan,), (math.inf,), (-1.0,), (1.0, -0.5)])
+def test_impossible_samples_are_refused(samples):
+    with pytest.raises(ContractBroken):
+        Measurement("s", samples, "measured")
+
+
+@given(
+    st.lists(st.floats(0.9, 1.1), min_size=5, max_size=30),
+    st.floats(min_value=1.5, max_value=4.0),
+)
+def test_a_clear_gain_is_faster_and_its_mirror_slower(candidate, factor):
+    original = [factor * sample for sample in candidate]
+    gain = Comparison.of(original, candidate, original, kind="measured", resamples=200)
+    assert gain.verdict == "faster"
+    assert gain.low <= gain.ratio <= gain.high
+    loss = Comparison.of(candidate, original, candidate, kind="measured", resamples=200)
+    assert loss.verdict == "slower"
+    assert loss.ratio == pytest.approx(1 / gain.ratio)
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=20))
+def test_the_same_samples_are_the_same(samples):
+    null = Comparison.of(samples, samples, samples, kind="measured", resamples=200)
+    assert null.verdict == "same"
+    assert null.ratio == 1.0
+
+
+def test_a_gain_inside_the_null_is_no_gain():
+    # The original against itself shows +5 %, so +3 % proves nothing.
+    original = [1.03] * 20
+    same = Comparison.of(original, [1.0] * 20, [0.98] * 20, kind="measured")
+    assert same.low > 1
+    assert same.verdict == "same"
+
+
+def test_without_noise_any_difference_counts():
+    assert Comparison.of([1.001], [1.0], kind="modelled").verdict == "faster"
+
+
+def test_the_interval_is_reproducible():
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(1, 0.1, 40).tolist(), rng.normal(1, 0.1, 40).tolist()
+    first, again = (Comparison.of(a, b, kind="measured", seed=3) for _ in range(2))
+    assert first == again
+    assert first.low < first.ratio < first.high
+    assert first.verdict == "same"
+
+
+@pytest.mark.parametrize(("original", "candidate"), [([], []), ([1.0], [1.0, 2.0])])
+def test_unpaired_samples_are_refused(original, candidate):
+    with pytest.raises(ContractBroken, match="equal numbers"):
+        Comparison.of(original, candidate, kind="measured")

@@ -1,0 +1,147 @@
+"""The run directory survives what a killed process leaves behind."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from nostall.core import BadRun, Checkpoint, Run, Trial
+from nostall.core.run import write_atomically
+
+TRIALS = [
+    Trial(0, 1.0, True, 1.0, "start", 0, 0.0),
+    Trial(1, 0.5, True, 0.5, 'slide("a", 1), twice', 3, 0.125),
+    Trial(2, math.inf, False, 0.5, "two\nlines", 4, 0.25, "illegal address, at 0x10"),
+    Trial(3, 0.1 + 0.2, False, 0.1, "x", 4, 1 / 3),
+]
+CHECKPOINT = Checkpoint(
+    "anneal", 7, 4, 1, "a", 0.5, "b", 0.1, {"state": {"state": 2**127 + 1, "inc": 3}}, {"t": 0.1}
+)
+
+
+def logged(path, trials):
+    run = Run.create(path, "tune", {"seed": 1})
+    with run:
+        for trial in trials:
+            run.on_trial(trial)
+    return path / "trials.csv"
+
+
+def test_a_run_comes_back_as_it_was_written(tmp_path):
+    logged(tmp_path / "run", TRIALS)
+    run = Run.open(tmp_path / "run")
+    assert list(run.trials()) == TRIALS
+    assert run.record.settings == {"seed": 1}
+    assert run.record.status == "running"
+    assert run.checkpoint() is None
+    run.on_checkpoint(CHECKPOINT)
+    run.finish("done", {"ratio": 1.5})
+    again = Run.open(tmp_path / "run")
+    assert again.checkpoint() == CHECKPOINT
+    assert (again.record.status, again.record.result) == ("done", {"ratio": 1.5})
+
+
+def test_a_log_cut_at_any_byte_loses_at_most_the_last_row(tmp_path):
+    log = logged(tmp_path / "run", TRIALS)
+    whole = log.read_bytes()
+    ends = [
+        logged(tmp_path / str(count), TRIALS[:count]).stat().st_size
+        for count in range(1, len(TRIALS) + 1)
+    ]
+    run = Run.open(tmp_path / "run")
+    for length in range(len(whole)):
+        log.write_bytes(whole[:length])
+        kept = list(run.trials())
+        assert len(kept) >= sum(end <= length for end in ends)
+        # A cut failure text is all that may differ: the row is whole up to there.
+        for trial, original in zip(kept, TRIALS, strict=False):
+            assert dataclasses.replace(trial, failure=None, move="") == dataclasses.replace(
+                original, failure=None, move=""
+            )
+
+
+def test_writing_goes_on_after_a_cut_row(tmp_path):
+    log = logged(tmp_path / "run", TRIALS[:2])
+    whole = log.read_bytes()
+    for length in range(len(whole)):
+        log.write_bytes(whole[:length])
+        with Run.open(tmp_path / "run") as run:
+            for trial in TRIALS:
+                run.on_trial(trial)
+            run.on_checkpoint(CHECKPOINT)
+            assert list(run.trials()) == TRIALS
+
+
+def test_a_trial_logged_twice_counts_once(tmp_path):
+    logged(tmp_path / "run", [*TRIALS, dataclasses.replace(TRIALS[1], value=0.4)])
+    trials = list(Run.open(tmp_path / "run").trials())
+    assert [trial.index for trial in trials] == [0, 1, 2, 3]
+    assert trials[1].value == 0.4
+
+
+def test_trials_are_on_disk_after_a_checkpoint_without_closing(tmp_path):
+    run = Run.create(tmp_path / "run", "tune", {})
+    run.on_trial(TRIALS[0])
+    run.on_checkpoint(CHECKPOINT)
+    assert list(Run.open(tmp_path / "run").trials()) == TRIALS[:1]
+    run.finish("interrupted", {})
+
+
+def test_a_second_run_in_the_same_place_is_refused(tmp_path):
+    Run.create(tmp_path, "tune", {})
+    with pytest.raises(BadRun, match="already holds a run"):
+        Run.create(tmp_path, "tune", {})
+
+
+def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadRun, match="cannot write"):
+        Run.create(tmp_path / "file" / "run", "tune", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{", "run.json"),
+        (b"\xff", "not a run directory"),
+        (b"{}", "command"),
+        (b'{"schema_version": 9}', "schema_version"),
+    ],
+)
+def test_a_foreign_run_file_is_refused(tmp_path, text, said):
+    (tmp_path / "run.json").write_bytes(text)
+    with pytest.raises(BadRun, match=said):
+        Run.open(tmp_path)
+
+
+def test_a_missing_run_is_refused(tmp_path):
+    with pytest.raises(BadRun, match="not a run directory"):
+        Run.open(tmp_path / "none")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"seed": 1}', json.dumps({"other": 1})])
+def test_a_broken_checkpoint_is_refused(tmp_path, text):
+    run = Run.create(tmp_path, "tune", {})
+    (tmp_path / "checkpoint.json").write_text(text)
+    with pytest.raises(BadRun, match=r"checkpoint\.json"):
+        run.checkpoint()
+
+
+def test_an_atomic_write_replaces_all_or_nothing(tmp_path, monkeypatch):
+    target = tmp_path / "out"
+    write_atomically(target, b"old")
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(BadRun, match="No space left"):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_atomic_write_to_nowhere_is_a_clear_error(tmp_path):
+    with pytest.raises(BadRun, match="cannot write"):
+        write_atomically(tmp_path / "none" / "out", b"x")
