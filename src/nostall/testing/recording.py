@@ -1,0 +1,122 @@
+"""Spaces and objectives that remember, fail or interrupt on purpose, around real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from nostall.core import Checkpoint, Measurement, Objective, Space, Tags, Trial
+from nostall.core.space import NO_TAGS, M, S
+
+
+class PlannedInterrupt(KeyboardInterrupt):
+    """The Ctrl-C that a check sends, to be told from the user's own."""
+
+
+class Diary:
+    """An observer that keeps all it is told."""
+
+    def __init__(self) -> None:
+        self.trials: list[Trial] = []
+        self.checkpoints: list[Checkpoint] = []
+
+    def on_trial(self, trial: Trial) -> None:
+        self.trials.append(trial)
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.checkpoints.append(checkpoint)
+
+
+class Recorder(Objective[S]):
+    """Passes on to ``inner``; remembers each state and measurement.
+
+    ``fails`` says which states fail; ``interrupt_at`` is the number of the evaluation in which
+    Ctrl-C comes.  Made by :func:`recorded`.
+    """
+
+    def __init__(
+        self,
+        inner: Objective[S],
+        fails: Callable[[S], bool] | None,
+        interrupt_at: int | None,
+    ) -> None:
+        self.inner = inner
+        self.flops = inner.flops
+        self.fails = fails
+        self.interrupt_at = interrupt_at
+        self.states: list[S] = []
+        self.measurements: list[Measurement] = []
+
+    def evaluate(self, states: Sequence[S]) -> list[Measurement]:
+        if self.interrupt_at is not None and len(self.states) + len(states) > self.interrupt_at:
+            raise PlannedInterrupt
+        measurements = self.inner.evaluate(states)
+        if self.fails is not None:
+            measurements = [
+                Measurement(self.unit, (), self.kind, failure="failed on purpose")
+                if self.fails(state)
+                else measurement
+                for state, measurement in zip(states, measurements, strict=True)
+            ]
+        self.states += states
+        self.measurements += measurements
+        return measurements
+
+
+def recorded(
+    inner: Objective[S],
+    *,
+    fails: Callable[[S], bool] | None = None,
+    interrupt_at: int | None = None,
+) -> Recorder[S]:
+    """A :class:`Recorder` of the inner objective's kind and unit."""
+
+    class Recorded(Recorder[S]):
+        kind = inner.kind
+        unit = inner.unit
+
+    return Recorded(inner, fails, interrupt_at)
+
+
+class InterruptedSpace(Space[S, M]):
+    """Passes on to ``inner``; Ctrl-C comes in the ``calls``-th draw, proposal or application."""
+
+    def __init__(self, inner: Space[S, M], calls: int) -> None:
+        self.inner = inner
+        self.calls = calls
+        self.patience = inner.patience
+
+    def draw(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
+        move = self.inner.draw(state, rng, wanted)
+        self._count()
+        return move
+
+    def propose(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
+        move = self.inner.propose(state, rng, wanted)
+        self._count()
+        return move
+
+    def apply(self, state: S, move: M) -> S:
+        self._count()
+        return self.inner.apply(state, move)
+
+    def start(self) -> S:
+        return self.inner.start()
+
+    def moves(self, state: S) -> Iterator[M]:
+        return self.inner.moves(state)
+
+    def key(self, state: S) -> bytes:
+        return self.inner.key(state)
+
+    def dump(self, state: S) -> str:
+        return self.inner.dump(state)
+
+    def load(self, text: str) -> S:
+        return self.inner.load(text)
+
+    def _count(self) -> None:
+        self.calls -= 1
+        if self.calls <= 0:
+            raise PlannedInterrupt
