@@ -1,0 +1,1 @@
+"""Bytes in, bytes out: ELF container, instruction words, and the vendor tools."""

@@ -1,0 +1,7 @@
+"""The one representation: instructions with def/use, blocks, functions."""
+
+from nostall.sass.program.blocks import Block
+from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.program import Function, Program
+
+__all__ = ["Block", "Function", "Instruction", "Program"]

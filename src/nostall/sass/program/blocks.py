@@ -1,0 +1,131 @@
+"""Basic blocks and the control-flow graph of one function.
+
+Where control can go is over-approximated: an edge too many makes nostall more careful, a missing
+one would make it wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.opcodes import Does
+
+_TARGET = re.compile(r"`\((.+?)\)")
+_NO_FALL = frozenset(("BRA", "JMP", "EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU", "KILL", "LONGJMP"))
+_INDIRECT = frozenset(("BRX", "BRXU", "JMX", "JMXU"))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Instructions ``start`` .. ``end`` - 1 by position; ``succ`` and ``pred`` are block numbers.
+
+    ``external``: control can enter from outside the function's own graph (entry, call target).
+    ``region``: number of the subroutine inside the text section that the block belongs to.
+    """
+
+    start: int
+    end: int
+    succ: tuple[int, ...]
+    pred: tuple[int, ...]
+    external: bool
+    region: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def build(
+    instructions: Sequence[Instruction],
+    labels: Mapping[str, int],
+    entries: Sequence[int],
+    indirect: Sequence[int],
+) -> tuple[Block, ...]:
+    """Cut at labels that something jumps to, at entries, and after whatever ends a block.
+
+    ``labels`` maps names to positions; ``entries`` are positions where a symbol begins;
+    ``indirect`` are positions that an indirect branch may reach.
+    """
+    count = len(instructions)
+    targets = [_targets(instruction, labels) for instruction in instructions]
+    leaders = {0, *entries, *indirect}
+    for at, instruction in enumerate(instructions):
+        leaders.update(targets[at])
+        if instruction.does & Does.ENDS_BLOCK:
+            leaders.add(at + 1)
+    resume = _resume_points(instructions, labels)
+    leaders.update(*resume.values())
+    called = {t for at, ts in enumerate(targets) if _is_call(instructions[at]) for t in ts}
+    gates = sorted({0, *entries, *called})
+    starts = sorted(x for x in leaders | called if 0 <= x < count)
+    number = {start: i for i, start in enumerate(starts)}
+    ends = [*starts[1:], count]
+    wild = [number[x] for x in {*indirect, *labels.values()} if x in number]
+    back: dict[int, set[int]] = {}
+    for end in ends:
+        if _is_call(instructions[end - 1]) and end < count:
+            for target in targets[end - 1]:
+                back.setdefault(_region(gates, target), set()).add(number[end])
+    succ: list[tuple[int, ...]] = []
+    for start, end in zip(starts, ends, strict=True):
+        out: set[int] = set()
+        for at in range(start, end):
+            out.update(number[t] for t in targets[at] if t in number)
+        last = instructions[end - 1]
+        if last.base == "BSYNC" and end not in resume.get(last.operands[0], ()):
+            out.update(number[x] for x in resume.get(last.operands[0], ()) if x in number)
+        if last.base == "RET":
+            out.update(back.get(_region(gates, start), ()))
+        if last.base in _INDIRECT and not targets[end - 1]:
+            out.update(number[x] for x in indirect if x in number) if indirect else out.update(wild)
+        if end < count and _falls_through(last):
+            out.add(number[end])
+        succ.append(tuple(sorted(out)))
+    pred: list[list[int]] = [[] for _ in starts]
+    for i, out_edges in enumerate(succ):
+        for j in out_edges:
+            pred[j].append(i)
+    outside = {number[e] for e in (0, *entries) if e in number}
+    return tuple(
+        Block(start, ends[i], succ[i], tuple(pred[i]), i in outside, _region(gates, start))
+        for i, start in enumerate(starts)
+    )
+
+
+def _region(gates: list[int], position: int) -> int:
+    return bisect_right(gates, position) - 1
+
+
+def _targets(instruction: Instruction, labels: Mapping[str, int]) -> list[int]:
+    """Positions that the instruction may jump to.  BSSY only notes where its BSYNC continues;
+    the label of RET is where its subroutine's callers are."""
+    if instruction.row.pipe.value != "control" or instruction.base in ("BSSY", "RET"):
+        return []
+    found = [name for operand in instruction.operands for name in _TARGET.findall(operand)]
+    return [labels[name] for name in found if name in labels]
+
+
+def _resume_points(
+    instructions: Sequence[Instruction], labels: Mapping[str, int]
+) -> dict[str, set[int]]:
+    """Where a BSYNC on each convergence register may continue: the targets of its BSSYs."""
+    found: dict[str, set[int]] = {}
+    for instruction in instructions:
+        if instruction.base == "BSSY":
+            for name in _TARGET.findall(instruction.operands[-1]):
+                if name in labels:
+                    found.setdefault(instruction.operands[0], set()).add(labels[name])
+    return found
+
+
+def _is_call(instruction: Instruction) -> bool:
+    return instruction.base == "CALL"
+
+
+def _falls_through(last: Instruction) -> bool:
+    if last.base not in _NO_FALL or last.is_guarded:
+        return True
+    return last.base in ("BRA", "JMP") and not last.operands[0].startswith("`")
