@@ -1,0 +1,1 @@
+"""The main job as one readable story: program, space, search, verify, measure, store."""

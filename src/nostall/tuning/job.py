@@ -1,0 +1,229 @@
+"""The main job as one readable story: program -> space -> search -> verify -> keep.
+
+Nothing leaves this function that the verifier has not accepted: when a candidate is refused, or
+nothing better was found, the original is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nostall import __version__
+from nostall.core import (
+    BadInput,
+    BadRun,
+    Budget,
+    Objective,
+    Observer,
+    Run,
+    Search,
+    SearchResult,
+)
+from nostall.core.errors import ContractBroken
+from nostall.sass import Program, Verdict, validate
+from nostall.sass.binary import toolchain
+from nostall.sass.model import SmModel
+from nostall.sass.safety import verify
+from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.tuning.source import Source
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a tuning run was asked to do; goes into ``run.json``."""
+
+    strategy: str = "anneal"
+    seed: int = 0
+    seconds: float | None = None
+    evaluations: int | None = None
+    assumed_trips: int = 8
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.seconds, self.evaluations)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning run found.  ``cubin`` is the original's bytes when nothing better was found."""
+
+    cubin: bytes
+    search: SearchResult[Schedule]
+    verdict: Verdict
+    improved: bool
+    moved: int
+    retimed: int
+    path: Path | None
+
+    @property
+    def ratio(self) -> float:
+        """Original / result in the objective's unit; 1.0 when the original was kept."""
+        return self.search.ratio if self.improved else 1.0
+
+
+def tune(
+    source: Source,
+    search: Search,
+    settings: Settings,
+    *,
+    run: Run | None = None,
+    observers: Sequence[Observer] = (),
+    resume: bool = False,
+    objective: Callable[[Program, ScheduleSpace], Objective[Schedule]] | None = None,
+) -> Tuned:
+    """Search for a better schedule of ``source.kernel`` and prove it safe.
+
+    Raises :class:`BadInput` when the original itself cannot be judged, and
+    :class:`ContractBroken` when the verifier refuses what the search built (a bug of nostall; the
+    refused cubin is kept in the run directory).
+    """
+    program = Program.from_cubin(source.cubin)
+    function = program.kernel(source.kernel)
+    _judge_original(source.cubin, function.name)
+    space = ScheduleSpace(program, function)
+    cost = objective(program, space) if objective else _model(program, source, settings)
+    if run is not None:
+        run.write("original.cubin", source.cubin)
+    found = search.run(
+        space,
+        cost,
+        settings.budget,
+        seed=settings.seed,
+        observers=[*observers, *([run] if run is not None else [])],
+        resume=_checkpoint(run) if resume else None,
+    )
+    candidate = space.impose(found.best).to_cubin()
+    verdict = verify(source.cubin, candidate)
+    if not verdict.safe:
+        if run is not None:
+            run.write("refused.cubin", candidate)
+            run.finish("failed", {"verdict": _verdict(verdict)})
+        raise ContractBroken(
+            f"the verifier refuses the schedule that the search built: {verdict.findings[0]}; the "
+            "original is kept; please report this with the run directory"
+        )
+    improved = found.ratio > 1.0
+    moved, retimed = _difference(space.start(), found.best) if improved else (0, 0)
+    tuned = Tuned(
+        cubin=candidate if improved else source.cubin,
+        search=found,
+        verdict=verdict,
+        improved=improved,
+        moved=moved,
+        retimed=retimed,
+        path=run.path if run is not None else None,
+    )
+    if run is not None:
+        _keep(run, source, settings, program, tuned)
+    return tuned
+
+
+def describe(source: Source, settings: Settings) -> dict[str, Any]:
+    """The settings as they go into ``run.json``."""
+    return {
+        "kernel": source.kernel,
+        "origin": source.origin,
+        "original_sha256": hashlib.sha256(source.cubin).hexdigest(),
+        "objective": "model",
+        "strategy": settings.strategy,
+        "seed": settings.seed,
+        "seconds": settings.seconds,
+        "evaluations": settings.evaluations,
+        "assumed_trips": settings.assumed_trips,
+        "launch": source.launch.model_dump(mode="json") if source.launch else None,
+        "provenance": dict(source.provenance),
+    }
+
+
+def _judge_original(data: bytes, kernel: str) -> None:
+    findings = [f for f in validate(data).findings if f.function == kernel]
+    if findings:
+        raise BadInput(
+            f"kernel {kernel!r} cannot be tuned: nostall's rules do not hold for the original "
+            f"already ({len(findings)} findings, first: {findings[0]}); `nostall inspect` lists "
+            "them"
+        )
+
+
+def _model(program: Program, source: Source, settings: Settings) -> SmModel:
+    if source.launch is None:
+        raise BadInput(
+            f"{source.origin}: the SM model needs to know how {source.kernel!r} is launched; give "
+            "--launch spec.toml (grid, block, shared, ...)"
+        )
+    function = program.kernel(source.kernel)
+    return SmModel(program, function, source.launch, assumed_trips=settings.assumed_trips)
+
+
+def _checkpoint(run: Run | None) -> Any:
+    checkpoint = run.checkpoint() if run is not None else None
+    if checkpoint is None:
+        raise BadRun("there is no checkpoint to resume from; start the run anew")
+    return checkpoint
+
+
+def _difference(before: Schedule, after: Schedule) -> tuple[int, int]:
+    """(instructions at another position, instructions with another control word)."""
+    moved = int((before.order != after.order).sum())
+    changed = sum(
+        (a != b).astype(int) for a, b in zip(before.arrays()[1:], after.arrays()[1:], strict=True)
+    )
+    return moved, int((changed > 0).sum())
+
+
+def _keep(run: Run, source: Source, settings: Settings, program: Program, tuned: Tuned) -> None:
+    run.write("best.cubin", tuned.cubin)
+    run.write("provenance.json", json.dumps(_provenance(source, program, tuned), indent=1).encode())
+    found = tuned.search
+    result = {
+        "kind": found.best_measurement.kind,
+        "unit": found.best_measurement.unit,
+        "original": found.start_measurement.value,
+        "best": found.best_measurement.value if tuned.improved else found.start_measurement.value,
+        "ratio": tuned.ratio,
+        "improved": tuned.improved,
+        "moved": tuned.moved,
+        "retimed": tuned.retimed,
+        "evaluations": found.evaluations,
+        "rejected": found.rejected,
+        "seconds": found.seconds,
+        "stopped": found.stopped,
+        "verdict": _verdict(tuned.verdict),
+        "model": dict(found.start_measurement.provenance),
+    }
+    run.finish("interrupted" if found.stopped == "interrupted" else "done", result)
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "safe": verdict.safe,
+        "checked": verdict.checked,
+        "findings": [str(f) for f in verdict.findings[:20]],
+    }
+
+
+def _provenance(source: Source, program: Program, tuned: Tuned) -> Mapping[str, Any]:
+    """Everything needed to know what the optimised bytes are and where they came from."""
+    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
+    if program.sm >= 100:
+        notes.append("not measured on this architecture; .nv.capmerc keeps the original code")
+    return {
+        "nostall": __version__,
+        "python": platform.python_version(),
+        "nvdisasm": toolchain.version("nvdisasm"),
+        "kernel": source.kernel,
+        "origin": source.origin,
+        "architecture": f"sm_{program.sm}",
+        "original_sha256": hashlib.sha256(source.cubin).hexdigest(),
+        "best_sha256": hashlib.sha256(tuned.cubin).hexdigest(),
+        "source": dict(source.provenance),
+        "verified": _verdict(tuned.verdict),
+        "gain": {"kind": tuned.search.best_measurement.kind, "ratio": tuned.ratio},
+        "notes": notes,
+    }

@@ -1,0 +1,424 @@
+"""Where a kernel comes from: a Triton function compiled for an architecture, or a cubin file.
+
+Both give a :class:`Source`: the bytes to optimise, the entry symbol, how it is launched and what
+made it.  No GPU is needed for either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from nostall.core.errors import BadInput, BadLaunch, MissingPart
+from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
+from nostall.sass.binary import fatbin
+from nostall.sass.binary.cubin import Cubin
+
+TRITON_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
+
+_TRITON_TYPES = {
+    "f16": "fp16",
+    "bf16": "bf16",
+    "f32": "fp32",
+    "f64": "fp64",
+    **{name: name for name in ("i8", "i16", "i32", "i64", "u8", "u32", "u64")},
+}
+_INTEGERS = frozenset(("i8", "i16", "i32", "i64", "u8", "u32", "u64"))
+# Bytes of shared memory that one block may use, by compute capability.
+_SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One compiled kernel.
+
+    ``launch`` is what the *compiled* kernel takes: ``block``, ``shared`` and ``cluster`` follow
+    from the compilation, values that the compiler folded in are :class:`Constant`, and the two
+    scratch pointers that Triton appends to every kernel are there as the last arguments.
+    """
+
+    cubin: bytes = field(repr=False)
+    kernel: str
+    launch: LaunchSpec | None
+    origin: str
+    provenance: Mapping[str, str]
+
+
+def load_cubin(
+    path: Path,
+    kernel: str | None = None,
+    launch: LaunchSpec | None = None,
+    arch: str | None = None,
+) -> Source:
+    """Read a cubin, or the cubin for ``arch`` of a fatbin or a host object.
+
+    ``kernel`` and ``arch`` are needed where the file holds more than one.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"cannot read cubin {path}: {error.strerror}; give the path of a .cubin file"
+        ) from error
+    contained = fatbin.is_container(data)
+    try:
+        data = fatbin.extract(data, arch, kernel)
+        cubin = Cubin.parse(data)
+    except BadInput as error:
+        raise type(error)(f"{path}: {error}") from error
+    names = [text.name for text in cubin.texts if text.is_kernel]
+    if kernel is None:
+        if len(names) != 1:
+            raise BadInput(
+                f"{path} holds {len(names)} kernels; name one of: {', '.join(names) or '(none)'}"
+            )
+        kernel = names[0]
+    elif kernel not in names:
+        raise BadInput(f"{path} has no kernel {kernel!r}; it holds: {', '.join(names) or '(none)'}")
+    container = "fatbin file" if contained else "cubin file"
+    provenance = {"compiler": container, "arch": f"sm_{cubin.sm}"}
+    return Source(data, kernel, launch, str(path), MappingProxyType(provenance))
+
+
+def compile_triton(
+    path: Path,
+    name: str,
+    launch: LaunchSpec | None = None,
+    arch: str = "sm_90",
+    *,
+    options: Mapping[str, object] | None = None,
+) -> Source:
+    """Compile the ``@triton.jit`` function ``name`` of the file ``path`` for ``arch``.
+
+    ``name`` is ``kernel`` or ``kernel@variant``; without ``launch`` the file's own table
+    ``LAUNCHES[name]`` is used.  Argument types and values are specialised as Triton's own launcher
+    does, so the bytes are those that a call with such arguments runs.  ``options`` are further
+    compile options of Triton (``maxnreg``, ``num_ctas`` ...).
+    """
+    triton = _triton()
+    capability = _capability(arch)
+    path = Path(path).absolute()
+    function_name = name.partition("@")[0]
+    what = f"{path.name}:{name} for {arch}"
+    with _module(path) as module:
+        function = _function(triton, module, path, function_name)
+        launch = _launch(module, path, name) if launch is None else launch
+        args = _in_kernel_order(function, launch, f"{path.name}:{name}")
+        chosen = {
+            "num_warps": launch.num_warps,
+            "num_stages": launch.num_stages,
+            "debug": bool(function.debug or triton.knobs.runtime.debug),
+            "instrumentation_mode": triton.knobs.compilation.instrumentation_mode,
+            "enable_fp_fusion": triton.knobs.language.default_fp_fusion,
+            **(options or {}),
+        }
+        special = _specialised(function, args, what)
+        compiled = _compile(triton, function, special, capability, chosen, what)
+    metadata = compiled.metadata
+    limit = _SHARED_LIMIT.get(capability, 227) * 1024
+    if metadata.shared > limit:
+        raise BadLaunch(
+            f"{what} needs {metadata.shared} bytes of shared memory; {arch} allows {limit}; "
+            f"use smaller tiles or fewer than {launch.num_stages} stages"
+        )
+    return Source(
+        cubin=bytes(compiled.asm["cubin"]),
+        kernel=str(metadata.name),
+        launch=_resolved(launch, args, special.constants, metadata),
+        origin=f"{path}:{name}",
+        provenance=MappingProxyType(
+            {
+                "compiler": f"triton {triton.__version__}",
+                "ptxas": _ptxas_version(capability),
+                "arch": arch,
+                "options": ", ".join(f"{key}={value}" for key, value in sorted(chosen.items())),
+            }
+        ),
+    )
+
+
+# -- Triton ----------------------------------------------------------------------------------------
+
+
+def _triton() -> Any:
+    """The installed Triton, if it is one that nostall knows."""
+    allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"
+    try:
+        import triton
+        import triton.compiler
+    except ImportError as error:
+        raise MissingPart(
+            f"Triton cannot be imported ({error}); compiling a kernel from Python needs Triton "
+            f"{allowed}: pip install 'nostall[triton]'"
+        ) from error
+    version = str(getattr(triton, "__version__", "unknown"))
+    if ".".join(version.split(".")[:2]) not in TRITON_VERSIONS:
+        raise MissingPart(
+            f"Triton {version} is not supported; nostall works with {allowed}: "
+            "pip install 'nostall[triton]'"
+        )
+    return triton
+
+
+def _capability(arch: str) -> int:
+    match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
+    if match is None:
+        raise BadInput(f"architecture {arch!r} is not understood; write it as sm_80, sm_90, ...")
+    return int(match.group(1))
+
+
+def _ptxas_version(capability: int) -> str:
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    found = re.search(r"V(\d+\.\d+\.\d+)", str(get_ptxas_version(capability)))
+    return found.group(1) if found else "unknown"
+
+
+def _compile(
+    triton: Any,
+    function: Any,
+    special: _Specialisation,
+    capability: int,
+    options: Mapping[str, object],
+    what: str,
+) -> Any:
+    """Run Triton's compiler without touching the user's cache."""
+    from triton.backends.compiler import GPUTarget
+
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as AstSource
+    else:
+        from triton.compiler import ASTSource as AstSource
+    knobs = triton.knobs
+    with tempfile.TemporaryDirectory(prefix="nostall-") as cache, knobs.cache.scope():
+        knobs.cache.dir = cache
+        knobs.cache.manager_class = None
+        knobs.cache.remote_manager_class = None
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                return triton.compile(
+                    AstSource(function, *special),
+                    target=GPUTarget("cuda", capability, 32),
+                    options=dict(options),
+                )
+        except Exception as error:  # Triton raises many kinds; all mean that it did not compile
+            raise BadInput(
+                f"Triton {triton.__version__} cannot compile {what}: {_one_line(error)}; "
+                "correct the kernel or its arguments, or choose another architecture"
+            ) from error
+
+
+class _Specialisation(NamedTuple):
+    """The three things that define a compilation besides the function and the options."""
+
+    signature: dict[str, str]
+    constants: dict[str, object]
+    attributes: dict[tuple[int, ...], list[list[object]]]
+
+
+def _specialised(
+    function: Any, args: Mapping[str, Buffer | Scalar | Constant], what: str
+) -> _Specialisation:
+    """What Triton's launcher would derive from a call with these arguments."""
+    signature, constants, attributes = special = _Specialisation({}, {}, {})
+    for parameter in function.params:
+        name, value = parameter.name, args.get(parameter.name)
+        fixed = bool(parameter.do_not_specialize)
+        alignable = not fixed and not parameter.do_not_specialize_on_alignment
+        if isinstance(value, Buffer):
+            const = "k" if parameter.is_const else ""
+            signature[name] = f"*{const}{_TRITON_TYPES[value.dtype]}"
+            if alignable:
+                attributes[(parameter.num,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, Scalar):
+            kind = _TRITON_TYPES[value.dtype]
+            annotated = parameter.annotation_type
+            if annotated and annotated != kind:
+                raise BadLaunch(
+                    f"{what}: scalar {name!r} is {value.dtype} ({kind}), the kernel annotates it "
+                    f"as {annotated}; give it that type"
+                )
+            signature[name] = kind
+            if value.dtype not in _INTEGERS or fixed:
+                continue
+            if value.value == 1:
+                if not annotated:
+                    signature[name], constants[name] = "constexpr", 1
+            elif alignable and value.value % 16 == 0:
+                attributes[(parameter.num,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "constexpr"
+            constants[name] = parameter.default if value is None else value.constant
+    return special
+
+
+# -- the user's file -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _module(path: Path) -> Iterator[ModuleType]:
+    """Import a file on its own, and forget it and the files beside it that it imported.
+
+    Its name is the one that an ordinary import gives: Triton writes it into the symbols of
+    functions that are not inlined, so another name would give other bytes.
+    """
+    if not path.is_file():
+        raise BadInput(f"there is no file {path}; give the Python file that holds the kernel")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} is not a Python file; give a .py file, or a .cubin")
+    module = importlib.util.module_from_spec(spec)
+    before = dict(sys.modules)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # whatever the user's file raises
+            raise BadInput(
+                f"cannot import {path}: {type(error).__name__}: {_one_line(error)}; "
+                "it has to be importable on its own"
+            ) from error
+        yield module
+    finally:
+        for name in set(sys.modules) - set(before):
+            file = getattr(sys.modules[name], "__file__", None)
+            if "." not in name and file is not None and Path(file).parent == path.parent:
+                del sys.modules[name]
+        if path.stem in before:
+            sys.modules[path.stem] = before[path.stem]
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(path.parent))
+
+
+def _unwrapped(triton: Any, value: object) -> Any:
+    """The jit function under ``autotune`` and ``heuristics`` decorators, or None."""
+    while not isinstance(value, triton.JITFunction) and hasattr(value, "fn"):
+        value = value.fn
+    return value if isinstance(value, triton.JITFunction) else None
+
+
+def _function(triton: Any, module: ModuleType, path: Path, name: str) -> Any:
+    value = getattr(module, name, None)
+    function = None if value is None else _unwrapped(triton, value)
+    if function is not None:
+        return function
+    there = [
+        key
+        for key, item in vars(module).items()
+        if (found := _unwrapped(triton, item)) is not None
+        and found.fn.__module__ == module.__name__
+    ]
+    reason = (
+        f"has no kernel {name!r}" if value is None else f": {name!r} is not a @triton.jit function"
+    )
+    raise BadInput(f"{path} {reason}; its kernels are: {', '.join(there) or '(none)'}")
+
+
+def _launch(module: ModuleType, path: Path, name: str) -> LaunchSpec:
+    table = getattr(module, "LAUNCHES", None)
+    if not isinstance(table, Mapping) or name not in table:
+        known = ", ".join(map(str, table)) if isinstance(table, Mapping) and table else "(none)"
+        raise BadLaunch(
+            f"no launch is given for {path.name}:{name}; its LAUNCHES has: {known}; give a launch "
+            f"file (spec.toml) or add LAUNCHES[{name!r}] = LaunchSpec(...) to {path.name}"
+        )
+    entry = table[name]
+    if isinstance(entry, LaunchSpec):
+        return entry
+    try:
+        return LaunchSpec.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "launch"
+        raise BadLaunch(f"{path.name}: LAUNCHES[{name!r}]: {where}: {first['msg']}") from error
+
+
+def _in_kernel_order(
+    function: Any, launch: LaunchSpec, what: str
+) -> dict[str, Buffer | Scalar | Constant]:
+    """The launch's arguments by the kernel's parameters; every mismatch is an error."""
+    given = {arg.name: arg for arg in launch.args}
+    parameters = {parameter.name: parameter for parameter in function.params}
+    takes = f"the kernel takes: {', '.join(parameters)}"
+    if len(given) != len(launch.args):
+        twice = sorted(
+            {a.name for a in launch.args if sum(b.name == a.name for b in launch.args) > 1}
+        )
+        raise BadLaunch(f"{what}: arguments given twice: {', '.join(twice)}; {takes}")
+    if unknown := [name for name in given if name not in parameters]:
+        raise BadLaunch(f"{what}: arguments that the kernel lacks: {', '.join(unknown)}; {takes}")
+    missing = [
+        n
+        for n, p in parameters.items()
+        if n not in given and not (p.is_constexpr and p.has_default)
+    ]
+    if missing:
+        raise BadLaunch(f"{what}: arguments not given: {', '.join(missing)}; {takes}")
+    for name, arg in given.items():
+        if parameters[name].is_constexpr and not isinstance(arg, Constant):
+            raise BadLaunch(
+                f"{what}: {name!r} is tl.constexpr but given as a {type(arg).__name__.lower()}; "
+                "give it as a constant"
+            )
+        if isinstance(arg, Constant) and not parameters[name].is_constexpr:
+            raise BadLaunch(
+                f"{what}: {name!r} is given as a constant but is not tl.constexpr in the kernel; "
+                "give it as a buffer or a scalar"
+            )
+    return {name: given[name] for name in parameters if name in given}
+
+
+def _resolved(
+    launch: LaunchSpec,
+    args: Mapping[str, Buffer | Scalar | Constant],
+    constants: Mapping[str, object],
+    metadata: Any,
+) -> LaunchSpec:
+    """The launch of the compiled kernel; see :class:`Source`."""
+    clusters = int(getattr(metadata, "num_ctas", 1))
+    passed: list[Buffer | Scalar | Constant] = [
+        Constant(name=arg.name, constant=1)
+        if isinstance(arg, Scalar) and arg.name in constants
+        else arg
+        for arg in args.values()
+    ]
+    for kind in ("global", "profile"):
+        size = int(getattr(metadata, f"{kind}_scratch_size", 0) or 0)
+        name = f"{kind}_scratch"
+        if size:
+            count = launch.blocks * clusters * size
+            passed.append(Buffer(name=name, dtype="u8", shape=(count,), role="scratch"))
+        else:
+            passed.append(Scalar(name=name, dtype="u64", value=0))
+    x, y, z = launch.grid
+    return launch.model_copy(
+        update={
+            "args": tuple(passed),
+            "grid": (x * clusters, y, z),
+            "block": (32 * int(metadata.num_warps), 1, 1),
+            "cluster": (clusters, 1, 1),
+            "shared": int(metadata.shared),
+        }
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    """The line that says most; Triton's own errors have the reason in their innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^\t")]
+    by_tool = [line for line in lines if re.search(r"(; error|fatal)\s*:", line)]
+    chosen = next(iter(by_tool or lines[::-1]), type(error).__name__)
+    return chosen if len(chosen) <= 300 else f"{chosen[:297]}..."
