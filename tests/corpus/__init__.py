@@ -1,0 +1,1 @@
+"""A corpus of compiled kernels: what compilers emit is the field that nostall works on."""
