@@ -1,0 +1,88 @@
+"""Hand-made kernels for the tests of the issue model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from nostall.core.launch import LaunchSpec
+from nostall.sass.binary.cubin import Cubin, TextSection
+from nostall.sass.binary.elf import Elf
+from nostall.sass.binary.encoding import Control
+from nostall.sass.model import SmModel
+from nostall.sass.program import blocks as cfg
+from nostall.sass.program.instruction import Instruction, parse_text
+from nostall.sass.program.program import Function, Program
+from nostall.sass.schedule.state import Schedule
+
+ONE_BLOCK = LaunchSpec(block=(128, 1, 1))
+"""One block of one warp per scheduler."""
+
+_REGISTER = re.compile(r"^R(\d+)(?:\.reuse)?$")
+
+
+def ins(
+    text: str,
+    stall: int = 1,
+    *,
+    yields: bool = False,
+    write: int = 7,
+    read: int = 7,
+    wait: int = 0,
+    reuse: int = 0,
+) -> Instruction:
+    """An instruction: its first register operand is the result, the rest are sources a, b, c."""
+    guard, opcode, operands = parse_text(text)
+    named = [int(m[1]) for operand in operands if (m := _REGISTER.match(operand))]
+    payload = sum(r << low for r, low in zip(named[1:], (24, 32, 64), strict=False))
+    for low in (24, 32, 64)[max(0, len(named) - 1) :]:
+        payload |= 255 << low
+    control = Control(stall, yields, write, read, wait, reuse)
+    defs, uses = tuple(named[:1]), tuple(named[1:])
+    return Instruction(
+        0, text, payload, control, opcode, guard, operands, defs, uses, (), frozenset()
+    )
+
+
+def function(
+    instructions: Sequence[Instruction], labels: Mapping[str, int] | None = None
+) -> Function:
+    """A kernel; ``labels`` are the positions that branches name as `(NAME)."""
+    numbered = tuple(
+        Instruction(
+            index, i.text, i.payload, i.control, i.opcode, i.guard, i.operands, i.defs, i.uses,
+            i.guards, i.address,
+        )
+        for index, i in enumerate(instructions)
+    )  # fmt: skip
+    text = TextSection("kernel", 0, 16 * len(numbered), True, ((0, "kernel"),), (), frozenset())
+    return Function("kernel", text, numbered, cfg.build(numbered, labels or {}, [0], []))
+
+
+def program(kernel: Function, sm: int = 80) -> Program:
+    """A program that has nothing but the kernel."""
+    return Program(Cubin(Elf(b"", 65, 8, 0, ()), sm, (kernel.text,)), (kernel,))
+
+
+def model(
+    instructions: Sequence[Instruction],
+    *,
+    labels: Mapping[str, int] | None = None,
+    sm: int = 80,
+    launch: LaunchSpec = ONE_BLOCK,
+    warps: int | None = 1,
+    assumed_trips: int = 8,
+    keep: int | None = None,
+) -> tuple[SmModel, Schedule]:
+    """The model of a hand-made kernel, and the schedule it has."""
+    kernel = function(instructions, labels)
+    made = SmModel(
+        program(kernel, sm), kernel, launch, warps=warps, assumed_trips=assumed_trips, keep=keep
+    )
+    return made, Schedule.of(kernel)
+
+
+def cycles(instructions: Sequence[Instruction], *, warps: int = 1, sm: int = 80) -> float:
+    """Modelled cycles of a straight-line kernel."""
+    made, state = model(instructions, warps=warps, sm=sm)
+    return made.cycles(state)
