@@ -1,0 +1,36 @@
+"""The example kernels that the benchmarks run over, compiled for sm_90 with the current Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nostall.core import LaunchSpec
+from nostall.tuning.source import Source, compile_triton, load_cubin
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+
+TRITON = (
+    "gemm_leakyrelu.py:gemm_leakyrelu",
+    "gemm_leakyrelu.py:gemm_leakyrelu@mma",
+    "gemm_leakyrelu.py:gemm_leakyrelu@wgmma",
+    "fused_attention.py:fused_attention",
+    "fused_attention.py:fused_attention@mma",
+    "flash_attention.py:flash_attention",
+    "batched_gemm.py:batched_gemm",
+    "fused_feedforward.py:fused_feedforward",
+    "softmax.py:softmax",
+    "rmsnorm.py:rmsnorm",
+)
+NVCC = ("transpose", "dot_product")
+
+
+def sources(arch: str = "sm_90") -> Iterator[tuple[str, Source]]:
+    """(name, source) of each example kernel."""
+    for target in TRITON:
+        path, _, name = target.partition(":")
+        yield name, compile_triton(EXAMPLES / path, name, None, arch)
+    for name in NVCC:
+        launch = LaunchSpec.from_toml(EXAMPLES / "nvcc" / f"{name}.toml")
+        yield name, load_cubin(EXAMPLES / "nvcc" / f"{name}.{arch}.cubin", None, launch)

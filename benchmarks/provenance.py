@@ -1,0 +1,41 @@
+"""The head of every result file: when, where, with what, by which command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nostall.core.run import write_atomically
+
+_PACKAGES = ("nostall", "numpy", "numba", "triton", "nvidia-cuda-nvdisasm")
+
+
+def head() -> dict[str, Any]:
+    """Date, command, Python and package versions, processor."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+
+
+def save(path: Path, **body: Any) -> None:
+    """Write a result file with its head."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps({**head(), **body}, indent=1) + "\n").encode())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} x{len(names)}" if names else platform.processor()

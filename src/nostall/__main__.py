@@ -1,0 +1,3 @@
+from nostall.cli import main
+
+main()

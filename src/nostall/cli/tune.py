@@ -1,0 +1,156 @@
+"""``nostall tune``: the main job."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
+from nostall.cli.inputs import ArchOption
+from nostall.cli.inputs import source as read_source
+from nostall.cli.progress import Progress
+from nostall.core import BadInput, LaunchSpec, Run
+from nostall.report import write_report
+from nostall.search import make
+from nostall.tuning.job import Settings, Tuned, describe
+from nostall.tuning.job import tune as run_job
+from nostall.tuning.source import Source
+
+
+def tune(
+    target: Annotated[
+        str | None, typer.Argument(help="A cubin, a fatbin, or path.py:kernel for a Triton kernel.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="Which kernel, when there are several.")
+    ] = None,
+    launch: Annotated[Path | None, typer.Option(help="Launch specification (TOML).")] = None,
+    arch: ArchOption = None,
+    strategy: Annotated[str, typer.Option(help="anneal, sip or random.")] = "anneal",
+    seed: Annotated[int, typer.Option(help="Same seed and evaluations: same result.")] = 0,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
+    evaluations: Annotated[int | None, typer.Option(help="Stop after so many evaluations.")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Run directory to make.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a run directory.")] = None,
+    format: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Search for a faster schedule of one kernel, prove it safe, and write it back.
+
+    Ctrl-C keeps the best schedule found so far.
+    """
+    if resume is not None:
+        run, source, settings = _reopen(resume, seconds, evaluations)
+    else:
+        if target is None:
+            raise BadInput("nothing to tune; give a .cubin, path.py:kernel, or --resume RUN")
+        if seconds is None and evaluations is None:
+            seconds = 60.0
+        settings = Settings(strategy, seed, seconds, evaluations)
+        _check(settings)
+        source = read_source(target, kernel, launch, arch)
+        place = out_dir or _fresh(source.kernel)
+        run = Run.create(place, shlex.join(["nostall", *sys.argv[1:]]), describe(source, settings))
+    bar = Progress(settings.budget, enabled=not quiet and format is Format.TABLE)
+    with _discarded_if_empty(run, fresh=resume is None), run, bar:
+        tuned = run_job(
+            source,
+            make(settings.strategy),
+            settings,
+            run=run,
+            observers=[bar],
+            resume=resume is not None,
+        )
+    page = write_report(run.path)
+    _show(source, settings, tuned, run, page, format)
+
+
+def _reopen(
+    path: Path, seconds: float | None, evaluations: int | None
+) -> tuple[Run, Source, Settings]:
+    """The run, the source and the settings of an earlier run; limits given anew replace its."""
+    run = Run.open(path)
+    saved = run.record.settings
+    try:
+        data = (path / "original.cubin").read_bytes()
+        spec = LaunchSpec.model_validate(saved["launch"]) if saved.get("launch") else None
+        source = Source(data, saved["kernel"], spec, saved["origin"], saved["provenance"])
+        settings = Settings(
+            saved["strategy"],
+            saved["seed"],
+            seconds if seconds or evaluations else saved["seconds"],
+            evaluations if seconds or evaluations else saved["evaluations"],
+            saved["assumed_trips"],
+        )
+    except (OSError, KeyError, ValueError) as error:
+        raise BadInput(f"{path} cannot be resumed ({error}); start the run anew") from error
+    return run, source, settings
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what could never work before anything is compiled or written."""
+    make(settings.strategy)
+    if settings.seconds is not None and math.isnan(settings.seconds):
+        raise BadInput("--seconds is not a number; give how many seconds to search, such as 60")
+    if settings.seed < 0:
+        raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
+    _ = settings.budget
+
+
+@contextmanager
+def _discarded_if_empty(run: Run, *, fresh: bool) -> Iterator[None]:
+    """Take away a new run directory when the job ends before its first trial."""
+    made = ("run.json", "original.cubin")
+    try:
+        yield
+    except BaseException:
+        there = {path.name for path in run.path.iterdir()}
+        if fresh and there <= {*made} and run.record.status == "running":
+            for name in made:
+                (run.path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                run.path.rmdir()
+        raise
+
+
+def _fresh(kernel: str) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in kernel)[:40]
+    return Path("runs") / f"{stamp}-{name}"
+
+
+def _show(
+    source: Source, settings: Settings, tuned: Tuned, run: Run, page: Path, format: Format
+) -> None:
+    if format is Format.JSON:
+        assert run.record.result is not None
+        show_json({"run": str(run.path), "kernel": source.kernel, **run.record.result})
+        return
+    found = tuned.search
+    before, after = found.start_measurement, found.best_measurement
+    out.print(
+        f"{source.kernel} ({settings.strategy}, seed {settings.seed}): "
+        f"{found.evaluations} evaluations, {found.rejected} illegal proposals, "
+        f"{found.seconds:.1f} s, stopped: {found.stopped}"
+    )
+    if tuned.improved:
+        out.print(
+            f"{before.kind} gain: {tuned.ratio:.4f}x  ({before.kind} {before.value * 1e6:.3f} us "
+            f"-> {after.value * 1e6:.3f} us; {tuned.moved} positions changed, "
+            f"{tuned.retimed} control words changed)"
+        )
+    else:
+        out.print(f"nothing better than the original was found ({before.kind}); it is kept")
+    out.print(f"verifier: safe ({tuned.verdict.checked} instructions, both halves)")
+    out.print(f"report:   {page}")
+    if before.kind == "modelled":
+        err.print("A model ranks schedules only roughly: measure on a GPU before you believe it.")
+    out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")

@@ -1,0 +1,270 @@
+"use strict";
+// The two listings side by side: blocks are drawn when they are opened.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const panel = new Panel(data);
+const $ = (id) => document.getElementById(id);
+const ROW = 20, GUTTER = 48, CHUNK = 64, BAR = 55;
+const state = { filter: null, only: false, selected: -1, side: 0 };
+const moved = new Set(data.blocks.flatMap((b) => b.moved));
+const longest = Math.max(1, ...data.sides.flatMap((s) => s.cycles.map((c) => (c ? sum(c) : 0))));
+const drawn = new Map(); // block number -> { body, rows: visible positions, lines: position -> line }
+
+function control(side, i) {
+  const mine = data.sides[side].control[i], other = data.sides[1 - side].control[i];
+  if (mine === other) return mine;
+  const theirs = other.split(":");
+  return mine.split(":").map((part, at) => (part === theirs[at] ? part : `<span class=ch>${part}</span>`)).join(":");
+}
+
+function reuse(side, i) {
+  const mine = data.sides[side].reuse[i];
+  const changed = mine !== data.sides[1 - side].reuse[i];
+  if (!mine && !changed) return "";
+  const text = mine ? `reuse ${[..."abc"].filter((_, s) => (mine >> s) & 1).join("")}` : "no reuse";
+  return ` <u class="${changed ? "ch" : ""}">${text}</u>`;
+}
+
+function colour(text) {
+  const parts = /^(@\S+ )?(\S+)(.*)$/.exec(text);
+  return parts ? `${parts[1] ? `<u>${esc(parts[1])}</u>` : ""}<b>${esc(parts[2])}</b>${esc(parts[3])}` : esc(text);
+}
+
+function bar(cycles) {
+  if (!cycles) return "";
+  const total = sum(cycles), scale = (BAR * Math.sqrt(total / longest)) / total;
+  return cycles.map((c, r) => (c ? `<i class=r${r} style="width:${(c * scale).toFixed(1)}px" title="${data.reasons[r]} ${c}"></i>` : "")).join("");
+}
+
+function row(side, at) {
+  const i = data.sides[side].order[at];
+  const cycles = data.sides[side].cycles[i];
+  const waited = cycles ? sum(cycles.slice(1)) : 0;
+  const name = `row${moved.has(i) ? " moved" : ""}${state.filter && !state.filter(i) ? " dim" : ""}`;
+  return `<div class="${name}" role="option" tabindex="-1" data-i="${i}" data-at="${at}" data-side="${side}">`
+    + `<span class=off>${hex(i)}</span><span class=ctl>${control(side, i)}</span>`
+    + `<span class=txt title="${esc(data.text[i])}">${colour(data.text[i])}${reuse(side, i)}</span>`
+    + `<span class=cyc>${waited ? waited.toLocaleString("en") : ""}</span><span class=bar>${bar(cycles)}</span></div>`;
+}
+
+function column(side, rows) {
+  const chunks = [];
+  for (let k = 0; k < rows.length; k += CHUNK) {
+    const part = rows.slice(k, k + CHUNK);
+    chunks.push(`<div class=chunk style="contain-intrinsic-size:auto ${part.length * ROW}px">${part.map((at) => row(side, at)).join("")}</div>`);
+  }
+  return `<div role="listbox" aria-label="${esc(data.names[side])}">${chunks.join("")}</div>`;
+}
+
+function connector(lines, i, name) {
+  const y1 = lines.get(panel.sides[0].at[i]), y2 = lines.get(panel.sides[1].at[i]);
+  if (y1 === undefined || y2 === undefined) return "";
+  const a = y1 * ROW + ROW / 2, b = y2 * ROW + ROW / 2, m = GUTTER / 2;
+  return `<path class="${name}" d="M0 ${a}C${m} ${a} ${m} ${b} ${GUTTER} ${b}"/>`;
+}
+
+// ---- filtering
+
+function test(text) {
+  const wanted = text.trim().toLowerCase();
+  if (!wanted) return null;
+  if (/^#\d+$/.test(wanted)) return (i) => i === Number(wanted.slice(1));
+  if (/^0x[0-9a-f]+$/.test(wanted)) {
+    const offset = parseInt(wanted, 16);
+    return (i) => i * 16 === offset || data.text[i].toLowerCase().includes(wanted);
+  }
+  if (/^u?[rp]\d+$/.test(wanted)) {
+    const name = new RegExp(`\\b${wanted}\\b`, "i");
+    return (i) => name.test(data.text[i]);
+  }
+  return (i) => data.text[i].toLowerCase().includes(wanted)
+    || data.sides.some((s) => s.control[i].toLowerCase().includes(wanted));
+}
+
+const differs = (i) => moved.has(i) || data.sides[0].control[i] !== data.sides[1].control[i]
+  || data.sides[0].reuse[i] !== data.sides[1].reuse[i];
+
+function visible(block) {
+  const rows = [];
+  for (let at = block.start; at < block.end; at++) {
+    const pair = data.sides.map((s) => s.order[at]);
+    if (state.filter && !pair.some(state.filter)) continue;
+    if (state.only && !pair.some(differs)) continue;
+    rows.push(at);
+  }
+  return rows;
+}
+
+// ---- drawing
+
+function draw(number) {
+  const block = data.blocks[number], body = $(`b${number}`);
+  const rows = visible(block), lines = new Map(rows.map((at, k) => [at, k]));
+  const paths = block.moved.map((i) => connector(lines, i, "")).join("");
+  body.innerHTML = column(0, rows)
+    + `<svg class="gutter" height="${rows.length * ROW}" aria-hidden="true">${paths}<g></g></svg>` + column(1, rows);
+  body.querySelector(".row")?.setAttribute("tabindex", "0");
+  drawn.set(number, { body, lines });
+  mark(body);
+}
+
+function blockSummary(block, n) {
+  const diff = [];
+  if (block.moved.length) diff.push(`${block.moved.length} moved`);
+  if (block.retimed) diff.push(`${block.retimed} control words changed`);
+  const loops = block.loops.length ? `<span>in loop ${block.loops.join(", ")}</span>` : "";
+  const to = block.succ.length ? `<span>→ ${block.succ.map((s) => `B${s}`).join(" ")}</span>` : "<span>leaves</span>";
+  const sums = block.cycles
+    ? `<span class=sum>modelled warp cycles ${block.cycles[0].toLocaleString("en")} → ${block.cycles[1].toLocaleString("en")}</span>` : "";
+  return `<b>B${n}</b><span>${hex(block.start)}–${hex(block.end - 1)}</span><span>${block.end - block.start} instructions</span>${loops}${to}`
+    + `<span class=${diff.length ? "diff" : "same"}>${diff.join(", ") || (block.shifted ? "re-ordered" : "unchanged")}</span>${sums}`;
+}
+
+function build() {
+  $("listing").innerHTML = data.blocks.map((b, n) =>
+    `<details class="block" data-n="${n}"><summary>${blockSummary(b, n)}</summary><div class="body" id="b${n}"></div></details>`).join("");
+  for (const details of blocks()) {
+    details.addEventListener("toggle", () => { if (details.open && !drawn.has(Number(details.dataset.n))) draw(Number(details.dataset.n)); });
+  }
+  const changed = data.blocks.map((b, n) => n).filter((n) => data.blocks[n].shifted || data.blocks[n].retimed);
+  const weight = (n) => (data.blocks[n].cycles ? data.blocks[n].cycles[0] : data.blocks[n].end - data.blocks[n].start);
+  const heaviest = data.blocks.map((b, n) => n).sort((a, b) => weight(b) - weight(a))[0];
+  for (const n of changed.length ? changed : [heaviest]) open(n);
+}
+
+const blocks = () => document.querySelectorAll("details.block");
+
+function open(n) {
+  if (!drawn.has(n)) draw(n);
+  document.querySelector(`details.block[data-n="${n}"]`).open = true;
+}
+
+function redraw() {
+  let count = 0;
+  drawn.clear();
+  for (const details of blocks()) {
+    const n = Number(details.dataset.n);
+    const rows = visible(data.blocks[n]).length;
+    const narrowed = Boolean(state.filter || state.only);
+    count += rows;
+    details.hidden = narrowed && !rows;
+    if (narrowed && rows && !details.open) { details.open = true; details.dataset.forced = "1"; }
+    if (!narrowed && details.dataset.forced) { details.open = false; delete details.dataset.forced; }
+    if (details.open && !details.hidden) draw(n);
+  }
+  $("matches").textContent = state.filter || state.only ? `${count} of ${data.text.length} rows` : "";
+}
+
+// ---- selection
+
+function mark(root) {
+  const chosen = state.selected;
+  for (const r of root.querySelectorAll(".sel,.prod,.cons")) r.classList.remove("sel", "prod", "cons");
+  for (const g of root.querySelectorAll("svg.gutter g")) g.innerHTML = "";
+  if (chosen < 0) return;
+  const paint = (i, name) => root.querySelectorAll(`.row[data-i="${i}"]`).forEach((r) => { r.classList.add(name); if (name === "sel") r.setAttribute("aria-selected", "true"); });
+  root.querySelectorAll("[aria-selected]").forEach((r) => r.removeAttribute("aria-selected"));
+  paint(chosen, "sel");
+  panel.producers(chosen).forEach((i) => paint(i, "prod"));
+  panel.consumers(chosen).forEach((i) => paint(i, "cons"));
+}
+
+function select(i, { scroll = false, focus = false } = {}) {
+  if (!(i >= 0 && i < data.text.length)) return;
+  state.selected = i;
+  const n = panel.block[panel.sides[0].at[i]];
+  open(n);
+  if (!drawn.get(n).lines.has(panel.sides[state.side].at[i])) { clearFilter(); open(n); }
+  mark($("listing"));
+  $("panel").innerHTML = panel.html(i);
+  $("panel").hidden = false;
+  $("panel").scrollTop = 0;
+  document.body.classList.add("panelled");
+  const chosen = drawn.get(n).body.querySelector(`.row[data-i="${i}"][data-side="${state.side}"]`);
+  if (scroll) chosen.scrollIntoView({ block: "nearest" });
+  if (scroll) reveal(chosen);
+  if (focus) chosen.focus({ preventScroll: true });
+  try { history.replaceState(null, "", `#i=${i}`); } catch { /* a page opened from a file may not */ }
+}
+
+// The panel and the column heads cover a part of the window.
+function reveal(element) {
+  const box = element.getBoundingClientRect(), low = innerHeight * 0.56;
+  if (box.bottom > low || box.top < 40) scrollBy(0, box.top - low / 2);
+}
+
+function deselect() {
+  state.selected = -1;
+  $("panel").hidden = true;
+  document.body.classList.remove("panelled");
+  mark($("listing"));
+}
+
+function clearFilter() {
+  $("filter").value = "";
+  $("only").checked = false;
+  state.filter = null;
+  state.only = false;
+  redraw();
+}
+
+function step(by) {
+  const n = panel.block[panel.sides[state.side].at[state.selected]];
+  const rows = [...document.querySelectorAll(`details.block[open]:not([hidden]) .row[data-side="${state.side}"]`)];
+  const here = rows.findIndex((r) => Number(r.dataset.i) === state.selected);
+  const next = rows[here + by];
+  if (n >= 0 && next) select(Number(next.dataset.i), { scroll: true, focus: true });
+}
+
+function hover(event) {
+  const r = event.target.closest?.(".row[data-i]");
+  for (const old of document.querySelectorAll(".row.hot")) old.classList.remove("hot");
+  for (const g of document.querySelectorAll("svg.gutter g:not(:empty)")) g.innerHTML = "";
+  if (!r) return;
+  const i = Number(r.dataset.i), block = drawn.get(Number(r.closest("details").dataset.n));
+  block.body.querySelectorAll(`.row[data-i="${i}"]`).forEach((twin) => twin.classList.add("hot"));
+  block.body.querySelector("svg.gutter g").innerHTML = connector(block.lines, i, "hot");
+}
+
+// ---- events
+
+function fromFragment() {
+  const found = /^#i=(\d+)$/.exec(location.hash);
+  if (found) select(Number(found[1]), { scroll: true });
+}
+
+function keys(event) {
+  const typing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.key === "Escape") { if (typing) event.target.blur(); else deselect(); return; }
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const focused = event.target.closest?.(".row[data-i]");
+  if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
+  else if ((event.key === "Enter" || event.key === " ") && focused) { event.preventDefault(); choose(focused); }
+  else if (/^Arrow(Up|Down)$/.test(event.key) && focused && state.selected >= 0) { event.preventDefault(); step(event.key === "ArrowDown" ? 1 : -1); }
+  else if (/^Arrow(Left|Right)$/.test(event.key) && focused) { state.side = event.key === "ArrowRight" ? 1 : 0; select(Number(focused.dataset.i), { scroll: true, focus: true }); }
+}
+
+function choose(r) {
+  state.side = Number(r.dataset.side);
+  select(Number(r.dataset.i), { focus: true });
+  reveal(r);
+}
+
+build();
+let pause = 0;
+$("filter").addEventListener("input", () => {
+  clearTimeout(pause);
+  pause = setTimeout(() => { state.filter = test($("filter").value); redraw(); }, 120);
+});
+$("only").addEventListener("change", () => { state.only = $("only").checked; redraw(); });
+$("open").addEventListener("click", () => blocks().forEach((d) => { d.open = true; }));
+$("close").addEventListener("click", () => blocks().forEach((d) => { d.open = false; }));
+$("copy").addEventListener("click", () => { navigator.clipboard?.writeText($("next").textContent); $("copy").textContent = "copied"; });
+$("listing").addEventListener("click", (event) => { const r = event.target.closest(".row[data-i]"); if (r) choose(r); });
+$("listing").addEventListener("mouseover", hover);
+$("panel").addEventListener("click", (event) => { if (event.target.closest("[data-close]")) deselect(); });
+document.querySelectorAll(".move").forEach((cell) => { cell.innerHTML = esc(cell.textContent).replace(/#(\d+)(?!;)/, (all, i) => `<a href="#i=${i}">${all}</a>`); });
+addEventListener("keydown", keys);
+addEventListener("hashchange", fromFragment);
+fromFragment();
+document.body.dataset.ready = "1";

@@ -1,0 +1,44 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_NAMES = {"us": "µs", "seconds": "s"}
+
+
+class Scale:
+    """Shows all values of one unit with one prefix, chosen by a typical value."""
+
+    def __init__(self, unit: str, typical: float) -> None:
+        unit = _NAMES.get(unit, unit)
+        self.factor, self.unit = 1.0, unit
+        if unit == "s" and 0 < typical < math.inf:
+            size, name = next((s for s in _SECONDS if typical >= s[0]), _SECONDS[-1])
+            self.factor, self.unit = 1 / size, name
+
+    def number(self, value: float) -> str:
+        """The value alone."""
+        scaled = value * self.factor
+        if not math.isfinite(scaled):
+            return "failed"
+        return f"{scaled:,.0f}" if abs(scaled) >= 10_000 else f"{scaled:.5g}"
+
+    def __call__(self, value: float) -> str:
+        """The value with its unit."""
+        if not math.isfinite(value):
+            return "failed"
+        return f"{self.number(value)} {self.unit}".rstrip()
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About ``count`` round numbers from ``low`` to ``high``."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [n * step for n in range(first, last + 1)]

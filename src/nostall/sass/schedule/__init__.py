@@ -1,0 +1,6 @@
+"""What an order can become: moves, their legality, and the search space they span."""
+
+from nostall.sass.schedule.space import ScheduleSpace
+from nostall.sass.schedule.state import Schedule
+
+__all__ = ["Schedule", "ScheduleSpace"]

@@ -1,0 +1,399 @@
+"""Scan one block in its original order and collect the constraints between its instructions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from nostall.sass.program import queues
+from nostall.sass.program.instruction import Instruction
+from nostall.sass.program.opcodes import Does, Pipe
+from nostall.sass.safety.latency import WAITER_GAP, Floors, Kind
+
+_SPACES = (
+    (Does.READ_GLOBAL, Does.WRITE_GLOBAL),
+    (Does.READ_SHARED, Does.WRITE_SHARED),
+    (Does.READ_LOCAL, Does.WRITE_LOCAL),
+)
+_NEAR_WALLS = 8
+"""How many walls back distances are kept; each issues at least a cycle after the one before."""
+_WAW_CHAIN = 40
+"""Cycles of chained writes after which an earlier writer of a register has surely written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something a block leaves in flight: which registers, and the scoreboards that end it."""
+
+    index: int
+    is_result: bool
+    registers: frozenset[int]
+    boards: int
+    fixed: bool
+    ceiling: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """A variable-latency result, or late-read sources, of this block.
+
+    ``proofs`` maps a scoreboard to the instruction whose completion it announces: the item's own,
+    or a later one of the same in-order queue.  ``waiter`` is set once it was waited for.
+    """
+
+    instruction: Instruction
+    is_result: bool
+    registers: frozenset[int]
+    proofs: dict[int, int]
+    waiter: int | None = None
+
+
+@dataclass(slots=True)
+class BoardUse:
+    """Which scoreboards could be replaced by others.
+
+    ``waiters``: (instruction, write board?) -> the instructions whose wait relies on that board.
+    ``locked``: boards of instructions that something outside the block relies on.  ``special``
+    and ``entry``: masks of boards used asynchronously, and relied on from before the block;
+    ``unknown_entry``: something in flight at the start has no scoreboard of its own.
+    """
+
+    waiters: dict[tuple[int, bool], set[int]] = field(default_factory=lambda: defaultdict(set[int]))
+    locked: set[tuple[int, bool]] = field(default_factory=set[tuple[int, bool]])
+    special: int = 0
+    entry: int = 0
+    unknown_entry: bool = False
+
+
+@dataclass(slots=True)
+class BlockScan:
+    """The constraints of one block; instruction numbers are original indices."""
+
+    order: Sequence[Instruction]
+    sm: int
+    floors: Floors
+    edges: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    after_start: dict[int, int] = field(default_factory=dict[int, int])
+    before_end: dict[int, int] = field(default_factory=dict[int, int])
+    leftovers: dict[Leftover, int] = field(default_factory=dict[Leftover, int])
+    waited: int = 0
+    length: int = 0
+    issue: dict[int, int] = field(default_factory=dict[int, int])
+    waits: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    boards: BoardUse = field(default_factory=lambda: BoardUse())
+
+    def edge(self, first: int, second: int, cycles: int = 1) -> None:
+        """``second`` issues at least ``cycles`` after ``first``."""
+        if first != second:
+            key = (first, second)
+            self.edges[key] = max(cycles, self.edges.get(key, 1))
+
+    def apart(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> None:
+        """Keep a fixed-latency pair as far apart as it is, or as far as is usual."""
+        usual = self.floors.usual(first, second, register, kind)
+        now = self.issue[second.index] - self.issue[first.index]
+        self.edge(first.index, second.index, max(1, min(now, usual)))
+
+    def protect_entry(self, arriving: dict[Leftover, int]) -> None:
+        """Instructions keep the protection they have against what is in flight at the start."""
+        touching: dict[int, list[tuple[Leftover, int]]] = defaultdict(list)
+        for item, since in arriving.items():
+            self.boards.entry |= item.boards
+            self.boards.unknown_entry |= not item.fixed and not item.boards
+            for register in item.registers:
+                touching[register].append((item, since))
+        for instruction in self.order:
+            defs = frozenset(instruction.defs)
+            for register in {*instruction.uses, *defs}:
+                for item, since in touching.get(register, ()):
+                    if item.is_result or register in defs:
+                        self._protect(instruction, item, since)
+
+    def _protect(self, instruction: Instruction, item: Leftover, since: int) -> None:
+        here = instruction.index
+        if item.fixed:
+            need = min(self.issue[here], item.ceiling - since)
+            self.after_start[here] = max(need, self.after_start.get(here, 0))
+            return
+        earlier = [(at, mask) for at, mask in self.waits if self.issue[at] <= self.issue[here]]
+        own = [at for at, mask in earlier if mask & item.boards]
+        for at in own[:1] or [at for at, _ in earlier]:
+            self.edge(at, here)
+
+
+def scan(
+    order: Sequence[Instruction], sm: int, floors: Floors, pinned: frozenset[int]
+) -> BlockScan:
+    """Collect the constraints inside a block (``protect_entry`` adds those from outside)."""
+    found = BlockScan(order, sm, floors)
+    now = 0
+    for instruction in order:
+        found.issue[instruction.index] = now
+        now += instruction.control.stall
+    found.length = now
+    _registers(found)
+    _memory(found)
+    _walls(found, pinned)
+    _counted_boards(found)
+    return found
+
+
+def _registers(found: BlockScan) -> None:
+    """Register dependences with their protections."""
+    tracker = _Tracker(found)
+    for instruction in found.order:
+        tracker.wait(instruction)
+        tracker.touch(instruction)
+        tracker.issue(instruction)
+    tracker.finish()
+
+
+class _Tracker:
+    """Follows writers, readers and open items through a block."""
+
+    def __init__(self, found: BlockScan) -> None:
+        self.found = found
+        self.sm = found.sm
+        self.by_index = {i.index: i for i in found.order}
+        self.open: list[_Open] = []
+        self.items: dict[int, list[_Open]] = defaultdict(list)
+        self.writers: dict[int, list[Instruction]] = defaultdict(list)
+        self.past: dict[int, list[Instruction]] = defaultdict(list)
+        self.readers: dict[int, list[Instruction]] = defaultdict(list)
+
+    def wait(self, instruction: Instruction) -> None:
+        mask = instruction.control.wait
+        for board in _drained(instruction):
+            mask |= 1 << board
+        if not mask:
+            return
+        self.found.waits.append((instruction.index, mask))
+        self.found.waited |= mask
+        here = instruction.index
+        still: list[_Open] = []
+        for item in self.open:
+            boards = [board for board in item.proofs if mask >> board & 1]
+            if not boards:
+                still.append(item)
+                continue
+            item.waiter = here
+            cover = item.proofs[boards[0]]
+            self.found.edge(item.instruction.index, here, WAITER_GAP)
+            self.found.edge(item.instruction.index, cover)
+            self.found.edge(cover, here, WAITER_GAP)
+            for key in self._fields(cover, boards[0]):
+                self.found.boards.waiters[key].add(here)
+        self.open = still
+
+    def _fields(self, index: int, board: int) -> Iterator[tuple[int, bool]]:
+        """The control fields of an instruction that hold ``board``."""
+        control = self.by_index[index].control
+        if control.write_sb == board:
+            yield index, True
+        if control.read_sb == board:
+            yield index, False
+
+    def touch(self, instruction: Instruction) -> None:
+        for register in instruction.uses:
+            for writer in self.writers[register]:
+                self._after(writer, instruction, register, "RAW")
+            self._protected(instruction, register, of_sources=False)
+        for register in instruction.defs:
+            for writer in (*self.writers[register], *self.past[register]):
+                self._after(writer, instruction, register, "WAW")
+            for reader in self.readers[register]:
+                if self._reads_long(reader):
+                    self.found.apart(reader, instruction, register, "WAR")
+                else:
+                    self.found.edge(reader.index, instruction.index)
+            self._protected(instruction, register, of_sources=True)
+
+    def _after(
+        self, writer: Instruction, instruction: Instruction, register: int, kind: Kind
+    ) -> None:
+        if writer.row.fixed(self.sm):
+            self.found.apart(writer, instruction, register, kind)
+        else:
+            self.found.edge(writer.index, instruction.index)
+
+    def _reads_long(self, reader: Instruction) -> bool:
+        """Matrix units read their sources for some cycles after issue."""
+        return reader.row.pipe is Pipe.MMA and reader.row.fixed(self.sm)
+
+    def _protected(self, instruction: Instruction, register: int, *, of_sources: bool) -> None:
+        """The waits that make ``register`` safe to touch must stay in front."""
+        for item in self.items[register]:
+            if (item.is_result or of_sources) and item.waiter is not None:
+                self.found.edge(item.waiter, instruction.index)
+                self.found.edge(item.instruction.index, instruction.index)
+
+    def issue(self, instruction: Instruction) -> None:
+        self._cover(instruction)
+        for register in instruction.uses:
+            self.readers[register].append(instruction)
+        for register in instruction.defs:
+            if instruction.is_guarded:
+                self.writers[register].append(instruction)
+                continue
+            self.past[register] = self._recent(register, instruction)
+            self.writers[register] = [instruction]
+            self.readers[register] = [r for r in self.readers[register] if self._reads_long(r)][-4:]
+            self.items[register] = [i for i in self.items[register] if i.waiter is None]
+        control = instruction.control
+        if instruction.row.fixed(self.sm) and control.write_sb > 5:
+            return
+        own = queues.result_boards(instruction)
+        write = {board: instruction.index for board in range(6) if own >> board & 1}
+        read = {control.read_sb: instruction.index} if control.read_sb < 6 else {}
+        self._open(instruction, True, frozenset(instruction.defs), dict(write))
+        late = frozenset(queues.late_sources(instruction, self.sm))
+        self._open(instruction, False, late, {**write, **read})
+
+    def _open(
+        self,
+        instruction: Instruction,
+        is_result: bool,
+        concerned: frozenset[int],
+        proofs: dict[int, int],
+    ) -> None:
+        if not concerned:
+            return
+        item = _Open(instruction, is_result, concerned, proofs)
+        self.open.append(item)
+        for register in concerned:
+            self.items[register].append(item)
+
+    def _recent(self, register: int, instruction: Instruction) -> list[Instruction]:
+        """Earlier fixed-latency writers that the next writer might still be too close to."""
+        now = self.found.issue[instruction.index]
+        known = [*self.past[register], *self.writers[register]]
+        return [
+            w
+            for w in known[-6:]
+            if w.row.fixed(self.sm) and now - self.found.issue[w.index] < 2 * _WAW_CHAIN
+        ]
+
+    def _cover(self, instruction: Instruction) -> None:
+        """A later instruction of an in-order queue covers the open items before it."""
+        control = instruction.control
+        mine = queues.source_queue(instruction, self.sm)
+        if not mine:
+            return
+        results = queues.result_queue(instruction, self.sm)
+        for item in self.open:
+            other = item.instruction
+            boards: tuple[int, ...]
+            if not item.is_result and queues.source_queue(other, self.sm) == mine:
+                boards = (control.write_sb, control.read_sb)
+            elif item.is_result and results and queues.result_queue(other, self.sm) == results:
+                boards = (control.write_sb,)
+            else:
+                continue
+            for board in boards:
+                if board < 6:
+                    item.proofs.setdefault(board, instruction.index)
+
+    def finish(self) -> None:
+        found, end = self.found, self.found.length
+        for item in self.open:
+            control = item.instruction.control
+            boards = queues.result_boards(item.instruction)
+            if not item.is_result and control.read_sb < 6:
+                boards |= 1 << control.read_sb
+            key = Leftover(item.instruction.index, item.is_result, item.registers, boards, False, 0)
+            since = end - found.issue[item.instruction.index]
+            found.leftovers[key] = since if item.is_result else 0
+            for board, cover in item.proofs.items():
+                found.edge(item.instruction.index, cover)
+                found.boards.locked.update(self._fields(cover, board))
+        for instruction in found.order:
+            self._keep_from_end(instruction)
+
+    def _keep_from_end(self, instruction: Instruction) -> None:
+        found, index = self.found, instruction.index
+        since = found.length - found.issue[index]
+        if instruction.row.fixed(self.sm):
+            ceiling = found.floors.ceiling(instruction)
+            if instruction.defs:
+                found.before_end[index] = min(since, ceiling)
+                if since < ceiling:
+                    key = Leftover(index, True, frozenset(instruction.defs), 0, True, ceiling)
+                    found.leftovers[key] = since
+        elif instruction.control.write_sb < 6 or instruction.control.read_sb < 6:
+            found.before_end[index] = min(since, WAITER_GAP)
+        if instruction.defs and not instruction.row.fixed(self.sm):
+            found.before_end[index] = max(found.before_end.get(index, 0), min(since, WAITER_GAP))
+
+
+def _memory(found: BlockScan) -> None:
+    """Accesses to one space keep their order unless both read."""
+    for read, write in _SPACES:
+        writer: int | None = None
+        readers: list[int] = []
+        for instruction in found.order:
+            does, here = instruction.does, instruction.index
+            if does & (write | Does.FENCE):
+                for earlier in (*readers, *([writer] if writer is not None else [])):
+                    found.edge(earlier, here)
+                writer, readers = here, []
+            elif does & read:
+                if writer is not None:
+                    found.edge(writer, here)
+                readers.append(here)
+
+
+def _walls(found: BlockScan, pinned: frozenset[int]) -> None:
+    """Nothing crosses a wall, nor comes closer to it than compilers let it."""
+    walls: list[Instruction] = []
+    since: list[Instruction] = []
+    for instruction in found.order:
+        for wall in walls[-_NEAR_WALLS:]:
+            _near(found, wall, instruction, found.floors.after_wall(wall, instruction))
+        if instruction.is_wall or instruction.index in pinned:
+            for earlier in since:
+                _near(found, earlier, instruction, found.floors.before_wall(earlier, instruction))
+            walls.append(instruction)
+            since = [instruction]
+        else:
+            since.append(instruction)
+
+
+def _near(found: BlockScan, first: Instruction, second: Instruction, cycles: int) -> None:
+    now = found.issue[second.index] - found.issue[first.index]
+    found.edge(first.index, second.index, max(1, min(now, cycles)))
+
+
+def _counted_boards(found: BlockScan) -> None:
+    """Scoreboards of asynchronous operations, and those that DEPBAR counts: every instruction
+    that sets or waits for one keeps its place among the others."""
+    special = 0
+    for instruction in found.order:
+        control = instruction.control
+        if instruction.is_wall:
+            special |= sum(1 << b for b in (control.write_sb, control.read_sb) if b < 6)
+        if instruction.base == "DEPBAR":
+            special |= sum(1 << int(o[2:]) for o in instruction.operands if o.startswith("SB"))
+    found.boards.special = special
+    for board in range(6):
+        last: int | None = None
+        for instruction in found.order:
+            if special >> board & 1 and _uses_board(instruction, board):
+                if last is not None:
+                    found.edge(last, instruction.index)
+                last = instruction.index
+
+
+def _uses_board(instruction: Instruction, board: int) -> bool:
+    control = instruction.control
+    return bool(control.wait >> board & 1) or board in (control.write_sb, control.read_sb)
+
+
+def _drained(instruction: Instruction) -> Iterator[int]:
+    """Scoreboards that a DEPBAR drains completely."""
+    if instruction.base == "DEPBAR":
+        text = " ".join(instruction.operands)
+        if text.startswith("SB") and (len(instruction.operands) < 2 or " 0x0" in text):
+            yield int(text[2])
+        inside = text.partition("{")[2].partition("}")[0]
+        yield from (int(d) for d in inside.split(",") if d.strip().isdigit())

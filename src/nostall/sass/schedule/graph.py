@@ -1,0 +1,162 @@
+"""What every legal schedule of a function must respect, derived once from the original.
+
+Per block: edges (first, second, cycles) that say "second issues at least so many cycles after
+first", the least distance of instructions from the block's start and end, and which neighbours
+may follow each other how closely.  The verifier does not use this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nostall.sass.program.opcodes import Pipe
+from nostall.sass.program.program import Function
+from nostall.sass.program.slots import slot_register
+from nostall.sass.safety.latency import Floors
+from nostall.sass.schedule.dependences import BlockScan, BoardUse, Leftover, scan
+
+Ints = NDArray[np.int32]
+_PIPES = {pipe: number for number, pipe in enumerate(Pipe)}
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """Constraints of one block, in local numbers (original index minus ``start``).
+
+    Edges into instruction l: from ``first[into[l] : into[l + 1]]``, at least ``cycles`` later.
+    ``after_start`` and ``before_end``: least cycles from the block's start to the instruction, and
+    from the instruction to the block's end.
+    """
+
+    start: int
+    end: int
+    into: Ints
+    first: Ints
+    cycles: Ints
+    after_start: Ints
+    before_end: Ints
+    boards: BoardUse
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Constraints of a function; ``fixed`` marks instructions whose control must not change and
+    that nothing may cross; ``memory`` marks global, shared and local accesses; ``drains`` marks
+    DEPBAR, which may wait at once; ``pipe`` and ``gap`` give the least stall between neighbours."""
+
+    blocks: tuple[BlockGraph, ...]
+    block_of: Ints
+    fixed: NDArray[np.bool_]
+    memory: NDArray[np.bool_]
+    drains: NDArray[np.bool_]
+    pipe: Ints
+    gap: Ints
+    next_original: Ints
+    stall_original: Ints
+    slots: Ints
+    edge_count: int
+
+
+def build(function: Function, sm: int) -> Graph:
+    """Derive the constraints of ``function`` (in its original order)."""
+    floors = Floors.of(sm)
+    n = len(function.instructions)
+    scans = [
+        scan(function.instructions[b.start : b.end], sm, floors, function.pinned)
+        for b in function.blocks
+    ]
+    arrivals = _arrivals(function, sm, floors, scans)
+    blocks: list[BlockGraph] = []
+    for block, found, arriving in zip(function.blocks, scans, arrivals, strict=True):
+        found.protect_entry(arriving)
+        blocks.append(_pack(block.start, block.end, found))
+    fixed = np.array(
+        [i.is_wall or i.index in function.pinned for i in function.instructions], dtype=np.bool_
+    )
+    following = np.full(n, -1, dtype=np.int32)
+    for block in function.blocks:
+        following[block.start : block.end - 1] = np.arange(block.start + 1, block.end)
+    return Graph(
+        blocks=tuple(blocks),
+        block_of=np.array(function.block_of, dtype=np.int32),
+        fixed=fixed,
+        memory=np.array(
+            [i.row.pipe is Pipe.LSU and not i.is_wall for i in function.instructions],
+            dtype=np.bool_,
+        ),
+        drains=np.array([i.base == "DEPBAR" for i in function.instructions], dtype=np.bool_),
+        pipe=np.array([_PIPES[i.row.pipe] for i in function.instructions], dtype=np.int32),
+        gap=_gaps(function, floors),
+        next_original=following,
+        stall_original=np.array([i.control.stall for i in function.instructions], dtype=np.int32),
+        slots=_slots(function),
+        edge_count=sum(len(b.first) for b in blocks),
+    )
+
+
+def _pack(start: int, end: int, found: BlockScan) -> BlockGraph:
+    edges = sorted((b - start, a - start, d) for (a, b), d in found.edges.items())
+    table = np.array(edges, dtype=np.int32).reshape(-1, 3)
+    into = np.searchsorted(table[:, 0], np.arange(end - start + 1)).astype(np.int32)
+    return BlockGraph(
+        start,
+        end,
+        into,
+        np.ascontiguousarray(table[:, 1]),
+        np.ascontiguousarray(table[:, 2]),
+        np.array([found.after_start.get(i, 0) for i in range(start, end)], dtype=np.int32),
+        np.array([found.before_end.get(i, 0) for i in range(start, end)], dtype=np.int32),
+        found.boards,
+    )
+
+
+def _arrivals(
+    function: Function, sm: int, floors: Floors, scans: list[BlockScan]
+) -> list[dict[Leftover, int]]:
+    """What may be in flight when each block begins (item -> cycles since issue, at least)."""
+    arriving: list[dict[Leftover, int]] = [{} for _ in scans]
+    todo = list(range(len(scans)))
+    while todo:
+        number = todo.pop()
+        found = scans[number]
+        leaving = dict(found.leftovers)
+        for item, since in arriving[number].items():
+            later = since + found.length
+            if item.boards & found.waited or (item.fixed and later >= item.ceiling):
+                continue
+            leaving[item] = min(later, leaving.get(item, 64), 64)
+        for successor in function.blocks[number].succ:
+            into = arriving[successor]
+            worse = {k: v for k, v in leaving.items() if v < into.get(k, 65)}
+            if worse:
+                into.update(worse)
+                todo.append(successor)
+    return arriving
+
+
+def _gaps(function: Function, floors: Floors) -> Ints:
+    """Least stall between neighbours, by pipe of the first and pipe of the second."""
+    sample = {i.row.pipe: i for i in function.instructions}
+    table = np.full((len(_PIPES), len(_PIPES)), 2, dtype=np.int32)
+    for a, first in sample.items():
+        for b, second in sample.items():
+            table[_PIPES[a], _PIPES[b]] = floors.issue_gap(first, second)
+    return table
+
+
+def _slots(function: Function) -> Ints:
+    """[n, 4]: the general register in operand slots a, b, c (-1: none), and whether the
+    instruction overwrites one of them (bit mask)."""
+    table = np.full((len(function.instructions), 4), -1, dtype=np.int32)
+    for instruction in function.instructions:
+        overwritten = 0
+        for slot in range(3):
+            register = slot_register(instruction, slot)
+            if register is not None:
+                table[instruction.index, slot] = register
+                overwritten |= (register in instruction.defs) << slot
+        table[instruction.index, 3] = overwritten
+    return table

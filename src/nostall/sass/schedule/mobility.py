@@ -1,0 +1,44 @@
+"""How much of a kernel can move, and what pins the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from nostall.sass.schedule.moves import Slide
+from nostall.sass.schedule.space import ScheduleSpace
+
+
+@dataclass(frozen=True)
+class Mobility:
+    """Instructions with at least one legal slide in the present schedule; the others by cause."""
+
+    total: int
+    movable: int
+    pins: dict[str, int]
+
+    @property
+    def share(self) -> float:
+        """Part of all instructions that can move."""
+        return self.movable / self.total if self.total else 0.0
+
+
+def mobility(space: ScheduleSpace) -> Mobility:
+    """Try every slide of every instruction of the start schedule."""
+    state = space.start()
+    movable = {move.index for move in space.moves(state) if isinstance(move, Slide)}
+    pins: Counter[str] = Counter()
+    for instruction in space.function.instructions:
+        if instruction.index in movable:
+            continue
+        if instruction.index in space.function.pinned:
+            pins["offset recorded in an unknown layout"] += 1
+        elif not instruction.known:
+            pins["opcode without a row"] += 1
+        elif instruction.base == "NOP" or instruction.text == "NOP":
+            pins["padding and NOP"] += 1
+        elif instruction.is_wall:
+            pins["barrier, branch or asynchronous operation"] += 1
+        else:
+            pins["held by dependences and latencies"] += 1
+    return Mobility(len(space.function.instructions), len(movable), dict(pins))

@@ -1,0 +1,234 @@
+"""Every command as a user runs it, from the examples of the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import (
+    EXAMPLES,
+    LAUNCH,
+    NVCC,
+    SMALL,
+    command,
+    environment,
+    nostall,
+    refused,
+)
+
+ESCAPE = "\x1b["
+
+
+def tune(out: Path, *more: object, budget: int = 50) -> list[object]:
+    return ["tune", SMALL, "--launch", LAUNCH, "--evaluations", budget, "--out", out, *more]
+
+
+def status(run: Path) -> str:
+    return str(json.loads((run / "run.json").read_text())["status"])
+
+
+def test_the_entry_point_itself() -> None:
+    script = Path(sys.executable).parent / "nostall"
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    for verb in ("doctor", "inspect", "tune", "verify", "report"):
+        assert verb in done.stdout
+    done = subprocess.run([script, "verify", "/nothing"], capture_output=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith(b"nostall: ")
+
+
+def test_doctor() -> None:
+    done = nostall("doctor")
+    assert done.code == 0 and "nvdisasm" in done.out and "Ready" in done.out
+    checks = {check["part"]: check for check in nostall("doctor", "--format", "json").json}
+    assert checks["nvdisasm"]["ok"] and checks["nvdisasm"]["needed"]
+
+
+def test_inspect() -> None:
+    done = nostall("inspect", SMALL)
+    assert done.code == 0 and done.err == ""
+    assert "sm_90" in done.out and "with a legal slide" in done.out and "holds" in done.out
+    facts = nostall("inspect", SMALL, "--format", "json").json
+    assert facts["kernel"] == "transpose" and facts["architecture"] == "sm_90"
+    assert facts["safe"] is True and facts["findings"] == []
+    assert 0 < facts["movable"] < facts["instructions"]
+    assert facts["movable"] + sum(facts["pins"].values()) == facts["instructions"]
+    assert sum(facts["pipes"].values()) == facts["instructions"]
+
+
+def test_inspect_prints_every_instruction() -> None:
+    facts = nostall("inspect", SMALL, "--format", "json").json
+    lines = nostall("inspect", SMALL, "--listing").out.splitlines()
+    listed = [line for line in lines if line[:6].strip("0123456789abcdef") == "" and line[:6]]
+    assert len(listed) == facts["instructions"]
+    assert any("LDG" in line for line in listed) and any("EXIT" in line for line in listed)
+
+
+def test_inspect_chooses_a_kernel_and_an_image() -> None:
+    several = NVCC / "atomics.fatbin"
+    assert "choose one with --arch" in refused(nostall("inspect", several))
+    assert "name one of: " in refused(nostall("inspect", several, "--arch", "sm_80"))
+    chosen = ["--arch", "sm_90", "--kernel", "spin_lock", "--format", "json"]
+    facts = nostall("inspect", several, *chosen).json
+    assert (facts["kernel"], facts["architecture"]) == ("spin_lock", "sm_90")
+
+
+def test_verify() -> None:
+    done = nostall("verify", SMALL)
+    assert done.code == 0 and done.out.startswith("safe: ")
+    assert nostall("verify", SMALL, SMALL).code == 0
+    other = EXAMPLES / "nvcc" / "dot_product.sm_90.cubin"
+    report = nostall("verify", SMALL, other, "--format", "json")
+    assert report.code == 1 and report.json["safe"] is False and report.json["findings"]
+
+
+def test_verify_refuses_a_changed_control_word(tmp_path: Path) -> None:
+    """All waits removed: nothing protects the loads any more."""
+    from nostall.sass.binary.cubin import Cubin
+    from nostall.sass.binary.encoding import WAIT
+
+    data = bytearray(SMALL.read_bytes())
+    text = Cubin.parse(bytes(data)).texts[0]
+    for at in range(text.at, text.at + text.size, 16):
+        word = int.from_bytes(data[at : at + 16], "little") & ~WAIT.mask
+        data[at : at + 16] = word.to_bytes(16, "little")
+    bad = tmp_path / "bad.cubin"
+    bad.write_bytes(data)
+    for args in ([SMALL, bad], [bad]):
+        done = nostall("verify", *args)
+        assert done.code == 1 and "REFUSED" in done.out and "reason" in done.out
+    quiet = nostall("verify", SMALL, bad, "--quiet")
+    assert quiet.code == 1 and len(quiet.out.splitlines()) == 1
+
+
+def test_verify_reads_fatbins() -> None:
+    fat, plain = NVCC / "atomics.fatbin", NVCC / "atomics.plain.fatbin"
+    assert nostall("verify", fat, plain, "--arch", "sm_80").code == 0
+    assert nostall("verify", fat, NVCC / "atomics.sm_80.cubin", "--arch", "sm_80").code == 0
+    refused(nostall("verify", fat))
+
+
+def test_tune_a_cubin(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = nostall(*tune(out))
+    assert done.code == 0, done.err
+    assert "modelled" in done.out and "verifier: safe" in done.out
+    assert done.out.splitlines()[-1] == (
+        f"next:     nostall verify {out / 'original.cubin'} {out / 'best.cubin'}"
+    )
+    assert (out / "original.cubin").read_bytes() == SMALL.read_bytes()
+    assert status(out) == "done"
+    assert len((out / "trials.csv").read_text().splitlines()) > 40
+    assert "<html" in (out / "report.html").read_text()
+    assert not [p for p in out.iterdir() if p.name.startswith(".")]
+    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+    again = tmp_path / "again"
+    result = nostall(*tune(again, "--format", "json")).json
+    assert (again / "best.cubin").read_bytes() == (out / "best.cubin").read_bytes()
+    assert result["kind"] == "modelled" and result["ratio"] >= 1.0 and result["verdict"]["safe"]
+
+
+def test_the_report_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert nostall(*tune(out, "--quiet")).code == 0
+    (out / "report.html").unlink()
+    done = nostall("report", out)
+    assert done.code == 0 and "report.html" in done.out
+    assert (out / "report.html").stat().st_size > 1000
+
+
+def test_a_run_is_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = nostall(*tune(out, "--format", "json", budget=40)).json
+    done = nostall("tune", "--resume", out, "--evaluations", 120, "--format", "json")
+    assert done.code == 0, done.err
+    assert done.json["evaluations"] > first["evaluations"]
+    assert done.json["best"] <= first["best"]
+    assert status(out) == "done"
+    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+
+
+def test_tune_an_image_of_a_fatbin(tmp_path: Path) -> None:
+    launch = tmp_path / "spec.toml"
+    launch.write_text("grid = [8, 1, 1]\nblock = [128, 1, 1]\n")
+    out = tmp_path / "run"
+    options = ["--arch", "sm_80", "--kernel", "scoped_atomics", "--launch", launch]
+    done = nostall("tune", NVCC / "atomics.fatbin", *options, "--evaluations", 20, "--out", out)
+    assert done.code == 0, done.err
+    assert (out / "original.cubin").read_bytes() == (NVCC / "atomics.sm_80.cubin").read_bytes()
+
+
+def test_tune_a_triton_kernel(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    out = tmp_path / "run"
+    target = f"{EXAMPLES / 'softmax.py'}:softmax"
+    done = nostall("tune", target, "--evaluations", 50, "--out", out, "--format", "json")
+    assert done.code == 0, done.err
+    assert done.json["verdict"]["safe"] and done.json["evaluations"] >= 50
+    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+
+
+def interrupted(args: list[object], ready: Path) -> subprocess.CompletedProcess[str]:
+    """The command after Ctrl-C, sent once ``ready`` is there."""
+    process = subprocess.Popen(
+        command(*args),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not ready.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def test_control_c_keeps_the_best(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = interrupted(tune(out, budget=100_000_000), out / "trials.csv")
+    assert done.returncode == 0, done.stderr
+    assert "stopped: interrupted" in done.stdout and "Traceback" not in done.stderr
+    assert status(out) == "interrupted"
+    assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
+    more = nostall("tune", "--resume", out, "--seconds", 2, "--format", "json")
+    assert more.code == 0, more.err
+    assert status(out) == "done"
+
+
+def test_colour_and_its_absence() -> None:
+    assert ESCAPE in nostall("doctor", FORCE_COLOR="1").out
+    done = nostall("doctor", NO_COLOR="1")
+    assert done.code == 0 and ESCAPE not in done.out
+    assert ESCAPE not in nostall("inspect", SMALL, "--listing").out
+
+
+def test_output_into_a_terminal_that_knows_ascii_only() -> None:
+    done = nostall("inspect", SMALL, PYTHONIOENCODING="ascii")
+    assert done.code == 0 and done.out.isascii()
+
+
+def test_a_reader_that_goes_away() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(
+            command("inspect", SMALL, "--listing"),
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            check=False,
+        )
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,219 @@
+"""Bad input and missing parts: one clear line, the right exit code, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import LAUNCH, NVCC, SMALL, nostall, refused
+from tests.unit.cubin_builder import Part, elf, text
+
+GOOD = SMALL.read_bytes()
+
+
+def patched(at: int, form: str, value: int) -> bytes:
+    out = bytearray(GOOD)
+    struct.pack_into(form, out, at, value)
+    return bytes(out)
+
+
+HEADERS = struct.unpack_from("<Q", GOOD, 40)[0]
+FILES = {
+    "empty": (b"", "not an ELF file"),
+    "text": (b"#!/usr/bin/env python3\n", "not an ELF file"),
+    "header": (GOOD[:50], "truncated"),
+    "truncated": (GOOD[: len(GOOD) // 2], "truncated"),
+    "amd": (elf(text(), machine=224), "machine 224"),
+    "without_text": (elf(Part(".nv.info", 0x70000000)), "no machine code"),
+    "absurd_size": (patched(HEADERS + 64 * 3 + 32, "<Q", 1 << 60), "claims bytes"),
+    "absurd_count": (patched(60, "<H", 0xFFFF), "do not fit"),
+    "absurd_table": (patched(40, "<Q", (1 << 64) - 64), "do not fit"),
+    "fatbin": (bytes.fromhex("50ed55ba") + b"\xff" * 60, "cuobjdump"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_cannot_be_read(name: str, tmp_path: Path) -> None:
+    data, said = FILES[name]
+    path = tmp_path / f"{name}.cubin"
+    path.write_bytes(data)
+    line = refused(nostall("verify", path))
+    assert said in line and str(path) in line
+
+
+def test_tune_and_inspect_refuse_them_as_well(tmp_path: Path) -> None:
+    path, out = tmp_path / "x.cubin", tmp_path / "run"
+    path.write_bytes(FILES["truncated"][0])
+    assert "truncated" in refused(nostall("inspect", path))
+    assert "truncated" in refused(nostall("tune", path, "--out", out, "--evaluations", 5))
+    assert not out.exists()
+
+
+def test_a_host_program() -> None:
+    program = Path(os.path.realpath(sys.executable))
+    assert "machine" in refused(nostall("verify", program))
+
+
+@pytest.mark.parametrize("path", sorted(NVCC.glob("refused*.cubin")), ids=lambda p: p.stem)
+def test_an_unsupported_architecture(path: Path, tmp_path: Path) -> None:
+    line = refused(nostall("tune", path, "--launch", LAUNCH, "--out", tmp_path / "run"))
+    assert "supported are sm_75" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify", "tune"])
+def test_missing_files_and_folders(verb: str, tmp_path: Path) -> None:
+    assert "No such file" in refused(nostall(verb, tmp_path / "nothing.cubin", cwd=tmp_path))
+    assert "directory" in refused(nostall(verb, tmp_path, cwd=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_second_file_of_verify_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "other.cubin"
+    other.write_bytes(GOOD[:100])
+    assert str(other) in refused(nostall("verify", SMALL, other))
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify", "tune"])
+def test_without_nvdisasm(verb: str, tmp_path: Path) -> None:
+    more = ["--launch", LAUNCH, "--out", tmp_path / "run"] if verb == "tune" else []
+    done = nostall(verb, SMALL, *more, NOSTALL_NVDISASM="/nonexistent")
+    assert "NOSTALL_NVDISASM" in refused(done, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_without_nvdisasm() -> None:
+    done = nostall("doctor", NOSTALL_NVDISASM="/nonexistent")
+    assert done.code == 3
+    assert "MISSING" in done.out and "Traceback" not in done.err
+    assert done.err.startswith("nostall: nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--strategy", "magic"], "magic"),
+        (["--evaluations", "0"], "greater than 0"),
+        (["--evaluations", "-5"], "greater than 0"),
+        (["--seconds", "0"], "greater than 0"),
+        (["--seconds", "-1"], "greater than 0"),
+        (["--seconds", "nan"], "not a number"),
+        (["--seed", "-1", "--evaluations", "5"], "--seed is -1"),
+        (["--kernel", "nothing"], "no kernel 'nothing'"),
+        (["--launch", "nothing.toml"], "cannot read launch file"),
+    ],
+)
+def test_bad_options_of_tune(options: list[str], said: str, tmp_path: Path) -> None:
+    launch = [] if "--launch" in options else ["--launch", LAUNCH]
+    done = nostall("tune", SMALL, *launch, "--out", tmp_path / "run", *options, cwd=tmp_path)
+    assert said in refused(done)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tune_without_a_launch(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert "--launch" in refused(nostall("tune", SMALL, "--evaluations", 5, "--out", out))
+    assert not out.exists()
+
+
+def test_nothing_to_tune() -> None:
+    assert "nothing to tune" in refused(nostall("tune"))
+
+
+def test_a_launch_file_with_an_unknown_key(tmp_path: Path) -> None:
+    launch = tmp_path / "spec.toml"
+    launch.write_text("grid = [1, 1, 1]\ngird = 2\n")
+    done = nostall("tune", SMALL, "--launch", launch, "--out", tmp_path / "run")
+    assert "gird" in refused(done)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launch_file_that_is_nested_absurdly(tmp_path: Path) -> None:
+    launch = tmp_path / "spec.toml"
+    launch.write_text("a = " + "[" * 100_000)
+    refused(nostall("inspect", SMALL, "--launch", launch))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder(tmp_path: Path) -> None:
+    place = tmp_path / "locked"
+    place.mkdir(mode=0o500)
+    done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", place / "run")
+    assert "choose a writable directory" in refused(done)
+
+
+def test_an_out_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/nostall")):
+        done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", out)
+        assert "cannot write" in refused(done)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_files_of_the_user_in_the_out_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    refused(nostall("tune", SMALL, "--evaluations", 5, "--out", tmp_path))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    for name in (b"\xff\xfe.cubin", b"[red]:x:\n.cubin"):
+        refused(nostall("verify", tmp_path / os.fsdecode(name)))
+
+
+PYTHON = {
+    "no_kernel.py": ("", "names no kernel"),
+    "syntax.py:k": ("def k(:\n", "SyntaxError"),
+    "raises.py:k": ("raise ValueError('for\\nfun')\n", "ValueError"),
+    "exits.py:k": ("import sys\nsys.exit(0)\n", "SystemExit"),
+    "plain.py:k": ("def k():\n    pass\n", "not a @triton.jit function"),
+    "lacks.py:k": ("x = 1\n", "has no kernel 'k'"),
+}
+
+
+@pytest.mark.parametrize("target", PYTHON)
+def test_python_files(target: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    body, said = PYTHON[target]
+    (tmp_path / target.partition(":")[0]).write_text(body)
+    done = nostall("tune", tmp_path / target, "--out", tmp_path / "run")
+    assert said in refused(done)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_python_file_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    assert "there is no file" in refused(nostall("inspect", tmp_path / "nothing.py:k"))
+
+
+def test_an_architecture_that_is_none() -> None:
+    pytest.importorskip("triton")
+    done = nostall("inspect", SMALL.parents[1] / "softmax.py:softmax", "--arch", "hopper")
+    assert "architecture 'hopper'" in refused(done)
+
+
+def test_resume_and_report_of_what_is_no_run(tmp_path: Path) -> None:
+    assert "not a run directory" in refused(nostall("tune", "--resume", tmp_path))
+    assert "run" in refused(nostall("report", tmp_path))
+    (tmp_path / "run.json").write_text('{"schema_version": 99}')
+    assert "run.json" in refused(nostall("tune", "--resume", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "args", [["nothing"], ["verify"], ["verify", "a", "--format", "xml"], ["tune", "--seed", "x"]]
+)
+def test_usage_errors(args: list[str]) -> None:
+    done = nostall(*args)
+    assert done.code == 2
+    assert done.out == "" and "Traceback" not in done.err and done.err
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("mine")
+    done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", tmp_path)
+    assert "already holds a run" in refused(done)
+    assert (tmp_path / "run.json").read_text() == "mine"

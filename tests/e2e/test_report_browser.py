@@ -1,0 +1,145 @@
+"""The report page in a real browser: the script runs, the panel fills, nothing is fetched."""
+
+import html
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nostall.core import Run
+from nostall.report import write_report
+from nostall.report.loaded_run import load
+from nostall.search import make
+from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.source import compile_triton
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gemm_leakyrelu.py"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1400,1000",
+    "--virtual-time-budget=5000",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        if os.environ.get("NOSTALL_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"NOSTALL_REQUIRE_BROWSER=1 but none of {BROWSERS} is installed")
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("triton", reason="the run is made from a Triton example")
+    path = tmp_path_factory.mktemp("browser") / "run"
+    source = compile_triton(EXAMPLE, "gemm_leakyrelu@mma32", None, "sm_90")
+    settings = Settings("anneal", evaluations=300)
+    with Run.create(path, "nostall tune gemm.py:gemm_leakyrelu", describe(source, settings)) as run:
+        tune(source, make("anneal"), settings, run=run)
+    return write_report(path)
+
+
+def dom(browser: str, page: Path, tmp_path: Path, fragment: str = "", *flags: str) -> str:
+    """The page after its script ran, without the scripts themselves."""
+    profile = tmp_path / "profile"
+    command = [browser, *FLAGS, f"--user-data-dir={profile}", *flags, "--dump-dom"]
+    done = subprocess.run(
+        [*command, page.as_uri() + fragment], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)
+
+
+def body(text: str) -> str:
+    found = re.search(r"<body[^>]*>", text)
+    assert found, text[:500]
+    return found[0]
+
+
+def test_the_script_runs_and_draws_the_changed_blocks(
+    browser: str, report: Path, tmp_path: Path
+) -> None:
+    text = dom(browser, report, tmp_path)
+    assert 'data-ready="1"' in body(text)
+    assert "data-errors" not in body(text)
+    loaded = load(report.parent)
+    opened = text.count('<details class="block" data-n=')
+    assert opened == len(loaded.original.blocks)
+    assert len(re.findall(r'class="row[^"]*" role="option"', text)) > 100
+    assert re.search(r'<aside id="panel" hidden', text)
+
+
+def test_a_fragment_selects_an_instruction_and_fills_the_panel(
+    browser: str, report: Path, tmp_path: Path
+) -> None:
+    function = load(report.parent).original
+    index = next(i.index for i in function.instructions if i.base == "HMMA")
+    text = dom(browser, report, tmp_path, f"#i={index}")
+    assert "data-errors" not in body(text)
+    panel = text[text.index('<aside id="panel"') :]
+    shown = html.unescape(panel)
+    assert function.instructions[index].text.replace(".reuse", "") in shown
+    assert "needs (its sources come from)" in shown
+    assert "feeds (its results go to)" in shown
+    assert re.search(r"SB\d</b>", shown)
+    assert "cycles apart" in shown
+    assert "no protection found" not in shown
+    assert text.count('aria-selected="true"') == 2
+
+
+def test_clicks_keys_and_filter_work(browser: str, report: Path, tmp_path: Path) -> None:
+    """A copy of the page that uses itself: click, arrow down, filter, escape."""
+    script = """<script>{
+    const log = {};
+    const chosen = () => document.querySelector('.row.sel').dataset.i;
+    const key = (k) => document.activeElement.dispatchEvent(
+      new KeyboardEvent('keydown', { key: k, bubbles: true }));
+    const row = document.querySelectorAll('.row[data-side="1"]')[3];
+    const panelled = () => !document.getElementById('panel').hidden;
+    row.click(); log.clicked = chosen() === row.dataset.i && panelled();
+    key('ArrowDown'); log.stepped = chosen() !== row.dataset.i;
+    key('Escape'); log.closed = !panelled();
+    const box = document.getElementById('filter');
+    box.value = 'HMMA'; box.dispatchEvent(new Event('input'));
+    setTimeout(() => {
+      const rows = [...document.querySelectorAll('.block:not([hidden]) .row:not(.dim) .txt')];
+      log.filtered = rows.length > 0 && rows.every((r) => r.textContent.includes('HMMA'));
+      document.body.dataset.log = Object.entries(log).map(([k, v]) => k + '=' + v).join(' ');
+    }, 500);
+    }</script></body>"""
+    copy = tmp_path / "page.html"
+    copy.write_text(report.read_text().replace("</body>", script))
+    text = body(dom(browser, copy, tmp_path))
+    assert "data-errors" not in text
+    assert 'data-log="clicked=true stepped=true closed=true filtered=true"' in text
+
+
+def test_nothing_is_fetched(browser: str, report: Path, tmp_path: Path) -> None:
+    text = dom(browser, report, tmp_path, "#i=5")
+    assert not re.search(r'(?:src|href)="(?!#)', text)
+    assert "http://" not in text and "https://" not in text
+
+
+@pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0",)])
+def test_a_picture_can_be_taken(
+    browser: str, report: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    target = tmp_path / "page.png"
+    dom(browser, report, tmp_path, "", *flags, f"--screenshot={target}")
+    assert target.read_bytes().startswith(b"\x89PNG")
+    assert target.stat().st_size > 30_000

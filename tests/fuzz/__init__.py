@@ -1,0 +1,1 @@
+"""Damaged inputs: they cost one clear error, never a crash, memory or time."""

@@ -1,0 +1,58 @@
+"""The corpus kernels that mutations are applied to: small ones, of every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from nostall.sass import Program
+from nostall.sass.program import Function
+from tests.corpus import catalogue
+
+TRITON = (
+    "rmsnorm.sm_100",
+    "atomics.sm_80",
+    "softmax.sm_120",
+    "rmsnorm.sm_86",
+    "pipelined_copy.sm_80",
+    "lock_and_add.sm_120",
+    "histogram.sm_75",
+    "rmsnorm_loop.sm_89",
+    "cumulative_sum.sm_90",
+    "float_atomics.sm_89",
+    "softmax-128x512.sm_75",
+    "matmul_fp8.sm_120",
+    "matmul-int8small.sm_80",
+    "matmul-single.sm_90",
+    "batched_gemm-wgmma.sm_90",
+    "gemm_leakyrelu.sm_86",
+    "flash_attention-short.sm_86",
+    "descriptor_matmul.sm_100",
+    "layernorm.sm_80",
+    "transpose-half.sm_100",
+)
+NVCC = ("atomics.sm_90", "memory.sm_120", "memory.sm_80", "hopper.sm_90a")
+
+
+def paths() -> list[Path]:
+    """The cubins that are there; all of them unless the corpus is sliced."""
+    catalogue.corpus()
+    folder = catalogue.folder(catalogue.versions()[1])
+    wanted = [folder / f"{name}.cubin" for name in TRITON]
+    wanted += [catalogue.NVCC / f"{name}.cubin" for name in NVCC]
+    return [path for path in wanted if path.is_file()]
+
+
+@lru_cache
+def read(path: Path) -> Program:
+    """A cubin as a program; the same object each time."""
+    return Program.from_cubin(path.read_bytes())
+
+
+def functions() -> Iterator[tuple[str, Program, Function]]:
+    """(cubin name, program, function) of all kernels."""
+    for path in paths():
+        program = read(path)
+        for function in program.functions:
+            yield path.stem, program, function

@@ -1,0 +1,1 @@
+"""Properties that hold for every state and every move."""

@@ -1,0 +1,192 @@
+"""Moves: legal ones only are offered, they are pure, and the verifier accepts where they lead."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from nostall.core.errors import IllegalMove
+from nostall.sass import Program
+from nostall.sass.safety.verify import verify_program
+from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.schedule.moves import (
+    Board,
+    IllegalBoard,
+    IllegalRestall,
+    IllegalReuse,
+    IllegalSlide,
+    IllegalSwap,
+    IllegalYield,
+    Restall,
+    Reuse,
+    ScheduleMove,
+    Slide,
+    Swap,
+    Yield,
+)
+from nostall.testing import check_space
+from tests.corpus import catalogue
+
+MOVES = 150
+WALKED = (
+    "softmax.sm_75",
+    "cumulative_sum.sm_75",
+    "pipelined_copy.sm_80",
+    "matmul-single.sm_80",
+    "gemm_leakyrelu.sm_86",
+    "rmsnorm_loop.sm_89",
+    "softmax.sm_90",
+    "gemm_leakyrelu-mma.sm_90",
+    "batched_gemm-wgmma.sm_90",
+    "descriptor_matmul.sm_100",
+    "atomics.sm_100",
+    "matmul_fp8.sm_120",
+)
+SMALL = "vector_add.sm_90"
+NO_TAGS: frozenset[str] = frozenset()
+ERRORS = {
+    Slide: IllegalSlide,
+    Swap: IllegalSwap,
+    Restall: IllegalRestall,
+    Yield: IllegalYield,
+    Reuse: IllegalReuse,
+    Board: IllegalBoard,
+}
+
+
+@lru_cache
+def _space(name: str) -> ScheduleSpace:
+    catalogue.triton_corpus()
+    path = catalogue.folder(catalogue.versions()[1]) / f"{name}.cubin"
+    if not path.is_file():
+        pytest.skip(f"{name} is not in this slice of the corpus")
+    program = Program.from_cubin(path.read_bytes())
+    return ScheduleSpace(program, program.kernels[0])
+
+
+def _walk(space: ScheduleSpace, moves: int, seed: int) -> tuple[Schedule, list[ScheduleMove]]:
+    rng = np.random.default_rng(seed)
+    state, made = space.start(), []
+    for _ in range(moves):
+        move = space.propose(state, rng)
+        if move is None:
+            break
+        state = space.apply(state, move)
+        made.append(move)
+    return state, made
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_a_random_walk_ends_in_a_schedule_that_the_verifier_accepts(name: str) -> None:
+    space = _space(name)
+    state, made = _walk(space, MOVES, seed=7)
+    assert len(made) == MOVES
+    candidate = Program.from_cubin(space.impose(state).to_cubin())
+    assert candidate.cubin.data != space.program.cubin.data
+    verdict = verify_program(space.program, candidate)
+    assert verdict.safe, [str(finding) for finding in verdict.findings[:3]]
+
+
+def test_the_space_keeps_its_contract() -> None:
+    check_space(_space(SMALL), steps=12)
+
+
+def _conceivable(space: ScheduleSpace) -> list[ScheduleMove]:
+    found: list[ScheduleMove] = []
+    for index in range(len(space.function.instructions)):
+        found += [Slide(index, by, NO_TAGS) for by in (-16, -3, -1, 1, 2, 16)]
+        found.append(Swap(index, NO_TAGS))
+        found += [Restall(index, cycles, NO_TAGS) for cycles in (0, 1, 5, 11, 12, 15, 16)]
+        found.append(Yield(index, NO_TAGS))
+        found += [Reuse(index, slot, NO_TAGS) for slot in range(3)]
+        found += [Board(index, write, b, NO_TAGS) for write in (False, True) for b in (0, 5)]
+    return found
+
+
+def _bare(move: ScheduleMove) -> tuple[str, str]:
+    return type(move).__name__, str(move)
+
+
+@pytest.mark.parametrize("walked", [0, 60])
+def test_moves_offers_exactly_what_apply_takes(walked: int) -> None:
+    space = _space(SMALL)
+    state, _ = _walk(space, walked, seed=3)
+    offered = {_bare(move) for move in space.moves(state)}
+    taken = set()
+    raised = set()
+    for move in _conceivable(space):
+        try:
+            space.apply(state, move)
+        except IllegalMove as error:
+            assert type(error) is ERRORS[type(move)]
+            assert str(move) in str(error)
+            assert _bare(move) not in offered
+            raised.add(type(move))
+        else:
+            taken.add(_bare(move))
+    same = {m for m in taken if not _is_same_stall(space, state, m)}
+    assert same <= offered
+    assert taken
+    assert raised == set(ERRORS)
+
+
+def _is_same_stall(space: ScheduleSpace, state: Schedule, bare: tuple[str, str]) -> bool:
+    """Setting the stall that an instruction has is no move, so it is not offered."""
+    kind, text = bare
+    if kind != "Restall":
+        return False
+    index, _, cycles = text.removeprefix("stall #").partition(" = ")
+    return int(state.stall[int(index)]) == int(cycles)
+
+
+def test_proposals_are_among_the_moves_and_carry_the_wanted_tags() -> None:
+    space = _space(SMALL)
+    state, _ = _walk(space, 20, seed=1)
+    offered = set(space.moves(state))
+    rng = np.random.default_rng(5)
+    for wanted in (NO_TAGS, frozenset({"memory"}), frozenset({"slide"}), frozenset({"swap"})):
+        fitting = {move for move in offered if wanted <= move.tags}
+        for _ in range(30):
+            move = space.propose(state, rng, wanted)
+            assert (move in fitting) if fitting else (move is None)
+
+
+def test_apply_leaves_the_old_state_alone() -> None:
+    space = _space(SMALL)
+    state, _ = _walk(space, 10, seed=2)
+    before = space.dump(state)
+    for move in space.moves(state):
+        after = space.apply(state, move)
+        assert space.key(after) != space.key(state) or not _changes(state, after)
+        assert space.dump(state) == before
+    with pytest.raises(ValueError, match="read-only"):
+        state.stall[0] = 3
+
+
+def _changes(state: Schedule, after: Schedule) -> bool:
+    pairs = zip(state.arrays(), after.arrays(), strict=True)
+    return any(not np.array_equal(a, b) for a, b in pairs)
+
+
+def test_swapped_and_swapped_back_is_the_original_cubin() -> None:
+    space = _space("softmax.sm_90")
+    start = space.start()
+    done = 0
+    for move in space.moves(start):
+        if not isinstance(move, Swap):
+            continue
+        at = int(np.flatnonzero(start.order == move.index)[0])
+        other = int(start.order[at + 1])
+        if any(start.reuse[i] for i in (move.index, other, int(start.order[at - 1]))):
+            continue
+        swapped = space.apply(start, move)
+        assert space.impose(swapped).to_cubin() != space.program.cubin.data
+        back = space.apply(swapped, Swap(other, NO_TAGS))
+        assert back == start
+        assert space.impose(back).to_cubin() == space.program.cubin.data
+        done += 1
+        if done == 20:
+            break
+    assert done

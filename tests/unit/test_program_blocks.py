@@ -1,0 +1,129 @@
+"""Blocks and edges of small kernels with loops, calls, tables and convergence."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+from tests.corpus import catalogue
+
+from nostall.sass import Function, Program
+
+Golden = list[tuple[int, int, tuple[int, ...]]]
+
+LOOP_IN_LOOP: Golden = [
+    (0, 17, (1, 10)),
+    (17, 18, (2,)),
+    (18, 22, (3, 8)),
+    (22, 25, (4,)),
+    (25, 32, (4, 5)),
+    (32, 33, (6,)),  # BSYNC B2
+    (33, 35, (7,)),  # @!P0 BREAK B1
+    (35, 36, (8, 11)),
+    (36, 37, (9,)),  # BSYNC B1
+    (37, 41, (2, 10)),
+    (41, 42, (11,)),
+    (42, 43, (12,)),  # BSYNC B0
+    (43, 49, ()),  # EXIT
+    (49, 50, (13,)),  # the endless branch behind the code
+    (50, 64, ()),
+]
+"""uneven_loops of warps.sm_90.cubin."""
+
+SPIN: Golden = [
+    (0, 10, (1,)),
+    (10, 16, (2, 3)),
+    (16, 26, (3,)),
+    (26, 27, (4,)),  # BSYNC B0
+    (27, 29, (1, 5)),
+    (29, 30, ()),
+    (30, 31, (6,)),
+    (31, 40, ()),
+]
+"""spin_lock of atomics.sm_90.cubin."""
+
+CALLS: Golden = [
+    (0, 9, (1,)),
+    (9, 20, (2, 8)),  # CALL horner
+    (20, 26, (3, 8)),  # CALL horner
+    (26, 31, (4, 6)),
+    (31, 33, (5, 21)),  # CALL swap_pair
+    (33, 34, (6,)),
+    (34, 35, (7,)),
+    (35, 41, ()),
+    (41, 44, (9, 20)),  # horner
+]
+"""The beginning of noinline_calls of calls.sm_90.cubin."""
+
+
+@lru_cache
+def function(file: str, name: str) -> Function:
+    data = (catalogue.NVCC / f"{file}.cubin").read_bytes()
+    return Program.from_cubin(data).function(name)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "golden"),
+    [
+        ("warps.sm_90", "uneven_loops", LOOP_IN_LOOP),
+        ("atomics.sm_90", "spin_lock", SPIN),
+        ("calls.sm_90", "noinline_calls", CALLS),
+    ],
+)
+def test_goldens(file: str, name: str, golden: Golden) -> None:
+    blocks = function(file, name).blocks
+    assert [(b.start, b.end, b.succ) for b in blocks[: len(golden)]] == golden
+
+
+def test_a_subroutine_returns_behind_each_of_its_calls() -> None:
+    found = function("calls.sm_90", "noinline_calls")
+    returns = {
+        block.region: block.succ
+        for block in found.blocks
+        if found.instructions[block.end - 1].base == "RET"
+    }
+    assert returns == {1: (2, 3), 2: (5,)}
+    assert [b.external for b in found.blocks].count(True) == 3  # the kernel and two subroutines
+
+
+def test_a_jump_table_reaches_every_recorded_target() -> None:
+    found = function("calls.sm_90", "jump_table")
+    block = next(b for b in found.blocks if found.instructions[b.end - 1].base == "BRX")
+    recorded = {r.offset // 16 for r in found.text.records if r.fixed}
+    assert len(recorded) > 5
+    assert {found.blocks[s].start for s in block.succ} == recorded
+
+
+def test_a_bsync_continues_where_its_bssy_says() -> None:
+    """With the resume point right behind it, and elsewhere."""
+    for file, name in (("warps.sm_90", "uneven_loops"), ("warps.sm_75", "sync_in_branches")):
+        found = function(file, name)
+        labels = {i.operands[0] for i in found.instructions if i.base == "BSSY"}
+        syncs = [b for b in found.blocks if found.instructions[b.end - 1].base == "BSYNC"]
+        assert syncs and labels
+        for block in syncs:
+            assert found.instructions[block.end - 1].operands[0] in labels
+            assert block.succ
+
+
+@pytest.mark.parametrize(
+    "file", ["warps.sm_90", "calls.sm_80", "algorithms.sm_86", "hopper.sm_90a"]
+)
+def test_blocks_hold_together(file: str) -> None:
+    data = (catalogue.NVCC / f"{file}.cubin").read_bytes()
+    for found in Program.from_cubin(data).functions:
+        blocks = found.blocks
+        assert blocks[0].start == 0 and blocks[-1].end == len(found.instructions)
+        assert blocks[0].external
+        for number, block in enumerate(blocks):
+            assert len(block) > 0
+            for other in block.succ:
+                assert number in blocks[other].pred
+            for other in block.pred:
+                assert number in blocks[other].succ
+            inner = found.instructions[block.start : block.end - 1]
+            assert not [i for i in inner if i.base in ("BRA", "EXIT", "RET", "BRX", "CALL")]
+            last = found.instructions[block.end - 1]
+            if last.base == "EXIT" and not last.is_guarded:
+                assert block.succ == ()
+        assert found.block_of == tuple(n for n, b in enumerate(blocks) for _ in range(len(b)))
