@@ -104,8 +104,8 @@ class Reuse:
     """Flip the reuse flag of operand slot 0, 1 or 2.
 
     Only flags that the compiler had set can be set again (which slots a word may flag is not
-    documented).  Setting is legal when the next instruction has the same register in the same slot, this one
-    does not overwrite it, and the word does not yield.
+    documented).  Setting is legal when the next instruction has the same register in the same
+    slot, this one does not overwrite it, and the word does not yield.
     """
 
     index: int
