@@ -19,7 +19,7 @@ def head() -> dict[str, Any]:
     """Date, command, Python and package versions, processor."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "processor": _processor(),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
