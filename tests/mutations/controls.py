@@ -340,9 +340,10 @@ def _barrier_wait_dropped(order: Order) -> Iterator[Edit]:
 
 def _uncounted(order: Order) -> Iterator[Edit]:
     """DEPBAR waits until all but n of a scoreboard's texture accesses are done; so many of them
-    now count elsewhere that only n are left, and the first is no longer waited for."""
+    now count elsewhere that only n are left, and the first is read before it is waited for (the
+    others' scoreboard, which in order proves the first one too, is waited for after that)."""
     for at, wait in enumerate(order):
-        if wait.base != "DEPBAR" or len(wait.operands) != 2 or at + 1 == len(order):
+        if wait.base != "DEPBAR" or len(wait.operands) != 2:
             continue
         board, left = int(wait.operands[0].removeprefix("SB")), int(wait.operands[1], 16)
         setters = [k for k in range(at) if order[k].control.write_sb == board]
@@ -350,16 +351,19 @@ def _uncounted(order: Order) -> Iterator[Edit]:
         if left == 0 or proven < 1 or any(order[k].base not in TEXTURE for k in setters):
             continue
         reader = first_reader(order, setters[0])
-        if reader is None or reader <= at or order[at + 1].base not in ALU:
+        if reader is None or reader <= at:
+            continue
+        later = next((k for k in range(reader + 1, len(order)) if order[k].base in ALU), None)
+        if later is None:
             continue
         taken = {sb for i in order for sb in (*i.control.waits, i.control.write_sb)}
         if board in {sb for i in order[: reader + 1] for sb in i.control.waits}:
             continue
-        after = order[at + 1].control
+        after = order[later].control
         for other in set(range(6)) - taken:
             moved = setters[1 : proven + 1]
             edit = {k: order[k].control.with_(write_sb=other) for k in moved}
-            yield Edit({**edit, at + 1: after.with_(wait=after.wait | 1 << other)})
+            yield Edit({**edit, later: after.with_(wait=after.wait | 1 << other)})
 
 
 def _weaker_exit(_: Program, function: Function) -> Iterator[Edit]:

@@ -17,7 +17,8 @@ from nostall.sass.program import Block, Function, Instruction, registers
 from nostall.sass.program.queues import result_boards
 from nostall.sass.safety import pending
 from nostall.sass.safety.facts import Facts, depbar_mask, facts_of, opposite, registers_in
-from nostall.sass.safety.latency import Floors, Kind
+from nostall.sass.safety.latency import Floors
+from nostall.sass.safety.pairing import Kind
 
 How = tuple[str | int, ...]
 """A kind of protection and its figures:

@@ -36,7 +36,7 @@ def of(row: Row, guard: str | None, base: str, operands: tuple[str, ...]) -> Def
     """Definitions and uses of one listing row."""
     defs = [registers.number(*r) for r in row.defs]
     uses = [registers.number(*r) for r in row.uses]
-    guards = _named(guard.lstrip("!")) if guard else []
+    guards = named(guard.lstrip("!")) if guard else []
     if base in ("P2R", "R2P", "UP2UR", "UR2UP"):
         masked = _mask_predicates(base, operands)
         (uses if base in ("P2R", "UP2UR") else defs).extend(masked)
@@ -46,8 +46,8 @@ def of(row: Row, guard: str | None, base: str, operands: tuple[str, ...]) -> Def
         uses.extend(r for r in defs if registers.is_predicate(r))
         defs = [r for r in defs if not registers.is_predicate(r)]
     if base in ("CALL", "RET"):
-        named = _named(" ".join(operands))
-        defs, uses = [], [r for r in uses if r in named or r - 1 in named]
+        kept = named(" ".join(operands))
+        defs, uses = [], [r for r in uses if r in kept or r - 1 in kept]
     uses.extend(guards)
     if names_hidden_columns(row.text):
         _beyond_columns(row.text, operands, base, defs, uses)
@@ -102,7 +102,8 @@ def _number(file: str, index: int) -> int:
         return -1
 
 
-def _named(text: str) -> list[int]:
+def named(text: str) -> list[int]:
+    """The registers that a text names, in its order."""
     return [_number(file, int(index)) for file, index in _NAME.findall(text)]
 
 
@@ -113,7 +114,7 @@ def _address(operands: tuple[str, ...]) -> list[int]:
         if "[" not in operand:
             continue
         for part in _BRACKET.findall(operand):
-            for register in _named(part):
+            for register in named(part):
                 found += (register, register + 1)
     return found
 

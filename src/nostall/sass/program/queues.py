@@ -37,17 +37,21 @@ def source_queue(instruction: Instruction, sm: int) -> str:
 def late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
     """The source registers that may still be read after issue.
 
-    Predicates are read at issue; so are uniform registers, but by the asynchronous engines; so are
-    all sources of fixed-latency instructions, but by the matrix units.
+    Predicates are read at issue.  Variable-latency instructions read uniform registers at issue,
+    but for the asynchronous engines.  Of the fixed-latency ones the matrix units read everything
+    late, the others uniform registers, and the uniform datapath all of its operands.
     """
     pipe = instruction.row.pipe
-    if instruction.row.fixed(sm) and pipe is not Pipe.MMA:
-        return ()
+    uses = instruction.uses
+    if instruction.row.fixed(sm):
+        if pipe is Pipe.MMA:
+            return tuple(r for r in uses if not registers.is_predicate(r))
+        if pipe is Pipe.UNIFORM:
+            return tuple(r for r in uses if r not in instruction.guards)
+        return tuple(r for r in uses if registers.is_uniform(r) and not registers.is_predicate(r))
+    engine = instruction.base.startswith(_ASYNC_UNIFORM)
     return tuple(
-        r
-        for r in instruction.uses
-        if not registers.is_predicate(r)
-        and (not registers.is_uniform(r) or instruction.base.startswith(_ASYNC_UNIFORM))
+        r for r in uses if not registers.is_predicate(r) and (engine or not registers.is_uniform(r))
     )
 
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from nostall.sass.program import queues, registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Does, Pipe
-from nostall.sass.safety.latency import WAITER_GAP, Floors, Kind
+from nostall.sass.safety.latency import WAITER_GAP, Floors
+from nostall.sass.safety.pairing import Kind
 
 Term = int
 _SPACES = (Does.READ_GLOBAL, Does.READ_SHARED, Does.READ_LOCAL)

@@ -1,123 +1,168 @@
-"""Mine latency floors from compiler output.
+"""Mine latencies from compiler output.
 
     python -m nostall.sass.safety.mining --out src/nostall/sass/safety/floors FILE.cubin ...
 
 For every fixed-latency producer and everything that touches its registers while they could still
-be in flight, the least issue distance over all paths is recorded.  Compilers keep distances that
-the hardware needs, so the least distance seen over enough code is a safe floor for others.
+be in flight, the least issue distance over all paths is recorded per class of pair (*floors*), and
+in straight-line code per exact pair (*attested*, see :mod:`.evidence`).  Compilers keep distances
+that the hardware needs, so the least distance seen over enough code is safe for others.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import pickle
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from nostall.core.errors import BadBinary
-from nostall.sass.program import Function, Instruction, Program
+from nostall.sass.program import Function, Program
 from nostall.sass.program.opcodes import Pipe, lookup
+from nostall.sass.safety import evidence, pairing, pending
 from nostall.sass.safety import facts as fact
-from nostall.sass.safety import latency, pending
-from nostall.sass.safety.latency import FAMILY, Kind
+from nostall.sass.safety.latency import FAMILY
 
 HORIZON = 48
 """Cycles up to which distances are recorded; longer ones say nothing about latency."""
 
-NEAR = 8
-"""Cycles above the least distance within which the usual one is looked for."""
+BELIEVED = 3
+"""Sightings at or below a distance from which it counts as attested."""
 
-Distances = Counter[tuple[Kind, str, int]]
+REPEATED = 60
+"""Sightings from which an exact pair speaks for its class."""
+
+COMMON = 100
+"""Sightings from which a read tells how long a producer's class takes at most."""
+
+Distances = Counter[tuple[str, str, int]]
+"""(kind, coarse name, cycles) -> how often."""
+
+Rows = dict[str, dict[str, list[int]]]
+"""kind -> name of the pair -> [least distance, sightings]."""
 
 
 @dataclass(slots=True)
 class Harvest:
-    """Distances seen on one architecture family, and the files they came from."""
+    """What was seen on one architecture family."""
 
-    distances: Distances = field(default_factory=Counter)
-    files: list[str] = field(default_factory=list)
+    floors: Distances = field(default_factory=Counter)
+    sightings: evidence.Sightings = field(default_factory=Counter)
+    cubins: int = 0
     instructions: int = 0
 
+    def add(self, other: Harvest) -> None:
+        self.floors.update(other.floors)
+        self.sightings.update(other.sightings)
+        self.cubins += other.cubins
+        self.instructions += other.instructions
 
-def harvest(data: bytes) -> tuple[int, Distances, int]:
-    """(architecture, distances, number of instructions) of one cubin."""
+
+def harvest(data: bytes) -> tuple[int, Harvest]:
+    """(architecture, what one cubin shows)."""
     program = Program.from_cubin(data)
-    found: Distances = Counter()
+    found = Harvest(cubins=1, instructions=sum(len(f.instructions) for f in program.functions))
     for function in program.functions:
         _observe(function, program.sm, found)
-    return program.sm, found, sum(len(f.instructions) for f in program.functions)
+    return program.sm, found
 
 
-def _observe(function: Function, sm: int, found: Distances) -> None:
+def _observe(function: Function, sm: int, found: Harvest) -> None:
     order = function.instructions
     facts = {i.index: fact.facts_of(i, sm, HORIZON) for i in order}
     entries = pending.entry_states(function.blocks, order, facts)
     for block, state in zip(function.blocks, entries, strict=True):
-        for first, second in pairwise(order[block.start : block.end]):
-            found["ISSUE", latency.adjacency(first, second), first.control.stall] += 1
-        _near_walls(order[block.start : block.end], found)
+        span = order[block.start : block.end]
+        evidence.sight(span, sm, found.sightings)
+        for first, second in pairwise(span):
+            found.floors["ISSUE", pairing.neighbours(first, second), first.control.stall] += 1
         for here, in_flight, _ in pending.walk(state, block, order, facts):
             for hit in pending.conflicts(here, in_flight, facts):
                 if hit.first.fixed:
-                    _count(hit, found)
-
-
-def _near_walls(order: Sequence[Instruction], found: Distances) -> None:
-    """Distances of instructions to the walls around them."""
-    now = 0
-    recent: list[tuple[int, Instruction]] = []
-    for instruction in order:
-        recent = [(at, i) for at, i in recent if now - at < latency.WALL_REACH]
-        for at, earlier in recent:
-            if earlier.is_wall:
-                found["AFTER", latency.wall_pair(earlier, instruction), now - at] += 1
-            if instruction.is_wall:
-                found["BEFORE", latency.wall_pair(instruction, earlier), now - at] += 1
-        recent.append((now, instruction))
-        now += instruction.control.stall
+                    _count(hit, found.floors)
 
 
 def _count(hit: pending.Conflict, found: Distances) -> None:
     first, second = hit.first.instruction, hit.second.instruction
     names: set[str] = set()
     for register in fact.registers_in(hit.mask):
-        names.update(latency.pairs(first, second, register, hit.kind))
+        names.update(pairing.coarse(first, second, register, hit.kind))
     for name in names:
         found[hit.kind, name, hit.item.elapsed] += 1
 
 
-def summarise(distances: Distances) -> dict[str, dict[str, list[int]]]:
-    """{kind: {pair: [least, usual, seen]}}; usual is the most frequent distance near the least
-    (longer distances are other work in between, not latency)."""
-    grouped: dict[tuple[Kind, str], Counter[int]] = defaultdict(Counter)
+def floors_of(distances: Distances) -> Rows:
+    """Per class of pair the least distance, and how often the class was seen."""
+    grouped: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for (kind, name, distance), count in distances.items():
         grouped[kind, name][distance] += count
-    out: dict[str, dict[str, list[int]]] = {}
+    out: Rows = {}
     for (kind, name), counts in sorted(grouped.items()):
-        near = [d for d in counts if d <= min(counts) + NEAR]
-        usual = max(near, key=lambda d: (counts[d], -d))
-        out.setdefault(kind, {})[name] = [min(counts), usual, counts.total()]
+        out.setdefault(kind, {})[name] = [min(counts), counts.total()]
     return out
 
 
-def mine(paths: Iterable[Path], workers: int = 2) -> dict[int, Harvest]:
+def attested_of(sightings: evidence.Sightings) -> tuple[Rows, Rows]:
+    """(per exact pair the least attested distance, per class the largest of those)."""
+    grouped: dict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
+    for (kind, name, wide, distance), count in sightings.items():
+        grouped[kind, name, wide][distance] += count
+    exact: Rows = {}
+    suffices: Rows = {}
+    for (kind, name, wide), counts in sorted(grouped.items()):
+        distance = _believed(counts)
+        if distance is None:
+            continue
+        known = exact.setdefault(kind, {}).get(name)
+        least = distance if known is None else min(distance, known[0])
+        exact[kind][name] = [least, counts.total() + (known[1] if known else 0)]
+        if counts.total() >= REPEATED:
+            row = suffices.setdefault(kind, {}).setdefault(wide, [0, 0])
+            row[:] = [max(row[0], distance), row[1] + counts.total()]
+    return exact, suffices
+
+
+def ceilings_of(floors: Rows, exact: Rows) -> dict[str, int]:
+    """Per class of producer the largest distance that any common read of it needs."""
+    found: dict[str, int] = {}
+    for rows in (floors, exact):
+        for name, (least, seen) in rows.get("RAW", {}).items():
+            if seen >= COMMON and (group := _class_of(name)):
+                found[group] = max(least, found.get(group, 0))
+    return dict(sorted(found.items()))
+
+
+def _class_of(name: str) -> str:
+    """The producer's class of a row, as :func:`.pairing.group` gives it."""
+    opcode, _, register = name.partition("|")[0].partition(">")
+    row = lookup(opcode.partition(".")[0])
+    file = register.partition("@")[0].rstrip("0123456789")
+    return f"{row.pipe.value if row else opcode}>{file}"
+
+
+def _believed(counts: Counter[int]) -> int | None:
+    """The least distance at or below which a pair was seen often enough."""
+    seen = 0
+    for distance in sorted(counts):
+        seen += counts[distance]
+        if seen >= BELIEVED:
+            return distance
+    return None
+
+
+def mine(paths: Iterable[Path], cache: Path | None, workers: int = 2) -> dict[int, Harvest]:
     """Harvest many cubins; unreadable ones (other architectures) are left out."""
     families: dict[int, Harvest] = defaultdict(Harvest)
-    paths = list(paths)
     with ProcessPoolExecutor(workers) as pool:
-        for path, result in zip(paths, pool.map(_one, paths, chunksize=4), strict=True):
-            if result is None:
-                continue
-            sm, distances, count = result
-            family = families[FAMILY[sm]]
-            family.distances.update(distances)
-            family.files.append(path.name)
-            family.instructions += count
+        for result in pool.map(partial(_one, cache=cache), list(paths), chunksize=2):
+            if result is not None:
+                families[FAMILY[result[0]]].add(result[1])
     _share(families)
     return families
 
@@ -126,26 +171,46 @@ def _share(families: dict[int, Harvest]) -> None:
     """sm_80 and sm_86/89 have the same pipes but for the matrix and FP64 units: what was seen on
     one holds for the other."""
     pair = [families[f] for f in (80, 86) if f in families]
-    common: Distances = Counter()
+    floors: Distances = Counter()
+    sightings: evidence.Sightings = Counter()
     for family in pair:
-        common.update({key: n for key, n in family.distances.items() if not _own_unit(key[1])})
+        floors.update({key: n for key, n in family.floors.items() if not _own_unit(key[1])})
+        sightings.update({key: n for key, n in family.sightings.items() if not _own_unit(key[1])})
     for family in pair:
-        own = {key: n for key, n in family.distances.items() if _own_unit(key[1])}
-        family.distances = Counter(own) + common
+        own = {key: n for key, n in family.floors.items() if _own_unit(key[1])}
+        family.floors = Counter(own) + floors
+        seen = {key: n for key, n in family.sightings.items() if _own_unit(key[1])}
+        family.sightings = Counter(seen) + sightings
 
 
 def _own_unit(name: str) -> bool:
-    """Whether a table row is about a producer in a unit that differs within the generation."""
+    """Whether a row is about a producer in a unit that differs within the generation."""
     base = name.partition("|")[0].partition(">")[0].partition(".")[0]
     row = lookup(base)
     return base in ("mma", "double") or (row is not None and row.pipe in (Pipe.MMA, Pipe.DOUBLE))
 
 
-def _one(path: Path) -> tuple[int, Distances, int] | None:
+def _one(path: Path, cache: Path | None) -> tuple[int, Harvest] | None:
+    data = path.read_bytes()
+    kept = cache / hashlib.blake2b(data, digest_size=12).hexdigest() if cache else None
+    if kept is not None and kept.exists():
+        return pickle.loads(kept.read_bytes())  # type: ignore[no-any-return]
     try:
-        return harvest(path.read_bytes())
+        found = harvest(data)
     except BadBinary:
         return None
+    if kept is not None:
+        kept.write_bytes(pickle.dumps(found))
+    return found
+
+
+def _text(value: object, indent: str = "") -> str:
+    """JSON with one row to a line."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    inner = indent + " "
+    rows = (f"{inner}{json.dumps(key)}: {_text(item, inner)}" for key, item in value.items())
+    return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
 
 
 def main() -> None:
@@ -153,43 +218,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--source", default="", help="what the files are, for the provenance")
-    parser.add_argument("--merge", action="store_true", help="fold into the tables in --out")
+    parser.add_argument("--cache", type=Path, help="a folder that keeps each file's harvest")
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args()
-    for family, result in sorted(mine(options.files).items()):
-        target = options.out / f"sm_{family}.json"
+    if options.cache:
+        options.cache.mkdir(parents=True, exist_ok=True)
+    for family, result in sorted(mine(options.files, options.cache).items()):
+        floors = floors_of(result.floors)
+        exact, suffices = attested_of(result.sightings)
         table = {
             "architecture": f"sm_{family}",
-            "sources": [options.source],
-            "cubins": len(result.files),
+            "source": options.source,
+            "cubins": result.cubins,
             "instructions": result.instructions,
-            "columns": ["least", "usual", "seen"],
-            "floors": summarise(result.distances),
+            "columns": ["least", "seen"],
+            "ceilings": ceilings_of(floors, exact),
+            "floors": floors,
+            "attested": exact,
+            "suffices": suffices,
         }
-        if options.merge and target.exists():
-            table = merged(json.loads(target.read_text()), table)
-        text = json.dumps(table, indent=0).replace(",\n", ", ").replace("], ", "],\n")
-        target.write_text(text + "\n")
-        print(f"sm_{family}: {len(result.files)} cubins, {result.instructions} instructions")
-
-
-def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Both tables in one: the lesser least distance, the usual one of the better-observed, and the
-    larger count (the same cubin may be behind both)."""
-    floors = {kind: dict(rows) for kind, rows in old["floors"].items()}
-    for kind, rows in new["floors"].items():
-        into = floors.setdefault(kind, {})
-        for name, row in rows.items():
-            mine = into.get(name, row)
-            usual = max(mine, row, key=lambda r: r[2])[1]
-            into[name] = [min(mine[0], row[0]), usual, max(mine[2], row[2])]
-    return {
-        **new,
-        "sources": [*old.get("sources", []), *new["sources"]],
-        "cubins": max(old["cubins"], new["cubins"]),
-        "instructions": max(old["instructions"], new["instructions"]),
-        "floors": {kind: dict(sorted(rows.items())) for kind, rows in sorted(floors.items())},
-    }
+        (options.out / f"sm_{family}.json").write_text(_text(table) + "\n")
+        print(f"sm_{family}: {result.cubins} cubins, {result.instructions} instructions")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
 from nostall.sass.safety.facts import Facts, depbar_mask, literal, opposite
-from nostall.sass.safety.latency import Kind
+from nostall.sass.safety.pairing import Kind
 
 RESULT, SOURCES, ORDER = 0, 1, 2
 FOREVER = 255

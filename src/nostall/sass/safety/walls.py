@@ -35,14 +35,20 @@ def near_walls(
 
 
 def _distances(order: Sequence[Instruction]) -> Near:
+    """To every wall before an instruction, and to the next one after it."""
     found: Near = {}
-    recent: list[tuple[int, Instruction]] = []
+    walls: list[tuple[int, Instruction]] = []
+    since: list[tuple[int, Instruction]] = []
     now = 0
     for instruction in order:
-        recent = [(at, i) for at, i in recent if now - at < WALL_REACH]
-        for at, earlier in recent:
-            if earlier.is_wall or instruction.is_wall:
+        near = since if instruction.is_wall else []
+        for at, earlier in (*walls, *near):
+            if now - at < WALL_REACH:
                 found[earlier.index, instruction.index] = now - at
-        recent.append((now, instruction))
+        if instruction.is_wall:
+            walls = [*walls[-WALL_REACH:], (now, instruction)]
+            since = []
+        else:
+            since.append((now, instruction))
         now += instruction.control.stall
     return found

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Does, Pipe
-from nostall.sass.safety.latency import WAITER_GAP, Floors, Kind
+from nostall.sass.safety.latency import OVERWRITE_GAP, WAITER_GAP, Floors
+from nostall.sass.safety.pairing import Kind
 
 _SPACES = (
     (Does.READ_GLOBAL, Does.WRITE_GLOBAL),
     (Does.READ_SHARED, Does.WRITE_SHARED),
     (Does.READ_LOCAL, Does.WRITE_LOCAL),
 )
-_NEAR_WALLS = 8
+_NEAR_WALLS = 16
 """How many walls back distances are kept; each issues at least a cycle after the one before."""
 _WAW_CHAIN = 40
 """Cycles of chained writes after which an earlier writer of a register has surely written."""
@@ -156,6 +157,7 @@ class _Tracker:
         self.found = found
         self.sm = found.sm
         self.by_index = {i.index: i for i in found.order}
+        self.late = {i.index: frozenset(_fixed_late(i, found.sm)) for i in found.order}
         self.open: list[_Open] = []
         self.items: dict[int, list[_Open]] = defaultdict(list)
         self.writers: dict[int, list[Instruction]] = defaultdict(list)
@@ -203,10 +205,7 @@ class _Tracker:
             for writer in (*self.writers[register], *self.past[register]):
                 self._after(writer, instruction, register, "WAW")
             for reader in self.readers[register]:
-                if self._reads_long(reader):
-                    self.found.apart(reader, instruction, register, "WAR")
-                else:
-                    self.found.edge(reader.index, instruction.index)
+                self._overwrites(reader, instruction, register)
             self._protected(instruction, register, of_sources=True)
 
     def _after(
@@ -217,9 +216,15 @@ class _Tracker:
         else:
             self.found.edge(writer.index, instruction.index)
 
-    def _reads_long(self, reader: Instruction) -> bool:
-        """Matrix units read their sources for some cycles after issue."""
-        return reader.row.pipe is Pipe.MMA and reader.row.fixed(self.sm)
+    def _overwrites(self, reader: Instruction, instruction: Instruction, register: int) -> None:
+        if not reader.row.fixed(self.sm):
+            self.found.edge(reader.index, instruction.index)
+        elif register in self.late[reader.index]:
+            self.found.apart(reader, instruction, register, "WAR")
+        else:
+            now = self.found.issue[instruction.index] - self.found.issue[reader.index]
+            least = 1 if instruction.row.fixed(self.sm) else OVERWRITE_GAP
+            self.found.edge(reader.index, instruction.index, max(1, min(now, least)))
 
     def _protected(self, instruction: Instruction, register: int, *, of_sources: bool) -> None:
         """The waits that make ``register`` safe to touch must stay in front."""
@@ -238,7 +243,8 @@ class _Tracker:
                 continue
             self.past[register] = self._recent(register, instruction)
             self.writers[register] = [instruction]
-            self.readers[register] = [r for r in self.readers[register] if self._reads_long(r)][-4:]
+            late = [r for r in self.readers[register] if register in self.late[r.index]]
+            self.readers[register] = late[-4:]
             self.items[register] = [i for i in self.items[register] if i.waiter is None]
         control = instruction.control
         if instruction.row.fixed(self.sm) and control.write_sb > 5:
@@ -320,10 +326,18 @@ class _Tracker:
                 if since < ceiling:
                     key = Leftover(index, True, frozenset(instruction.defs), 0, True, ceiling)
                     found.leftovers[key] = since
+            if self.late[index] and since < ceiling:
+                key = Leftover(index, False, self.late[index], 0, True, ceiling)
+                found.leftovers[key] = since
         elif instruction.control.write_sb < 6 or instruction.control.read_sb < 6:
             found.before_end[index] = min(since, WAITER_GAP)
         if instruction.defs and not instruction.row.fixed(self.sm):
             found.before_end[index] = max(found.before_end.get(index, 0), min(since, WAITER_GAP))
+
+
+def _fixed_late(instruction: Instruction, sm: int) -> tuple[int, ...]:
+    """What a fixed-latency instruction reads after issue."""
+    return queues.late_sources(instruction, sm) if instruction.row.fixed(sm) else ()
 
 
 def _memory(found: BlockScan) -> None:
