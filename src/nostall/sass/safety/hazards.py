@@ -18,7 +18,7 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
 from nostall.sass.safety import pending
 from nostall.sass.safety.facts import Facts, facts_of, registers_in
-from nostall.sass.safety.latency import OVERWRITE_GAP, WAITER_GAP, Floors
+from nostall.sass.safety.latency import WAITER_GAP, Floors
 from nostall.sass.safety.pairing import Kind
 from nostall.sass.safety.reuse import changed_reuse, stale_reuse
 from nostall.sass.safety.verdict import Finding, at

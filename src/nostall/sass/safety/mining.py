@@ -116,15 +116,15 @@ def attested_of(sightings: evidence.Sightings) -> tuple[Rows, Rows]:
     exact: Rows = {}
     suffices: Rows = {}
     for (kind, name, wide), counts in sorted(grouped.items()):
-        distance = _believed(counts)
-        if distance is None:
+        least = _believed(counts)
+        if least is None:
             continue
         known = exact.setdefault(kind, {}).get(name)
-        least = distance if known is None else min(distance, known[0])
-        exact[kind][name] = [least, counts.total() + (known[1] if known else 0)]
+        pair = least if known is None else min(least, known[0])
+        exact[kind][name] = [pair, counts.total() + (known[1] if known else 0)]
         if counts.total() >= REPEATED:
             row = suffices.setdefault(kind, {}).setdefault(wide, [0, 0])
-            row[:] = [max(row[0], distance), row[1] + counts.total()]
+            row[:] = [max(row[0], least), row[1] + counts.total()]
     return exact, suffices
 
 

@@ -20,11 +20,11 @@ Kind = Literal["RAW", "WAW", "WAR"]
 
 _WIDTHS = frozenset(("WIDE", "HI", "64", "F64", "X", "SHL"))
 
-_WITHOUT_TIMING = frozenset(
-    "EQ NE LT LE GT GE EQU NEU LTU LEU GTU GEU NUM NAN AND OR XOR U32 S32 FTZ RN RZ RM RP LUT E "
-    "CONSTANT EF EL LU NA SYS GPU CTA STRONG CLAMP RELU SAT TRUNC FLOOR CEIL BYP LTC128B".split()
-)
-"""Modifiers that choose a comparison, a rounding or a cache policy."""
+_COMPARISONS = "EQ NE LT LE GT GE EQU NEU LTU LEU GTU GEU NUM NAN AND OR XOR U32 S32 LUT"
+_ROUNDINGS = "FTZ RN RZ RM RP TRUNC FLOOR CEIL CLAMP RELU SAT"
+_POLICIES = "E CONSTANT EF EL LU NA SYS GPU CTA STRONG BYP LTC128B"
+_WITHOUT_TIMING = frozenset(f"{_COMPARISONS} {_ROUNDINGS} {_POLICIES}".split())
+"""Modifiers that do not change what a unit does when."""
 
 _WIDE = frozenset(("WIDE", "64", "F64", "128"))
 

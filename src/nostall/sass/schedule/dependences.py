@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Does, Pipe
+from nostall.sass.program.opcodes import Does
 from nostall.sass.safety.latency import OVERWRITE_GAP, WAITER_GAP, Floors
 from nostall.sass.safety.pairing import Kind
 
@@ -243,8 +243,8 @@ class _Tracker:
                 continue
             self.past[register] = self._recent(register, instruction)
             self.writers[register] = [instruction]
-            late = [r for r in self.readers[register] if register in self.late[r.index]]
-            self.readers[register] = late[-4:]
+            still = [r for r in self.readers[register] if register in self.late[r.index]]
+            self.readers[register] = still[-4:]
             self.items[register] = [i for i in self.items[register] if i.waiter is None]
         control = instruction.control
         if instruction.row.fixed(self.sm) and control.write_sb > 5:
