@@ -208,11 +208,14 @@ def _near(
 
 
 def _short_stall(order: Order) -> Iterator[Edit]:
-    """Arithmetic result read after one or two cycles."""
+    """Arithmetic result read after one or two cycles (not by IMAD.WIDE: it takes the high word of
+    its addend two cycles late, and compilers use that)."""
     yield from _near(
         order,
         lambda i: i.base in ALU and bool(general(i.defs)),
-        lambda i, live: i.base in ALU and bool(live & general(i.uses)),
+        lambda i, live: (
+            i.base in ALU and "WIDE" not in i.modifiers and bool(live & general(i.uses))
+        ),
         original=4,
         cycles=2,
         span=2,

@@ -26,7 +26,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         limits = [x for x in (self.seconds, self.evaluations) if x is not None]
-        if not limits or any(x <= 0 for x in limits):
+        if not limits or not all(x > 0 for x in limits):
             raise BadInput(
                 f"budget is seconds={self.seconds}, evaluations={self.evaluations}; give at least "
                 "one of them, greater than 0"
