@@ -41,7 +41,7 @@ def _facts(program: Program, function: Function, data: bytes) -> dict[str, Any]:
     space = ScheduleSpace(program, function)
     moving = mobility(space)
     verdict = validate(data)
-    pipes = Counter(i.row.pipe.value for i in function.instructions)
+    pipes = Counter(i.row.pipe for i in function.instructions)
     return {
         "kernel": function.name,
         "architecture": f"sm_{program.sm}",

@@ -31,7 +31,7 @@ def page_data(run: LoadedRun, blocks: list[BlockLineup], waits: Waits | None) ->
         after[name] = _difference(before[name], after[name])
     return {
         "text": texts(original),
-        "pipe": [i.row.pipe.value for i in by_index],
+        "pipe": [i.row.pipe for i in by_index],
         "fixed": [int(i.row.fixed(run.program.sm)) for i in by_index],
         "pinned": [i.index for i in by_index if i.is_wall or i.index in original.pinned],
         "reasons": list(waits.reasons) if waits else [],

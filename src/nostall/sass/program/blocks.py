@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Does
+from nostall.sass.program.opcodes import Does, Pipe
 
 _TARGET = re.compile(r"`\((.+?)\)")
 _NO_FALL = frozenset(("BRA", "JMP", "EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU", "KILL", "LONGJMP"))
@@ -102,7 +102,7 @@ def _region(gates: list[int], position: int) -> int:
 def _targets(instruction: Instruction, labels: Mapping[str, int]) -> list[int]:
     """Positions that the instruction may jump to.  BSSY only notes where its BSYNC continues;
     the label of RET is where its subroutine's callers are."""
-    if instruction.row.pipe.value != "control" or instruction.base in ("BSSY", "RET"):
+    if instruction.row.pipe is not Pipe.CONTROL or instruction.base in ("BSSY", "RET"):
         return []
     found = [name for operand in instruction.operands for name in _TARGET.findall(operand)]
     return [labels[name] for name in found if name in labels]

@@ -56,7 +56,7 @@ class Instruction:
         return lookup(self.base) or UNKNOWN
 
     @cached_property
-    def does(self) -> Does:
+    def does(self) -> int:
         """Effects, refined by modifiers and operands."""
         does = self.row.does
         if "STRONG" in self.modifiers or "MMIO" in self.modifiers:
@@ -73,7 +73,7 @@ class Instruction:
 
     @property
     def touches_memory(self) -> bool:
-        return bool(self.does & (Does.READS | Does.WRITES | Does.FENCE | Does.WALL))
+        return bool(self.does & (Does.READ_ANY | Does.WRITE_ANY | Does.FENCE | Does.WALL))
 
     @cached_property
     def is_guarded(self) -> bool:

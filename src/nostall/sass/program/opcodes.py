@@ -9,11 +9,11 @@ output: a *fixed* opcode never sets a write scoreboard there, a *variable* one n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, Flag, auto
+from enum import StrEnum
 from functools import cache
 
 
-class Pipe(Enum):
+class Pipe(StrEnum):
     """Where an instruction executes; also its latency class."""
 
     INT = "int"
@@ -32,8 +32,8 @@ class Pipe(Enum):
     CONTROL = "control"
 
 
-class Does(Flag):
-    """Effects besides registers.
+class Does:
+    """Effects besides registers, as bits of an int (an enum's operators would dominate analysis).
 
     ``WALL``: nothing may cross it in either direction.  ``FENCE``: no memory access may cross it.
     The others name an access to a memory space; accesses to one space keep their order unless
@@ -41,18 +41,16 @@ class Does(Flag):
     """
 
     NOTHING = 0
-    WALL = auto()
-    FENCE = auto()
-    READ_GLOBAL = auto()
-    WRITE_GLOBAL = auto()
-    READ_SHARED = auto()
-    WRITE_SHARED = auto()
-    READ_LOCAL = auto()
-    WRITE_LOCAL = auto()
-    ENDS_BLOCK = auto()
+    WALL = 1 << 0
+    FENCE = 1 << 1
+    READ_GLOBAL = 1 << 2
+    WRITE_GLOBAL = 1 << 3
+    READ_SHARED = 1 << 4
+    WRITE_SHARED = 1 << 5
+    READ_LOCAL = 1 << 6
+    WRITE_LOCAL = 1 << 7
+    ENDS_BLOCK = 1 << 8
 
-    READS = READ_GLOBAL | READ_SHARED | READ_LOCAL
-    WRITES = WRITE_GLOBAL | WRITE_SHARED | WRITE_LOCAL
     READ_ANY = READ_GLOBAL | READ_SHARED | READ_LOCAL
     WRITE_ANY = WRITE_GLOBAL | WRITE_SHARED | WRITE_LOCAL
 
@@ -62,7 +60,7 @@ class Opcode:
     """A row of the table.  ``fixed_on``: architectures where the latency is fixed (None: all)."""
 
     pipe: Pipe
-    does: Does = Does.NOTHING
+    does: int = Does.NOTHING
     fixed_on: frozenset[int] | None = None
 
     def fixed(self, sm: int) -> bool:
@@ -76,7 +74,7 @@ _R2UR = frozenset((90, 100, 120))
 
 
 def _rows(
-    names: str, pipe: Pipe, does: Does = Does.NOTHING, fixed_on: frozenset[int] | None = None
+    names: str, pipe: Pipe, does: int = Does.NOTHING, fixed_on: frozenset[int] | None = None
 ) -> dict[str, Opcode]:
     return dict.fromkeys(names.split(), Opcode(pipe, does, fixed_on))
 

@@ -26,12 +26,12 @@ def result_queue(instruction: Instruction, sm: int) -> str:
         return ""
     if row.pipe is Pipe.LSU:
         return "lsu" if instruction.base in _SHARED_RESULTS else ""
-    return str(row.pipe.value)
+    return row.pipe
 
 
 def source_queue(instruction: Instruction, sm: int) -> str:
     """Name of the queue that reads sources in order, or "" when sources are read at issue."""
-    return "" if instruction.row.fixed(sm) else instruction.row.pipe.value
+    return "" if instruction.row.fixed(sm) else instruction.row.pipe
 
 
 def late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:

@@ -77,6 +77,7 @@ class Floors:
         self._ceilings = ceilings
         self._floors, self._attested, self._suffices = floors, attested, suffices
         self._classes: dict[tuple[str, str], int] = {}
+        self._walls: dict[tuple[str, str, str], int] = {}
 
     @classmethod
     def of(cls, sm: int) -> Floors:
@@ -86,25 +87,29 @@ class Floors:
     def least(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> int:
         """Absolute floor: a read's own row when well observed, else the class's minimum; a class
         that was hardly seen takes the least of its producer's classes."""
+        names = pairing.coarse(first, second, register, kind)
+        return self._least(first, second, names, kind)
+
+    def _least(
+        self, first: Instruction, second: Instruction, names: tuple[str, str], kind: Kind
+    ) -> int:
         if kind == "WAW" and not second.row.fixed(self.sm) and first.row.pipe in _QUICK:
             return 1
         rows = self._floors.get(kind, {})
-        form, wide = pairing.coarse(first, second, register, kind)
-        pair, group = rows.get(form), rows.get(wide)
+        pair, group = rows.get(names[0]), rows.get(names[1])
         if kind == "RAW" and pair is not None and pair.seen >= WELL_OBSERVED:
             return pair.least
         if group is not None and group.seen >= WELL_OBSERVED:
             return group.least
-        return self._least_of_class(pairing.group(first, register), kind)
+        return self._least_of_class(names[1].partition("|")[0], kind)
 
     def usual(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> int:
         """The distance below which nostall never *brings* a pair."""
-        least = self.least(first, second, register, kind)
+        names = pairing.coarse(first, second, register, kind)
+        least = self._least(first, second, names, kind)
         attested, suffices = self._attested.get(kind, {}), self._suffices.get(kind, {})
         for name in pairing.exact(first, second, register, kind):
-            row = attested.get(name) or suffices.get(
-                pairing.coarse(first, second, register, kind)[1]
-            )
+            row = attested.get(name) or suffices.get(names[1])
             least = max(least, self.ceiling(first) if row is None else row.least)
         return least
 
@@ -122,9 +127,13 @@ class Floors:
         return self._wall("BEFORE", wall, instruction)
 
     def _wall(self, kind: str, wall: Instruction, instruction: Instruction) -> int:
-        exact, pipe = pairing.wall_pair(wall, instruction)
-        row = self._attested.get(kind, {}).get(exact) or self._suffices.get(kind, {}).get(pipe)
-        return WALL_REACH if row is None else row.least
+        key = (kind, wall.base, instruction.base)
+        known = self._walls.get(key)
+        if known is None:
+            exact, pipe = pairing.wall_pair(wall, instruction)
+            row = self._attested.get(kind, {}).get(exact) or self._suffices.get(kind, {}).get(pipe)
+            known = self._walls[key] = WALL_REACH if row is None else row.least
+        return known
 
     def ceiling(self, first: Instruction) -> int:
         """Cycles after which nothing can still wait for ``first``."""

@@ -49,7 +49,19 @@ class Flight:
     read: bool = False
     proofs: int = 0
     source_proofs: int = 0
+    source_queue: str = ""
+    result_queue: str = ""
     overtaken: list[int] = field(default_factory=lambda: [0] * 6)
+
+    def cover(self, write: int, read: int, *, results: str) -> None:
+        """A later instruction of the same queue sets scoreboards, which prove this one too."""
+        if self.source_queue == Pipe.TEXTURE:
+            both = self.source_proofs & (write | read)
+            for board in range(6):
+                self.overtaken[board] += both >> board & 1
+        self.source_proofs |= write | read
+        if results and self.result_queue == results:
+            self.proofs |= write
 
 
 class Trust(NamedTuple):
@@ -237,24 +249,17 @@ class Machine:
             guard,
         )
         write, read = _bit(control.write_sb), _bit(control.read_sb)
+        flight.source_queue = queues.source_queue(instruction, self.sm)
+        flight.result_queue = queues.result_queue(instruction, self.sm)
         flight.proofs |= queues.result_boards(instruction)
         flight.source_proofs |= read | write
-        mine = queues.source_queue(instruction, self.sm)
-        results = queues.result_queue(instruction, self.sm)
         if queues.drains_sources(instruction):
             for earlier in self.flights:
-                earlier.read = earlier.read or (
-                    queues.source_queue(earlier.instruction, self.sm) == "lsu"
-                )
-        if mine and (write or read):
+                earlier.read = earlier.read or earlier.source_queue == Pipe.LSU
+        if flight.source_queue and (write or read):
             for earlier in self.flights:
-                if queues.source_queue(earlier.instruction, self.sm) == mine:
-                    for board in range(6):
-                        both = earlier.source_proofs & (write | read)
-                        earlier.overtaken[board] += both >> board & 1
-                    earlier.source_proofs |= write | read
-                if results and queues.result_queue(earlier.instruction, self.sm) == results:
-                    earlier.proofs |= write
+                if earlier.source_queue == flight.source_queue:
+                    earlier.cover(write, read, results=flight.result_queue)
         self.flights.append(flight)
         if len(self.flights) >= self.crowd:
             self.flights = [f for f in self.flights if not self._finished(f)]

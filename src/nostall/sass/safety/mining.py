@@ -143,7 +143,7 @@ def _class_of(name: str) -> str:
     opcode, _, register = name.partition("|")[0].partition(">")
     row = lookup(opcode.partition(".")[0])
     file = register.partition("@")[0].rstrip("0123456789")
-    return f"{row.pipe.value if row else opcode}>{file}"
+    return f"{row.pipe if row else opcode}>{file}"
 
 
 def _believed(counts: Counter[int]) -> int | None:

@@ -58,22 +58,27 @@ def coarse(first: Instruction, second: Instruction, register: int, kind: Kind) -
 
 def group(instruction: Instruction, register: int) -> str:
     """The class of a producer: its pipe and the file of the register."""
-    return f"{instruction.row.pipe.value}>{_file(register)}"
+    return f"{instruction.row.pipe}>{_file(register)}"
 
 
 def neighbours(first: Instruction, second: Instruction) -> str:
     """The name of two neighbours in a block: their pipes."""
-    return f"{first.row.pipe.value}|{second.row.pipe.value}"
+    return f"{first.row.pipe}|{second.row.pipe}"
 
 
 def wall_pair(wall: Instruction, instruction: Instruction) -> tuple[str, str]:
     """(exact, coarse) name of an instruction near a wall."""
-    return f"{wall.base}|{instruction.base}", f"{wall.base}|{instruction.row.pipe.value}"
+    return f"{wall.base}|{instruction.base}", f"{wall.base}|{instruction.row.pipe}"
+
+
+_FILES = tuple(
+    ("U" if registers.is_uniform(r) else "") + ("P" if registers.is_predicate(r) else "R")
+    for r in range(registers.COUNT)
+)
 
 
 def _file(register: int) -> str:
-    file = "P" if registers.is_predicate(register) else "R"
-    return "U" + file if registers.is_uniform(register) else file
+    return _FILES[register]
 
 
 def _form(instruction: Instruction) -> str:
@@ -93,7 +98,7 @@ def _part(instruction: Instruction, register: int) -> str:
 
 
 def _slot(instruction: Instruction, register: int, kind: Kind) -> str:
-    pipe = instruction.row.pipe.value
+    pipe = instruction.row.pipe
     if kind != "RAW":
         return f"{pipe}:write"
     if register in instruction.guards:

@@ -126,7 +126,7 @@ def issue(state: State, facts: Facts, all_facts: dict[int, Facts]) -> None:
 
 def _finish_sources(state: State, all_facts: dict[int, Facts]) -> None:
     """A barrier that blocks at once is behind every earlier access of the load/store queue."""
-    queue = Pipe.LSU.value
+    queue = Pipe.LSU
     for key in [k for k in state if k[1] == SOURCES and all_facts[k[0]].source_queue == queue]:
         del state[key]
 

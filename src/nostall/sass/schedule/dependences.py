@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -86,9 +87,9 @@ class BlockScan:
 
     def edge(self, first: int, second: int, cycles: int = 1) -> None:
         """``second`` issues at least ``cycles`` after ``first``."""
-        if first != second:
-            key = (first, second)
-            self.edges[key] = max(cycles, self.edges.get(key, 1))
+        key = (first, second)
+        if first != second and cycles > self.edges.get(key, 0):
+            self.edges[key] = cycles
 
     def apart(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> None:
         """Keep a fixed-latency pair as far apart as it is, or as far as is usual."""
@@ -117,9 +118,13 @@ class BlockScan:
             need = min(self.issue[here], item.ceiling - since)
             self.after_start[here] = max(need, self.after_start.get(here, 0))
             return
-        earlier = [(at, mask) for at, mask in self.waits if self.issue[at] <= self.issue[here]]
-        own = [at for at, mask in earlier if mask & item.boards]
-        for at in own[:1] or [at for at, _ in earlier]:
+        until = bisect_right(self.waits, self.issue[here], key=lambda wait: self.issue[wait[0]])
+        earlier = self.waits[:until]
+        for at, mask in earlier:
+            if mask & item.boards:
+                self.edge(at, here)
+                return
+        for at, _ in earlier:
             self.edge(at, here)
 
 
