@@ -18,6 +18,7 @@ from nostall.cli.inputs import ArchOption
 from nostall.cli.inputs import source as read_source
 from nostall.cli.progress import Progress
 from nostall.core import BadInput, LaunchSpec, Run
+from nostall.gpu import Kernel, LocalGpu
 from nostall.report import write_report
 from nostall.search import make
 from nostall.tuning.job import Settings, Tuned, describe
@@ -35,6 +36,9 @@ def tune(
     launch: Annotated[Path | None, typer.Option(help="Launch specification (TOML).")] = None,
     arch: ArchOption = None,
     strategy: Annotated[str, typer.Option(help="anneal, sip or random.")] = "anneal",
+    objective: Annotated[
+        str, typer.Option(help="model (no GPU needed) or gpu (measure every candidate).")
+    ] = "model",
     seed: Annotated[int, typer.Option(help="Same seed and evaluations: same result.")] = 0,
     seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many evaluations.")] = None,
@@ -54,13 +58,18 @@ def tune(
             raise BadInput("nothing to tune; give a .cubin, path.py:kernel, or --resume RUN")
         if seconds is None and evaluations is None:
             seconds = 60.0
-        settings = Settings(strategy, seed, seconds, evaluations)
+        settings = Settings(strategy, seed, seconds, evaluations, objective=objective)
         _check(settings)
         source = read_source(target, kernel, launch, arch)
         place = out_dir or _fresh(source.kernel)
         run = Run.create(place, shlex.join(["nostall", *sys.argv[1:]]), describe(source, settings))
     bar = Progress(settings.budget, enabled=not quiet and format is Format.TABLE)
-    with _discarded_if_empty(run, fresh=resume is None), run, bar:
+    with (
+        _discarded_if_empty(run, fresh=resume is None),
+        run,
+        _device(source, settings) as device,
+        bar,
+    ):
         tuned = run_job(
             source,
             make(settings.strategy),
@@ -68,6 +77,7 @@ def tune(
             run=run,
             observers=[bar],
             resume=resume is not None,
+            device=device,
         )
     page = write_report(run.path)
     _show(source, settings, tuned, run, page, format)
@@ -89,6 +99,7 @@ def _reopen(
             seconds if seconds or evaluations else saved["seconds"],
             evaluations if seconds or evaluations else saved["evaluations"],
             saved["assumed_trips"],
+            saved["objective"],
         )
     except (OSError, KeyError, ValueError) as error:
         raise BadInput(f"{path} cannot be resumed ({error}); start the run anew") from error
@@ -98,11 +109,28 @@ def _reopen(
 def _check(settings: Settings) -> None:
     """Refuse what could never work before anything is compiled or written."""
     make(settings.strategy)
+    if settings.objective not in ("model", "gpu"):
+        raise BadInput(f"--objective is {settings.objective!r}; give model or gpu")
     if settings.seconds is not None and math.isnan(settings.seconds):
         raise BadInput("--seconds is not a number; give how many seconds to search, such as 60")
     if settings.seed < 0:
         raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
     _ = settings.budget
+
+
+@contextmanager
+def _device(source: Source, settings: Settings) -> Iterator[LocalGpu | None]:
+    """The first GPU, when candidates are to be measured."""
+    if settings.objective != "gpu":
+        yield None
+        return
+    if source.launch is None:
+        raise BadInput(
+            f"{source.origin}: measuring needs to know how {source.kernel!r} is launched; give "
+            "--launch spec.toml (grid, block, shared, args)"
+        )
+    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
+        yield gpu
 
 
 @contextmanager
@@ -135,7 +163,7 @@ def _show(
         show_json({"run": str(run.path), "kernel": source.kernel, **run.record.result})
         return
     found = tuned.search
-    before, after = found.start_measurement, found.best_measurement
+    before = found.start_measurement
     out.print(
         f"{source.kernel} ({settings.strategy}, seed {settings.seed}): "
         f"{found.evaluations} evaluations, {found.rejected} illegal proposals, "
@@ -143,14 +171,28 @@ def _show(
     )
     if tuned.improved:
         out.print(
-            f"{before.kind} gain: {tuned.ratio:.4f}x  ({before.kind} {before.value * 1e6:.3f} us "
-            f"-> {after.value * 1e6:.3f} us; {tuned.moved} positions changed, "
-            f"{tuned.retimed} control words changed)"
+            f"{before.kind} gain: {tuned.ratio:.4f}x{_interval(tuned)}  ({before.kind} "
+            f"{before.value * 1e6:.3f} us -> {before.value / tuned.ratio * 1e6:.3f} us; "
+            f"{tuned.moved} positions changed, {tuned.retimed} control words changed)"
         )
     else:
-        out.print(f"nothing better than the original was found ({before.kind}); it is kept")
+        out.print(
+            f"nothing better than the original was found ({before.kind}{_interval(tuned)}); "
+            "it is kept"
+        )
     out.print(f"verifier: safe ({tuned.verdict.checked} instructions, both halves)")
     out.print(f"report:   {page}")
     if before.kind == "modelled":
         err.print("A model ranks schedules only roughly: measure on a GPU before you believe it.")
     out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")
+
+
+def _interval(tuned: Tuned) -> str:
+    """The 95 % interval of a measured ratio and the null's."""
+    compared = tuned.decision.comparison if tuned.decision is not None else None
+    if compared is None:
+        return ""
+    return (
+        f" [{compared.low:.4f}, {compared.high:.4f}], null "
+        f"[{compared.null_low:.4f}, {compared.null_high:.4f}]"
+    )

@@ -1,4 +1,4 @@
-"""The main job as one readable story: program -> space -> search -> verify -> keep.
+"""The main job as one readable story: program -> space -> search -> verify -> decide -> keep.
 
 Nothing leaves this function that the verifier has not accepted: when a candidate is refused, or
 nothing better was found, the original is kept.
@@ -26,12 +26,16 @@ from nostall.core import (
     SearchResult,
 )
 from nostall.core.errors import ContractBroken
+from nostall.gpu import Device
 from nostall.sass import Program, Verdict, validate
 from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
 from nostall.sass.safety import verify
 from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
 from nostall.tuning.source import Source
+
+_INTERVALS = ("ratio", "low", "high", "null_low", "null_high")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Settings:
     seconds: float | None = None
     evaluations: int | None = None
     assumed_trips: int = 8
+    objective: str = "model"
+    rounds: int = 200
+    checks: int = 16
 
     @property
     def budget(self) -> Budget:
@@ -51,7 +58,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning run found.  ``cubin`` is the original's bytes when nothing better was found."""
+    """What a tuning run found.  ``cubin`` is the original's bytes when nothing better was found;
+    ``decision`` is the fresh measurement of the winner, when a GPU was asked."""
 
     cubin: bytes
     search: SearchResult[Schedule]
@@ -60,11 +68,16 @@ class Tuned:
     moved: int
     retimed: int
     path: Path | None
+    decision: Decision | None = None
 
     @property
     def ratio(self) -> float:
         """Original / result in the objective's unit; 1.0 when the original was kept."""
-        return self.search.ratio if self.improved else 1.0
+        if not self.improved:
+            return 1.0
+        if self.decision is not None and self.decision.comparison is not None:
+            return self.decision.comparison.ratio
+        return self.search.ratio
 
 
 def tune(
@@ -76,8 +89,12 @@ def tune(
     observers: Sequence[Observer] = (),
     resume: bool = False,
     objective: Callable[[Program, ScheduleSpace], Objective[Schedule]] | None = None,
+    device: Device | None = None,
 ) -> Tuned:
     """Search for a better schedule of ``source.kernel`` and prove it safe.
+
+    With a ``device`` candidates are measured, and the winner replaces the original only when a
+    fresh process finds it faster beyond the noise of the original against itself.
 
     Raises :class:`BadInput` when the original itself cannot be judged, and
     :class:`ContractBroken` when the verifier refuses what the search built (a bug of nostall; the
@@ -87,7 +104,11 @@ def tune(
     function = program.kernel(source.kernel)
     _judge_original(source.cubin, function.name)
     space = ScheduleSpace(program, function)
-    cost = objective(program, space) if objective else _model(program, source, settings)
+    flops = source.launch.flops if source.launch else None
+    measured = MeasuredSchedules(space, device, flops) if device is not None else None
+    cost = measured or (
+        objective(program, space) if objective else _model(program, source, settings)
+    )
     if run is not None:
         run.write("original.cubin", source.cubin)
     found = search.run(
@@ -98,18 +119,16 @@ def tune(
         observers=[*observers, *([run] if run is not None else [])],
         resume=_checkpoint(run) if resume else None,
     )
-    candidate = space.impose(found.best).to_cubin()
-    verdict = verify(source.cubin, candidate)
-    if not verdict.safe:
-        if run is not None:
-            run.write("refused.cubin", candidate)
-            run.finish("failed", {"verdict": _verdict(verdict)})
-        raise ContractBroken(
-            f"the verifier refuses the schedule that the search built: {verdict.findings[0]}; the "
-            "original is kept; please report this with the run directory"
-        )
-    improved = found.ratio > 1.0
-    moved, retimed = _difference(space.start(), found.best) if improved else (0, 0)
+    best = found.best
+    if measured is not None:
+        best = (race(measured, measured.finalists()) or [space.start()])[0]
+    candidate = space.impose(best).to_cubin()
+    verdict = _verified(source, candidate, run)
+    decision = None
+    if device is not None:
+        decision = decide(device, candidate, settings.rounds, settings.checks, settings.seed)
+    improved = decision.faster if decision is not None else found.ratio > 1.0
+    moved, retimed = _difference(space.start(), best) if improved else (0, 0)
     tuned = Tuned(
         cubin=candidate if improved else source.cubin,
         search=found,
@@ -118,10 +137,25 @@ def tune(
         moved=moved,
         retimed=retimed,
         path=run.path if run is not None else None,
+        decision=decision,
     )
     if run is not None:
-        _keep(run, source, settings, program, tuned)
+        _keep(run, source, settings, program, tuned, measured)
     return tuned
+
+
+def _verified(source: Source, candidate: bytes, run: Run | None) -> Verdict:
+    """The verdict on what the search built; it must be safe."""
+    verdict = verify(source.cubin, candidate)
+    if verdict.safe:
+        return verdict
+    if run is not None:
+        run.write("refused.cubin", candidate)
+        run.finish("failed", {"verdict": _verdict(verdict)})
+    raise ContractBroken(
+        f"the verifier refuses the schedule that the search built: {verdict.findings[0]}; the "
+        "original is kept; please report this with the run directory"
+    )
 
 
 def describe(source: Source, settings: Settings) -> dict[str, Any]:
@@ -130,7 +164,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "kernel": source.kernel,
         "origin": source.origin,
         "original_sha256": hashlib.sha256(source.cubin).hexdigest(),
-        "objective": "model",
+        "objective": settings.objective,
         "strategy": settings.strategy,
         "seed": settings.seed,
         "seconds": settings.seconds,
@@ -177,15 +211,22 @@ def _difference(before: Schedule, after: Schedule) -> tuple[int, int]:
     return moved, int((changed > 0).sum())
 
 
-def _keep(run: Run, source: Source, settings: Settings, program: Program, tuned: Tuned) -> None:
+def _keep(
+    run: Run,
+    source: Source,
+    settings: Settings,
+    program: Program,
+    tuned: Tuned,
+    measured: MeasuredSchedules | None,
+) -> None:
     run.write("best.cubin", tuned.cubin)
     run.write("provenance.json", json.dumps(_provenance(source, program, tuned), indent=1).encode())
     found = tuned.search
-    result = {
+    result: dict[str, Any] = {
         "kind": found.best_measurement.kind,
         "unit": found.best_measurement.unit,
         "original": found.start_measurement.value,
-        "best": found.best_measurement.value if tuned.improved else found.start_measurement.value,
+        "best": found.start_measurement.value / tuned.ratio,
         "ratio": tuned.ratio,
         "improved": tuned.improved,
         "moved": tuned.moved,
@@ -197,7 +238,31 @@ def _keep(run: Run, source: Source, settings: Settings, program: Program, tuned:
         "verdict": _verdict(tuned.verdict),
         "model": dict(found.start_measurement.provenance),
     }
+    if measured is not None and tuned.decision is not None:
+        result |= {
+            "comparison": _comparison(tuned.decision),
+            "fates": dict(measured.fates),
+            "spent": {part: round(s, 3) for part, s in measured.spent.items()},
+            "faults": measured.faults[:100],
+        }
     run.finish("interrupted" if found.stopped == "interrupted" else "done", result)
+
+
+def _comparison(decision: Decision) -> dict[str, Any]:
+    """The decision with all its samples."""
+    compared, timing = decision.comparison, decision.outcome.timing
+    if compared is None or timing is None:
+        return {"fate": decision.outcome.fate, "detail": decision.outcome.detail}
+    return {
+        "fate": decision.outcome.fate,
+        "verdict": compared.verdict,
+        **{key: getattr(compared, key) for key in _INTERVALS},
+        "samples": {
+            "original": timing.original,
+            "candidate": timing.candidate,
+            "null": timing.null,
+        },
+    }
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

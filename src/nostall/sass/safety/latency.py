@@ -7,7 +7,8 @@ limit nor the vendor's tables:
   what :func:`~nostall.sass.safety.validate` asks of any cubin.
 * *attested* distances: the least one that compilers left in straight-line code with nothing but
   time as protection (:mod:`.evidence`), per exact pair.  nostall never brings a pair closer than
-  that, and where it was not seen, not closer than any well-seen pair of its class needs.
+  that, and where it was not seen, not closer than any well-seen pair of its class or its producer
+  needs.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ Table = dict[str, dict[str, Floor]]
 class Floors:
     """The mined tables of one architecture.
 
-    ``floors``: least distances of classes; ``attested``: of exact pairs; ``suffices``: per class
-    the largest attested distance of its well-seen pairs; ``ceilings``: per class of producer the
-    cycles after which its result has arrived everywhere.
+    ``floors``: least distances of classes; ``attested``: of exact pairs; ``suffices``: the largest
+    attested distance of the well-seen pairs of a class, and of a producer; ``ceilings``: per class
+    of producer the cycles after which its result has arrived everywhere.
     """
 
     def __init__(
@@ -109,8 +110,13 @@ class Floors:
         least = self._least(first, second, names, kind)
         attested, suffices = self._attested.get(kind, {}), self._suffices.get(kind, {})
         for name in pairing.exact(first, second, register, kind):
-            row = attested.get(name) or suffices.get(names[1])
-            least = max(least, self.ceiling(first) if row is None else row.least)
+            row = attested.get(name)
+            if row is not None:
+                least = max(least, row.least)
+                continue
+            wider = (suffices.get(names[1]), suffices.get(name.partition("|")[0]))
+            known = [row.least for row in wider if row is not None]
+            least = max(least, *known) if len(known) == 2 else max(least, self.ceiling(first))
         return least
 
     def issue_gap(self, first: Instruction, second: Instruction) -> int:

@@ -38,6 +38,9 @@ BELIEVED = 3
 REPEATED = 60
 """Sightings from which an exact pair speaks for its class."""
 
+SEVERAL = 10
+"""Sightings from which an exact pair speaks for its producer."""
+
 COMMON = 100
 """Sightings from which a read tells how long a producer's class takes at most."""
 
@@ -109,7 +112,7 @@ def floors_of(distances: Distances) -> Rows:
 
 
 def attested_of(sightings: evidence.Sightings) -> tuple[Rows, Rows]:
-    """(per exact pair the least attested distance, per class the largest of those)."""
+    """(per exact pair the least attested distance; per class, and per producer, the largest)."""
     grouped: dict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
     for (kind, name, wide, distance), count in sightings.items():
         grouped[kind, name, wide][distance] += count
@@ -122,9 +125,11 @@ def attested_of(sightings: evidence.Sightings) -> tuple[Rows, Rows]:
         known = exact.setdefault(kind, {}).get(name)
         pair = least if known is None else min(least, known[0])
         exact[kind][name] = [pair, counts.total() + (known[1] if known else 0)]
-        if counts.total() >= REPEATED:
-            row = suffices.setdefault(kind, {}).setdefault(wide, [0, 0])
-            row[:] = [max(row[0], least), row[1] + counts.total()]
+        producer = name.partition("|")[0]
+        for group, needed in ((wide, REPEATED), (producer, SEVERAL)):
+            if counts.total() >= needed:
+                row = suffices.setdefault(kind, {}).setdefault(group, [0, 0])
+                row[:] = [max(row[0], least), row[1] + counts.total()]
     return exact, suffices
 
 

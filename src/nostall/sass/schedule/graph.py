@@ -19,6 +19,8 @@ from nostall.sass.safety.latency import Floors
 from nostall.sass.schedule.dependences import BlockScan, BoardUse, Leftover, scan
 
 Ints = NDArray[np.int32]
+_LONG_AGO = 64
+"""Cycles since issue beyond which only a scoreboard counts."""
 _PIPES = {pipe: number for number, pipe in enumerate(Pipe)}
 
 
@@ -122,15 +124,15 @@ def _arrivals(
     while todo:
         number = todo.pop()
         found = scans[number]
-        leaving = dict(found.leftovers)
+        leaving = {item: min(since, _LONG_AGO) for item, since in found.leftovers.items()}
         for item, since in arriving[number].items():
             later = since + found.length
             if item.boards & found.waited or (item.fixed and later >= item.ceiling):
                 continue
-            leaving[item] = min(later, leaving.get(item, 64), 64)
+            leaving[item] = min(later, leaving.get(item, _LONG_AGO), _LONG_AGO)
         for successor in function.blocks[number].succ:
             into = arriving[successor]
-            worse = {k: v for k, v in leaving.items() if v < into.get(k, 65)}
+            worse = {k: v for k, v in leaving.items() if v < into.get(k, _LONG_AGO + 1)}
             if worse:
                 into.update(worse)
                 todo.append(successor)

@@ -58,7 +58,8 @@ def settle_block(
     ``order``: original indices of the block's positions.  Edges into local instruction l are
     ``first`` / ``cycles`` [into[l] : into[l + 1]].  The other arrays are those of
     :class:`~nostall.sass.schedule.graph.BlockGraph`, ``Graph`` and ``Schedule``.  Returns a
-    :class:`Broken`; stalls are raised to at most 11, or 15 with yield.
+    :class:`Broken`; stalls are raised to at most 11, or 15 with yield, and never from 0, which is
+    no distance but a special wait.
     """
     n = len(order)
     issue = np.full(n, -1, np.int32)
@@ -91,7 +92,7 @@ def settle_block(
                 return why
             before = order[p - 1]
             raised = stall[before] + need - now
-            if raised > (15 if yields[before] else 11):
+            if stall[before] == 0 or raised > (15 if yields[before] else 11):
                 return why
             stall[before] = raised
             now = need
@@ -104,7 +105,7 @@ def settle_block(
         short = max(short, before_end[local] - (now - issue[local]))
     if short > 0:
         last = order[n - 1]
-        if not repair or stall[last] + short > (15 if yields[last] else 11):
+        if not repair or stall[last] == 0 or stall[last] + short > (15 if yields[last] else 11):
             return 3
         stall[last] += short
     return 0

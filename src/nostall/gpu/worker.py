@@ -1,0 +1,162 @@
+"""One spawned process per GPU: whatever a candidate does, the parent survives and goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from nostall.core.errors import BadInput, MissingPart, NostallError
+from nostall.gpu.device import Kernel, Outcome, Plan
+
+_START = 120.0
+"""Seconds that a worker may take to start: the driver, the reference outputs, the first timing."""
+
+
+class Works(Protocol):
+    """What runs in the worker; :class:`~nostall.gpu.engine.Engine`, or a test's stand-in."""
+
+    def about(self) -> Mapping[str, str]: ...
+
+    def evaluate(self, cubin: bytes) -> Outcome: ...
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome: ...
+
+
+Make = Callable[[Kernel, Plan, int], Works]
+
+
+def engine(kernel: Kernel, plan: Plan, ordinal: int) -> Works:
+    """The real thing, imported in the worker only."""
+    from nostall.gpu.engine import Engine
+
+    return Engine(kernel, plan, ordinal)
+
+
+class LocalGpu:
+    """A :class:`~nostall.gpu.device.Device` on this machine.
+
+    A candidate that faults or hangs costs itself and a restart: the worker is killed and a new one
+    starts with the next candidate, its inputs made anew from the same seed.
+    """
+
+    def __init__(
+        self, kernel: Kernel, plan: Plan | None = None, ordinal: int = 0, make: Make = engine
+    ) -> None:
+        self.kernel, self.plan, self.ordinal = kernel, plan or Plan(), ordinal
+        self._make = make
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._about: Mapping[str, str] = {}
+        self.restarts = -1
+        self._start()
+
+    @property
+    def about(self) -> Mapping[str, str]:
+        return self._about
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        return self._ask(("evaluate", cubin), self.plan.deadline)
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        self._stop()
+        allowed = self.plan.deadline * (1 + (rounds + checks) / 20)
+        return self._ask(("compare", cubin, rounds, checks), allowed)
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._pipe is not None:
+            with suppress(OSError):
+                self._pipe.send(None)
+                self._process.join(5)
+        self._stop()
+
+    def __enter__(self) -> LocalGpu:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, question: tuple[Any, ...], seconds: float) -> Outcome:
+        if self._pipe is None:
+            self._start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send(question)
+            if not self._pipe.poll(seconds):
+                self._stop()
+                return Outcome("hang", detail=f"no answer within {seconds:g} s")
+            answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            code = self._stop()
+            return Outcome("fault", detail=f"the worker ended ({error!r}, exit code {code})")
+        if isinstance(answer, Outcome):
+            return answer
+        self._stop()
+        return Outcome("fault", detail=str(answer))
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve,
+            args=(theirs, self._make, self.kernel, self.plan, self.ordinal),
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+        self._pipe = mine
+        self.restarts += 1
+        try:
+            ready = mine.recv() if mine.poll(_START) else "did not start in time"
+        except (EOFError, OSError):
+            ready = "ended while it started"
+        if isinstance(ready, NostallError):
+            self._stop()
+            raise ready
+        if isinstance(ready, str):
+            code = self._stop()
+            raise BadInput(
+                f"the GPU worker {ready} (exit code {code}); the original kernel itself may fault "
+                "with this launch specification: check shapes, bounds and grid"
+            )
+        self._about = ready
+
+    def _stop(self) -> int | None:
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if self._process is None:
+            return None
+        if self._process.is_alive():
+            self._process.join(0.2)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        code = self._process.exitcode
+        self._process = None
+        return None if code is None else int(code)
+
+
+def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: int) -> None:
+    """The worker's main loop: one question, one answer; any error ends the process, because a
+    faulted context cannot be used again."""
+    try:
+        works = make(kernel, plan, ordinal)
+        pipe.send(dict(works.about()))
+    except (BadInput, MissingPart) as error:
+        pipe.send(error)
+        return
+    except Exception as error:
+        pipe.send(f"could not run the original ({error})")
+        return
+    with suppress(EOFError):  # the parent is done with this worker
+        while (question := pipe.recv()) is not None:
+            verb, *arguments = question
+            try:
+                pipe.send(getattr(works, verb)(*arguments))
+            except Exception as error:
+                pipe.send(f"{type(error).__name__}: {error}")
+                return
