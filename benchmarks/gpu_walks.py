@@ -134,13 +134,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=400.0, help="stop after so many")
     parser.add_argument("--largest", type=int, default=120_000, help="bytes of the largest cubin")
+    parser.add_argument("--match", default="", help="only kernels with this in their name")
     parser.add_argument("--workers", type=int, default=2, help="processes that walk")
     options = parser.parse_args()
     started = monotonic()
     names = [
         path.stem
         for path in sorted(CORPUS.glob("*.sm_90.cubin"))
-        if path.stat().st_size <= options.largest and entry(path.stem).get("launch")
+        if path.stat().st_size <= options.largest
+        and entry(path.stem).get("launch")
+        and options.match in path.stem
     ]
     tasks = [
         Task(name, tighten, options.seed + k, options.moves * (1 + 2 * tighten))
@@ -160,14 +163,20 @@ def main() -> None:
                 continue
             rows.append(try_kernel(walked.task.name, mine, plan))
             print(json.dumps({k: v for k, v in rows[-1].items() if k != "about"}), flush=True)
+            _save(options, rows)
             if monotonic() - started > options.seconds:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
-    walks, wrong = sum(r["walks"] for r in rows), sum(len(r["wrong"]) for r in rows)
-    skipped = sum("skipped" in r for r in rows)
+    walks, wrong, skipped = _save(options, rows)
     print(f"{len(rows) - skipped} kernels, {walks} walks, {wrong} wrong, {skipped} kernels skipped")
+
+
+def _save(options: argparse.Namespace, rows: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """(walks, wrong ones, kernels that could not be tried)."""
+    walks, wrong = sum(r["walks"] for r in rows), sum(len(r["wrong"]) for r in rows)
     settings = {k: v for k, v in vars(options).items() if k != "out"}
     save(options.out, settings=settings, walks=walks, wrong=wrong, kernels=rows)
+    return walks, wrong, sum("skipped" in r for r in rows)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ def main() -> None:
         space = ScheduleSpace(program, program.kernel(source.kernel))
         assert source.launch is not None
         for strategy, search in strategies().items():
+            if strategy == "sip" and source.launch.flops is None:
+                print(f"{name}: no floating-point work, so nothing for sip to go by")
+                continue
             for seed in range(options.seeds):
                 model = SmModel(program, space.function, source.launch)
                 found = search.run(space, model, Budget(evaluations=options.evaluations), seed=seed)

@@ -48,15 +48,15 @@ class Anneal(Search):
 
     name: ClassVar[str] = "anneal"
 
-    hot: float = 0.3
-    cold: float = 0.02
-    cycles: int = 2
+    hot: float = 0.03
+    cold: float = 0.001
+    cycles: int = 1
     reheat: float = 0.5
-    jump: int = 3
+    jump: int = 1
     string: float = 0.5
     memo: int = 16384
     stuck: int = 100
-    throws: int = 20
+    throws: int = 40
 
     def __post_init__(self) -> None:
         counts = (self.cycles, self.jump, self.stuck, self.throws)

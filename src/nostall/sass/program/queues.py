@@ -26,6 +26,9 @@ def result_queue(instruction: Instruction, sm: int) -> str:
         return ""
     if row.pipe is Pipe.LSU:
         return "lsu" if instruction.base in _SHARED_RESULTS else ""
+    if row.pipe is Pipe.SPECIAL:
+        # An H200 answered S2UR before an earlier S2R; compilers rely on the order of S2UR only.
+        return "s2ur" if instruction.base == "S2UR" else ""
     return row.pipe
 
 
