@@ -61,6 +61,8 @@ class Instruction:
         does = self.row.does
         if "STRONG" in self.modifiers or "MMIO" in self.modifiers:
             does |= Does.FENCE
+        if any(operand.startswith("`(") for operand in self.operands):
+            does |= Does.WALL  # an address relative to its own
         if any("CLOCK" in operand or "GLOBALTIMER" in operand for operand in self.operands):
             does |= Does.WALL
         if self.glued:
