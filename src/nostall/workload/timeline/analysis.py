@@ -10,7 +10,7 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.workload.timeline.intervals import Intervals
-from nostall.workload.timeline.kinds import Kind, kinds
+from nostall.workload.traces.kinds import Kind, kinds
 from nostall.workload.traces.recording import Activities, Recording
 
 PARTS = (

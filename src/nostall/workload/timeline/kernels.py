@@ -10,7 +10,7 @@ from nostall.core.errors import BadHardware
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.model.roofline import Placement, place
 from nostall.workload.timeline.analysis import Timeline
-from nostall.workload.timeline.kinds import Kind, kinds
+from nostall.workload.traces.kinds import Kind, kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class _Columns:
         self.name.append(self.names.setdefault(name, len(self.names)))
         self.kind.append(kind)
         self.stream.append(_number(args.stream if args.stream is not None else event.tid))
-        self.device.append(_number(args.device) % 32768)
+        self.device.append(min(_number(args.device), 32767))
         self.correlation.append(-1 if args.correlation is None else args.correlation)
         # Old Kineto repeats the correlation instead of naming the operator.
         own = args.external is None or args.external == args.correlation
@@ -192,13 +192,16 @@ class _Columns:
         )
 
     def _activities(self, order: np.ndarray, origin: float) -> Activities:
+        device = np.array(self.device, dtype=np.int16)[order]
+        if (named := device >= 0).any():
+            device[~named] = device[named].min()  # some copies of old traces name no device
         return Activities(
             start=(np.array(self.start)[order] - origin) * SECONDS,
             end=(np.array(self.end)[order] - origin) * SECONDS,
             name=np.array(self.name, dtype=np.int32)[order],
             kind=np.array(self.kind, dtype=np.int8)[order],
             stream=np.array(self.stream, dtype=np.int64)[order],
-            device=np.array(self.device, dtype=np.int16)[order],
+            device=device,
             correlation=np.array(self.correlation, dtype=np.int64)[order],
             size=np.array(self.size)[order],
             message=np.array(self.message)[order],

@@ -47,7 +47,7 @@ _NOT_COMPUTE = re.compile(
 
 def kinds(activities: Activities, names: Sequence[str]) -> np.ndarray:
     """The :class:`Kind` of each activity."""
-    by_name = np.array([_kernel(name) for name in names], dtype=np.int8)
+    by_name = np.array([kind_of_name(name) for name in names], dtype=np.int8)
     to_gpu = np.array(["htod" in name.lower() for name in names], dtype=bool)
     found: np.ndarray = by_name[activities.name]
     copy = activities.kind == 1
@@ -56,7 +56,8 @@ def kinds(activities: Activities, names: Sequence[str]) -> np.ndarray:
     return found
 
 
-def _kernel(name: str) -> Kind:
+def kind_of_name(name: str) -> Kind:
+    """The :class:`Kind` of a kernel; copies are told by their category, not here."""
     name = _LIBRARY.sub("", name)
     if _COMMUNICATION.search(name):
         return Kind.COMMUNICATION
