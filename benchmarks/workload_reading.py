@@ -24,12 +24,15 @@ from nostall.workload.traces.kineto import read_kineto
 HEAD = '{\n  "schemaVersion": 1,\n  "distributedInfo": {"rank": 0, "world_size": 1},\n'
 
 
+OPERATORS = ("aten::linear", "aten::addmm", "aten::view", "aten::empty", "aten::gelu", "aten::add_")
+
+
 def pattern(at: int) -> str:
     """Ten events: six operators, two runtime calls, a flow arrow, a kernel."""
     ts, rows = at * 100, []
     for n in range(6):
         dims = {"External id": at * 10 + n, "Input Dims": [[64, 128], [128, 256]], "Ev Idx": n}
-        rows.append(("X", "cpu_op", "aten::addmm", ts + n * 9, 8.5, dims))
+        rows.append(("X", "cpu_op", OPERATORS[n], ts + n * 9, 8.5, dims))
     for n in range(2):
         call = {"External id": at * 10, "cbid": 211, "correlation": at * 2 + n}
         rows.append(("X", "cuda_runtime", "cudaLaunchKernel", ts + 60 + n * 5, 3.25, call))

@@ -241,3 +241,28 @@ def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
     read_kineto(path, seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == path.stat().st_size
+
+
+WHOLE = json.dumps(
+    trace(launch(0, 1), kernel("k{[", 2, 3, launch=1, **{"Input Dims": [[2], []]})), indent=1
+).encode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(WHOLE) - 1), st.sampled_from(b'{}[]",:\\x0 -e.')), max_size=6
+    ),
+    st.integers(0, len(WHOLE)),
+)
+def test_no_damage_crashes_it(tmp_path_factory, changes, length) -> None:
+    """Bytes are changed and the end is cut off: it reads something, or names the file."""
+    data = bytearray(WHOLE)
+    for at, byte in changes:
+        data[at] = byte
+    path = tmp_path_factory.mktemp("f") / "t.json"
+    path.write_bytes(data[:length])
+    try:
+        assert read_kineto(path).events > 0
+    except BadTrace as error:
+        assert str(path) in str(error)

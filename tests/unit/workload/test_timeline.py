@@ -16,6 +16,7 @@ from nostall.workload.timeline.advice import advise
 from nostall.workload.timeline.analysis import PARTS, Timeline, analyse
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.kernels import kernel_times
+from nostall.workload.timeline.strip import strip
 from nostall.workload.traces.kinds import Kind, kind_of_name
 from nostall.workload.traces.kineto import read_kineto
 
@@ -204,3 +205,19 @@ def test_products_with_recorded_shapes_are_placed_under_the_roofline(tmp_path: P
     assert below.level.startswith("nostall.sass")
     assert below.gain == pytest.approx(500 / 300)
     assert kernel_times(found)[0].placement is None
+
+
+def test_slices_add_up_to_the_parts(tmp_path: Path) -> None:
+    found = timeline(
+        tmp_path,
+        kernel(GEMM, 0, 33),
+        kernel(ADD, 20, 30, stream=8),
+        kernel(NCCL, 45, 20, stream=9),
+        kernel(ADD, 80, 17),
+    )
+    shares = strip(found, 7)
+    assert shares.shape == (5, 7)
+    seconds = shares.sum(axis=1) * found.span / 7
+    names = ("compute", "memory", "weights", "data", "copies")
+    assert seconds == pytest.approx([found.parts[name] for name in names])
+    assert (shares.sum(axis=0) <= 1 + 1e-9).all()

@@ -25,6 +25,8 @@ GPU = {
 """Categories of GPU activities, spelt as old and new Kineto do."""
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
 OPERATOR = frozenset({"cpu_op", "Operator"})
+MOST_DULL = 10_000
+"""Names of operators that are remembered; a trace may make up a new name for every call."""
 _LOADING = "enumerate(DataLoader)"
 BYTES = {
     "Byte": 1,
@@ -93,6 +95,7 @@ class _Columns:
         self.steps: list[tuple[float, float]] = []
         self.loading: list[tuple[float, float]] = []
         self.matmuls: dict[int, Product] = {}
+        self._dull: set[str | int | None] = set()
 
     def decode(self, text: bytes) -> list[Event]:
         """A list of events; where a field of one has another type, that one is left out."""
@@ -111,7 +114,7 @@ class _Columns:
     def add(self, events: list[Event]) -> None:
         """Sort one list of events into the columns."""
         self.events += len(events)
-        gpu, runtime, operator = GPU.get, RUNTIME, OPERATOR
+        gpu, runtime, operator, dull = GPU.get, RUNTIME, OPERATOR, self._dull
         for event in events:
             if event.ph != "X":
                 continue
@@ -119,10 +122,8 @@ class _Columns:
             if event.dur < 0:
                 self.left_out += 1
             elif category in operator:
-                if event.name in MATMULS:
-                    self._matmul(event)
-                elif str(event.name).startswith(_LOADING):
-                    self.loading.append((event.ts, event.ts + event.dur))
+                if event.name not in dull:
+                    self._operator(event)
             elif category in runtime:
                 self._call(event)
             elif category is not None and (kind := gpu(category)) is not None:
@@ -159,6 +160,16 @@ class _Columns:
             self.steps.append((event.ts, event.ts + event.dur))
         elif name.startswith(_LOADING):
             self.loading.append((event.ts, event.ts + event.dur))
+
+    def _operator(self, event: Event) -> None:
+        """Products and data loaders are kept; any other name is remembered as of no interest."""
+        name = str(event.name)
+        if name.startswith(_LOADING):
+            self.loading.append((event.ts, event.ts + event.dur))
+        elif name in MATMULS:
+            self._matmul(event)
+        elif len(self._dull) < MOST_DULL:
+            self._dull.add(event.name)
 
     def _matmul(self, event: Event) -> None:
         args = event.args or _NONE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -29,6 +30,7 @@ class Product:
     precision: str
 
 
+@lru_cache(maxsize=4096)  # every step repeats the shapes of the one before
 def product(operator: str, shapes: bytes, types: bytes) -> Product | None:
     """The product that an operator computes; None where its arguments are not those of one.
 
