@@ -61,6 +61,10 @@ def test_a_table_in_json(table: Path) -> None:
         "allreduce-cluster",
         "pearl",
     ]
+    each = {job["name"]: job for job in found["per_job"]}
+    assert len(each) == 4
+    assert each["d"]["seconds"]["weights"] == 0
+    assert each["d"]["total"] == pytest.approx(sum(each["d"]["seconds"].values()))
     faster, pearl = found["what_if"]
     assert 1 < faster["mean_by_job"] < 4
     assert pearl["jobs"] == 3
@@ -128,7 +132,7 @@ def test_the_page_is_whole_and_needs_no_network(
     tags = _Tags()
     tags.feed(text)
     assert tags.open == []
-    assert tags.seen.count("svg") == (5 if which == "table" else 2)
+    assert tags.seen.count("svg") == (6 if which == "table" else 2)
     assert "nan" not in re.findall(r'(?:d|points|x|y|width)="([^"]*)"', text)
     assert "modelled" in text
 

@@ -10,6 +10,8 @@ from nostall.workload.timeline.analysis import PARTS
 from nostall.workload.traces.chakra import ChakraTrace
 
 MOST_KERNELS = 8
+MOST_JOBS = 12
+"""A table of more jobs than this is a population: single ones are not printed."""
 MOST_LETTERS = 48
 BUSY = tuple(p for p in PARTS if not p.startswith("idle"))
 
@@ -31,6 +33,7 @@ def show_jobs(answer: JobsAnswer) -> None:
             for g in answer.groups
         ],
     )
+    _show_each(answer)
     first, second, *_ = answer.ranking.items()
     out.print(
         f"waits most for: {first[0]} (modelled {first[1]:.1%} of GPU time), then {second[0]} "
@@ -58,6 +61,26 @@ def show_jobs(answer: JobsAnswer) -> None:
             f"{changed.mean_by_gpu:.2f}x by GPU time ({changed.jobs} jobs)"
         )
     out.print(f"{len(answer.population.jobs)} jobs, {answer.skipped} left out")
+
+
+def _show_each(answer: JobsAnswer) -> None:
+    """The step of each job, where they are few; a population is in the page and in the JSON."""
+    if len(answer.population.jobs) > MOST_JOBS:
+        return
+    show_table(
+        "modelled step of each job, seconds",
+        ("job", "architecture", *MODEL_PARTS, "total", "perfect overlap"),
+        [
+            (
+                job.name,
+                job.architecture.value,
+                *(f"{found.part(p):.4g}" for p in MODEL_PARTS),
+                f"{found.total:.4g}",
+                f"{found.overlapped:.4g}",
+            )
+            for job, found in answer.largest()
+        ],
+    )
 
 
 def show_traces(answer: TracesAnswer) -> None:

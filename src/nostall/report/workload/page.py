@@ -24,6 +24,8 @@ SLICES = 320
 MOST_DETAILED = 8
 """GPUs whose timeline and kernels are shown; the others are in the overview."""
 MOST_KERNELS = 20
+MOST_JOBS = 15
+MOST_LETTERS = 28
 
 MODEL_STYLES = {
     "data": "c-data",
@@ -67,6 +69,13 @@ def _jobs(answer: JobsAnswer) -> str:
         "jobs.html",
         answer=answer,
         shares=stacked(rows, MODEL_STYLES),
+        each=stacked(
+            [
+                (_short(job.name), {part: found.share(part) for part in MODEL_PARTS})
+                for job, found in answer.largest(MOST_JOBS)
+            ],
+            MODEL_STYLES,
+        ),
         by_job=curves(lines["job"], "modelled share of a step", "jobs at or below", percent=True),
         by_gpu=curves(lines["gpu"], "modelled share of a step", "GPU time", percent=True),
         sensitivity=curves(sensitivity, "times its rate", "modelled mean speed-up", log=True),
@@ -75,6 +84,10 @@ def _jobs(answer: JobsAnswer) -> str:
         ),
         parts=MODEL_STYLES,
     )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MOST_LETTERS else name[: MOST_LETTERS - 1] + "…"
 
 
 def _distribution(answer: JobsAnswer, target: str) -> tuple[list[float], list[float]]:

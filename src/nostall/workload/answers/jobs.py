@@ -11,7 +11,7 @@ from nostall.workload.answers.whatif import WhatIf
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.jobs.record import Architecture, Job, Resource
 from nostall.workload.jobs.table import JobTable
-from nostall.workload.model.breakdown import step
+from nostall.workload.model.breakdown import PARTS, Breakdown, step
 from nostall.workload.model.population import Population, Series
 from nostall.workload.model.projection import Projection
 from nostall.workload.model.sweep import Sweep, sweep
@@ -87,7 +87,26 @@ class JobsAnswer:
             "ranking_by_gpu_time": self.ranking,
             "ported_from_ps_worker": [asdict(p) for p in self.ported],
             "what_if": [asdict(c) for c in self.changed],
+            "per_job": [_one(job, found) for job, found in self.largest()],
         }
+
+    def largest(self, most: int | None = None) -> list[tuple[Job, Breakdown]]:
+        """Jobs with their steps, those with the most GPU time first."""
+        rows = zip(
+            self.population.weights("gpu"), self.population.jobs, self.population.steps, strict=True
+        )
+        ordered = sorted(rows, key=lambda row: -row[0])
+        return [(job, found) for _, job, found in ordered[:most]]
+
+
+def _one(job: Job, found: Breakdown) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "architecture": job.architecture.value,
+        "seconds": {part: found.part(part) for part in PARTS},
+        "total": found.total,
+        "perfect_overlap": found.overlapped,
+    }
 
 
 def answer_jobs(
