@@ -1,6 +1,7 @@
 """Agreement with HolisticTraceAnalysis on public traces.
 
-NOSTALL_PUBLIC_TRACES=DIR python -m benchmarks.workload_hta --hta PYTHON --out FILE.json
+NOSTALL_PUBLIC_TRACES=DIR NOSTALL_HTA_PYTHON=PYTHON \\
+    python -m benchmarks.workload_hta --out benchmarks/results/workload_hta.json
 
 DIR holds traces of HTA's own tests (facebookresearch/HolisticTraceAnalysis, tests/data, MIT).
 PYTHON is an interpreter with HolisticTraceAnalysis==0.5.0: it pins packages of its own, so it lives
@@ -84,17 +85,16 @@ def theirs(python: str, path: Path, rank: int) -> dict[str, Any] | str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--hta", required=True, help="a Python with HolisticTraceAnalysis")
     options = parser.parse_args()
-    root = os.environ.get("NOSTALL_PUBLIC_TRACES")
-    if not root:
-        parser.error("set NOSTALL_PUBLIC_TRACES to a folder of traces")
+    root, python = (os.environ.get(f"NOSTALL_{n}") for n in ("PUBLIC_TRACES", "HTA_PYTHON"))
+    if not root or not python:
+        parser.error("set NOSTALL_PUBLIC_TRACES and NOSTALL_HTA_PYTHON, as said above")
     records = []
     for path in sorted(Path(root).glob("*.json.gz")):
         if (read := ours(path)) is None:
             continue
         rank, mine = read
-        other = theirs(options.hta, path, rank)
+        other = theirs(python, path, rank)
         record: dict[str, Any] = {"trace": path.name, "nostall": _rounded(mine)}
         if isinstance(other, str):
             record["hta_failed"] = other

@@ -32,7 +32,8 @@ overhead = "0.001 s"
 def test_every_preset_gives_a_source_for_every_number(name: str) -> None:
     found = load_hardware(name)
     assert found.name == name
-    for number in ("flops", "memory", "memory_size", "pcie", "nvlink", "ethernet", "efficiency"):
+    links = ("pcie", "pcie_links", "nvlink", "ethernet")
+    for number in ("flops", "memory", "memory_size", *links, "gpus_per_server", "efficiency"):
         assert found.sources[number], number
 
 

@@ -93,6 +93,8 @@ def test_closed_forms_of_the_traffic(
 def test_replicas_of_one_server_share_its_pcie_for_their_input() -> None:
     alone = step(job(), ROUND).data
     assert step(job(Architecture.ALLREDUCE_LOCAL), ROUND).data == pytest.approx(8 * alone)
+    links = dataclasses.replace(ROUND, pcie_links=3)
+    assert step(job(Architecture.ALLREDUCE_LOCAL), links).data == pytest.approx(3 * alone)
     two = dataclasses.replace(job(Architecture.ALLREDUCE_CLUSTER), replicas=16)
     assert step(two, ROUND).data == pytest.approx(8 * alone)
 
@@ -217,6 +219,7 @@ def hardware_with(**changes: object) -> Hardware:
     "changes",
     [
         {"memory": 0.0},
+        {"pcie_links": 0},
         {"pcie": -1.0},
         {"ethernet": math.nan},
         {"flops": {}},

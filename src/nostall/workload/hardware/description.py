@@ -16,9 +16,10 @@ class Hardware:
     """Peak rates of one GPU and of the links it uses.
 
     ``flops``: FLOP/s by precision.  ``memory``, ``pcie``, ``nvlink``, ``ethernet``: bytes/s in one
-    direction (``memory``: read and write together; ``pcie`` and ``ethernet``: of a server, shared
-    by the replicas that sit in it where the architecture says so).  A rate of 0 says that the link
-    is not there.  ``memory_size``: bytes of one GPU.  ``sources``: where each number was read.
+    direction (``memory``: read and write together; ``pcie``: of one of the ``pcie_links`` between a
+    server's hosts and GPUs, which the replicas in the server share; ``ethernet``: of a server).  A
+    rate of 0 says that the link is not there.  ``memory_size``: bytes of one GPU.  ``sources``:
+    where each number was read.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Hardware:
     nvlink: float
     ethernet: float
     gpus_per_server: int
+    pcie_links: int = 1
     efficiency: Efficiency = field(default_factory=flat)
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -42,10 +44,10 @@ class Hardware:
                     f"hardware {self.name!r} has {name} = {value!r}; allowed is a finite rate "
                     f"{'> 0' if needed else '>= 0 (0: not there)'}, correct the description"
                 )
-        if not self.flops or self.gpus_per_server < 1:
+        if not self.flops or self.gpus_per_server < 1 or self.pcie_links < 1:
             raise BadHardware(
-                f"hardware {self.name!r} has {len(self.flops)} precisions and "
-                f"{self.gpus_per_server} GPUs a server; at least one of each is needed"
+                f"hardware {self.name!r} has {len(self.flops)} precisions, {self.gpus_per_server} "
+                f"GPUs and {self.pcie_links} PCIe links a server; at least one of each is needed"
             )
 
     def rate(self, resource: Resource, precision: str = "fp32") -> float:

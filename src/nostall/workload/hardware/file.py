@@ -55,6 +55,7 @@ class HardwareFile(BaseModel):
     nvlink: Rate = 0.0
     ethernet: Rate = 0.0
     gpus_per_server: int = Field(ge=1, le=4096)
+    pcie_links: int = Field(default=1, ge=1, le=4096)
     efficiency: dict[Resource, _CurveFile] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 

@@ -62,11 +62,12 @@ class Breakdown:
 def step(job: Job, hardware: Hardware) -> Breakdown:
     """The modelled step of one replica (arXiv:1910.05930, its analytical framework).
 
-    Replicas in one server share its PCIe for their input.  Raises
+    Replicas in one server share its PCIe links for their input.  Raises
     :class:`~nostall.core.errors.BadHardware` where the job needs a link or a precision that the
     hardware lacks.
     """
-    sharing = min(job.replicas, hardware.gpus_per_server) if job.architecture.colocated else 1
+    local = min(job.replicas, hardware.gpus_per_server) if job.architecture.colocated else 1
+    sharing = -(-local // hardware.pcie_links)
     moved = traffic(job, hardware.gpus_per_server)
     return Breakdown(
         data=hardware.seconds(Resource.PCIE, job.input_bytes * sharing),
