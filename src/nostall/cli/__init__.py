@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from nostall.cli import console, doctor, inspect, report, tune, verify
+from nostall.cli import characterize, console, doctor, inspect, report, tune, verify
 from nostall.core.errors import NostallError
 
 INTERRUPTED = 130
@@ -28,6 +28,7 @@ app.command("doctor")(doctor.doctor)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
+app.command("characterize")(characterize.characterize)
 app.command("report")(report.report)
 
 

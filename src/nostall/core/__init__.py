@@ -2,9 +2,12 @@
 
 from nostall.core.errors import (
     BadBinary,
+    BadHardware,
     BadInput,
+    BadJob,
     BadLaunch,
     BadRun,
+    BadTrace,
     ContractBroken,
     IllegalMove,
     MissingPart,
@@ -20,9 +23,12 @@ from nostall.core.space import Move, Space, Tags
 
 __all__ = [
     "BadBinary",
+    "BadHardware",
     "BadInput",
+    "BadJob",
     "BadLaunch",
     "BadRun",
+    "BadTrace",
     "Budget",
     "Buffer",
     "Checkpoint",

@@ -36,6 +36,18 @@ class BadRun(BadInput):
     """A run directory cannot be read, resumed or written."""
 
 
+class BadJob(BadInput):
+    """A training job, or a table of them, cannot be described by the record nostall uses."""
+
+
+class BadHardware(BadInput):
+    """A hardware description is incomplete, contradicts itself, or lacks what a job needs."""
+
+
+class BadTrace(BadInput):
+    """A profiler trace cannot be read, or holds nothing that can be analysed."""
+
+
 class MissingPart(NostallError):
     """Something outside nostall (a tool, a package, a device) is not there."""
 

@@ -1,0 +1,1 @@
+"""What a trace measured: where a GPU's time went, and what to fix first."""

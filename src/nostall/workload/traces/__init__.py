@@ -1,0 +1,1 @@
+"""Profiler traces: streamed from files into columns, in bounded memory."""

@@ -1,0 +1,180 @@
+"""`nostall characterize` as a user runs it: tables, traces, pages, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import nostall, refused
+from tests.unit.workload.traces import event, kernel, launch, trace, write
+
+TABLE = """name,architecture,replicas,flops [T],memory_bytes [GB],weight_traffic [GB],gpu_hours
+a,allreduce-local,8,1.5,30,0.357,12
+b,PS/Worker,16,0.1,1,1.2,80
+<b>c</b>,PS/Worker,4,0.3,10,0.2,20
+d,1w1g,1,7,20,,3
+"""
+SHAPES = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::Half", "c10::Half"]}
+TRACE = trace(
+    event("cpu_op", "aten::mm", 0, 2, **SHAPES, **{"External id": 9}),
+    launch(0, 1),
+    kernel("nvjet_hsh_<script>", 10, 400, launch=1, **{"External id": 9}),
+    launch(2, 2),
+    kernel("ncclDevKernel_AllReduce", 410, 100, launch=2, stream=8),
+    launch(560, 3),
+    kernel("vectorized_elementwise_kernel", 600, 50, launch=3),
+    rank=0,
+    world=2,
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.csv"
+    path.write_text(TABLE)
+    return path
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    return write(tmp_path / "rank0.json.gz", TRACE)
+
+
+def test_a_table_in_json(table: Path) -> None:
+    questions = ("--what-if", "ethernet=100Gb/s", "--what-if", "to=pearl")
+    done = nostall("characterize", table, "--format", "json", *questions)
+    assert done.code == 0, done.err
+    found = done.json
+    assert (found["kind"], found["jobs"], found["hardware"]) == ("modelled", 4, "pai-2018")
+    everything = found["groups"][0]
+    assert sum(everything["by_gpu"].values()) == pytest.approx(1)
+    assert [g["jobs"] for g in found["groups"]] == [4, 1, 2, 1]
+    assert sum(g["gpu_time"] for g in found["groups"][1:]) == pytest.approx(1)
+    assert next(iter(found["ranking_by_gpu_time"])) == "ethernet"
+    assert [p["target"] for p in found["ported_from_ps_worker"]] == [
+        "allreduce-local",
+        "allreduce-cluster",
+        "pearl",
+    ]
+    each = {job["name"]: job for job in found["per_job"]}
+    assert len(each) == 4
+    assert each["d"]["seconds"]["weights"] == 0
+    assert each["d"]["total"] == pytest.approx(sum(each["d"]["seconds"].values()))
+    faster, pearl = found["what_if"]
+    assert 1 < faster["mean_by_job"] < 4
+    assert pearl["jobs"] == 3
+
+
+def test_a_trace_in_json(profile: Path) -> None:
+    args = ("--format", "json", "--hardware", "h200-dgx", "--what-if", "nvlink=x2")
+    done = nostall("characterize", profile, *args)
+    assert done.code == 0, done.err
+    [rank] = done.json["ranks"]
+    assert rank["kind"] == "measured"
+    assert rank["seconds"] == pytest.approx(640e-6)
+    assert rank["parts_seconds"]["idle_launch"] == pytest.approx(90e-6)
+    assert rank["what_if"][0]["modelled_speedup"] == pytest.approx(640 / 590)
+    product = next(k for k in rank["top_kernels"] if "nvjet" in k["name"])
+    assert product["modelled_roofline"]["bound"] == "compute"
+    assert product["modelled_roofline"]["reached"] == pytest.approx(2 * 4096**3 / 989e12 / 400e-6)
+    assert {a["who"].split(":")[0] for a in rank["fix_first"]} >= {
+        "nostall.parallel",
+        "nostall.sass",
+        "nostall.fusion",
+    }
+    assert done.json["remarks"] == ["1 of 2 ranks have no trace here (1)"]
+
+
+def test_words_on_a_terminal(table: Path, profile: Path) -> None:
+    done = nostall("characterize", table)
+    assert "modelled shares of a step" in done.out
+    assert "4 jobs, 0 left out" in done.out
+    done = nostall("characterize", profile.parent / "rank0.json.gz")
+    assert "measured time of each GPU" in done.out
+    assert "modelled gain" in done.out
+    assert "1 traces, 0 left out" in done.out
+
+
+class _Tags(HTMLParser):
+    """Which elements a page has, and which it leaves open."""
+
+    void = frozenset(("meta", "br"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("which", ["table", "profile"])
+def test_the_page_is_whole_and_needs_no_network(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source, page = request.getfixturevalue(which), tmp_path / "page.html"
+    done = nostall("characterize", source, "--report", page)
+    assert done.code == 0, done.err
+    assert f"report: {page}" in done.out
+    text = page.read_text()
+    assert not re.search(r"https?://|<script|<b>c", text)
+    tags = _Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.seen.count("svg") == (6 if which == "table" else 2)
+    assert "nan" not in re.findall(r'(?:d|points|x|y|width)="([^"]*)"', text)
+    assert "modelled" in text
+
+
+def test_a_directory_stands_for_its_traces_and_bad_ones_are_counted(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", trace(kernel("k", 0, 9), rank=rank, world=2))
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(json.dumps(TRACE).encode())[:80])
+    (tmp_path / "notes.txt").write_text("not a trace")
+    done = nostall("characterize", tmp_path, "--processes", 2, "--format", "json")
+    assert done.code == 0, done.err
+    assert [r["rank"] for r in done.json["ranks"]] == [0, 1]
+    assert done.json["left_out"] == 1
+    assert "cut.json.gz" in done.json["reasons"][0]
+
+
+def test_one_bad_table_of_two_is_left_out(table: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("architecture,flops [TB]\n1w1g,1\n")
+    done = nostall("characterize", table, bad, "--format", "json")
+    assert (done.code, done.json["jobs"], done.json["unreadable_files"]) == (0, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("absent.csv",), "absent.csv"),
+        (("absent.json",), "absent.json"),
+        (("absent.et",), "absent.et"),
+        (("jobs.csv", "rank0.json.gz"), "one kind at a time"),
+        (("jobs.csv", "--hardware", "b300"), "pai-2018"),
+        (("jobs.csv", "--what-if", "ethernet=100"), "25 Gb/s"),
+        (("jobs.csv", "--what-if", "wifi=x2"), "no question"),
+        (("jobs.csv", "--what-if", "memory=x0"), "no question"),
+        (("jobs.csv", "--what-if", "to=ring"), "allreduce-local"),
+        (("rank0.json.gz", "--what-if", "to=pearl"), "job table"),
+        (("rank0.json.gz", "--what-if", "nvlink=900GB/s"), "--hardware"),
+        (("empty",), "holds no traces"),
+    ],
+)
+def test_refused_in_one_line(
+    table: Path, profile: Path, tmp_path: Path, args: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert said in refused(nostall("characterize", *args, cwd=tmp_path))

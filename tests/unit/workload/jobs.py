@@ -1,0 +1,60 @@
+"""Jobs and hardware that the tests share, and strategies that make more of them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from nostall.workload import Architecture, Hardware, Job, Resource
+
+ROUND = Hardware(
+    name="round numbers",
+    flops={"fp32": 10e12},
+    memory=1e12,
+    memory_size=16e9,
+    pcie=10e9,
+    nvlink=50e9,
+    ethernet=3.125e9,
+    gpus_per_server=8,
+)
+"""Rates of arXiv:1910.05930 where the closed-form checks need them, else round numbers."""
+
+RATES = (Resource.MEMORY, Resource.PCIE, Resource.NVLINK, Resource.ETHERNET)
+
+
+def job(architecture: Architecture = Architecture.PS_WORKER, **changes: object) -> Job:
+    """A job that uses every resource its architecture has."""
+    fields: dict[str, object] = {
+        "replicas": 1 if architecture is Architecture.SINGLE else 8,
+        "batch": 32,
+        "flops": 1e12,
+        "memory_bytes": 50e9,
+        "input_bytes": 40e6,
+        "dense_bytes": 400e6,
+        "embedding_bytes": 2e9,
+        "touched_bytes": 20e6,
+    }
+    return Job("job", architecture, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+amounts = st.floats(min_value=0, max_value=1e14)
+sizes = st.floats(min_value=0, max_value=1e11)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *architectures: Architecture) -> Job:
+    """Any job of one of these architectures."""
+    architecture = draw(st.sampled_from(architectures or tuple(Architecture)))
+    alone = architecture is Architecture.SINGLE
+    return Job(
+        name="drawn",
+        architecture=architecture,
+        replicas=1 if alone else draw(st.integers(1, 300)),
+        batch=draw(st.integers(1, 10_000)),
+        flops=draw(st.floats(min_value=1, max_value=1e14)),
+        memory_bytes=draw(sizes),
+        input_bytes=draw(sizes),
+        dense_bytes=draw(sizes),
+        embedding_bytes=draw(sizes),
+        touched_bytes=draw(sizes),
+        weight_traffic=draw(st.none() | sizes),
+    )

@@ -1,0 +1,71 @@
+"""Fitted slow-downs: the fit finds what made the steps, and its interval holds what it should."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nostall.core import BadInput
+from nostall.workload.hardware import Curve
+from nostall.workload.model.slowdown import MeasuredStep, SlowdownFit, fit_slowdown
+
+PEAK = 6.25e9
+TRUTH = SlowdownFit(Curve(0.12, 4e-3), 0.3, PEAK)
+
+
+def steps(noise: float, seed: int = 0) -> list[MeasuredStep]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for group, size in (("small", 6e6), ("middle", 50e6), ("large", 400e6)):
+        for _ in range(120):
+            compute = float(np.exp(rng.uniform(np.log(0.005), np.log(0.5))))
+            moved = size * float(rng.choice([1.0, 4 / 3, 1.5]))
+            real = TRUTH.seconds(compute, moved) * float(np.exp(rng.normal(0, noise)))
+            found.append(MeasuredStep(group, compute, moved, real))
+    return found
+
+
+def test_the_fit_finds_what_made_the_steps() -> None:
+    found = fit_slowdown(steps(0.0), PEAK)
+    assert found.curve.share == pytest.approx(0.12, rel=0.02)
+    assert found.curve.overhead == pytest.approx(4e-3, rel=0.1)
+    assert found.hidden == pytest.approx(0.3, abs=0.02)
+    assert fit_slowdown(steps(0.0), PEAK) == found
+
+
+def test_the_interval_holds_what_it_should_of_new_steps() -> None:
+    found = fit_slowdown(steps(0.1), PEAK)
+    new = steps(0.1, seed=1)
+    bounds = [found.interval(s.compute, s.moved) for s in new]
+    inside = [low <= s.seconds <= high for s, (low, high) in zip(new, bounds, strict=True)]
+    assert 0.85 < np.mean(inside) < 0.95
+
+
+def test_computation_never_hides_more_than_there_is() -> None:
+    assert TRUTH.seconds(10.0, 1e6) == 10.0
+    assert TRUTH.seconds(1e-3, 0.0) == 1e-3
+
+
+def test_too_little_to_fit() -> None:
+    with pytest.raises(BadInput, match="two different amounts"):
+        fit_slowdown(steps(0)[:1], PEAK)
+    with pytest.raises(BadInput, match="no interval"):
+        TRUTH.interval(1.0, 1.0)
+
+
+def test_measured_slowdowns_are_predicted_far_better_than_at_a_flat_efficiency() -> None:
+    """Public measurements, where they are; the committed figures say how well."""
+    root = os.environ.get("NOSTALL_PUBLIC_DATA")
+    if not root or not (Path(root) / "pollux").is_dir():
+        pytest.skip("NOSTALL_PUBLIC_DATA does not name a folder that holds pollux/")
+    from benchmarks.workload_slowdown import ETHERNET, PARAMETERS, judged, measured
+
+    models = {model: measured(Path(root), model) for model in PARAMETERS}
+    flat = SlowdownFit(Curve(0.7), 0.0, ETHERNET)
+    for model, own in models.items():
+        others = [s for name, some in models.items() if name != model for s in some]
+        fitted = judged(own, fit_slowdown(others, ETHERNET))
+        assert fitted["mape"] < 0.2 < judged(own, flat)["mape"]

@@ -1,0 +1,136 @@
+"""Job records and tables of them: what is read, what is left out, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import pytest
+
+from nostall.core import BadJob, MissingPart
+from nostall.workload import Architecture, Job, read_jobs
+
+GOOD = """name,architecture,replicas,flops [T],dense_bytes [MB],weight_traffic [GB],gpu_hours
+resnet,allreduce-local,8,1.5,204,0.357,12
+ctr,PS/Worker,16,0.1,1,,80
+"""
+
+
+def write(tmp_path: Path, text: str, name: str = "jobs.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["jobs.csv", "jobs.csv.gz"])
+def test_units_and_spellings(tmp_path: Path, name: str) -> None:
+    found = read_jobs(write(tmp_path, GOOD, name))
+    resnet, ctr = found.jobs
+    assert resnet.flops == pytest.approx(1.5e12)
+    assert resnet.dense_bytes == pytest.approx(204e6)
+    assert resnet.weight_traffic == pytest.approx(357e6)
+    assert ctr.architecture is Architecture.PS_WORKER
+    assert ctr.weight_traffic is None
+    assert found.skipped == 0
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra nostall[parquet]")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "jobs.parquet"
+    columns = {"architecture": ["1w1g", "ps-worker", None], "flops [G]": [1.0, 2.0, 3.0]}
+    parquet.write_table(pyarrow.table({**columns, "replicas": [1, 4, 1]}), path)
+    found = read_jobs(path)
+    assert [j.flops for j in found.jobs] == [1e9, 2e9]
+    assert (found.left_out[0].where, found.skipped) == ("row 3", 1)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(BadJob, match=r"jobs\.parquet"):
+        read_jobs(path)
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPart, match=r"nostall\[parquet\]"):
+        read_jobs(write(tmp_path, "", "jobs.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("x,tree,8,1,1,1,1", "architecture"),
+        ("x,ps-worker,0,1,1,1,1", "replicas"),
+        ("x,ps-worker,2.5,1,1,1,1", "replicas"),
+        ("x,ps-worker,2,-1,1,1,1", "flops"),
+        ("x,ps-worker,2,nan,1,1,1", "flops"),
+        ("x,ps-worker,2,many,1,1,1", "flops"),
+        ("x,ps-worker,2,,1,1,1", "does something|do"),
+        ("x,1w1g,2,1,1,1,1", "1w1g"),
+        ("x,ps-worker,2", "cells"),
+        ("x,ps-worker,2,1,1,1,1,9,9", "cells"),
+    ],
+)
+def test_a_bad_row_is_left_out_and_the_rest_is_kept(tmp_path: Path, row: str, reason: str) -> None:
+    found = read_jobs(write(tmp_path, GOOD + row + "\n"))
+    assert len(found.jobs) == 2
+    assert found.skipped == 1
+    assert found.left_out[0].where == "line 4"
+    assert any(part in found.left_out[0].reason for part in reason.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "architecture"),
+        ("name,flops\nx,1\n", "architecture"),
+        ("architecture,flops [TB]\n1w1g,1\n", "unit 'TB'"),
+        ("architecture,dense_bytes [Mb]\n1w1g,1\n", "unit 'Mb'"),
+        ("architecture,colour\n1w1g,red\n", "'colour'"),
+        ("architecture,flops,flops [T]\n1w1g,1,1\n", "twice"),
+        ("architecture,flops\ntree,1\n", "none of 1 rows"),
+        ("architecture,flops\n", "none of 0 rows"),
+    ],
+)
+def test_a_table_without_jobs_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(BadJob) as error:
+        read_jobs(write(tmp_path, text))
+    assert said in str(error.value) and "jobs.csv" in str(error.value)
+
+
+def test_a_truncated_file_yields_what_came_before_the_damage(tmp_path: Path) -> None:
+    rows = "".join(f"x{n},1w1g,1,{n}.{n * 7919 % 1000},1,1,1\n" for n in range(1, 20_000))
+    path = write(tmp_path, GOOD + rows, "jobs.csv.gz")
+    path.write_bytes(path.read_bytes()[:-5000])
+    found = read_jobs(path)
+    assert 1000 < len(found.jobs) < 20_000
+    assert found.skipped == 1
+    assert "not readable" in found.left_out[0].reason
+    assert found.left_out[0].where.startswith("after line ")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("jobs.csv.gz", b"\x1f\x8bnot gzip at all"),
+        ("jobs.csv.gz", b"plain text"),
+        ("jobs.csv", b"architecture,flops\n\xff\xfe,1\n"),
+        ("jobs.csv", b"architecture,flops\n1w1g,\x001\n"),
+    ],
+)
+def test_broken_files_name_themselves(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(BadJob, match=r"jobs\.csv"):
+        read_jobs(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"flops": math.inf}, {"batch": 0}, {"replicas": 0}, {"weight_traffic": -1.0}]
+)
+def test_impossible_jobs_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(BadJob, match=next(iter(changes))):
+        Job("x", Architecture.PS_WORKER, **{"flops": 1.0, **changes})  # type: ignore[arg-type]
