@@ -69,6 +69,21 @@ class Cluster:
             for server in range(max(self.server) + 1)
         )
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether exchanging two servers, or two GPUs of one, changes nothing."""
+        same = np.equal.outer(self.server, self.server)
+        off = ~np.eye(len(self), dtype=bool)
+        return (
+            len({len(gpus) for gpus in self.servers}) == 1
+            and len(set(self.memory)) == 1
+            and all(
+                len(np.unique(matrix[block])) <= 1
+                for matrix in (self.latency, self.bandwidth, self.allreduce_bandwidth)
+                for block in (same & off, ~same)
+            )
+        )
+
     def allreduce_s(self, gpus: Sequence[int], size: float) -> float:
         """Seconds of a ring all-reduce of ``size`` bytes: 2 (r - 1) steps of size / r bytes.
 
