@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from nostall.cli import console, doctor, inspect, report, tune, verify
+from nostall.cli import console, doctor, inspect, plan, report, tune, verify
 from nostall.core.errors import NostallError
 
 INTERRUPTED = 130
@@ -29,6 +29,8 @@ app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
 app.command("report")(report.report)
+app.command("plan")(plan.plan)
+app.command("simulate")(plan.simulate)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ class Cluster:
     ``allreduce_bandwidth`` (gpus, gpus) in bytes/s, point to point and per ring link of a
     collective; ``ports`` in bytes/s, infinite where a server's traffic is not shared.  With
     ``duplex="half"`` both directions of a stage boundary and of a port take turns, which is how
-    DAPPLE's formulas count them.
+    DAPPLE's formulas count them.  ``text`` is the TOML that the cluster was read from, if any.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Cluster:
     allreduce_bandwidth: Floats
     ports: tuple[float, ...]
     duplex: Duplex = "full"
+    text: str = ""
 
     def __post_init__(self) -> None:
         n = len(self.memory)

@@ -79,10 +79,10 @@ def parse_cluster(text: str, where: str = "the cluster") -> Cluster:
             f"{where}: {field}: {first['msg']} (got {str(first['input'])[:40]}); see "
             "examples/clusters"
         ) from error
-    return _build(record, where)
+    return _build(record, where, text)
 
 
-def _build(record: _ClusterFile, where: str) -> Cluster:
+def _build(record: _ClusterFile, where: str, text: str) -> Cluster:
     kinds = [kind for kind in record.servers for _ in range(kind.count)]
     server = tuple(s for s, kind in enumerate(kinds) for _ in range(kind.gpus))
     n = len(server)
@@ -121,7 +121,7 @@ def _build(record: _ClusterFile, where: str) -> Cluster:
     memory = tuple(kind.memory_gib * 2**30 for kind in kinds for _ in range(kind.gpus))
     for matrix in (hops, widths, reduces):
         matrix.setflags(write=False)
-    return Cluster(record.name, memory, server, hops, widths, reduces, ports, record.duplex)
+    return Cluster(record.name, memory, server, hops, widths, reduces, ports, record.duplex, text)
 
 
 def _set(matrices: tuple[Floats, Floats, Floats], rows: slice, columns: slice, link: _Link) -> None:

@@ -7,7 +7,7 @@ The micro-batch is sliced evenly on both sides (DAPPLE, figure 8): replica i of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +63,9 @@ def _ports(
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _common_parts(k: int, n: int) -> NDArray[np.float64]:
     """Share of the micro-batch that replica i of k and replica j of n both hold, shape (k, n)."""
     i, j = np.arange(k)[:, None], np.arange(n)[None, :]
-    return np.maximum(0.0, np.minimum((i + 1) / k, (j + 1) / n) - np.maximum(i / k, j / n))
+    common = np.minimum((i + 1) / k, (j + 1) / n) - np.maximum(i / k, j / n)
+    return np.asarray(np.maximum(0.0, common), dtype=np.float64)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from nostall.parallel.cluster import Cluster
+from nostall.parallel.cluster.route import Route, route
 from nostall.parallel.errors import BadProfile
 from nostall.parallel.profile import Profile
-from nostall.parallel.cluster.route import Route, route
 
 DEFAULT_GLOBAL_BATCH = 128
 ADAM_FP32 = 4.0
@@ -39,9 +39,7 @@ class Workload:
     _routes: dict[tuple[tuple[int, ...], tuple[int, ...]], Route] = field(
         default_factory=dict, repr=False
     )
-    _allreduce: dict[tuple[int, ...], tuple[float, float]] = field(
-        default_factory=dict, repr=False
-    )
+    _allreduce: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         m = self.micro_batch if self.micro_batch is not None else self.profile.batch

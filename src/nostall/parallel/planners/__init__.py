@@ -9,7 +9,7 @@ from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.planners.baselines import data_parallel, even, gpipe, pipedream
 from nostall.parallel.planners.closed_form import Latency, closed_form
 from nostall.parallel.planners.dapple import dapple
-from nostall.parallel.planners.effort import DEFAULT_SECONDS, Effort
+from nostall.parallel.planners.effort import Effort
 from nostall.parallel.planners.exhaustive import exhaustive
 from nostall.parallel.planners.nostall import nostall
 from nostall.parallel.planners.spp import spp
@@ -34,11 +34,10 @@ def make_plan(work: Workload, planner: str = "nostall", effort: Effort | None = 
     """
     if planner not in PLANNERS:
         raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
-    return PLANNERS[planner](work, effort or Effort())
+    return PLANNERS[planner](work, effort or Effort.of(work))
 
 
 __all__ = [
-    "DEFAULT_SECONDS",
     "PLANNERS",
     "Effort",
     "Latency",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 from nostall.parallel.errors import BadPlan, Infeasible
@@ -57,7 +58,7 @@ def balanced_cuts(work: Workload, stages: int) -> list[int]:
 
 def straight(cuts: Sequence[int]) -> tuple[Stage, ...]:
     """Stages between the cuts, one GPU each, by number."""
-    return tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)))
+    return tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(itertools.pairwise(cuts)))
 
 
 def _straight(work: Workload) -> int:

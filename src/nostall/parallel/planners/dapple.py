@@ -31,8 +31,11 @@ from nostall.parallel.planners.placement import RULES, Used, add, gpus_of, place
 from nostall.parallel.simulate import simulated_s
 
 Floats = NDArray[np.float64]
-MOST_CUTS = 400
-"""Cut positions that are looked at; layers of longer models are merged."""
+MOST_CUTS, MANY_GPUS_CUTS = 400, 40
+"""Cut positions that are looked at, on clusters of up to ``ALL_SIZES`` GPUs and on larger ones;
+layers of longer models are merged."""
+BEAM = 64
+"""States, least latency first, that are extended at each cut on the larger clusters."""
 MOST_STAGES = 24
 FINALISTS = 40
 """Plans of each search, least closed form first, that are simulated."""
@@ -70,8 +73,8 @@ def dapple(work: Workload, effort: Effort) -> Plan:
             return found
     raise Infeasible(
         "no DAPPLE plan fits into memory, the smallest of which is "
-        f"{min(work.cluster.memory) / 2**30:.3g} GiB a GPU; use more GPUs, a smaller micro-batch or "
-        "a smaller --state-factor"
+        f"{min(work.cluster.memory) / 2**30:.3g} GiB a GPU; use more GPUs, a smaller micro-batch "
+        "or a smaller --state-factor"
     )
 
 
@@ -98,13 +101,15 @@ def _states(
     ``bound`` is the latency of a known plan.  L is at least (M - 1) times the load of any stage,
     so front parts with a heavier stage, or which leave too much for the other GPUs, are dropped.
     """
-    cuts = candidate_cuts(work, MOST_CUTS)
+    many = len(work.cluster) > ALL_SIZES
+    cuts = candidate_cuts(work, MANY_GPUS_CUTS if many else MOST_CUTS)
     tables = _Tables.of(work, cuts, recompute)
     states = {tuple(0 for _ in work.cluster.servers): _start(len(cuts))}
     steps: dict[Used, list[_Step]] = {}
     for at in range(len(cuts)):
         effort.tell(at / len(cuts), "dapple")
-        for used in list(states):
+        here = sorted(states, key=lambda used: float(states[used].value[at]))
+        for used in here[:BEAM] if many else here:
             state = states[used]
             if not np.isfinite(state.value[at]) or len(state.stages[at]) >= most - 1:
                 continue
@@ -133,7 +138,10 @@ def _complete(
             if front:
                 taken = {g for s in front for g in s.gpus}
                 rest = tuple(g for g in range(len(work.cluster)) if g not in taken)
-                yield float(state.value[at]), (*front, Stage(front[-1].end, len(work.profile), rest))
+                yield (
+                    float(state.value[at]),
+                    (*front, Stage(front[-1].end, len(work.profile), rest)),
+                )
 
 
 def _used(work: Workload, front: tuple[Stage, ...]) -> Used:
@@ -194,7 +202,12 @@ class _Tables:
         held = np.zeros(len(at)) if recompute else np.array(work.stored)[at]
         cut, back = np.array(work.cut)[at], np.array(work.cut_back)[at]
         return cls(
-            forward, backward, np.array(work.parameters)[at], held, cut, back,
+            forward,
+            backward,
+            np.array(work.parameters)[at],
+            held,
+            cut,
+            back,
             cut if recompute else np.zeros(len(at)),
         )
 

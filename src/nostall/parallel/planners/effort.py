@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-DEFAULT_SECONDS = 20.0
+from nostall.parallel.plan import Workload
+
+BASE_SECONDS, SECONDS_PER_LAYER_GPU = 2.0, 1 / 2400
+"""The default limit: 4 s for 300 layers on 16 GPUs, 29 s for 1,000 on 64."""
 Report = Callable[[float, str], None]
 """Called with the part that is done (0 to 1) and what is going on."""
 
@@ -19,12 +22,28 @@ class Effort:
     ``recompute`` allows re-computation of activations where nothing else fits.
     """
 
-    seconds: float = DEFAULT_SECONDS
+    seconds: float = 20.0
     evaluations: int | None = None
     seed: int = 0
     recompute: bool = True
     report: Report | None = None
     started: float = field(default_factory=monotonic)
+
+    @classmethod
+    def of(
+        cls,
+        work: Workload,
+        *,
+        seconds: float | None = None,
+        evaluations: int | None = None,
+        seed: int = 0,
+        recompute: bool = True,
+        report: Report | None = None,
+    ) -> Effort:
+        """As much as is due to the size of the problem, unless ``seconds`` says otherwise."""
+        size = len(work.profile) * len(work.cluster)
+        due = BASE_SECONDS + size * SECONDS_PER_LAYER_GPU
+        return cls(due if seconds is None else seconds, evaluations, seed, recompute, report)
 
     @property
     def over(self) -> bool:

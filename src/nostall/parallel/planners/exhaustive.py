@@ -51,9 +51,7 @@ def mappings(layers: int, gpus: int) -> Iterator[tuple[Stage, ...]]:
         for inner in itertools.combinations(range(1, layers), stages - 1):
             cuts = (0, *inner, layers)
             for group in groups:
-                yield tuple(
-                    Stage(a, b, g) for a, b, g in zip(cuts, cuts[1:], group, strict=False)
-                )
+                yield tuple(Stage(a, b, g) for a, b, g in zip(cuts, cuts[1:], group, strict=False))
 
 
 def plans_of(layers: int, gpus: int) -> int:

@@ -56,9 +56,7 @@ class PlanSpace(Space[Plan, Move]):
     def start(self) -> Plan:
         return self.first
 
-    def draw(
-        self, state: Plan, rng: np.random.Generator, wanted: Tags = NO_TAGS
-    ) -> Move | None:
+    def draw(self, state: Plan, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> Move | None:
         """A kind by weight, then details uniformly; None when that is illegal."""
         kinds = [kind for kind in self.KINDS if wanted <= {kind}]
         if not kinds:
@@ -99,9 +97,7 @@ class PlanSpace(Space[Plan, Move]):
         pools = [_UNUSED, *stages]
         steps = [s << k for k in range(max(1, self.layers.bit_length())) for s in (1, -1)]
         every: list[Move] = [Move("cut", a, x=x) for a in stages for x in steps]
-        every += [
-            Move("give", a, b, x) for a in pools for b in pools for x in self._gpus(state, a)
-        ]
+        every += [Move("give", a, b, x) for a in pools for b in pools for x in self._gpus(state, a)]
         every += [
             Move("swap", a, b, x, y)
             for a in stages
@@ -229,9 +225,7 @@ def _merge(stages: list[Stage], move: Move) -> bool:
     if move.a + 1 >= len(stages):
         return False
     one, two = stages[move.a : move.a + 2]
-    stages[move.a : move.a + 2] = [
-        Stage(one.first, two.end, tuple(sorted((*one.gpus, *two.gpus))))
-    ]
+    stages[move.a : move.a + 2] = [Stage(one.first, two.end, tuple(sorted((*one.gpus, *two.gpus))))]
     return True
 
 

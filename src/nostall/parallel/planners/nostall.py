@@ -37,8 +37,6 @@ EVALUATIONS = 4000
 """Simulated plans of the search, where time allows."""
 STARTS = 3
 """Different best candidates that the search sets out from."""
-DAPPLE_SHARE = 0.4
-"""Part of the time that the slowest of the candidates' planners may take."""
 
 
 class SimulatedTime(Objective[Plan]):
@@ -91,9 +89,8 @@ def candidates(work: Workload, effort: Effort) -> Iterator[Plan]:
     found: list[Plan] = []
     for planner in (spp, pipedream, even, gpipe, data_parallel, dapple):
         effort.tell(0.1 * len(found), planner.__name__)
-        share = DAPPLE_SHARE if planner is dapple else 1.0
         try:
-            found.append(planner(work, replace(effort, seconds=effort.seconds * share)))
+            found.append(planner(work, effort))
         except (BadPlan, Infeasible):
             continue  # a planner without a plan has nothing to add
     yield from found

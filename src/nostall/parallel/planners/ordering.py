@@ -25,7 +25,9 @@ def _weights(cluster: Cluster) -> Floats:
     server = np.array(cluster.server)
     share = np.array([cluster.ports[s] / len(cluster.servers[s]) for s in server])
     port = np.minimum.outer(share, share)
-    return np.where(np.equal.outer(server, server), cluster.bandwidth, np.minimum(port, cluster.bandwidth))
+    return np.where(
+        np.equal.outer(server, server), cluster.bandwidth, np.minimum(port, cluster.bandwidth)
+    )
 
 
 def _ordered(gpus: list[int], weights: Floats) -> list[int]:
@@ -41,8 +43,8 @@ def _ordered(gpus: list[int], weights: Floats) -> list[int]:
             graph.add_edge(a, b, weight=float(inside[i, j] + inside[j, i]))
     _, (one, other) = nx.stoer_wagner(graph)
     halves = sorted((sorted(one), sorted(other)))
-    first, second = (_ordered(half, weights) for half in halves)
+    first, second = _ordered(halves[0], weights), _ordered(halves[1], weights)
     # Of the four ways to join the two rows the one with the fastest link at the seam.
     ways = [(a, b) for a in (first, first[::-1]) for b in (second, second[::-1])]
-    a, b = max(ways, key=lambda way: weights[way[0][-1], way[1][0]])
-    return [*a, *b]
+    left, right = max(ways, key=lambda way: float(weights[way[0][-1], way[1][0]]))
+    return [*left, *right]

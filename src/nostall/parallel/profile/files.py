@@ -18,11 +18,11 @@ _BATCH = re.compile(r"pbs-(\d+)")
 """DAPPLE's files carry their batch size in their name only: ``bert-48-pbs-2.txt``."""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _LayerRecord(_Strict):
+class _LayerRecord(Strict):
     name: str
     forward_s: float
     backward_s: float
@@ -31,14 +31,14 @@ class _LayerRecord(_Strict):
     weight_gradient_s: float | None = None
 
 
-class _TensorRecord(_Strict):
+class _TensorRecord(Strict):
     producer: int
     last_consumer: int
     bytes: float
     gradient: bool = True
 
 
-class _ProfileRecord(_Strict):
+class ProfileRecord(Strict):
     nostall_profile: Literal[1]
     name: str
     batch: int | None = None
@@ -61,7 +61,7 @@ def load_profile(path: Path) -> Profile:
         found = _BATCH.search(path.name)
         return parse_graph(text, path.stem, int(found[1]) if found else None)
     try:
-        record = _ProfileRecord.model_validate_json(text)
+        record = ProfileRecord.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
@@ -69,6 +69,11 @@ def load_profile(path: Path) -> Profile:
             f"{path}: {where}: {first['msg']}; `nostall_profile` 1 with layers and tensors is "
             "allowed; write it with nostall.parallel.save_profile"
         ) from error
+    return from_record(record)
+
+
+def from_record(record: ProfileRecord) -> Profile:
+    """The profile of a validated record; raises :class:`BadProfile`."""
     return Profile(
         record.name,
         tuple(Layer(**layer.model_dump()) for layer in record.layers),
@@ -77,9 +82,9 @@ def load_profile(path: Path) -> Profile:
     )
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as JSON that :func:`load_profile` reads back unchanged."""
-    record = _ProfileRecord(
+def to_record(profile: Profile) -> ProfileRecord:
+    """The inverse of :func:`from_record`."""
+    return ProfileRecord(
         nostall_profile=1,
         name=profile.name,
         batch=profile.batch,
@@ -92,4 +97,9 @@ def save_profile(profile: Profile, path: Path) -> None:
             for tensor in profile.tensors
         ],
     )
-    write_atomically(path, (json.dumps(record.model_dump(), indent=1) + "\n").encode())
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as JSON that :func:`load_profile` reads back unchanged."""
+    record = to_record(profile).model_dump()
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())

@@ -71,9 +71,10 @@ def parse_graph(text: str, name: str, batch: int | None = None) -> Profile:
 
 def _node(name: str, fields: str, where: str) -> _Node:
     found = dict(_FIELD.findall(fields))
-    values = {key: _number(found, key, where) for key in (*_TIMES, *_SIZES)}
+    forward, backward = (_number(found, key, where) for key in _TIMES)
+    activation, parameters = (_number(found, key, where) for key in _SIZES)
     stored = _number(found, "stored_size", where) if "stored_size" in found else None
-    return _Node(name.strip(), *values.values(), stored)
+    return _Node(name.strip(), forward, backward, activation, parameters, stored)
 
 
 def _number(found: Mapping[str, str], key: str, where: str) -> float:
@@ -85,7 +86,9 @@ def _number(found: Mapping[str, str], key: str, where: str) -> float:
     try:
         values = [float(part) for part in parts if part.strip()]
     except ValueError:
-        raise BadProfile(f"{where}: {key}={text} is not a number; allowed are numbers >= 0") from None
+        raise BadProfile(
+            f"{where}: {key}={text} is not a number; allowed are numbers >= 0"
+        ) from None
     if any(not 0 <= value < float("inf") for value in values):
         raise BadProfile(f"{where}: {key}={text}; allowed are finite numbers >= 0")
     return sum(values)
@@ -144,9 +147,7 @@ def _layer(node: _Node) -> Layer:
     )
 
 
-def topological(
-    names: Sequence[str], edges: Sequence[tuple[str, str]], where: str
-) -> list[str]:
+def topological(names: Sequence[str], edges: Sequence[tuple[str, str]], where: str) -> list[str]:
     """Names so that every edge runs forward; among several the one that is listed first.
 
     Raises :class:`BadProfile` naming a node on a cycle.

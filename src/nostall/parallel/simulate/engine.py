@@ -49,7 +49,8 @@ def _pop(times: Floats, ids: Longs, size: int) -> int:
             break
         right = child + 1
         if right < size and (
-            times[right] < times[child] or (times[right] == times[child] and ids[right] < ids[child])
+            times[right] < times[child]
+            or (times[right] == times[child] and ids[right] < ids[child])
         ):
             child = right
         if time < times[child] or (time == times[child] and id <= ids[child]):
@@ -215,9 +216,7 @@ def run(
             if busy[w]:
                 continue
             if greedy:
-                chosen = _choose(
-                    w, stages_of, stages_at, cap, count, arrived, m_all, split
-                )
+                chosen = _choose(w, stages_of, stages_at, cap, count, arrived, m_all, split)
                 if chosen < 0:
                     continue
                 kind, s = chosen // stages, chosen % stages

@@ -67,9 +67,7 @@ def fits_bound(work: Workload, plan: Plan) -> bool:
             + cap * held_bytes(work, stage, plan.recompute, alone)
             + working_bytes(work, stage, plan.recompute, alone)
         )
-    return all(
-        size <= min(work.cluster.memory[g] for g in gpus) for gpus, size in used.items()
-    )
+    return all(size <= min(work.cluster.memory[g] for g in gpus) for gpus, size in used.items())
 
 
 def memory(work: Workload, plan: Plan, timeline: Timeline) -> Memory:

@@ -91,8 +91,7 @@ def _interleaved(worker: Sequence[int], micro_batches: int) -> list[list[int]]:
     for w in range(workers):
         forward = [(chunk * workers + w) * micro_batches + m for chunk, m in pairs]
         backward = [
-            (stages + (chunks - 1 - chunk) * workers + w) * micro_batches + m
-            for chunk, m in pairs
+            (stages + (chunks - 1 - chunk) * workers + w) * micro_batches + m for chunk, m in pairs
         ]
         ahead = workers - w - 1 if chunks == 1 else 2 * (workers - w - 1) + (chunks - 1) * workers
         ahead = min(ahead, len(forward) - 1)
