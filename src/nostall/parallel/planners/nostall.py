@@ -33,7 +33,7 @@ from nostall.parallel.planners.spp import spp
 from nostall.parallel.simulate import simulated_s
 from nostall.search import Anneal
 
-EVALUATIONS = 4000
+EVALUATIONS = 2400
 """Simulated plans of the search, where time allows."""
 STARTS = 3
 """Different best candidates that the search sets out from."""
@@ -76,7 +76,8 @@ def nostall(work: Workload, effort: Effort) -> Plan:
             seconds=effort.left / (STARTS - done),
             evaluations=max(1, (effort.evaluations or EVALUATIONS) // STARTS),
         )
-        found = Anneal().run(
+        # No memory: small spaces run out of new plans, and remembered ones are not charged.
+        found = Anneal(memo=0).run(
             PlanSpace(work, start), SimulatedTime(work), budget, seed=effort.seed + done
         )
         if found.best_measurement.value < seconds:
