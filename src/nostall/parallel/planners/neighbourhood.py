@@ -6,7 +6,7 @@ Plans with one stage a worker only; interleaved ones are compared as they come.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -19,16 +19,19 @@ from nostall.parallel.simulate.orders import caps
 
 ORDERS: tuple[Policy, ...] = ("pb", "list", "zero-bubble", "pa", "gpipe")
 _UNUSED = -1
+PARTS = 8
+"""A stage is split at eighths of its layers and of its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change.  ``a`` and ``b`` are stages (or an order's number), ``x`` and ``y`` details.
+    """One change.  ``a`` and ``b`` are stages, -1 stands for the GPUs not in use.
 
-    ``cut``: shift the end of stage a by x layers.  ``give``: GPU x goes from stage a to stage b;
-    -1 stands for the GPUs not in use.  ``swap``: GPUs x and y of stages a and b change places.
-    ``split``: stage a in two at layer x, the second with its last y GPUs.  ``merge``: stage a with
-    the next.  ``order``: another policy.  ``hold``: stage a may hold x micro-batches more.
+    ``cut``: shift the end of stage a by x layers.  ``give``: GPU x goes from stage a to stage b.
+    ``swap``: GPU x of stage a and the first GPU of stage b change places.  ``split``: stage a in
+    two behind x eighths of its layers, the second with the last y eighths of its GPUs.  ``merge``:
+    stage a with the next.  ``order``: policy number a.  ``hold``: stage a may hold x micro-batches
+    more.
     """
 
     kind: str
@@ -51,72 +54,62 @@ class PlanSpace(Space[Plan, Move]):
     def __init__(self, work: Workload, first: Plan) -> None:
         self.work = work
         self.first = first
-        self.layers = len(work.profile)
+        powers = range((len(work.profile) - 1).bit_length() + 1)
+        self.steps = [sign << power for power in powers for sign in (1, -1)]
 
     def start(self) -> Plan:
         return self.first
 
     def draw(self, state: Plan, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> Move | None:
-        """A kind, cuts more often than others, then details uniformly; None when illegal."""
-        kinds = [kind for kind in self.KINDS if wanted <= {kind}]
-        if not kinds:
+        """One of all conceivable moves, each as likely; None when it is illegal."""
+        sizes = {k: self._conceivable(state, k) for k in self.KINDS if wanted <= {k}}
+        total = sum(sizes.values())
+        if not total:
             return None
-        if "cut" in kinds:  # the longest way to go is in cuts
-            kinds += ["cut"] * 3
-        move = self._draw(state, kinds[int(rng.integers(len(kinds)))], rng)
-        return move if move is not None and self._after(state, move) is not None else None
-
-    def _draw(self, state: Plan, kind: str, rng: np.random.Generator) -> Move | None:
-        stages = len(state.stages)
-        a, b = int(rng.integers(stages)), int(rng.integers(-1, stages))
-        if kind == "cut":
-            reach = max(1, self.layers // (4 * stages))
-            size = int(np.ceil(reach ** float(rng.random())))
-            return Move("cut", a, x=size if rng.random() < 0.5 else -size)
-        if kind == "give":
-            a = int(rng.integers(-1, stages))
-            pool = self._gpus(state, a)
-            return Move("give", a, b, _any(pool, rng)) if pool else None
-        if kind == "swap":
-            pool = self._gpus(state, b)
-            if not pool:
-                return None
-            return Move("swap", a, b, _any(state.stages[a].gpus, rng), _any(pool, rng))
-        if kind == "split":
-            stage = state.stages[a]
-            if stage.end - stage.first < 2 or len(stage.gpus) < 2:
-                return None
-            at = int(rng.integers(stage.first + 1, stage.end))
-            return Move("split", a, x=at, y=int(rng.integers(1, len(stage.gpus))))
-        if kind == "order":
-            return Move("order", int(rng.integers(len(ORDERS))))
-        return Move(kind, a, x=1 if rng.random() < 0.5 else -1)
+        at = int(rng.integers(total))
+        for kind, size in sizes.items():
+            if at < size:
+                move = self._numbered(state, kind, at)
+                return move if self._after(state, move) is not None else None
+            at -= size
+        return None
 
     def moves(self, state: Plan) -> Iterator[Move]:
-        """Every legal move; shifts of cuts by one layer and by powers of two."""
-        stages = range(len(state.stages))
-        pools = [_UNUSED, *stages]
-        steps = [s << k for k in range(max(1, self.layers.bit_length())) for s in (1, -1)]
-        every: list[Move] = [Move("cut", a, x=x) for a in stages for x in steps]
-        every += [Move("give", a, b, x) for a in pools for b in pools for x in self._gpus(state, a)]
-        every += [
-            Move("swap", a, b, x, y)
-            for a in stages
-            for b in pools
-            if b < a
-            for x in state.stages[a].gpus
-            for y in self._gpus(state, b)
-        ]
-        every += [
-            Move("split", a, x=x, y=y)
-            for a in stages
-            for x in range(state.stages[a].first + 1, state.stages[a].end)
-            for y in range(1, len(state.stages[a].gpus))
-        ]
-        every += [Move("merge", a) for a in stages]
-        every += [Move("order", o) for o in range(len(ORDERS))]
-        every += [Move("hold", a, x=x) for a in stages for x in (1, -1)]
-        return (move for move in every if self._after(state, move) is not None)
+        """Every legal move, by kind."""
+        for kind in self.KINDS:
+            for at in range(self._conceivable(state, kind)):
+                move = self._numbered(state, kind, at)
+                if self._after(state, move) is not None:
+                    yield move
+
+    def _conceivable(self, state: Plan, kind: str) -> int:
+        """How many moves of a kind there are to draw from, legal or not."""
+        stages, gpus = len(state.stages), len(self.work.cluster)
+        return {
+            "cut": (stages - 1) * len(self.steps),
+            "give": gpus * (stages + 1),
+            "swap": gpus * (stages + 1),
+            "split": stages * (PARTS - 1) ** 2,
+            "merge": stages - 1,
+            "order": len(ORDERS),
+            "hold": 2 * stages,
+        }[kind]
+
+    def _numbered(self, state: Plan, kind: str, at: int) -> Move:
+        """Move number ``at`` of a kind; distinct numbers are distinct moves."""
+        stages, gpus = len(state.stages), len(self.work.cluster)
+        if kind == "cut":
+            return Move("cut", at // len(self.steps), x=self.steps[at % len(self.steps)])
+        if kind in ("give", "swap"):
+            gpu = at % gpus
+            owner = next((s for s in range(stages) if gpu in state.stages[s].gpus), _UNUSED)
+            return Move(kind, owner, at // gpus - 1, gpu)
+        if kind == "split":
+            stage, part = at // (PARTS - 1) ** 2, at % (PARTS - 1) ** 2
+            return Move("split", stage, x=part // (PARTS - 1) + 1, y=part % (PARTS - 1) + 1)
+        if kind == "hold":
+            return Move("hold", at // 2, x=1 if at % 2 else -1)
+        return Move(kind, at)
 
     def apply(self, state: Plan, move: Move) -> Plan:
         after = self._after(state, move)
@@ -158,6 +151,14 @@ class PlanSpace(Space[Plan, Move]):
             return fitted(self.work, after) if policy != state.policy else None
         if move.kind == "hold":
             return self._hold(state, move)
+        if not -1 <= min(move.a, move.b) <= max(move.a, move.b) < len(state.stages):
+            return None
+        if move.kind in ("give", "swap") and move.x not in self._gpus(state, move.a):
+            return None
+        if move.kind == "swap" and not (others := self._gpus(state, move.b)):
+            return None
+        if move.kind == "swap":
+            move = replace(move, y=others[0])
         stages = list(state.stages)
         changed = _CHANGES[move.kind](stages, move)
         if not changed:
@@ -167,16 +168,14 @@ class PlanSpace(Space[Plan, Move]):
     def _hold(self, state: Plan, move: Move) -> Plan | None:
         if state.policy not in ("list", "zero-bubble") or len(state.stages) == 1:
             return None
+        if move.a >= len(state.stages):
+            return None
         limits = caps(state, self.work.micro_batches)
         limits[move.a] += move.x
         if not 1 <= limits[move.a] <= self.work.micro_batches:
             return None
         after = replace(state, in_flight=tuple(limits))
         return after if fitted(self.work, after) == after else None
-
-
-def _any(gpus: Sequence[int], rng: np.random.Generator) -> int:
-    return gpus[int(rng.integers(len(gpus)))]
 
 
 def _cut(stages: list[Stage], move: Move) -> bool:
@@ -216,14 +215,21 @@ def _swap(stages: list[Stage], move: Move) -> bool:
 
 def _split(stages: list[Stage], move: Move) -> bool:
     stage = stages[move.a]
-    if not stage.first < move.x < stage.end or not 0 < move.y < len(stage.gpus):
+    layers, gpus = _part(stage.end - stage.first, move.x), _part(len(stage.gpus), move.y)
+    if not layers or not gpus:
         return False
-    at = len(stage.gpus) - move.y
+    middle, at = stage.first + layers, len(stage.gpus) - gpus
     stages[move.a : move.a + 1] = [
-        Stage(stage.first, move.x, stage.gpus[:at]),
-        Stage(move.x, stage.end, stage.gpus[at:]),
+        Stage(stage.first, middle, stage.gpus[:at]),
+        Stage(middle, stage.end, stage.gpus[at:]),
     ]
     return True
+
+
+def _part(whole: int, eighths: int) -> int:
+    """That part of a number; 0 where one eighth less is as much, so that none counts twice."""
+    part = whole * eighths // PARTS
+    return part if part > whole * (eighths - 1) // PARTS and part < whole else 0
 
 
 def _merge(stages: list[Stage], move: Move) -> bool:

@@ -6,6 +6,7 @@ An operation is ``(kind * stages + stage) * micro_batches + micro_batch``; kinds
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from nostall.parallel.errors import BadPlan
@@ -17,8 +18,9 @@ FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 def in_flight(policy: Policy, stages: int, micro_batches: int) -> list[int]:
     """Micro-batches that each stage may hold, before any memory limit.
 
-    DAPPLE section 3: PA S - i, PB 2 (S - i) - 1.  Greedy orders take PB's, which lets a transfer
-    each way hide; zero-bubble takes 1F1B's, so that it needs no more memory (ZB-H1).
+    DAPPLE section 3: PA S - i, PB 2 (S - i) - 1.  The list order takes PB's, which lets a transfer
+    each way hide; zero-bubble takes 1F1B's, so that it needs no more memory.  It is greedy, not
+    ZB-H1's own order (arXiv:2401.10241), and reaches that one's bubble only with more in flight.
     """
     if policy == "gpipe":
         wanted = [micro_batches] * stages
@@ -41,7 +43,9 @@ def caps(plan: Plan, micro_batches: int) -> list[int]:
         return own
     if plan.policy in ("list", "zero-bubble"):
         return [min(k, micro_batches) for k in plan.in_flight]
-    return [min(k, d) for k, d in zip(own, plan.in_flight, strict=True)]
+    # A fixed order that waits for more forwards than the stage before lets through blocks itself.
+    limited = (min(k, d) for k, d in zip(own, plan.in_flight, strict=True))
+    return list(itertools.accumulate(limited, min))
 
 
 def fixed_orders(plan: Plan, workers: Sequence[int], micro_batches: int) -> list[list[int]] | None:
