@@ -7,9 +7,9 @@ data parallelism with overlapped all-reduce is the plan without steps.
 
 Our reading where the text is open: memory limits D to what fits (a stage that cannot hold one
 micro-batch is refused); the plan runs with PB warm-up, for which the closed form holds; and since
-the closed form knows nothing of boundaries that share a network port, the search runs twice, once
-limited to two stages ("as few stages as possible"), and the simulator chooses among what both
-rank first.
+the closed form knows nothing of boundaries that share a network port, the search runs three times,
+once limited to two stages ("as few stages as possible"), once to one GPU a stage ("straight"), and
+the simulator chooses among what each ranks first.
 """
 
 from __future__ import annotations
@@ -82,10 +82,14 @@ def _search(work: Workload, effort: Effort, recompute: bool) -> Plan | None:
     everything = tuple(range(len(work.cluster)))
     alone = Plan((Stage(0, len(work.profile), everything),), "pb", recompute=recompute)
     plans = [plan for plan in [fitted(work, alone)] if plan is not None]
-    for most in (2, MOST_STAGES):
+    for most, straight in ((2, False), (MOST_STAGES, False), (len(everything), True)):
+        if straight and len(everything) > MOST_STAGES:
+            continue
         bound = min((closed_form(work, plan).total_s for plan in plans), default=np.inf)
-        states = _states(work, effort, recompute, most, float(bound))
+        states = _states(work, effort, recompute, most, np.inf if straight else bound, straight)
         ranked = sorted(_complete(work, states), key=lambda pair: pair[0])
+        if straight:
+            ranked = [pair for pair in ranked if len(pair[1]) == len(everything)]
         for _, stages in ranked[:FINALISTS]:
             plan = fitted(work, Plan(stages, "pb", recompute=recompute))
             if plan is not None:
@@ -94,12 +98,13 @@ def _search(work: Workload, effort: Effort, recompute: bool) -> Plan | None:
 
 
 def _states(
-    work: Workload, effort: Effort, recompute: bool, most: int, bound: float
+    work: Workload, effort: Effort, recompute: bool, most: int, bound: float, straight: bool
 ) -> dict[Used, _State]:
     """The best front part of at most ``most - 1`` stages for every (cut, GPUs in use).
 
-    ``bound`` is the latency of a known plan.  L is at least (M - 1) times the load of any stage,
-    so front parts with a heavier stage, or which leave too much for the other GPUs, are dropped.
+    ``straight`` gives each stage one GPU.  ``bound`` is the latency of a known plan.  L is at
+    least (M - 1) times the load of any stage, so front parts with a heavier stage, or which leave
+    too much for the other GPUs, are dropped.
     """
     many = len(work.cluster) > ALL_SIZES
     cuts = candidate_cuts(work, MANY_GPUS_CUTS if many else MOST_CUTS)
@@ -120,9 +125,10 @@ def _states(
                 continue
             actual = _used(work, state.stages[at])
             if actual not in steps:
-                steps[actual] = list(_steps(work, actual))
+                steps[actual] = list(_steps(work, actual, straight))
             for step in steps[actual]:
-                bound = min(bound, _extend(work, tables, cuts, states, state, at, step, bound))
+                found = _extend(work, tables, cuts, states, state, at, step, bound)
+                bound = bound if straight else min(bound, found)
         if effort.over:
             break
     return states
@@ -160,7 +166,7 @@ def _empty(cuts: int) -> _State:
     return _State(np.full(cuts, np.inf), rows, [()] * cuts)
 
 
-def _steps(work: Workload, used: Used) -> Iterator[_Step]:
+def _steps(work: Workload, used: Used, straight: bool) -> Iterator[_Step]:
     """All placements of a next stage that leave at least one GPU for the last."""
     cluster = work.cluster
     left = len(cluster) - sum(used)
@@ -169,6 +175,7 @@ def _steps(work: Workload, used: Used) -> Iterator[_Step]:
         servers = {sum(map(len, cluster.servers[:k])) for k in range(len(cluster.servers))}
         powers = {2**k for k in range(left.bit_length())}
         sizes = sorted(n for n in powers | servers if 0 < n < left)
+    sizes = [n for n in sizes if n == 1] if straight else sizes
     seen = set()
     for wanted in sizes:
         for rule in RULES:

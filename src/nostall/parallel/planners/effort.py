@@ -8,8 +8,8 @@ from time import monotonic
 
 from nostall.parallel.plan import Workload
 
-BASE_SECONDS, SECONDS_PER_LAYER_GPU = 2.0, 1 / 2400
-"""The default limit: 4 s for 300 layers on 16 GPUs, 29 s for 1,000 on 64."""
+BASE_SECONDS, SECONDS_PER_LAYER_GPU = 1.5, 1 / 2400
+"""The default limit: 3.5 s for 300 layers on 16 GPUs, 28 s for 1,000 on 64."""
 Report = Callable[[float, str], None]
 """Called with the part that is done (0 to 1) and what is going on."""
 

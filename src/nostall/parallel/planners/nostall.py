@@ -23,13 +23,11 @@ from nostall.parallel.planners.baselines import (
     pipedream,
     straight,
 )
-from nostall.parallel.planners.chain_dp import best_chains, grid
 from nostall.parallel.planners.dapple import dapple
 from nostall.parallel.planners.effort import Effort
 from nostall.parallel.planners.fitting import fitted
 from nostall.parallel.planners.neighbourhood import ORDERS, PlanSpace
-from nostall.parallel.planners.ordering import device_order
-from nostall.parallel.planners.spp import spp
+from nostall.parallel.planners.spp import partitions, spp
 from nostall.parallel.simulate import simulated_s
 from nostall.search import Anneal
 
@@ -95,9 +93,14 @@ def candidates(work: Workload, effort: Effort) -> Iterator[Plan]:
         except (BadPlan, Infeasible):
             continue  # a planner without a plan has nothing to add
     yield from found
-    chains = best_chains(work, device_order(work.cluster), grid(work), "shared")
-    found += [Plan(stages, recompute=r) for _, stages in chains for r in {effort.recompute, False}]
+    for stages in partitions(work):
+        kept = fitted(work, Plan(stages))
+        if kept is None and effort.recompute:
+            kept = fitted(work, Plan(stages, recompute=True))
+        found += [kept] if kept is not None else []
     for plan in found:
+        if effort.over:
+            return
         for policy in ORDERS:
             other = fitted(work, replace(plan, policy=policy, in_flight=None))
             if other is not None:

@@ -9,6 +9,8 @@ tests check.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.chain_dp import best_chains, grid
@@ -18,15 +20,21 @@ from nostall.parallel.planners.ordering import device_order
 from nostall.parallel.simulate import simulated_s
 
 
+@lru_cache(maxsize=1)  # nostall's planner asks again for the same workload
+def partitions(work: Workload) -> tuple[tuple[Stage, ...], ...]:
+    """The plan with the least bottleneck for each number of stages, and data parallelism."""
+    found = best_chains(work, device_order(work.cluster), grid(work), "shared")
+    alone = (Stage(0, len(work.profile), tuple(range(len(work.cluster)))),)
+    return (*(stages for _, stages in found), alone)
+
+
 def spp(work: Workload, effort: Effort) -> Plan:
     """The best list-scheduled plan over all numbers of stages.
 
     Raises :class:`Infeasible` when none fits into memory.
     """
-    order = device_order(work.cluster)
     effort.tell(0.1, "spp: partition and mapping")
-    chains = [stages for _, stages in best_chains(work, order, grid(work), "shared")]
-    chains.append((Stage(0, len(work.profile), tuple(range(len(work.cluster)))),))
+    chains = partitions(work)
     best: tuple[float, Plan] | None = None
     for recompute in (False, True) if effort.recompute else (False,):
         for done, stages in enumerate(chains):
