@@ -115,12 +115,20 @@ def _row(folder: Path, row: Row) -> dict[str, Any]:
 
 
 def _published(work: Workload, row: Row) -> Plan:
-    """The published plan; where its cuts are not printed, the best ones by local search."""
+    """The published plan; where its cuts are not printed, the best ones that can be found.
+
+    With two stages all cuts are tried, with more a local search is made.
+    """
     firsts = [sum(row.sizes[:i]) for i in range(len(row.sizes))]
     groups = [tuple(range(a, a + n)) for a, n in zip(firsts, row.sizes, strict=True)]
     if row.ends:
         return _plan(row.ends, groups)
     layers, stages = len(work.profile), len(row.sizes)
+    if stages == 1:
+        return _plan((layers,), groups)
+    if stages == 2:
+        plans = [_plan((end, layers), groups) for end in range(1, layers)]
+        return min(plans, key=lambda plan: simulated_s(work, plan))
     time = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
     shares = [sum(row.sizes[: i + 1]) / sum(row.sizes) * time[-1] for i in range(stages)]
     ends = [min(range(layers + 1), key=lambda j, x=x: abs(time[j] - x)) for x in shares[:-1]]
