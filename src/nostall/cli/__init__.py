@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from nostall.cli import characterize, console, doctor, inspect, report, tune, verify
+from nostall.cli import characterize, console, doctor, inspect, plan, report, tune, verify
 from nostall.core.errors import NostallError
 
 INTERRUPTED = 130
@@ -30,6 +30,8 @@ app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
 app.command("characterize")(characterize.characterize)
 app.command("report")(report.report)
+app.command("plan")(plan.plan)
+app.command("simulate")(plan.simulate)
 
 
 def main() -> None:

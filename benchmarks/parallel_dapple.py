@@ -1,0 +1,189 @@
+"""DAPPLE's published rows against our planner and simulator, one set of constants (modelled).
+
+    NOSTALL_DAPPLE_PROFILES=FOLDER python -m benchmarks.parallel_dapple \\
+        --out benchmarks/results/parallel_dapple.json
+
+FOLDER holds the files of the authors' ``profiling_results``, which are not part of this repository.
+The clusters are examples/clusters/dapple-*.toml. A row's plan matches when its modelled time is
+within 2 % of the best that planner ``dapple`` finds, a speed-up when it is within 10 % of the
+published (measured) one. Published figures: arXiv:2007.01045, tables 3, 4, 5 and 6, figure 12.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import save
+from nostall.parallel.cluster import load_cluster
+from nostall.parallel.plan import Plan, Policy, Stage, Workload
+from nostall.parallel.planners import Effort, make_plan
+from nostall.parallel.profile import load_profile
+from nostall.parallel.simulate import simulate, simulated_s
+
+CLUSTERS = Path(__file__).parents[1] / "examples" / "clusters"
+PLAN_TOLERANCE, SPEED_TOLERANCE = 0.02, 0.10
+UNTIMED = 3600.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published strategy.  ``ends`` and ``sizes`` describe its stages in our layers; sizes
+    alone (a plan whose cuts are not printed, such as "straight") takes the best cuts; neither (only
+    the speed-up is printed) takes our plan."""
+
+    where: str
+    profile: str
+    cluster: str
+    global_batch: int
+    sizes: tuple[int, ...]
+    ends: tuple[int, ...] = ()
+    speedup: float | None = None
+
+
+ROWS = (
+    Row("table 6, VGG-19", "vgg-19-pbs-32", "a-2x8", 1024, (14, 2), (16, 25), 9.6),
+    Row("table 6, BERT-Large", "bert-24-pbs-6", "a-2x8", 128, (8, 8), (16, 29), 14.5),
+    Row("figure 12, VGG-19, 4 x 8", "vgg-19-pbs-32", "a-4x8", 1024, (), (), 16.3),
+    Row("figure 12, BERT-Large, 4 x 8", "bert-24-pbs-6", "a-4x8", 128, (), (), 24.4),
+    Row("table 4, VGG-19, A", "vgg-19-pbs-32", "a-2x8", 2048, (16,)),
+    Row("table 4, VGG-19, B", "vgg-19-pbs-32", "b-16x1", 2048, (16,)),
+    Row("table 4, VGG-19, C", "vgg-19-pbs-32", "c-16x1", 2048, (15, 1)),
+    Row("table 4, GNMT-16, A", "gnmt-16-pbs-64", "a-2x8", 1024, (8, 8)),
+    Row("table 4, GNMT-16, B", "gnmt-16-pbs-64", "b-16x1", 1024, (8, 8)),
+    Row("table 4, GNMT-16, C", "gnmt-16-pbs-64", "c-16x1", 1024, (1,) * 16),
+    Row("table 4, BERT-48, A", "bert-48-pbs-2", "a-2x8", 64, (8, 8), (27, 53)),
+    Row("table 4, BERT-48, B", "bert-48-pbs-2", "b-16x1", 64, (1,) * 16),
+    Row("table 4, BERT-48, C", "bert-48-pbs-2", "c-16x1", 64, (1,) * 16),
+)
+PUBLISHED_PB_OVER_PA = {"bert-48-pbs-2": 1.0, "vgg-19-pbs-32": 1.1, "gnmt-16-pbs-64": 1.31}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    folder = os.environ.get("NOSTALL_DAPPLE_PROFILES")
+    if folder is None:
+        print("set NOSTALL_DAPPLE_PROFILES to a folder with DAPPLE's profiling_results")
+        sys.exit(3)
+    rows = [_row(Path(folder), row) for row in ROWS]
+    for row in rows:
+        print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    policies = [_policies(Path(folder), name) for name in PUBLISHED_PB_OVER_PA]
+    print(policies)
+    flat = [_held(Path(folder), m) for m in (2, 8, 16)]
+    print(flat)
+    save(options.out, kind="modelled", rows=rows, pb_over_pa=policies, memory=flat)
+
+
+def _work(folder: Path, profile: str, cluster: str, global_batch: int) -> Workload:
+    return Workload(
+        load_profile(folder / f"{profile}.txt"),
+        load_cluster(CLUSTERS / f"dapple-{cluster}.toml"),
+        global_batch,
+    )
+
+
+def _row(folder: Path, row: Row) -> dict[str, Any]:
+    work = _work(folder, row.profile, row.cluster, row.global_batch)
+    best = make_plan(work, "dapple", Effort(UNTIMED))
+    published = _published(work, row) if row.sizes else best
+    best_s, published_s = simulated_s(work, best), simulated_s(work, published)
+    mine = make_plan(work, "nostall", Effort(UNTIMED, 1200))
+    speedup = work.sequential_s / published_s
+    return {
+        "row": row.where,
+        "published": published.split if row.sizes else None,
+        "ours": best.split,
+        "our_ends": [s.end for s in best.stages],
+        "published_plan_over_best": published_s / best_s,
+        "plan_matches": None if not row.sizes else published_s <= (1 + PLAN_TOLERANCE) * best_s,
+        "modelled_speedup_of_published": speedup,
+        "modelled_speedup_of_best": work.sequential_s / best_s,
+        "modelled_speedup_of_nostall": work.sequential_s / simulated_s(work, mine),
+        "published_speedup": row.speedup,
+        "speedup_matches": None
+        if row.speedup is None
+        else abs(speedup / row.speedup - 1) <= SPEED_TOLERANCE,
+    }
+
+
+def _published(work: Workload, row: Row) -> Plan:
+    """The published plan; where its cuts are not printed, the best ones that can be found.
+
+    With two stages all cuts are tried, with more a local search is made.
+    """
+    firsts = [sum(row.sizes[:i]) for i in range(len(row.sizes))]
+    groups = [tuple(range(a, a + n)) for a, n in zip(firsts, row.sizes, strict=True)]
+    if row.ends:
+        return _plan(row.ends, groups)
+    layers, stages = len(work.profile), len(row.sizes)
+    if stages == 1:
+        return _plan((layers,), groups)
+    if stages == 2:
+        plans = [_plan((end, layers), groups) for end in range(1, layers)]
+        return min(plans, key=lambda plan: simulated_s(work, plan))
+    time = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
+    shares = [sum(row.sizes[: i + 1]) / sum(row.sizes) * time[-1] for i in range(stages)]
+    ends = [min(range(layers + 1), key=lambda j, x=x: abs(time[j] - x)) for x in shares[:-1]]
+    for i in range(len(ends)):
+        ends[i] = max(ends[i], (ends[i - 1] if i else 0) + 1)
+    return _climb(work, [*ends, layers], groups)
+
+
+def _climb(work: Workload, ends: list[int], groups: Sequence[tuple[int, ...]]) -> Plan:
+    best = simulated_s(work, _plan(ends, groups))
+    better = True
+    while better:
+        better = False
+        for i in range(len(ends) - 1):
+            for step in (-3, -2, -1, 1, 2, 3):
+                new = [*ends[:i], ends[i] + step, *ends[i + 1 :]]
+                if (new[i - 1] if i else 0) < new[i] < new[i + 1]:
+                    seconds = simulated_s(work, _plan(new, groups))
+                    if seconds < best:
+                        best, ends, better = seconds, new, True
+    return _plan(ends, groups)
+
+
+def _plan(ends: Sequence[int], groups: Sequence[tuple[int, ...]], policy: Policy = "pb") -> Plan:
+    firsts = [0, *ends[:-1]]
+    return Plan(tuple(Stage(a, b, g) for a, b, g in zip(firsts, ends, groups, strict=True)), policy)
+
+
+def _policies(folder: Path, profile: str) -> dict[str, Any]:
+    """Table 3: PB against PA on configuration A, on the plan that dapple finds."""
+    row = next(r for r in ROWS if r.profile == profile and r.cluster == "a-2x8")
+    work = _work(folder, profile, "a-2x8", row.global_batch)
+    stages = _published(work, row).stages
+    pa, pb = (simulated_s(work, Plan(stages, policy)) for policy in ("pa", "pb"))
+    return {
+        "profile": profile,
+        "split": Plan(stages).split,
+        "modelled_pb_over_pa": pa / pb,
+        "published_pb_over_pa": PUBLISHED_PB_OVER_PA[profile],
+    }
+
+
+def _held(folder: Path, micro_batches: int) -> dict[str, Any]:
+    """Table 5: BERT-48, 2 stages, configuration B; what stage 0 holds at most."""
+    work = _work(folder, "bert-48-pbs-2", "b-16x1", 2 * micro_batches)
+    found: dict[str, Any] = {"micro_batches": micro_batches}
+    for policy in ("gpipe", "pa", "pb"):
+        plan = _plan((28, 53), ((0,), (1,)), policy)
+        timeline = simulate(work, plan)
+        found[policy] = {
+            "held": timeline.held[0],
+            "modelled_samples_per_s": work.global_batch / timeline.iteration_s,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    main()

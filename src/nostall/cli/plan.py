@@ -1,0 +1,200 @@
+"""``nostall plan`` and ``nostall simulate``: where to cut a model, and what that would cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json, show_table
+from nostall.core.errors import BadInput
+from nostall.core.run import write_atomically
+from nostall.parallel.cluster import load_cluster
+from nostall.parallel.errors import BadPlan
+from nostall.parallel.files import load_plan, plan_document
+from nostall.parallel.outcome import Outcome, outcome
+from nostall.parallel.plan import POLICIES, Policy, Workload
+from nostall.parallel.plan.workload import ADAM_FP32, DEFAULT_GLOBAL_BATCH, HALF
+from nostall.parallel.planners import PLANNERS, Effort, make_plan
+from nostall.parallel.profile import load_profile
+from nostall.report.gantt import write_gantt
+from nostall.report.units import Scale
+
+GanttOption = Annotated[
+    Path | None, typer.Option(help="Write the schedule as a figure (.svg or .html).")
+]
+
+
+def plan(
+    profile: Annotated[Path, typer.Argument(help="Profile: PipeDream graph text or JSON.")],
+    cluster: Annotated[Path, typer.Option(help="Cluster (TOML); see examples/clusters.")],
+    planner: Annotated[str, typer.Option(help=f"One of {', '.join(PLANNERS)}.")] = "nostall",
+    global_batch: Annotated[
+        int, typer.Option(min=1, help="Samples of an iteration.")
+    ] = DEFAULT_GLOBAL_BATCH,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a micro-batch; the profile's own.")
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Write the plan, for nostall simulate.")
+    ] = None,
+    gantt: GanttOption = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time limit; by default due to the size.")
+    ] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(min=1, help="Plans that searches may simulate.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of searches.")] = 0,
+    recompute: Annotated[
+        bool, typer.Option(help="Re-compute activations where nothing else fits.")
+    ] = True,
+    state_factor: Annotated[
+        float,
+        typer.Option(help="Bytes of parameters, gradients, optimiser per parameter byte."),
+    ] = ADAM_FP32,
+    weight_gradient_share: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Assumed where the profile has no weight gradients."),
+    ] = HALF,
+    format: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Decide where to cut a model, where each stage runs, how often, and in which order."""
+    if planner not in PLANNERS:
+        raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
+    work = Workload(
+        load_profile(profile),
+        load_cluster(cluster),
+        global_batch,
+        micro_batch,
+        state_factor,
+        weight_gradient_share,
+    )
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        disable=quiet or not err.is_terminal,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("planning", total=1.0)
+        effort = Effort.of(
+            work,
+            seconds=seconds,
+            evaluations=evaluations,
+            seed=seed,
+            recompute=recompute,
+            report=lambda part, what: bar.update(task, completed=part, description=what),
+        )
+        found = outcome(work, make_plan(work, planner, effort), planner)
+    _finish(found, out_file, gantt, format)
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(help="A plan file of nostall plan.")],
+    policy: Annotated[
+        str | None, typer.Option(help=f"Another order: one of {', '.join(POLICIES)}.")
+    ] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the plan anew.")] = None,
+    gantt: GanttOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Simulate a plan again, or the same stages in another order."""
+    work, given, planner = load_plan(plan)
+    if policy is not None:
+        if policy not in get_args(Policy):
+            raise BadPlan(f"policy {policy!r} is unknown; allowed are {', '.join(POLICIES)}")
+        given = replace(given, policy=cast(Policy, policy), in_flight=None)
+    _finish(outcome(work, given, planner), out_file, gantt, format)
+
+
+def _finish(found: Outcome, out_file: Path | None, gantt: Path | None, format: Format) -> None:
+    if gantt is not None:
+        write_gantt(found, gantt)
+    document = plan_document(found)
+    if out_file is not None:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+    if format is Format.JSON:
+        show_json(document)
+        return
+    _show(found)
+    for path, what in ((gantt, "schedule"), (out_file, "plan")):
+        if path is not None:
+            out.print(f"{what + ':':10}{path}")
+
+
+def _show(found: Outcome) -> None:
+    time = Scale("s", found.timeline.iteration_s)
+    rows = []
+    for s, stage in enumerate(found.plan.stages):
+        costs, worker = found.timeline.costs, found.timeline.costs.worker[s]
+        onward = costs.onward[s].seconds if s < len(costs.onward) else 0.0
+        rows.append(
+            (
+                s,
+                f"{stage.first}-{stage.end - 1}",
+                _ranges(stage.gpus),
+                time(costs.forward[s]),
+                time(costs.backward[s] + costs.weight[s]),
+                time(onward),
+                time(costs.allreduce[s].seconds),
+                found.timeline.held[s],
+                f"{found.memory.peak[worker] / 2**30:.3g} of "
+                f"{found.memory.capacity[worker] / 2**30:.3g} GiB",
+            )
+        )
+    columns = (
+        "stage",
+        "layers",
+        "GPUs",
+        "forward",
+        "backward",
+        "onward",
+        "all-reduce",
+        "held",
+        "memory" if found.memory.measured else "memory at least",
+    )
+    work = found.work
+    show_table(f"{work.profile.name} on {work.cluster.name}", columns, rows)
+    again = ", re-computation" if found.plan.recompute else ""
+    out.print(
+        f"{found.planner}: {found.plan.split}, order {found.plan.policy}{again}, "
+        f"{work.micro_batches} micro-batches of {work.global_batch / work.micro_batches:.4g}"
+    )
+    out.print(
+        f"modelled iteration {time(found.timeline.iteration_s)}, modelled speed-up "
+        f"{found.speedup:.4g}x over one GPU ({found.busy_share:.0%} of the cluster busy)"
+    )
+    parts = found.parts()
+    if "closed_form_steady_s" in parts:
+        named = [
+            f"{k} {time(parts[f'closed_form_{k}_s'])}" for k in ("warm_up", "steady", "ending")
+        ]
+        out.print(f"closed form (DAPPLE's L): {', '.join(named)}".replace("_", "-"))
+    out.print(
+        f"no order beats {time(max(parts['busiest_resource_s'], parts['critical_path_s']))}; "
+        f"after the last backward pass {time(parts['after_last_backward_s'])}"
+    )
+    for note in found.notes():
+        out.print(f"note: {note}")
+
+
+def _ranges(gpus: tuple[int, ...]) -> str:
+    """0-7, 9 for the numbers 0 to 7 and 9."""
+    runs: list[list[int]] = []
+    for gpu in sorted(gpus):
+        if runs and runs[-1][1] == gpu - 1:
+            runs[-1][1] = gpu
+        else:
+            runs.append([gpu, gpu])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,47 @@
+"""Planners by name: the published ones, what they are compared with, and nostall's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nostall.parallel.errors import BadPlan
+from nostall.parallel.plan import Plan, Workload
+from nostall.parallel.planners.baselines import data_parallel, even, gpipe, pipedream
+from nostall.parallel.planners.closed_form import Latency, closed_form
+from nostall.parallel.planners.dapple import dapple
+from nostall.parallel.planners.effort import Effort
+from nostall.parallel.planners.exhaustive import exhaustive
+from nostall.parallel.planners.nostall import nostall
+from nostall.parallel.planners.spp import spp
+
+Planner = Callable[[Workload, Effort], Plan]
+PLANNERS: dict[str, Planner] = {
+    "nostall": nostall,
+    "dapple": dapple,
+    "spp": spp,
+    "pipedream": pipedream,
+    "gpipe": gpipe,
+    "even": even,
+    "data-parallel": data_parallel,
+    "exhaustive": exhaustive,
+}
+
+
+def make_plan(work: Workload, planner: str = "nostall", effort: Effort | None = None) -> Plan:
+    """Plan with the named planner.
+
+    Raises :class:`BadPlan` for an unknown name, and what the planner raises.
+    """
+    if planner not in PLANNERS:
+        raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
+    return PLANNERS[planner](work, effort or Effort.of(work))
+
+
+__all__ = [
+    "PLANNERS",
+    "Effort",
+    "Latency",
+    "Planner",
+    "closed_form",
+    "make_plan",
+]

@@ -1,0 +1,18 @@
+"""What a plan would cost: an event simulation of stages and links, modelled to the micro-batch."""
+
+from nostall.parallel.simulate.bounds import critical_path_s, load_bound_s
+from nostall.parallel.simulate.costs import Costs, costs
+from nostall.parallel.simulate.memory import Memory, memory
+from nostall.parallel.simulate.timeline import Timeline, simulate, simulated_s
+
+__all__ = [
+    "Costs",
+    "Memory",
+    "Timeline",
+    "costs",
+    "critical_path_s",
+    "load_bound_s",
+    "memory",
+    "simulate",
+    "simulated_s",
+]

@@ -1,0 +1,120 @@
+"""The schedule of a pipeline plan as one SVG: a row per worker, thin rows for the boundaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from nostall.core.errors import BadInput
+from nostall.core.run import write_atomically
+from nostall.parallel.outcome import Outcome
+from nostall.report.units import Scale, ticks
+
+WIDTH, LEFT, RIGHT, TOP, ROW, LINK, FOOT = 1280, 190, 16, 34, 26, 9, 64
+MOST_BARS = 20_000
+"""Longer schedules are drawn up to here, and say so."""
+_KINDS = {"forward": "#4c78a8", "backward": "#e07b39", "weight gradients": "#72a66a"}
+_LINKS = {"transfer": "#9d9d9d", "all-reduce": "#b279a2"}
+
+
+def write_gantt(found: Outcome, path: Path) -> Path:
+    """Write the figure as ``.svg``, or inside a page as ``.html``; returns the path.
+
+    Raises :class:`BadInput` for another ending.
+    """
+    figure = gantt(found)
+    if path.suffix == ".html":
+        title = escape(f"{found.work.profile.name} on {found.work.cluster.name}")
+        page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        figure = f"{page}<body>{figure}</body></html>\n"
+    elif path.suffix != ".svg":
+        raise BadInput(f"--gantt {path}: the ending is {path.suffix!r}; allowed are .svg and .html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, figure.encode())
+    return path
+
+
+def gantt(found: Outcome) -> str:
+    """The figure; times are modelled and the figure says so."""
+    workers = max(found.timeline.costs.worker) + 1
+    links = len(found.timeline.costs.onward)
+    height = TOP + ROW * workers + LINK * (2 * links + len(found.plan.stages)) + FOOT
+    title = (
+        f"{found.planner}, {found.plan.policy}, {found.plan.split}: modelled "
+        f"{Scale('s', found.timeline.iteration_s)(found.timeline.iteration_s)}, "
+        f"{found.speedup:.3g}x one GPU"
+    )
+    bars = list(_bars(found, workers))
+    shown = sorted(bars, key=lambda bar: bar[2])[:MOST_BARS]
+    cut = f" (first {MOST_BARS} of {len(bars)} bars)" if len(bars) > MOST_BARS else ""
+    return "".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+            f'font-family="sans-serif" font-size="11" aria-label="{escape(title)}">',
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            f'<text x="8" y="18" font-size="13">{escape(title + cut)}</text>',
+            *_names(found, workers),
+            *(_draw(found, *bar) for bar in shown),
+            *_axis(found, height),
+            "</svg>\n",
+        ]
+    )
+
+
+_Bar = tuple[float, float, float, float, str, str]
+"""Top, height, start, seconds, colour, text."""
+
+
+def _bars(found: Outcome, workers: int) -> Iterator[_Bar]:
+    timeline = found.timeline
+    for kind, (name, colour) in enumerate(_KINDS.items()):
+        for s in range(len(found.plan.stages)):
+            top = TOP + ROW * timeline.costs.worker[s]
+            seconds = float(timeline.durations[kind, s])
+            for m, start in enumerate(timeline.starts[kind, s]):
+                if start >= 0:
+                    text = f"{name} of micro-batch {m}, stage {s}"
+                    yield top, ROW - 3, float(start), seconds, colour, text
+    transfers = (*timeline.costs.onward, *timeline.costs.back, *timeline.costs.allreduce)
+    first_reduce = 2 * len(timeline.costs.onward)
+    for t, transfer in enumerate(transfers):
+        top = TOP + ROW * workers + LINK * t
+        name = "transfer" if t < first_reduce else "all-reduce"
+        for start in timeline.sent[t]:
+            if start >= 0 and transfer.seconds > 0:
+                yield top, LINK - 2, float(start), transfer.seconds, _LINKS[name], name
+
+
+def _draw(
+    found: Outcome, top: float, height: float, start: float, seconds: float, colour: str, text: str
+) -> str:
+    per_second = (WIDTH - LEFT - RIGHT) / found.timeline.iteration_s
+    left, width = LEFT + start * per_second, max(0.4, seconds * per_second)
+    return (
+        f'<rect x="{left:.2f}" y="{top:g}" width="{width:.2f}" height="{height:g}" '
+        f'fill="{colour}" stroke="white" stroke-width="0.3"><title>{text}</title></rect>'
+    )
+
+
+def _names(found: Outcome, workers: int) -> Iterator[str]:
+    for w in range(workers):
+        mine = [s for s, worker in enumerate(found.timeline.costs.worker) if worker == w]
+        gpus = found.plan.stages[mine[0]].gpus
+        which = f"GPU {gpus[0]}" if len(gpus) == 1 else f"{len(gpus)} GPUs from {min(gpus)}"
+        text = f"stage {', '.join(map(str, mine))}: {which}"
+        yield f'<text x="8" y="{TOP + ROW * w + 16}">{escape(text[:30])}</text>'
+    if len(found.plan.stages) > 1:
+        yield f'<text x="8" y="{TOP + ROW * workers + 12}" fill="#666">links, all-reduces</text>'
+
+
+def _axis(found: Outcome, height: int) -> Iterator[str]:
+    end = found.timeline.iteration_s
+    scale = Scale("s", end)
+    for time in ticks(0.0, end, 8):
+        x = LEFT + (WIDTH - LEFT - RIGHT) * time / end
+        yield f'<text x="{x:.1f}" y="{height - 40}" text-anchor="middle">{scale(time)}</text>'
+    for i, (name, colour) in enumerate((_KINDS | _LINKS).items()):
+        x = LEFT + 150 * i
+        yield f'<rect x="{x}" y="{height - 26}" width="12" height="12" fill="{colour}"/>'
+        yield f'<text x="{x + 18}" y="{height - 16}">{name}</text>'

@@ -1,0 +1,106 @@
+"""``nostall plan`` and ``nostall simulate`` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import EXAMPLES, nostall, refused
+
+CLUSTER = EXAMPLES / "clusters" / "dapple-a-2x8.toml"
+
+
+def _graph(layers: int = 20, **changes: str) -> str:
+    lines = []
+    for i in range(1, layers + 1):
+        fields = {
+            "forward_compute_time": "2.0",
+            "backward_compute_time": "4.0",
+            "activation_size": "4e6",
+            "parameter_size": "5e7",
+        }
+        if i == 2:
+            fields |= changes
+        text = ", ".join(f"{key}={value}" for key, value in fields.items() if value)
+        lines.append(f"node{i} -- Layer{i} -- {text}")
+    return "\n".join([*lines, *(f"\tnode{i} -- node{i + 1}" for i in range(1, layers))])
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "model-pbs-4.txt"
+    path.write_text(_graph())
+    return path
+
+
+def test_a_plan_is_made_written_and_simulated_again(profile: Path, tmp_path: Path) -> None:
+    plan, figure = tmp_path / "plan.json", tmp_path / "plan.svg"
+    done = nostall(
+        "plan", profile, "--cluster", CLUSTER, "--planner", "dapple", "--format", "json",
+        "--out", plan, "--gantt", figure,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert list(done.json)[:3] == ["planner", "predicted_iteration_s", "predicted_speedup"]
+    assert done.json["planner"] == "dapple"
+    assert done.json["kind"] == "modelled"
+    assert done.json["micro_batches"] == 32  # 128 samples, 4 a micro-batch
+    assert 1 < done.json["predicted_speedup"] < 16
+    assert done.json["fits"] == "unknown"
+    assert json.loads(plan.read_text()) == done.json
+    bars = [e for e in ET.parse(figure).iter() if e.tag.endswith("title")]
+    assert len(bars) >= 2 * 32
+    again = nostall("simulate", plan, "--format", "json")
+    assert again.json == done.json
+    slower = nostall("simulate", plan, "--policy", "gpipe", "--format", "json")
+    assert slower.json["predicted_iteration_s"] >= done.json["predicted_iteration_s"]
+
+
+def test_the_table_says_modelled_and_what_is_not_known(profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    done = nostall("plan", profile, "--cluster", CLUSTER, "--seconds", 3, "--gantt", page)
+    assert done.code == 0, done.err
+    assert "modelled iteration" in done.out and "modelled speed-up" in done.out
+    assert "memory is a lower bound" in done.out
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"forward_compute_time": "-1"}, "forward_compute_time=-1"),
+        ({"backward_compute_time": ""}, "backward_compute_time is missing"),
+        ({"parameter_size": "1e13"}, "memory"),
+    ],
+)
+def test_bad_profiles_end_with_one_line(tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    path = tmp_path / "bad-pbs-4.txt"
+    path.write_text(_graph(**changes))
+    assert said in refused(nostall("plan", path, "--cluster", CLUSTER, "--planner", "dapple"))
+
+
+def test_other_bad_input_ends_with_one_line(profile: Path, tmp_path: Path) -> None:
+    apart = tmp_path / "apart.toml"
+    apart.write_text('name = "apart"\n[[servers]]\ngpus = 2\nmemory_gib = 16\n')
+    assert "cannot reach" in refused(nostall("plan", profile, "--cluster", apart))
+    circle = tmp_path / "circle-pbs-4.txt"
+    circle.write_text(_graph() + "\n\tnode9 -- node3")
+    assert "cycle" in refused(nostall("plan", circle, "--cluster", CLUSTER))
+    short = tmp_path / "short-pbs-4.txt"
+    short.write_text(_graph(3))
+    few = nostall("plan", short, "--cluster", CLUSTER, "--planner", "even")
+    assert "16 stages wanted for 3 layers" in refused(few)
+    nameless = tmp_path / "model.txt"
+    nameless.write_text(_graph())
+    assert "--micro-batch" in refused(nostall("plan", nameless, "--cluster", CLUSTER))
+    unknown = nostall("plan", profile, "--cluster", CLUSTER, "--planner", "alpa")
+    assert "allowed are nostall, dapple" in refused(unknown)
+    ending = nostall(
+        "plan", profile, "--cluster", CLUSTER, "--planner", "gpipe", "--gantt", tmp_path / "g.png"
+    )
+    assert ".svg and .html" in refused(ending)
+    assert "cannot read" in refused(nostall("simulate", tmp_path / "none.json"))
+    apart.write_text("{}")
+    assert "planner" in refused(nostall("simulate", apart))
