@@ -127,7 +127,8 @@ def tune(
     decision = None
     if device is not None:
         decision = decide(device, candidate, settings.rounds, settings.checks, settings.seed)
-    improved = decision.faster if decision is not None else found.ratio > 1.0
+    better = decision.faster if decision is not None else found.ratio > 1.0
+    improved = better and candidate != source.cubin
     moved, retimed = _difference(space.start(), best) if improved else (0, 0)
     tuned = Tuned(
         cubin=candidate if improved else source.cubin,
