@@ -90,6 +90,8 @@ def _slides(order: Order, by: int) -> Iterator[Edit]:
         if first <= 11 and last <= 11:
             controls[at - 1] = controls[at - 1].with_(stall=first)
             controls[at] = controls[at].with_(stall=last)
+            end = controls[at + by]  # compilers leave two cycles between neighbours of one unit
+            controls[at + by] = end.with_(stall=max(2, end.stall))
             yield Edit(controls, (at, at + by))
 
 
