@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,8 +142,6 @@ class Buffers:
             self.cuda.fill(place.pointer + place.size, 0, place.padded - place.size)
 
     def _count(self, place: _Place, expected: int) -> None:
-        import ctypes
-
         words = place.padded // 4
         blocks = min(1024, -(-words // 256))
         values = (place.pointer, expected, words, self._counter)

@@ -26,7 +26,7 @@ class Engine:
     """
 
     def __init__(self, kernel: Kernel, plan: Plan, ordinal: int = 0) -> None:
-        self.kernel, self.plan = kernel, plan
+        self.kernel, self.plan, self.ordinal = kernel, plan, ordinal
         self.cuda = Cuda(ordinal)
         self.buffers = Buffers(self.cuda, kernel.launch, plan.inputs, plan.seed)
         self.original = self._load(kernel.cubin)
@@ -42,7 +42,13 @@ class Engine:
         found = {"gpu": self.cuda.name, "architecture": f"sm_{self.cuda.architecture}"}
         with suppress(OSError, subprocess.SubprocessError):
             line = subprocess.run(
-                ["nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader", "-i", "0"],
+                [
+                    "nvidia-smi",
+                    f"--query-gpu={_ASKED}",
+                    "--format=csv,noheader",
+                    "-i",
+                    str(self.ordinal),
+                ],
                 capture_output=True,
                 text=True,
                 timeout=10,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
+from nostall.core.launch import LaunchSpec
 from nostall.gpu.driver import Arguments, Cuda, Loaded
 
-Launch = Callable[[Loaded], None]
 _FLUSH_FACTOR = 2
 """Bytes overwritten for a cold cache, in sizes of the L2 cache."""
 
@@ -18,7 +17,7 @@ class GraphTimer:
     """Times graphs of several launches: the L2 cache stays warm and launches do not wait for the
     host.  ``times`` launches make one graph."""
 
-    def __init__(self, cuda: Cuda, spec: Any, arguments: Arguments, times: int) -> None:
+    def __init__(self, cuda: Cuda, spec: LaunchSpec, arguments: Arguments, times: int) -> None:
         self.cuda, self.spec, self.arguments, self.times = cuda, spec, arguments, times
         self.events = [cuda.event() for _ in range(2)]
 
@@ -63,7 +62,7 @@ class GraphTimer:
 class ColdTimer:
     """Times single launches, each after the L2 cache was overwritten."""
 
-    def __init__(self, cuda: Cuda, spec: Any, arguments: Arguments) -> None:
+    def __init__(self, cuda: Cuda, spec: LaunchSpec, arguments: Arguments) -> None:
         self.cuda, self.spec, self.arguments = cuda, spec, arguments
         self.size = _FLUSH_FACTOR * cuda.attribute("L2_CACHE_SIZE")
         self.flush = cuda.allocate(self.size)
