@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 from tests.corpus import catalogue
 
-from nostall.sass import Function, Program
+from nostall.sass import Function, Program, verify
+from nostall.sass.schedule import ScheduleSpace
+from nostall.sass.schedule.moves import ScheduleMove
 
 Golden = list[tuple[int, int, tuple[int, ...]]]
 
@@ -127,3 +130,34 @@ def test_blocks_hold_together(file: str) -> None:
             if last.base == "EXIT" and not last.is_guarded:
                 assert block.succ == ()
         assert found.block_of == tuple(n for n, b in enumerate(blocks) for _ in range(len(b)))
+
+
+def test_blocks_next_to_unseen_code_are_open() -> None:
+    """A call by pointer, what follows it, and subroutines that anybody may call; callers that are
+    all known close a subroutine."""
+    found = function("calls.sm_90", "function_pointers")
+    call = next(i.index for i in found.instructions if i.base == "CALL")
+    after = [b.open for b in found.blocks if call in range(b.start, b.end) or b.start == call + 1]
+    assert after == [True, True]
+    ends = {found.instructions[b.end - 1].base: b.open for b in found.blocks}
+    assert ends["RET"]
+    assert not any(b.open for b in function("calls.sm_90", "noinline_calls").blocks)
+    assert function("memory.sm_90", "prints").frozen == frozenset(range(15, 27))
+
+
+def test_nothing_changes_next_to_unseen_code() -> None:
+    data = (catalogue.NVCC / "memory.sm_90.cubin").read_bytes()
+    program = Program.from_cubin(data)
+    prints = program.function("prints")
+    assert not prints.frozen & {m.index for m in _moves(program, prints)}
+    at = next(i for i in sorted(prints.frozen) if not prints.instructions[i].is_wall)
+    longer = replace(prints.instructions[at].control, stall=9)
+    changed = list(prints.instructions)
+    changed[at] = changed[at].with_control(longer)
+    verdict = verify(data, program.with_function(prints.reordered(changed)).to_cubin())
+    assert [f.kind for f in verdict.findings] == ["open-changed"]
+
+
+def _moves(program: Program, function: Function) -> list[ScheduleMove]:
+    space = ScheduleSpace(program, function)
+    return list(space.moves(space.start()))

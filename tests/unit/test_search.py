@@ -27,8 +27,8 @@ from nostall.testing import Diary, Disorder, Permutations, check_search, recorde
 
 ALL = [
     Anneal(),
-    Anneal(cycles=4, stuck=5, throws=3),
-    Anneal(memo=0, jump=1),
+    Anneal(opening=0.0, stuck=5, throws=3),
+    Anneal(memo=0, walk=3),
     Anneal(memo=7),
     Sip(),
     Sip(hot=0.06, restarts=True),
@@ -349,8 +349,8 @@ def test_parameters_reach_the_strategy():
         (lambda: make("annealing"), "anneal, random, sip"),
         (lambda: make("sip", heat=2), "has no parameter heat"),
         (lambda: make("sip", cold=2.0), "cold < hot"),
-        (lambda: make("anneal", cycles=0), "cycles"),
-        (lambda: make("anneal", string=1.5), "string"),
+        (lambda: make("anneal", walk=0), "walk"),
+        (lambda: make("anneal", opening=1.0), "opening"),
         (lambda: make("random", length=0), "length=0"),
         (lambda: Permutations(0), "size=0"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,21 +20,30 @@ from nostall.core import (
     Space,
 )
 from nostall.core.search import Stop
-from nostall.core.space import M, S
+from nostall.core.space import NO_TAGS, M, S, Tags
 from nostall.search.loop import Point, Task, begin, move_to, run, settle
 from nostall.search.memo import Memo
+
+DRIFT, STROLL, COOL = 0, 1, 2
+"""The phases of a search, in this order."""
+
+_NEARBY: Tags = frozenset(("memory", "slide", "distance=1"))
+_FAVOURED: Tags = frozenset(("memory",))
+_DRIFT_SHARE = 0.6
+_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Anneal(Search):
-    """Simulated annealing over all moves, in cycles that begin at the best state.
+    """Simulated annealing that looks around first, then cools from the best that it saw.
 
-    Cost differences are compared with the running mean of their sizes, so neither the unit nor
-    the size of typical gains needs tuning: the temperature is that mean times a factor that
-    falls geometrically from ``hot`` to ``cold``.  It does so
-    ``cycles`` times over the budget, each time from the best state so far, and each time from
-    ``reheat`` times the heat before.  A step strings up to ``jump`` moves together, each further
-    one with a probability that falls from ``string`` to 0 within a cycle.
+    Where a space has moves of memory instructions, the first ``opening`` of the budget explores
+    and accepts everything: one long walk of single slides of memory instructions (SIP's moves),
+    then walks of ``walk`` steps from the start, half of them moves of memory instructions, half
+    any.  The rest, and all of it in other spaces, is annealing over all moves (again half of them
+    of memory instructions).  Cost differences are compared with the running mean of their
+    sizes, so neither the unit nor the size of typical gains needs tuning: the temperature is that
+    mean times a factor that falls geometrically from ``hot`` to ``cold``.
 
     A modelled state is charged once: the last ``memo`` values are remembered.  After ``stuck``
     steps in a row that met only remembered states, the search is thrown a few moves away from the
@@ -43,29 +52,26 @@ class Anneal(Search):
     evaluated at each visit.
 
     With a budget of evaluations the result is reproducible bit for bit.  With a budget of seconds
-    only, the cooling follows the clock, and it is not.
+    only, the phases follow the clock, and it is not.
     """
 
     name: ClassVar[str] = "anneal"
 
     hot: float = 0.03
     cold: float = 0.001
-    cycles: int = 1
-    reheat: float = 0.5
-    jump: int = 1
-    string: float = 0.5
+    opening: float = 0.4
+    walk: int = 64
     memo: int = 16384
     stuck: int = 100
     throws: int = 40
 
     def __post_init__(self) -> None:
-        counts = (self.cycles, self.jump, self.stuck, self.throws)
-        parts = 0 < self.reheat <= 1 and 0 <= self.string <= 1
-        if not 0 < self.cold <= self.hot or not parts or min(counts) < 1 or self.memo < 0:
+        counts = (self.walk, self.stuck, self.throws)
+        cools = 0 < self.cold <= self.hot and 0 <= self.opening < 1
+        if not cools or min(counts) < 1 or self.memo < 0:
             raise BadInput(
-                f"anneal got {self}; allowed are 0 < cold <= hot, 0 < reheat <= 1, "
-                "0 <= string <= 1, memo >= 0, and cycles, jump, stuck and throws >= 1; leave out "
-                "what you do not mean to change"
+                f"anneal got {self}; allowed are 0 < cold <= hot, 0 <= opening < 1, memo >= 0, "
+                "and walk, stuck and throws >= 1; leave out what you do not mean to change"
             )
 
     def run(
@@ -79,7 +85,8 @@ class Anneal(Search):
         resume: Checkpoint | None = None,
     ) -> SearchResult[S]:
         """Anneal until the budget is spent or a modelled space is exhausted."""
-        fresh = {"cycle": 0.0, "spread": 0.0, "seen": 0.0, "free": 0.0, "throws": 0.0}
+        counts = ("phase", "walked", "spread", "seen", "free", "throws")
+        fresh = dict.fromkeys(counts, 0.0) | {"favours": -1.0}
         task, point = begin(self.name, space, objective, budget, seed, observers, resume, fresh)
         memo = Memo(self.memo if objective.kind == "modelled" else 0)
         if resume is None:
@@ -88,51 +95,29 @@ class Anneal(Search):
 
         def step(point: Point[S]) -> Point[S] | Stop:
             memo.catch_up(point.evaluations)
+            if point.memory["favours"] < 0:
+                favours = float(self.opening > 0 and _offers(space, task.start, _FAVOURED))
+                memory = {**point.memory, "favours": favours}
+                return move_to(task, point, point.current, point.value, memory)
             if point.memory["free"] >= self.stuck:
                 return self._throw(task, point, memo)
-            part = task.progress(point.evaluations) * self.cycles
-            cycle = min(int(part), self.cycles - 1)
-            if cycle > point.memory["cycle"]:
-                memory = {**point.memory, "cycle": float(cycle)}
-                return move_to(task, point, point.best, point.best_measurement.value, memory)
-            return self._step(task, point, memo, cycle, part - cycle)
+            opening = self.opening * point.memory["favours"]
+            phase, part = _phase(task.progress(point.evaluations), opening)
+            if phase > point.memory["phase"]:
+                memory = {**point.memory, "phase": float(phase), "walked": 0.0}
+                if phase == COOL:
+                    return move_to(task, point, point.best, point.best_measurement.value, memory)
+                return _restart(task, point, memory)
+            if phase == STROLL and point.memory["walked"] >= self.walk:
+                return _restart(task, point, {**point.memory, "walked": 0.0})
+            wanted = _FAVOURED if opening and float(task.rng.random()) < 0.5 else NO_TAGS
+            move = _draw(space, point.current, task.rng, _NEARBY if phase == DRIFT else wanted)
+            if move is None:
+                return _go_back(task, point)
+            heat = self.hot * (self.cold / self.hot) ** part if phase == COOL else math.inf
+            return _step(task, point, memo, move, heat)
 
         return run(task, point, step, lambda at: at.memory | memo.saved(at.evaluations))
-
-    def _step(
-        self, task: Task[S, M], point: Point[S], memo: Memo, cycle: int, part: float
-    ) -> Point[S] | Stop:
-        """Propose, look up or evaluate, accept by temperature; ``part`` of the cycle is over."""
-        rng, memory = task.rng, point.memory
-        moves = 1
-        while moves < self.jump and float(rng.random()) < self.string * (1.0 - part):
-            moves += 1
-        candidate, path = wander(task.space, point.current, rng, moves)
-        if not path:
-            return _go_back(task, point)
-        digest = memo.digest(task.space.key(candidate))
-        value = memo.get(digest)
-        measurement = None
-        if value is None:
-            measurement = task.measure(candidate)
-            value = measurement.value
-            memo.note(point.evaluations, digest, value)
-        change = value - point.value
-        heat = self.hot * self.reheat**cycle * (self.cold / self.hot) ** part
-        temperature = heat * memory["spread"] / max(1.0, memory["seen"])
-        accepted = change <= 0 or (
-            temperature > 0 and float(rng.random()) < math.exp(-change / temperature)
-        )
-        if measurement is None:
-            held = {**memory, "free": memory["free"] + 1}
-            if accepted:
-                return move_to(task, point, candidate, value, held)
-            return move_to(task, point, point.current, point.value, held)
-        held = {**memory, "free": 0.0, "throws": 0.0}
-        if change != 0 and math.isfinite(change):
-            held["spread"] += abs(change)
-            held["seen"] += 1
-        return settle(task, point, Path(path), candidate, measurement, accepted, held)
 
     def _throw(self, task: Task[S, M], point: Point[S], memo: Memo) -> Point[S] | Stop:
         """Go a few moves away from the best state, further with each throw in vain."""
@@ -150,6 +135,71 @@ class Anneal(Search):
         if math.isinf(value):
             candidate, value = point.best, point.best_measurement.value
         return move_to(task, point, candidate, value, memory)
+
+
+def _step(task: Task[S, M], point: Point[S], memo: Memo, move: M, heat: float) -> Point[S]:
+    """Look up or evaluate the state after ``move``; accept it by temperature."""
+    memory = {**point.memory, "walked": point.memory["walked"] + 1}
+    candidate = task.space.apply(point.current, move)
+    digest = memo.digest(task.space.key(candidate))
+    value = memo.get(digest)
+    measurement = None
+    if value is None:
+        measurement = task.measure(candidate)
+        value = measurement.value
+        memo.note(point.evaluations, digest, value)
+    change = value - point.value
+    accepted = change <= 0 or _tolerated(change, heat, memory, task.rng)
+    if measurement is None:
+        held = {**memory, "free": memory["free"] + 1}
+        if accepted:
+            return move_to(task, point, candidate, value, held)
+        return move_to(task, point, point.current, point.value, held)
+    held = {**memory, "free": 0.0, "throws": 0.0}
+    if change != 0 and math.isfinite(change):
+        held["spread"] += abs(change)
+        held["seen"] += 1
+    return settle(task, point, move, candidate, measurement, accepted, held)
+
+
+def _tolerated(
+    change: float, heat: float, memory: Mapping[str, float], rng: np.random.Generator
+) -> bool:
+    """Whether to accept a change for the worse; ``heat`` is the temperature in mean changes."""
+    if math.isinf(heat) or math.isinf(change):
+        return not math.isinf(change)
+    temperature = heat * memory["spread"] / max(1.0, memory["seen"])
+    return temperature > 0 and float(rng.random()) < math.exp(-change / temperature)
+
+
+def _phase(progress: float, opening: float) -> tuple[int, float]:
+    """The phase at this part of the budget, and the part of it that is over."""
+    if progress >= opening:
+        return COOL, (progress - opening) / (1.0 - opening)
+    drift = opening * _DRIFT_SHARE
+    if progress < drift:
+        return DRIFT, progress / drift
+    return STROLL, (progress - drift) / (opening - drift)
+
+
+def _offers(space: Space[S, M], state: S, wanted: Tags) -> bool:
+    """Whether moves with these tags come up at all; a generator of its own, so that the search
+    draws the same with and without asking."""
+    rng = np.random.default_rng(0)
+    return any(space.draw(state, rng, wanted) is not None for _ in range(space.patience))
+
+
+def _draw(space: Space[S, M], state: S, rng: np.random.Generator, wanted: Tags) -> M | None:
+    """A move with these tags, or any legal one when none comes up soon."""
+    for _ in range(_ATTEMPTS if wanted else 0):
+        move = space.draw(state, rng, wanted)
+        if move is not None:
+            return move
+    return space.propose(state, rng)
+
+
+def _restart(task: Task[S, M], point: Point[S], memory: dict[str, float]) -> Point[S]:
+    return move_to(task, point, task.start, task.start_measurement.value, memory)
 
 
 class Path(tuple[object, ...]):

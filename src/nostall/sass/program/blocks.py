@@ -25,6 +25,7 @@ class Block:
 
     ``external``: control can enter from outside the function's own graph (entry, call target).
     ``region``: number of the subroutine inside the text section that the block belongs to.
+    ``open``: what runs right before or right after it is code that this graph does not know.
     """
 
     start: int
@@ -33,6 +34,7 @@ class Block:
     pred: tuple[int, ...]
     external: bool
     region: int
+    open: bool
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -43,11 +45,13 @@ def build(
     labels: Mapping[str, int],
     entries: Sequence[int],
     indirect: Sequence[int],
+    is_kernel: bool,
 ) -> tuple[Block, ...]:
     """Cut at labels that something jumps to, at entries, and after whatever ends a block.
 
     ``labels`` maps names to positions; ``entries`` are positions where a symbol begins;
-    ``indirect`` are positions that an indirect branch may reach.
+    ``indirect`` are positions that an indirect branch may reach; ``is_kernel``: the first
+    instruction is where a launch begins, not where a caller jumps to.
     """
     count = len(instructions)
     targets = [_targets(instruction, labels) for instruction in instructions]
@@ -89,10 +93,32 @@ def build(
         for j in out_edges:
             pred[j].append(i)
     outside = {number[e] for e in (0, *entries) if e in number}
+    away = {end for end in ends if _is_call(instructions[end - 1]) and not targets[end - 1]}
+    unknown = _called_from_anywhere(instructions, gates, [*back], is_kernel)
+    opened = [
+        bool({start, end} & away)
+        or (
+            _region(gates, start) in unknown
+            and (start in gates or instructions[end - 1].base == "RET")
+        )
+        for start, end in zip(starts, ends, strict=True)
+    ]
     return tuple(
-        Block(start, ends[i], succ[i], tuple(pred[i]), i in outside, _region(gates, start))
+        Block(
+            start, ends[i], succ[i], tuple(pred[i]), i in outside, _region(gates, start), opened[i]
+        )
         for i, start in enumerate(starts)
     )
+
+
+def _called_from_anywhere(
+    instructions: Sequence[Instruction], gates: list[int], called: Sequence[int], is_kernel: bool
+) -> set[int]:
+    """The subroutines whose callers are not all known: nobody here calls them by name, or somebody
+    calls by pointer."""
+    callees = set(range(1 if is_kernel else 0, len(gates)))
+    by_pointer = any(_is_call(i) and _by_pointer(i) for i in instructions)
+    return callees if by_pointer else callees - set(called)
 
 
 def _region(gates: list[int], position: int) -> int:
@@ -101,8 +127,11 @@ def _region(gates: list[int], position: int) -> int:
 
 def _targets(instruction: Instruction, labels: Mapping[str, int]) -> list[int]:
     """Positions that the instruction may jump to.  BSSY only notes where its BSYNC continues;
-    the label of RET is where its subroutine's callers are."""
+    the label of RET is where its subroutine's callers are, and that of a call by pointer is what
+    its register is relative to."""
     if instruction.row.pipe is not Pipe.CONTROL or instruction.base in ("BSSY", "RET"):
+        return []
+    if _is_call(instruction) and _by_pointer(instruction):
         return []
     found = [name for operand in instruction.operands for name in _TARGET.findall(operand)]
     return [labels[name] for name in found if name in labels]
@@ -123,6 +152,10 @@ def _resume_points(
 
 def _is_call(instruction: Instruction) -> bool:
     return instruction.base == "CALL"
+
+
+def _by_pointer(call: Instruction) -> bool:
+    return not call.operands[-1].startswith("`")
 
 
 def _falls_through(last: Instruction) -> bool:

@@ -48,6 +48,13 @@ class Function:
         """Original indices that an unreadable record may name: they must stay in place."""
         return frozenset(offset // WORD_BYTES for offset in self.text.pinned)
 
+    @cached_property
+    def frozen(self) -> frozenset[int]:
+        """Original indices in blocks next to code that is not in this text section: whatever that
+        code relies on is unknown, so nothing there may move or change."""
+        open_blocks = (range(b.start, b.end) for b in self.blocks if b.open)
+        return frozenset(index for block in open_blocks for index in block)
+
     def reordered(self, order: Sequence[Instruction]) -> Function:
         """The function with its instructions in another order (or with other control words)."""
         if sorted(i.index for i in order) != list(range(len(self.instructions))):
@@ -142,7 +149,8 @@ def _function(cubin: Cubin, text: TextSection, listings: dict[str, Listing]) -> 
     labels = {name: offset // WORD_BYTES for name, offset in listing.labels.items()}
     fixed = sorted({r.offset // WORD_BYTES for r in text.records if r.fixed})
     entries = [offset // WORD_BYTES for offset, _ in text.entries]
-    return Function(text.name, text, instructions, cfg.build(instructions, labels, entries, fixed))
+    blocks = cfg.build(instructions, labels, entries, fixed, text.is_kernel)
+    return Function(text.name, text, instructions, blocks)
 
 
 def _words(code: bytes) -> list[int]:

@@ -94,6 +94,8 @@ def _kept_in_place(original: Program, candidate: Function) -> list[Finding]:
         old = before.instructions[instruction.index]
         if instruction.index in before.pinned and at != instruction.index:
             report("pinned-moved", at, instruction, "its offset is recorded in an unknown layout")
+        if instruction.index in before.frozen and (at, instruction) != (instruction.index, old):
+            report("open-changed", at, instruction, "code that cannot be seen runs next to it")
         if not instruction.is_wall:
             continue
         was, now = old.control, instruction.control

@@ -66,18 +66,16 @@ def build(function: Function, sm: int) -> Graph:
     """Derive the constraints of ``function`` (in its original order)."""
     floors = Floors.of(sm)
     n = len(function.instructions)
+    stuck = function.pinned | function.frozen
     scans = [
-        scan(function.instructions[b.start : b.end], sm, floors, function.pinned)
-        for b in function.blocks
+        scan(function.instructions[b.start : b.end], sm, floors, stuck) for b in function.blocks
     ]
     arrivals = _arrivals(function, sm, floors, scans)
     blocks: list[BlockGraph] = []
     for block, found, arriving in zip(function.blocks, scans, arrivals, strict=True):
         found.protect_entry(arriving)
         blocks.append(_pack(block.start, block.end, found))
-    fixed = np.array(
-        [i.is_wall or i.index in function.pinned for i in function.instructions], dtype=np.bool_
-    )
+    fixed = np.array([i.is_wall or i.index in stuck for i in function.instructions], dtype=np.bool_)
     following = np.full(n, -1, dtype=np.int32)
     for block in function.blocks:
         following[block.start : block.end - 1] = np.arange(block.start + 1, block.end)

@@ -33,6 +33,8 @@ def mobility(space: ScheduleSpace) -> Mobility:
             continue
         if instruction.index in space.function.pinned:
             pins["offset recorded in an unknown layout"] += 1
+        elif instruction.index in space.function.frozen:
+            pins["next to code that cannot be seen (calls)"] += 1
         elif not instruction.known:
             pins["opcode without a row"] += 1
         elif instruction.base == "NOP" or instruction.text == "NOP":

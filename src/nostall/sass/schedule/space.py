@@ -151,7 +151,7 @@ class ScheduleSpace(Space[Schedule, ScheduleMove]):
 
     def _why(self, state: Schedule, move: ScheduleMove) -> str:
         if self.graph.fixed[move.index]:
-            return "the instruction is a wall or pinned"
+            return "the instruction is a wall, pinned, or next to code that cannot be seen"
         if isinstance(move, Slide | Swap):
             by = move.by if isinstance(move, Slide) else 1
             changed = self._moved(state, move.index, by, keep_stalls=isinstance(move, Swap))
