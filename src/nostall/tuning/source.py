@@ -22,10 +22,9 @@ from pydantic import ValidationError
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
+from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
-
-TRITON_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
 
 _TRITON_TYPES = {
     "f16": "fp16",
@@ -163,7 +162,7 @@ def _triton() -> Any:
             f"{allowed}: pip install 'nostall[triton]'"
         ) from error
     version = str(getattr(triton, "__version__", "unknown"))
-    if ".".join(version.split(".")[:2]) not in TRITON_VERSIONS:
+    if not knows_triton(version):
         raise MissingPart(
             f"Triton {version} is not supported; nostall works with {allowed}: "
             "pip install 'nostall[triton]'"
