@@ -10,8 +10,9 @@ import struct
 import time
 from pathlib import Path
 
-from nostall.store import Store
 from tests.unit.store.records import GPU, keep
+
+from nostall.store import Store
 
 KILLS = 60
 
