@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from nostall.cli import characterize, console, doctor, inspect, plan, report, tune, verify
+from nostall.cli import characterize, console, doctor, inspect, plan, report, store, tune, verify
 from nostall.core.errors import NostallError
 
 INTERRUPTED = 130
@@ -32,6 +32,7 @@ app.command("characterize")(characterize.characterize)
 app.command("report")(report.report)
 app.command("plan")(plan.plan)
 app.command("simulate")(plan.simulate)
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:
