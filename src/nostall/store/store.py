@@ -188,6 +188,6 @@ def _unfit(
     if row.kind == "modelled":
         return None if modelled else "its gain is only modelled"
     if row.gpu != gpu:
-        here = f"this is {gpu}" if gpu else "this GPU's name is not known (set NOSTALL_GPU)"
-        return f"it was measured on {row.gpu}; {here}"
+        unknown = "which GPU this is, is not known: make a CUDA context first, or set NOSTALL_GPU"
+        return f"it was measured on {row.gpu}; {f'this is {gpu}' if gpu else unknown}"
     return None
