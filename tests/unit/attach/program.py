@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import triton
@@ -67,10 +68,19 @@ class Driver:
 
 
 class Tensor:
-    """As much of a tensor as Triton looks at."""
+    """As much of a tensor as Triton and nostall look at: 2048 elements, 16 into a storage."""
 
     def __init__(self, dtype):
         self.dtype = dtype
+
+    def element_size(self):
+        return 4
+
+    def storage_offset(self):
+        return 16
+
+    def untyped_storage(self):
+        return types.SimpleNamespace(nbytes=lambda: (16 + 2048) * 4)
 
     def data_ptr(self):
         return 0
@@ -94,26 +104,50 @@ def kernel(mode):
         import nostall
 
         made = nostall.optimize(made)
+    if "tuned" in mode:
+        import nostall
+        from nostall.attach import first_call
+
+        first_call.tune_apart = tuned
+        made = nostall.optimize(tune_seconds=5)(made)
     return made
 
 
-def launch(mode):
+def tuned(source, seconds, ordinal):
+    """Stands in for the search: what it would have got, and a store that has a result."""
+    os.environ["NOSTALL_HOME"] = os.environ["TUNED_HOME"]
+    sha256 = hashlib.sha256(source.cubin).hexdigest()
+    launch = source.launch.model_dump(mode="json")
+    job = {"name": source.kernel, "seconds": seconds, "ordinal": ordinal, "launch": launch}
+    print(json.dumps({**job, "sha256": f"tuned {sha256}", "process": os.getpid()}), flush=True)
+
+
+def launch(mode, times=1):
     sizes = {} if "autotune" in mode else {"BLOCK": 512}
-    compiled = kernel(mode)[(4,)](Tensor("fp32"), Tensor("fp32"), 2048, **sizes)
-    loaded = hashlib.sha256(compiled.asm["cubin"]).hexdigest()
-    assert loaded == hashlib.sha256(compiled.kernel).hexdigest()
+    function = kernel(mode)
+    for _ in range(times):
+        grid = (lambda meta: (2048 // meta["BLOCK"],)) if times > 1 else (4,)
+        compiled = function[grid](Tensor("fp32"), Tensor("fp32"), 2048, **sizes)
+        loaded = hashlib.sha256(compiled.asm["cubin"]).hexdigest()
+        assert loaded == hashlib.sha256(compiled.kernel).hexdigest()
 
 
 def main(mode):
-    """``plain``, ``autotune``, ``decorated``, ``decorated-autotune``; ``twice`` launches in one
-    process two functions of the same text; ``worker-...``: in a child process."""
+    """``plain``, ``autotune``, ``decorated``, ``decorated-autotune``; ``tuned``, ``tuned-autotune``
+    launch three times; ``...twice``: two functions of the same text; ``unknown-...``: as if Triton
+    were newer; ``worker-...``: in a child."""
     if mode.startswith("worker-"):
         rest = [mode.removeprefix("worker-"), *sys.argv[2:]]
         subprocess.run([sys.executable, __file__, *rest], check=True)
         return
     driver.set_active(Driver())
-    launch(mode)
-    if mode == "twice":
+    torch = types.ModuleType("torch")  # Triton asks for its class, and PyTorch takes seconds
+    torch.Tensor = type("Tensor", (), {})
+    sys.modules["torch"] = torch
+    if mode.startswith("unknown-"):
+        triton.__version__ = "4.0.0"
+    launch(mode, times=3 if "tuned" in mode else 1)
+    if mode.endswith("twice"):
         launch(mode)
 
 
