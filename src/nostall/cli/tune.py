@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -87,7 +87,7 @@ def tune(
             resume=resume is not None,
             device=device,
         )
-        row = _keep(source, settings, tuned, device, store)
+        row = _keep(source, settings, tuned, device.about if device else None, store)
     page = write_report(run.path)
     _show(source, settings, tuned, run, page, row, format)
 
@@ -159,14 +159,21 @@ def _discarded_if_empty(run: Run, *, fresh: bool) -> Iterator[None]:
 
 
 def _keep(
-    source: Source, settings: Settings, tuned: Tuned, device: LocalGpu | None, wanted: bool | None
+    source: Source,
+    settings: Settings,
+    tuned: Tuned,
+    about: Mapping[str, str] | None,
+    wanted: bool | None,
 ) -> Row | None:
-    """Record a gain.  Where nobody asked for it, a store that does not work spoils no run."""
-    wanted_by_default = wanted is None and device is not None
+    """Record a gain; measured ones (``about`` a GPU) unless refused, modelled ones when asked.
+
+    Where nobody asked, a store that does not work spoils no run.
+    """
+    wanted_by_default = wanted is None and about is not None
     if not tuned.improved or not (wanted or wanted_by_default):
         return None
     try:
-        return record(Store(), source, settings, tuned, device.about if device else {})
+        return record(Store(), source, settings, tuned, about or {})
     except BadStore as error:
         if wanted:
             raise
