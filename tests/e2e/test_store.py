@@ -43,24 +43,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place / "home")
 
 
-def test_a_modelled_result_is_kept_only_when_asked(tmp_path: Path) -> None:
-    out = ["--out", tmp_path / "run", "--format", "json"]
-    done = nostall("tune", SMALL, *COUNTED, *out, NOSTALL_HOME=str(tmp_path / "home"))
-    assert done.code == 0
-    assert done.json["improved"] and done.json["record"] is None
-    assert not (tmp_path / "home").exists()
-
-
-def test_a_store_that_cannot_be_written_is_an_error_when_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = nostall(
-        "tune", SMALL, *COUNTED, "--store", "--out", tmp_path / "run",
-        NOSTALL_HOME=str(tmp_path / "file" / "home"),
-    )  # fmt: skip
-    assert "set NOSTALL_HOME to a writable folder" in refused(done)
-    assert (tmp_path / "run" / "best.cubin").is_file()
-
-
 def test_ls_and_show(home: str) -> None:
     listed = nostall("store", "ls", "--format", "json", NOSTALL_HOME=home).json
     assert [(r["kernel"], r["kind"], r["source"]) for r in listed] == [

@@ -72,12 +72,26 @@ def test_no_gain_is_no_record(tmp_path: Path, measured: Tuned) -> None:
     assert not (tmp_path / "index.sqlite").exists()
 
 
-@pytest.mark.parametrize(("wanted", "kept"), [(None, 1), (True, 1), (False, 0)])
-def test_a_measured_gain_is_kept_unless_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Tuned, wanted: bool | None, kept: int
+@pytest.mark.parametrize(
+    ("about", "wanted", "kept"),
+    [
+        (ABOUT, None, 1),
+        (ABOUT, True, 1),
+        (ABOUT, False, 0),
+        (None, None, 0),
+        (None, False, 0),
+    ],
+)
+def test_measured_gains_are_kept_unless_refused_and_modelled_ones_when_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    measured: Tuned,
+    about: dict[str, str] | None,
+    wanted: bool | None,
+    kept: int,
 ) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    row = cli._keep(_source(), SETTINGS, measured, ABOUT, wanted)
+    row = cli._keep(_source(), SETTINGS, measured, about, wanted)
     assert len(Store().rows()) == kept
     assert (row is not None) == bool(kept)
 

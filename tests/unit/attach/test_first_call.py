@@ -94,18 +94,11 @@ class OnGpu(Pretended):
         pass
 
 
-@pytest.mark.parametrize("after", [0.8, 1.0])
-def test_a_gain_is_kept_and_delivered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float
-) -> None:
+def test_a_gain_is_kept_and_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "home"))
     original = _job(tmp_path)
-    row = first_call.tune_here(tmp_path, lambda kernel, _: OnGpu(0.9, after, kernel.cubin))
+    row = first_call.tune_here(tmp_path, lambda kernel, _: OnGpu(0.9, 0.8, kernel.cubin))
     loaded = nostall.load(original, to="bytes", gpu="A GPU of the tests")
-    if after == 1.0:
-        assert row is None
-        assert loaded == original
-        return
     assert row is not None
     assert (row.kind, row.gpu, row.ratio) == ("measured", "A GPU of the tests", 1.25)
     assert loaded == Store().artefacts.get(row.optimised, "cubin") != original

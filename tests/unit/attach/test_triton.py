@@ -93,6 +93,7 @@ def test_without_nostall_nothing_changes(world: World) -> None:
     assert set(world.run("autotune").loaded) == set(world.twins)
 
 
+@one_triton
 @pytest.mark.parametrize("mode", ["decorated-twice", "twice"])
 def test_on_another_gpu_the_original_runs_and_it_is_said_once(world: World, mode: str) -> None:
     ran = world.run(mode, apply=mode == "twice", NOSTALL_GPU="Another")
@@ -101,6 +102,7 @@ def test_on_another_gpu_the_original_runs_and_it_is_said_once(world: World, mode
     assert ran.err.count("this is Another") == 1
 
 
+@one_triton
 @pytest.mark.parametrize("mode", ["decorated", "plain"])
 def test_an_unknown_triton_is_left_alone(world: World, mode: str) -> None:
     ran = world.run(f"unknown-{mode}", apply=mode == "plain")

@@ -1,4 +1,4 @@
-"""Safe variants of real cubins, recorded as if a GPU had measured them."""
+"""Legal variants of real cubins, recorded as if they were verified and measured."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import functools
 import numpy as np
 from tests.unit.store.records import provenance
 
-from nostall.sass import Program, verify
+from nostall.sass import Program
 from nostall.sass.schedule import ScheduleSpace
-from nostall.store import Row, Store, Verification
+from nostall.store import Row, Store
 
 GPU = "A GPU of the tests"
 
 
+@functools.cache
 def variant(original: bytes, seed: int = 0, moves: int = 30) -> bytes:
     """Another legal order of the same instructions."""
     program = Program.from_cubin(original)
@@ -28,19 +29,10 @@ def variant(original: bytes, seed: int = 0, moves: int = 30) -> bytes:
     return found
 
 
-@functools.cache
-def verified(original: bytes) -> tuple[bytes, int]:
-    """A variant that the verifier accepts, and how many instructions it looked at."""
-    optimised = variant(original)
-    verdict = verify(original, optimised)
-    assert verdict.safe
-    return optimised, verdict.checked
-
-
 def keep_variant(store: Store, original: bytes) -> Row:
-    """Record a verified variant."""
-    optimised, checked = verified(original)
+    """Record a variant."""
     program = Program.from_cubin(original)
+    optimised = variant(original)
     about = provenance(
         original,
         optimised,
@@ -48,6 +40,5 @@ def keep_variant(store: Store, original: bytes) -> Row:
         gpu=GPU,
         device={"gpu": GPU},
         architecture=f"sm_{program.sm}",
-        verified=Verification(safe=True, checked=checked, nostall="0.1.0", nvdisasm="V13.5.37"),
     )
     return store.record(original, optimised, about)
