@@ -110,6 +110,13 @@ def test_apply_says_when_there_is_nothing_measured_to_apply(home: str) -> None:
     assert done.err.count("no record to apply") == 1
 
 
+def test_apply_with_a_broken_store_runs_the_program(tmp_path: Path) -> None:
+    (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
+    done = nostall("apply", "--", "no-such-program", NOSTALL_HOME=str(tmp_path))
+    assert "runs with its originals" in done.err
+    assert "cannot run 'no-such-program'" in done.err  # it came to that
+
+
 def test_apply_refuses_what_cannot_work(home: str) -> None:
     missing = nostall("apply", "--modelled", "--", "no-such-program", NOSTALL_HOME=home)
     assert "cannot run 'no-such-program'" in refused(missing)

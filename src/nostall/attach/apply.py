@@ -33,10 +33,10 @@ def environment(
     wanted = {
         "TRITON_CACHE_MANAGER": MANAGER,
         "PYTHONPATH": os.pathsep.join([str(_SHIM), *paths]),
-        "NOSTALL_HOME": str(home().absolute()),
+        "NOSTALL_HOME": str(home(inherited).absolute()),
         # It would load cubins from Triton's cache folder directly, past any cache manager.
         "TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER": "0",
-        MODELLED: "1" if modelled else "0",
+        MODELLED: "1" if modelled or inherited.get(MODELLED) == "1" else "0",
     }
     if log is not None:
         wanted[LOG] = str(log.absolute())

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from nostall.attach.apply import environment
+from nostall.attach.delivery import MODELLED
 from nostall.cli.console import err
 from nostall.core import BadInput
-from nostall.store import Store
+from nostall.store import BadStore, Store
 
 
 def apply(
@@ -31,10 +32,8 @@ def apply(
     The program and all its children run as they would without nostall, and so does the exit code;
     Triton's own cache stays as it is.
     """
-    usable = [row for row in Store().rows() if modelled or row.kind == "measured"]
-    if not usable:
-        err.print("nostall: the store has no record to apply; the program runs with its originals")
     changed = environment(os.environ, modelled=modelled, log=log)
+    _say_what_lacks(modelled=changed[MODELLED] == "1")
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, changed)
@@ -42,3 +41,14 @@ def apply(
         raise BadInput(
             f"cannot run {command[0]!r}: {error.strerror}; write `nostall apply -- PROGRAM ARGS`"
         ) from error
+
+
+def _say_what_lacks(*, modelled: bool) -> None:
+    """One line when the store has nothing for any program; that stops none."""
+    try:
+        usable = any(modelled or row.kind == "measured" for row in Store().rows())
+    except BadStore as error:
+        err.print(f"nostall: {error}; the program runs with its originals")
+        return
+    if not usable:
+        err.print("nostall: the store has no record to apply; the program runs with its originals")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ from nostall.store.provenance import Provenance
 CUBIN, JSON = "cubin", "json"
 
 
-def home() -> Path:
+def home(variables: Mapping[str, str] = os.environ) -> Path:
     """``NOSTALL_HOME``, or ``~/.cache/nostall``."""
-    chosen = os.environ.get("NOSTALL_HOME")
+    chosen = variables.get("NOSTALL_HOME")
     try:
         return Path(chosen) if chosen else Path.home() / ".cache" / "nostall"
     except RuntimeError as error:

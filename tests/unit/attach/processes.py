@@ -58,8 +58,6 @@ class World:
     def run(self, mode: str, *args: str, apply: bool = False, **changes: str) -> Ran:
         inherited = self.environment(**changes)
         chosen = environment(inherited) if apply else inherited
-        if apply:  # home() is the test process's own
-            chosen["NOSTALL_HOME"] = inherited["NOSTALL_HOME"]
         done = subprocess.run(
             [sys.executable, PROGRAM, mode, *args],
             env=chosen,
