@@ -10,11 +10,15 @@ import struct
 import time
 from pathlib import Path
 
+import pytest
 from tests.unit.store.records import GPU, keep
 
 from nostall.store import Store
 
 KILLS = 60
+
+# Python 3.12 warns of forks beside threads, which the test runner has; the child only writes files.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 def _record_for_ever(root: Path, generation: int, told: int) -> None:
