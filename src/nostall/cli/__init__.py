@@ -11,7 +11,18 @@ import sys
 
 import typer
 
-from nostall.cli import characterize, console, doctor, inspect, plan, report, tune, verify
+from nostall.cli import (
+    apply,
+    characterize,
+    console,
+    doctor,
+    inspect,
+    plan,
+    report,
+    store,
+    tune,
+    verify,
+)
 from nostall.core.errors import NostallError
 
 INTERRUPTED = 130
@@ -28,10 +39,12 @@ app.command("doctor")(doctor.doctor)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
+app.command("apply")(apply.apply)
 app.command("characterize")(characterize.characterize)
 app.command("report")(report.report)
 app.command("plan")(plan.plan)
 app.command("simulate")(plan.simulate)
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:

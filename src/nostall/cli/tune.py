@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -21,9 +21,11 @@ from nostall.core import BadInput, LaunchSpec, Run
 from nostall.gpu import Kernel, LocalGpu
 from nostall.report import write_report
 from nostall.search import make
+from nostall.store import BadStore, Row, Store
 from nostall.tuning.job import Settings, Tuned, describe
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.source import Source
+from nostall.tuning.stored import record
 
 
 def tune(
@@ -44,6 +46,12 @@ def tune(
     evaluations: Annotated[int | None, typer.Option(help="Stop after so many evaluations.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Run directory to make.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run directory.")] = None,
+    store: Annotated[
+        bool | None,
+        typer.Option(
+            "--store/--no-store", help="Keep a gain in the store (measured ones: on by default)."
+        ),
+    ] = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -79,8 +87,9 @@ def tune(
             resume=resume is not None,
             device=device,
         )
+        row = _keep(source, settings, tuned, device.about if device else None, store)
     page = write_report(run.path)
-    _show(source, settings, tuned, run, page, format)
+    _show(source, settings, tuned, run, page, row, format)
 
 
 def _reopen(
@@ -149,6 +158,29 @@ def _discarded_if_empty(run: Run, *, fresh: bool) -> Iterator[None]:
         raise
 
 
+def _keep(
+    source: Source,
+    settings: Settings,
+    tuned: Tuned,
+    about: Mapping[str, str] | None,
+    wanted: bool | None,
+) -> Row | None:
+    """Record a gain; measured ones (``about`` a GPU) unless refused, modelled ones when asked.
+
+    Where nobody asked, a store that does not work spoils no run.
+    """
+    wanted_by_default = wanted is None and about is not None
+    if not tuned.improved or not (wanted or wanted_by_default):
+        return None
+    try:
+        return record(Store(), source, settings, tuned, about or {})
+    except BadStore as error:
+        if wanted:
+            raise
+        err.print(f"not kept in the store: {error}")
+        return None
+
+
 def _fresh(kernel: str) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in kernel)[:40]
@@ -156,11 +188,18 @@ def _fresh(kernel: str) -> Path:
 
 
 def _show(
-    source: Source, settings: Settings, tuned: Tuned, run: Run, page: Path, format: Format
+    source: Source,
+    settings: Settings,
+    tuned: Tuned,
+    run: Run,
+    page: Path,
+    row: Row | None,
+    format: Format,
 ) -> None:
     if format is Format.JSON:
         assert run.record.result is not None
-        show_json({"run": str(run.path), "kernel": source.kernel, **run.record.result})
+        kept = {"record": row.id if row is not None else None}
+        show_json({"run": str(run.path), "kernel": source.kernel, **kept, **run.record.result})
         return
     found = tuned.search
     before = found.start_measurement
@@ -185,6 +224,11 @@ def _show(
     if before.kind == "modelled":
         err.print("A model ranks schedules only roughly: measure on a GPU before you believe it.")
     out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")
+    if row is not None:
+        told = "--modelled " if row.kind == "modelled" else ""
+        out.print(
+            f"use it:   nostall apply {told}-- python your_program.py  (record {row.id[:12]})"
+        )
 
 
 def _interval(tuned: Tuned) -> str:

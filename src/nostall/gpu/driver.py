@@ -57,9 +57,9 @@ class Cuda:
         try:
             self.call("cuInit", 0)
             self.device = self.call("cuDeviceGet", ordinal)
-        except DriverError as error:
+        except (DriverError, RuntimeError) as error:  # RuntimeError: there is no driver library
             raise MissingPart(
-                f"no usable GPU number {ordinal} ({error.name}); `nostall doctor` shows what is "
+                f"no usable GPU number {ordinal} ({error}); `nostall doctor` shows what is "
                 "there; --objective model needs none"
             ) from error
         context = self.call("cuDevicePrimaryCtxRetain", self.device)

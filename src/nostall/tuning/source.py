@@ -22,19 +22,18 @@ from pydantic import ValidationError
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
+from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
 
-TRITON_VERSIONS = ("3.6", "3.7", "3.8", "3.9")
-
-_TRITON_TYPES = {
+TRITON_TYPES = {
     "f16": "fp16",
     "bf16": "bf16",
     "f32": "fp32",
     "f64": "fp64",
     **{name: name for name in ("i8", "i16", "i32", "i64", "u8", "u32", "u64")},
 }
-_INTEGERS = frozenset(("i8", "i16", "i32", "i64", "u8", "u32", "u64"))
+INTEGERS = frozenset(("i8", "i16", "i32", "i64", "u8", "u32", "u64"))
 # Bytes of shared memory that one block may use, by compute capability.
 _SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
@@ -135,7 +134,7 @@ def compile_triton(
     return Source(
         cubin=bytes(compiled.asm["cubin"]),
         kernel=str(metadata.name),
-        launch=_resolved(launch, args, special.constants, metadata),
+        launch=resolved(launch, args, special.constants, metadata),
         origin=f"{path}:{name}",
         provenance=MappingProxyType(
             {
@@ -163,7 +162,7 @@ def _triton() -> Any:
             f"{allowed}: pip install 'nostall[triton]'"
         ) from error
     version = str(getattr(triton, "__version__", "unknown"))
-    if ".".join(version.split(".")[:2]) not in TRITON_VERSIONS:
+    if not knows_triton(version):
         raise MissingPart(
             f"Triton {version} is not supported; nostall works with {allowed}: "
             "pip install 'nostall[triton]'"
@@ -238,11 +237,11 @@ def _specialised(
         alignable = not fixed and not parameter.do_not_specialize_on_alignment
         if isinstance(value, Buffer):
             const = "k" if parameter.is_const else ""
-            signature[name] = f"*{const}{_TRITON_TYPES[value.dtype]}"
+            signature[name] = f"*{const}{TRITON_TYPES[value.dtype]}"
             if alignable:
                 attributes[(parameter.num,)] = [["tt.divisibility", 16]]
         elif isinstance(value, Scalar):
-            kind = _TRITON_TYPES[value.dtype]
+            kind = TRITON_TYPES[value.dtype]
             annotated = parameter.annotation_type
             if annotated and annotated != kind:
                 raise BadLaunch(
@@ -250,7 +249,7 @@ def _specialised(
                     f"as {annotated}; give it that type"
                 )
             signature[name] = kind
-            if value.dtype not in _INTEGERS or fixed:
+            if value.dtype not in INTEGERS or fixed:
                 continue
             if value.value == 1:
                 if not annotated:
@@ -380,7 +379,7 @@ def _in_kernel_order(
     return {name: given[name] for name in parameters if name in given}
 
 
-def _resolved(
+def resolved(
     launch: LaunchSpec,
     args: Mapping[str, Buffer | Scalar | Constant],
     constants: Mapping[str, object],

@@ -1,0 +1,134 @@
+"""Keeping results, taking them elsewhere, and running programs with them."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from nostall.cli import main
+from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, refused
+
+COUNTED = ["--evaluations", 300, "--launch", LAUNCH]
+
+
+def nostall(*args: object, **changes: str) -> Done:
+    """The command line within this process: what it imports and compiles is paid for once."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in {"COLUMNS": "200", **changes}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["nostall", *map(str, args)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with one modelled record."""
+    place = tmp_path_factory.mktemp("kept")
+    done = nostall(
+        "tune", SMALL, *COUNTED, "--store", "--out", place / "run", NOSTALL_HOME=str(place / "home")
+    )
+    assert done.code == 0, done.err
+    assert "use it:   nostall apply --modelled -- python your_program.py" in done.out
+    return str(place / "home")
+
+
+def test_ls_and_show(home: str) -> None:
+    listed = nostall("store", "ls", "--format", "json", NOSTALL_HOME=home).json
+    assert [(r["kernel"], r["kind"], r["source"]) for r in listed] == [
+        ("transpose", "modelled", "tuned")
+    ]
+    table = nostall("store", "ls", NOSTALL_HOME=home)
+    assert table.code == 0 and "modelled 1." in table.out and listed[0]["record"][:12] in table.out
+    shown = nostall(
+        "store", "show", listed[0]["record"][:8], "--format", "json", NOSTALL_HOME=home
+    ).json
+    assert shown["verified"]["safe"] is True
+    assert Path(shown["original_path"]).read_bytes() == SMALL.read_bytes()
+    assert nostall("verify", shown["original_path"], shown["optimised_path"]).code == 0
+    assert "modelled" in nostall("store", "show", listed[0]["record"][:8], NOSTALL_HOME=home).out
+
+
+def test_export_import_and_rm(home: str, tmp_path: Path) -> None:
+    place = tmp_path / "all.nostall"
+    assert "nothing to export" in refused(nostall("store", "export", place, NOSTALL_HOME=home))
+    assert nostall("store", "export", place, "--modelled", NOSTALL_HOME=home).code == 0
+    elsewhere = str(tmp_path / "elsewhere")
+    done = nostall("store", "import", place, "--format", "json", NOSTALL_HOME=elsewhere)
+    assert done.code == 0
+    (record,) = (r["record"] for r in done.json)
+    removed = nostall("store", "rm", record[:10], "--format", "json", NOSTALL_HOME=elsewhere)
+    assert [r["record"] for r in removed.json] == [record]
+    assert nostall("store", "ls", "--format", "json", NOSTALL_HOME=elsewhere).json == []
+    assert "no records" in nostall("store", "ls", NOSTALL_HOME=elsewhere).out
+    whole = place.read_bytes()
+    place.write_bytes(whole[:300] + b"?" + whole[301:])
+    assert "bundle" in refused(nostall("store", "import", place, NOSTALL_HOME=elsewhere))
+
+
+def test_what_is_not_there(home: str, tmp_path: Path) -> None:
+    for verb in ("show", "rm"):
+        assert "has no record 'ffff'" in refused(nostall("store", verb, "ffff", NOSTALL_HOME=home))
+    nothing = tmp_path / "nothing"
+    assert "cannot read bundle" in refused(nostall("store", "import", nothing, NOSTALL_HOME=home))
+
+
+def test_apply_runs_a_program_as_it_is(home: str) -> None:
+    text = (
+        "import os, sys, subprocess\n"
+        "names = ('TRITON_CACHE_MANAGER', 'TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER')\n"
+        "child = 'import os; print(*(os.environ[n] for n in %r))' % (names,)\n"
+        "subprocess.run([sys.executable, '-c', child], check=True)\n"
+        "print(sys.stdin.read(), sys.argv[1:])\n"
+        "sys.exit(7)\n"
+    )
+    done = subprocess.run(
+        command("apply", "--modelled", "--", sys.executable, "-c", text, "--flag", "-x"),
+        env=environment(NOSTALL_HOME=home),
+        input="from outside",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7
+    assert done.stdout == "nostall_triton_cache:Manager 0\nfrom outside ['--flag', '-x']\n"
+    assert done.stderr == ""
+
+
+def test_apply_says_when_there_is_nothing_measured_to_apply(home: str) -> None:
+    done = nostall("apply", "--", "no-such-program", NOSTALL_HOME=home)
+    assert done.err.count("no record to apply") == 1
+
+
+def test_apply_with_a_broken_store_runs_the_program(tmp_path: Path) -> None:
+    (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
+    done = nostall("apply", "--", "no-such-program", NOSTALL_HOME=str(tmp_path))
+    assert "runs with its originals" in done.err
+    assert "cannot run 'no-such-program'" in done.err  # it came to that
+
+
+def test_apply_refuses_what_cannot_work(home: str) -> None:
+    missing = nostall("apply", "--modelled", "--", "no-such-program", NOSTALL_HOME=home)
+    assert "cannot run 'no-such-program'" in refused(missing)
+    other = {"NOSTALL_HOME": home, "TRITON_CACHE_MANAGER": "mine:Manager"}
+    taken = nostall("apply", "--modelled", "--", sys.executable, "-c", "", **other)
+    assert "Triton takes one only" in refused(taken)
+
+
+def test_measuring_without_a_gpu_is_a_missing_part(tmp_path: Path) -> None:
+    done = nostall(
+        "tune", SMALL, *COUNTED, "--objective", "gpu", "--out", tmp_path / "run",
+        CUDA_VISIBLE_DEVICES="",
+    )  # fmt: skip
+    assert "no usable GPU" in refused(done, 3)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,143 @@
+"""Tuning after a first call: what can be tuned, and what comes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.test_tuning_measured import Pretended
+
+import nostall
+from nostall.attach import first_call, live
+from nostall.core import BadInput, BadLaunch, LaunchSpec
+from nostall.store import Store
+from nostall.tuning.source import load_cubin
+
+ROOT = Path(__file__).resolve().parents[3]
+NVCC = ROOT / "examples" / "nvcc"
+
+
+class Tensor:
+    """As much of a torch tensor as is looked at: 100 elements, 4 into a storage."""
+
+    def element_size(self) -> int:
+        return 4
+
+    def storage_offset(self) -> int:
+        return 4
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(nbytes=lambda: 416)
+
+
+def _argument(kind: Any, value: Any, **bounds: int) -> Any:
+    return live._argument("m.kernel", "a", kind, value, bounds)
+
+
+def test_tensors_become_buffers_of_all_that_their_storage_holds() -> None:
+    buffer = _argument("*fp32", Tensor())
+    assert (buffer.dtype, buffer.shape, buffer.role) == ("f32", (100,), "inout")
+    assert _argument("*kfp32", Tensor()) == buffer
+    assert _argument("*i32", Tensor(), a=7).bound == 7
+    flags = _argument("*i1", Tensor())
+    assert (flags.dtype, flags.bound) == ("u8", 2)
+    assert _argument("fp32", 0.5).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("*i32", Tensor(), r"bounds=\{'a': N\}"),
+        ("*fp8e5", Tensor(), "element type 'fp8e5'"),
+        ("*fp32", object(), "torch tensors"),
+        ("tensordesc<fp16[64,64]>", object(), "launch specification"),
+        (("i32", "i32"), (1, 2), "launch specification"),
+        ("i32", None, "launch specification"),
+    ],
+)
+def test_what_random_data_cannot_stand_in_for(kind: Any, value: Any, text: str) -> None:
+    with pytest.raises(BadLaunch, match=text):
+        _argument(kind, value)
+
+
+def _job(folder: Path) -> bytes:
+    source = load_cubin(
+        NVCC / "dot_product.sm_90.cubin", None, LaunchSpec.from_toml(NVCC / "dot_product.toml")
+    )
+    assert source.launch is not None
+    job = first_call.Job(
+        kernel=source.kernel,
+        launch=source.launch,
+        origin="m.kernel",
+        provenance=dict(source.provenance),
+        seconds=0.3,
+        ordinal=0,
+    )
+    (folder / "job.json").write_text(job.model_dump_json())
+    (folder / "original.cubin").write_bytes(source.cubin)
+    return source.cubin
+
+
+class OnGpu(Pretended):
+    about: Mapping[str, str] = {"gpu": "A GPU of the tests", "driver_version": "1"}
+
+    def __enter__(self) -> OnGpu:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_gain_is_kept_and_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "home"))
+    original = _job(tmp_path)
+    row = first_call.tune_here(tmp_path, lambda kernel, _: OnGpu(0.9, 0.8, kernel.cubin))
+    loaded = nostall.load(original, to="bytes", gpu="A GPU of the tests")
+    assert row is not None
+    assert (row.kind, row.gpu, row.ratio) == ("measured", "A GPU of the tests", 1.25)
+    assert loaded == Store().artefacts.get(row.optimised, "cubin") != original
+
+
+def test_a_search_that_fails_leaves_the_program_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The real process, which finds no GPU; the program goes on."""
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    launch = LaunchSpec.from_toml(NVCC / "transpose.toml")
+    source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch)
+    first_call.tune_apart(source, 0.2, 0)
+    assert "no usable GPU" in capfd.readouterr().err
+    assert Store().rows() == []
+
+
+def test_the_decorator_says_what_it_wants() -> None:
+    with pytest.raises(BadInput, match=r"stands above @triton\.jit"):
+        nostall.optimize(print)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(BadInput, match="how many seconds"):
+            nostall.optimize(tune_seconds=seconds)
+
+
+def test_interpreted_kernels_pass_through() -> None:
+    text = (
+        "import triton, nostall\n"
+        "def f(x): pass\n"
+        "kernel = triton.jit(f)\n"
+        "assert nostall.optimize(kernel) is kernel\n"
+        "print(type(kernel).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "InterpretedFunction\n"
