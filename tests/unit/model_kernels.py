@@ -56,7 +56,8 @@ def function(
         for index, i in enumerate(instructions)
     )  # fmt: skip
     text = TextSection("kernel", 0, 16 * len(numbered), True, ((0, "kernel"),), (), frozenset())
-    return Function("kernel", text, numbered, cfg.build(numbered, labels or {}, [0], []))
+    blocks = cfg.build(numbered, labels or {}, [0], [], is_kernel=True)
+    return Function("kernel", text, numbered, blocks)
 
 
 def program(kernel: Function, sm: int = 80) -> Program:
