@@ -10,7 +10,7 @@ import pytest
 from nostall.core.errors import IllegalMove
 from nostall.sass import Program
 from nostall.sass.safety.verify import verify_program
-from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import (
     Board,
     IllegalBoard,
@@ -190,3 +190,16 @@ def test_swapped_and_swapped_back_is_the_original_cubin() -> None:
         if done == 20:
             break
     assert done
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_patched_bytes_are_those_of_the_program(name: str) -> None:
+    space = _space(name)
+    patcher = Patcher(space.program, space.function)
+    state, rng = space.start(), np.random.default_rng(5)
+    assert patcher.patch(state) == space.program.cubin.data
+    for _ in range(60):
+        move = space.propose(state, rng)
+        assert move is not None
+        state = space.apply(state, move)
+    assert patcher.patch(state) == space.impose(state).to_cubin()

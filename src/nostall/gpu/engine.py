@@ -124,11 +124,12 @@ class Engine:
     def _timer(self) -> GraphTimer | ColdTimer:
         if self.plan.cold:
             return ColdTimer(self.cuda, self.kernel.launch, self.arguments)
-        probe = GraphTimer(self.cuda, self.kernel.launch, self.arguments, 10)
+        spec, kept = self.kernel.launch, self.original
+        probe = GraphTimer(self.cuda, spec, self.arguments, 10, kept)
         probe.pairs([self.original], 10)
         seconds = float(np.median(probe.pairs([self.original], 5)[0]))
         times = launches_for(seconds, self.plan.batch_us)
-        return GraphTimer(self.cuda, self.kernel.launch, self.arguments, times)
+        return GraphTimer(self.cuda, spec, self.arguments, times, kept)
 
 
 class _Parts:

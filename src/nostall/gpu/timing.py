@@ -15,11 +15,16 @@ _FLUSH_FACTOR = 2
 
 class GraphTimer:
     """Times graphs of several launches: the L2 cache stays warm and launches do not wait for the
-    host.  ``times`` launches make one graph."""
+    host.  ``times`` launches make one graph.  The graph of ``reference`` is kept: it takes part in
+    every comparison."""
 
-    def __init__(self, cuda: Cuda, spec: LaunchSpec, arguments: Arguments, times: int) -> None:
+    def __init__(
+        self, cuda: Cuda, spec: LaunchSpec, arguments: Arguments, times: int, reference: Loaded
+    ) -> None:
         self.cuda, self.spec, self.arguments, self.times = cuda, spec, arguments, times
         self.events = [cuda.event() for _ in range(2)]
+        self.reference = reference
+        self._kept = cuda.graph(reference, spec, arguments, times)
 
     def pairs(self, kernels: Sequence[Loaded], rounds: int) -> list[list[float]]:
         """Seconds per launch of each kernel, ``rounds`` samples each, taken in turns.
@@ -27,7 +32,10 @@ class GraphTimer:
         Each round runs the kernels in another order, so that none always follows the same one.
         """
         graphs = [
-            self.cuda.graph(kernel, self.spec, self.arguments, self.times) for kernel in kernels
+            self._kept
+            if kernel is self.reference
+            else self.cuda.graph(kernel, self.spec, self.arguments, self.times)
+            for kernel in kernels
         ]
         needed = rounds * (len(graphs) + 1)
         while len(self.events) < needed:
@@ -55,7 +63,8 @@ class GraphTimer:
                 at += 1
             at += 1
         for graph in graphs:
-            self.cuda.drop(graph)
+            if graph is not self._kept:
+                self.cuda.drop(graph)
         return samples
 
 

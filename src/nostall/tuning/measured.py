@@ -19,7 +19,7 @@ import numpy as np
 from nostall.core import BadInput, Comparison, Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.gpu import Device, Outcome
-from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 
 KEPT = 12
 """Candidates that stay finalists."""
@@ -41,6 +41,7 @@ class MeasuredSchedules(Objective[Schedule]):
 
     def __init__(self, space: ScheduleSpace, device: Device, flops: float | None = None) -> None:
         self.space, self.device, self.flops = space, device, flops
+        self._patcher = Patcher(space.program, space.function)
         self.anchor: float | None = None
         self.fates: Counter[str] = Counter()
         self.spent: Counter[str] = Counter()
@@ -55,7 +56,7 @@ class MeasuredSchedules(Objective[Schedule]):
         return [state for *_, state in sorted(self._best, reverse=True)]
 
     def _evaluate(self, state: Schedule) -> Measurement:
-        outcome = self.device.evaluate(self.space.impose(state).to_cubin())
+        outcome = self.device.evaluate(self._patcher.patch(state))
         self.fates[outcome.fate] += 1
         self.spent.update(outcome.spent)
         if outcome.timing is None:

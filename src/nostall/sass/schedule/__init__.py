@@ -1,6 +1,7 @@
 """What an order can become: moves, their legality, and the search space they span."""
 
+from nostall.sass.schedule.patch import Patcher
 from nostall.sass.schedule.space import ScheduleSpace
 from nostall.sass.schedule.state import Schedule
 
-__all__ = ["Schedule", "ScheduleSpace"]
+__all__ = ["Patcher", "Schedule", "ScheduleSpace"]
