@@ -70,7 +70,9 @@ def tune(
         _check(settings)
         source = read_source(target, kernel, launch, arch)
         place = out_dir or _fresh(source.kernel)
-        run = Run.create(place, shlex.join(["nostall", *sys.argv[1:]]), describe(source, settings))
+        line = shlex.join(["nostall", *sys.argv[1:]])
+        files = {"original.cubin": source.cubin}
+        run = Run.create(place, line, describe(source, settings), files)
     bar = Progress(settings.budget, enabled=not quiet and format is Format.TABLE)
     with (
         _discarded_if_empty(run, fresh=resume is None),
