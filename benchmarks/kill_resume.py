@@ -3,8 +3,8 @@
     python -m benchmarks.kill_resume --kills 60 --out benchmarks/results/kill_resume.json
 
 A search on a recorded device (measurements played back, with the time that they take) is killed at
-random moments of its life and resumed until it ends; then its run directory is compared with that of
-a search that was left alone: result, samples, bytes and every trial.  Needs no GPU.
+random moments of its life and resumed until it ends; then its run directory is compared with that
+of a search that was left alone: result, samples, bytes and every trial.  Needs no GPU.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class Told:
 def kill_often(kills: int, folder: Path, seed: int = 0) -> Told:
     """Kill searches ``kills`` times in all, each at most ``PER_RUN`` times, and let them end.
 
-    Every other kill comes at any moment of a life; the rest soon after its first checkpoint, because
-    most of a short life is spent on reading and proving, where nothing can be lost.
+    Every other kill comes at any moment of a life; the rest soon after its first checkpoint,
+    because most of a short life is spent on reading and proving, where nothing can be lost.
     """
     recording, alone = folder / "recording.json", folder / "alone"
     device = Recording(Synthetic(kernel().cubin))

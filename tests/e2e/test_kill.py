@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.kill_resume import kill_often
+
 from tests.e2e.cli import LAUNCH, ROOT, SMALL, command, environment, nostall
 
 KILLS = 8
