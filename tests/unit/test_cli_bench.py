@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.cli import LAUNCH, SMALL, nostall, refused
 
 from nostall.cli import bench as command
 from nostall.cli import main
 from nostall.core import BadInput
 from nostall.gpu import Kernel, Outcome, Plan, Timing
 from nostall.sass.binary.cubin import Cubin
-from tests.e2e.cli import LAUNCH, SMALL, nostall, refused
 
 ORIGINAL = SMALL.read_bytes()
 
