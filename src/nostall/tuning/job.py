@@ -53,6 +53,7 @@ class Settings:
     objective: str = "model"
     rounds: int = 200
     checks: int = 16
+    workers: int | None = None
 
     @property
     def budget(self) -> Budget:
@@ -174,6 +175,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "seconds": settings.seconds,
         "evaluations": settings.evaluations,
         "assumed_trips": settings.assumed_trips,
+        "workers": settings.workers,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }
