@@ -13,7 +13,7 @@ from benchmarks.kill_resume import kill_often
 
 from tests.e2e.cli import LAUNCH, ROOT, SMALL, command, environment, nostall
 
-KILLS = 8
+KILLS = 6
 """Those of ``python -m benchmarks.kill_resume`` are many more; CI has to be quick."""
 
 
