@@ -38,7 +38,6 @@ CHECKPOINT_SECONDS = 0.02
 """In place of two seconds, so that a short life leaves something behind."""
 PAUSE = 0.001
 """Seconds that the device takes for a candidate."""
-PER_RUN = 5
 _CHANGING = ("seconds", "fates", "spent", "faults")
 """Parts of a result that tell how it came about."""
 
@@ -131,27 +130,26 @@ class Told:
     improved: bool
 
 
-def kill_often(kills: int, folder: Path, seed: int = 0) -> Told:
-    """Kill searches ``kills`` times in all, each at most ``PER_RUN`` times, and let them end.
+def kill_often(kills: int, folder: Path, seed: int = 0, per_run: int = 5) -> Told:
+    """Kill searches ``kills`` times in all, each at most ``per_run`` times, and let them end.
 
     Every other kill comes at any moment of a life; the rest soon after its first checkpoint,
     because most of a short life is spent on reading and proving, where nothing can be lost.
     """
     recording, alone = folder / "recording.json", folder / "alone"
     device = Recording(Synthetic(kernel().cubin))
-    live(alone, device)
+    began = time.monotonic()
+    live(alone, Slow(device))
+    lifetime = time.monotonic() - began
     device.save(recording)
     expected, rng = ending(alone), random.Random(seed)
     nursery = multiprocessing.get_context("forkserver")
     nursery.set_forkserver_preload([__name__])
-    began = time.monotonic()
-    _life(folder / "timed", recording)
-    lifetime = time.monotonic() - began
     counts: dict[str, int] = {}
     finished = different = 0
     while sum(counts.values()) < kills:
         path = folder / f"run-{finished}"
-        for number in range(min(PER_RUN, kills - sum(counts.values()))):
+        for number in range(min(per_run, kills - sum(counts.values()))):
             late = bool(number % 2)
             seconds = rng.uniform(0, lifetime / 12 if late else lifetime)
             if not _killed(nursery, path, recording, seconds, late):

@@ -13,12 +13,12 @@ from benchmarks.kill_resume import kill_often
 
 from tests.e2e.cli import LAUNCH, ROOT, SMALL, command, environment, nostall
 
-KILLS = 6
+KILLS = 5
 """Those of ``python -m benchmarks.kill_resume`` are many more; CI has to be quick."""
 
 
 def test_a_killed_search_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    told = kill_often(KILLS, tmp_path, seed=1)
+    told = kill_often(KILLS, tmp_path, seed=1, per_run=3)
     assert sum(told.kills.values()) == KILLS
     assert told.kills.get("during the search", 0) >= 1
     assert told.finished >= 2

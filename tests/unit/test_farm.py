@@ -193,7 +193,10 @@ def test_a_worker_holds_its_gpu_in_a_process_of_its_own(workers: Farm) -> None:
     assert device.evaluate(b"good").fate == "timed"
     assert device.evaluate(b"die").fate == "fault"
     assert device.compare(b"good", 4, 1).timing is not None
-    assert int(device.about["process"]) not in workers.map(process, range(20))
+    held_by = int(device.about["process"])
+    assert held_by not in workers.map(process, range(20))
+    workers.everywhere(farm.close)
+    assert not Path(f"/proc/{held_by}").exists()
 
 
 @pytest.fixture(scope="module")

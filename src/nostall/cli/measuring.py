@@ -35,4 +35,7 @@ def measuring(
         return
     opening = farm.Opening(kernel, Plan())
     with farm.remote(scheduler, workers) if scheduler else farm.local(workers or 1) as works:
-        yield Chains(search, works, opening), farm.FarmDevice(works, opening)
+        try:
+            yield Chains(search, works, opening), farm.FarmDevice(works, opening)
+        finally:
+            works.everywhere(farm.close)

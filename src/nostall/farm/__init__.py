@@ -6,7 +6,7 @@ benchmarks/results/gpu_suite.json).  The rest is the searching process, so one p
 for several GPUs would leave them idle.
 """
 
-from nostall.farm.device import FarmDevice, Opening, opened
+from nostall.farm.device import FarmDevice, Opening, close, opened
 from nostall.farm.farm import Farm, Works, local, remote
 
-__all__ = ["Farm", "FarmDevice", "Opening", "Works", "local", "opened", "remote"]
+__all__ = ["Farm", "FarmDevice", "Opening", "Works", "close", "local", "opened", "remote"]

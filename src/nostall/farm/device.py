@@ -49,12 +49,22 @@ def opened(opening: Opening) -> Iterator[Device]:
     """
     with _busy:
         if not _open or _open[0][0] != opening:
-            while _open:
-                _, old = _open.pop()
-                if isinstance(old, LocalGpu):
-                    old.close()
+            _close()
             _open.append((opening, opening.make(opening.kernel, opening.plan, _ordinal())))
         yield _open[0][1]
+
+
+def close() -> None:
+    """Let go of this process's device, so that others may have the GPU."""
+    with _busy:
+        _close()
+
+
+def _close() -> None:
+    while _open:
+        _, device = _open.pop()
+        if isinstance(device, LocalGpu):
+            device.close()
 
 
 class FarmDevice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -60,6 +60,11 @@ class Farm:
         )
         answer: B = self._gather([future])[0]
         return answer
+
+    def everywhere(self, function: Callable[[], None]) -> None:
+        """One call in every worker that can still be reached."""
+        with suppress(OSError, RuntimeError):
+            self.client.run(function)
 
     def _gather(self, futures: list[Any]) -> list[Any]:
         from distributed import wait

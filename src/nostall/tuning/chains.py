@@ -82,7 +82,7 @@ class Chains(Search):
         """Run all chains and merge them.
 
         A resumed run begins its chains anew (``resume`` is not looked at): they live in the
-        workers, and a killed parent leaves nothing of them.
+        workers, and a killed parent leaves nothing of them; neither does Ctrl-C.
         """
         if not isinstance(objective, MeasuredSchedules):
             raise BadInput("several workers measure; give --objective gpu, or one worker")
