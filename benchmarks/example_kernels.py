@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nostall.core import LaunchSpec
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.source import Source, compile_triton, launch_of, load_cubin
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -26,11 +26,22 @@ TRITON = (
 NVCC = ("transpose", "dot_product")
 
 
-def sources(arch: str = "sm_90") -> Iterator[tuple[str, Source]]:
-    """(name, source) of each example kernel."""
+Options = tuple[int, int]
+"""Warps and pipeline stages."""
+
+
+def sources(
+    arch: str = "sm_90", options: Mapping[str, Options] | None = None
+) -> Iterator[tuple[str, Source]]:
+    """(name, source) of each example kernel, with other ``options`` than its own where given."""
     for target in TRITON:
         path, _, name = target.partition(":")
-        yield name, compile_triton(EXAMPLES / path, name, None, arch)
+        launch = None
+        if options and name in options:
+            warps, stages = options[name]
+            own = launch_of(EXAMPLES / path, name)
+            launch = own.model_copy(update={"num_warps": warps, "num_stages": stages})
+        yield name, compile_triton(EXAMPLES / path, name, launch, arch)
     for name in NVCC:
         launch = LaunchSpec.from_toml(EXAMPLES / "nvcc" / f"{name}.toml")
         yield name, load_cubin(EXAMPLES / "nvcc" / f"{name}.{arch}.cubin", None, launch)

@@ -4,26 +4,34 @@
 
 Each (kernel, strategy, seed) is one record, appended when it is done; a second run does only what
 is missing, so the matrix can be measured in slices (``--limit`` seconds).  The last word on each is
-a fresh process: interleaved launches of original, candidate and original again.  Needs a GPU.
+a fresh process: interleaved launches of original, candidate and original again.  With
+``--baseline FILE`` the original is the fastest of the compiler configurations that
+:mod:`benchmarks.baseline` tried.  Needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
+
+from benchmarks.baseline import fastest
+from benchmarks.baseline import load as load_baselines
 from benchmarks.example_kernels import sources
 from benchmarks.provenance import head
+from benchmarks.record import Configuration, Record, ResultFile, Samples, Shape, read
 from nostall.core import BadInput
 from nostall.core.run import write_atomically
 from nostall.core.search import Search
-from nostall.gpu import Kernel, LocalGpu, Plan
+from nostall.gpu import Device, Kernel, LocalGpu, Plan
 from nostall.search import Anneal, Sip
-from nostall.tuning.job import Settings, tune
+from nostall.tuning.job import Settings, Tuned, tune
 from nostall.tuning.source import Source
+
+Baseline = tuple[Configuration, ...] | None
 
 
 def strategies() -> dict[str, Search]:
@@ -31,61 +39,81 @@ def strategies() -> dict[str, Search]:
     return {"anneal": Anneal(), "sip": Sip(restarts=True)}
 
 
-def measure(name: str, source: Source, strategy: str, seed: int, seconds: float) -> dict[str, Any]:
+def measure(
+    name: str, source: Source, strategy: str, seed: int, seconds: float, baseline: Baseline
+) -> Record:
     """One record: search for ``seconds``, race the finalists, decide in a fresh process."""
     assert source.launch is not None
     began = monotonic()
     settings = Settings(strategy, seed, seconds, objective="gpu")
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     with LocalGpu(kernel, Plan(seed=seed)) as gpu:
-        kept = _Counting(gpu)
+        kept = Counting(gpu)
         tuned = tune(source, strategies()[strategy], settings, device=kept)
-        about = dict(gpu.about)
+    return record(name, source, settings, tuned, kept, monotonic() - began, baseline)
+
+
+def record(
+    name: str,
+    source: Source,
+    settings: Settings,
+    tuned: Tuned,
+    kept: Counting,
+    seconds: float,
+    baseline: Baseline,
+) -> Record:
+    """What a tuning run found, in the form of ``results/schema.json``."""
     found, decision = tuned.search, tuned.decision
-    assert decision is not None
-    record: dict[str, Any] = {
-        "kernel": name,
-        "shape": {"grid": source.launch.grid, "block": source.launch.block},
-        "strategy": strategy,
-        "seed": seed,
-        "kind": "measured",
-        "original_us": found.start_measurement.value * 1e6,
-        "deployed_ratio": tuned.ratio,
-        "candidates": sum(kept.fates.values()),
-        "rejected_moves": found.rejected,
-        "fates": kept.fates,
-        "faults": sum(n for fate, n in kept.fates.items() if fate not in ("timed", "rejected")),
-        "spent_s": {part: round(value, 3) for part, value in kept.spent.items()},
-        "search_s": round(found.seconds, 2),
-        "seconds": round(monotonic() - began, 2),
-        "moved": tuned.moved,
-        "retimed": tuned.retimed,
-        "gpu": about,
-        "date": head()["date"],
-    }
-    if decision.comparison is not None and decision.outcome.timing is not None:
-        compared, timing = decision.comparison, decision.outcome.timing
-        record |= {
-            "ratio": compared.ratio,
-            "ci_low": compared.low,
-            "ci_high": compared.high,
-            "null_low": compared.null_low,
-            "null_high": compared.null_high,
-            "verdict": compared.verdict,
-            "best_us": found.start_measurement.value / compared.ratio * 1e6,
-            "samples_us": {
-                "original": _microseconds(timing.original),
-                "candidate": _microseconds(timing.candidate),
-                "null": _microseconds(timing.null),
-            },
-        }
-    return record
+    assert decision is not None and source.launch is not None
+    compared, timing = decision.comparison, decision.outcome.timing
+    about, made = dict(kept.about), head()
+    samples = None
+    original = found.start_measurement.value * 1e6
+    if timing is not None:
+        parts = (timing.original, timing.candidate, timing.null)
+        original_us, candidate_us, null_us = map(_microseconds, parts)
+        samples = Samples(original=original_us, candidate=candidate_us, null=null_us)
+        original = float(np.median(samples.original))
+    return Record(
+        kernel=name,
+        shape=Shape(grid=source.launch.grid, block=source.launch.block),
+        strategy=settings.strategy,
+        seed=settings.seed,
+        baseline=baseline,
+        original_us=original,
+        best_us=float(np.median(samples.candidate)) if samples else None,
+        ratio=compared.ratio if compared else None,
+        deployed_ratio=tuned.ratio,
+        ci_low=compared.low if compared else None,
+        ci_high=compared.high if compared else None,
+        null_low=compared.null_low if compared else None,
+        null_high=compared.null_high if compared else None,
+        candidates=sum(kept.fates.values()),
+        faults=sum(n for fate, n in kept.fates.items() if fate not in ("timed", "rejected")),
+        seconds=round(seconds, 2),
+        gpu=about.pop("gpu", "unknown"),
+        driver=about.pop("driver_version", "unknown"),
+        versions=made["versions"],
+        command=made["command"],
+        date=made["date"],
+        samples=samples,
+        failure="" if compared else f"{decision.outcome.fate}: {decision.outcome.detail}",
+        details={
+            "rejected_moves": found.rejected,
+            "fates": kept.fates,
+            "spent_s": {part: round(value, 3) for part, value in kept.spent.items()},
+            "search_s": round(found.seconds, 2),
+            "moved": tuned.moved,
+            "retimed": tuned.retimed,
+            "gpu": about,
+        },
+    )
 
 
-class _Counting:
+class Counting:
     """Passes on, and counts what became of every candidate."""
 
-    def __init__(self, gpu: LocalGpu) -> None:
+    def __init__(self, gpu: Device) -> None:
         self.gpu = gpu
         self.fates: dict[str, int] = {}
         self.spent: dict[str, float] = {}
@@ -105,17 +133,18 @@ class _Counting:
         return self.gpu.compare(cubin, rounds, checks)
 
 
-def _microseconds(samples: tuple[float, ...]) -> list[float]:
-    return [round(s * 1e6, 4) for s in samples]
+def _microseconds(samples: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(round(s * 1e6, 4) for s in samples)
 
 
-def _line(r: dict[str, Any]) -> str:
-    interval = f"[{r.get('ci_low', 0):.4f}, {r.get('ci_high', 0):.4f}]"
-    null = f"[{r.get('null_low', 0):.4f}, {r.get('null_high', 0):.4f}]"
+def _line(r: Record) -> str:
+    said = r.failure
+    if r.ratio is not None:
+        said = f"ratio {r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]"
+        said += f" null [{r.null_low:.4f}, {r.null_high:.4f}]"
     return (
-        f"{r['kernel']:26} {r['strategy']:7} seed {r['seed']}  {r['original_us']:8.2f} us  "
-        f"ratio {r.get('ratio', 0):.4f} {interval} null {null}  "
-        f"{r['candidates']} candidates in {r['search_s']:.0f} s, {r['fates']}"
+        f"{r.kernel:26} {r.strategy:7} seed {r.seed}  {r.original_us:8.2f} us  {said}  "
+        f"{r.candidates} candidates in {r.seconds:.0f} s, {r.faults} faults"
     )
 
 
@@ -126,18 +155,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--strategy", nargs="*", default=list(strategies()))
     parser.add_argument("--kernel", nargs="*", help="only these")
+    parser.add_argument("--baseline", type=Path, help="made by benchmarks.baseline")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
     options = parser.parse_args()
     started = monotonic()
-    records: list[dict[str, Any]] = []
-    if options.out.exists():
-        records = json.loads(options.out.read_text())["records"]
-    done = {(r["kernel"], r["strategy"], r["seed"]) for r in records}
-    left = list(sources("sm_90"))
+    records = list(read(options.out).records) if options.out.exists() else []
+    done = {(r.kernel, r.strategy, r.seed) for r in records}
+    baselines = load_baselines(options.baseline) if options.baseline else {}
+    best = {name: found for name, tried in baselines.items() if (found := fastest(tried))}
+    chosen = {name: (c.num_warps, c.num_stages) for name, c in best.items()}
+    compiled = list(sources("sm_90", chosen))
     jobs = [
         (name, source, strategy, seed)
         for seed in range(options.seeds)
-        for name, source in left
+        for name, source in compiled
         for strategy in options.strategy
         if (name, strategy, seed) not in done and (not options.kernel or name in options.kernel)
     ]
@@ -146,13 +177,14 @@ def main() -> None:
             print(f"{len(jobs)} were to do, the time is up; run again for the rest")
             break
         try:
-            records.append(measure(name, source, strategy, seed, options.seconds))
+            tried = baselines.get(name) if name in best else None
+            records.append(measure(name, source, strategy, seed, options.seconds, tried))
         except BadInput as error:
             print(f"{name}: left out: {error}", flush=True)
             continue
         print(_line(records[-1]), flush=True)
-        body = {**head(), "records": records}
-        write_atomically(options.out, (json.dumps(body, indent=1) + "\n").encode())
+        file = ResultFile(**head(), records=tuple(records))
+        write_atomically(options.out, (file.model_dump_json(indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

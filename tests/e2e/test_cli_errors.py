@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import LAUNCH, NVCC, SMALL, nostall, refused
+from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, nostall, refused
 from tests.unit.cubin_builder import Part, elf, text
 
 GOOD = SMALL.read_bytes()
@@ -217,3 +217,21 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", tmp_path)
     assert "already holds a run" in refused(done)
     assert (tmp_path / "run.json").read_text() == "mine"
+
+
+def spread(tmp_path: Path, *more: object) -> Done:
+    budget = ["--evaluations", 5, "--out", tmp_path / "run"]
+    done = nostall("tune", SMALL, "--launch", LAUNCH, *budget, *more, CUDA_VISIBLE_DEVICES="-1")
+    assert not (tmp_path / "run").exists()
+    return done
+
+
+def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+    measured = ["--objective", "gpu", "--scheduler", "tcp://127.0.0.1:9"]
+    line = refused(spread(tmp_path, *measured), 3)
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in line
+
+
+def test_workers_without_gpus(tmp_path: Path) -> None:
+    line = refused(spread(tmp_path, "--workers", 2, "--objective", "gpu"), 3)
+    assert "no usable GPU" in line or "nostall[gpu]" in line

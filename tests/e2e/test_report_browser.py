@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from benchmarks.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
 from nostall.report import write_report
@@ -142,4 +143,28 @@ def test_a_picture_can_be_taken(
     target = tmp_path / "page.png"
     dom(browser, report, tmp_path, "", *flags, f"--screenshot={target}")
     assert target.read_bytes().startswith(b"\x89PNG")
+    assert target.stat().st_size > 30_000
+
+
+def test_measured_samples_are_drawn(browser: str, tmp_path: Path) -> None:
+    source, path = kernel(), tmp_path / "run"
+    settings = Settings(evaluations=20, objective="gpu", rounds=60, checks=2)
+    with Run.create(path, "nostall tune k.cubin", describe(source, settings)) as run:
+        tune(source, make("anneal"), settings, run=run, device=Synthetic(source.cubin))
+    script = """<script>{
+    const wide = (name) => document.querySelector('.spread .violin.' + name).getBBox().width > 5;
+    const names = ['original', 'candidate', 'null'];
+    const inside = [...document.querySelectorAll('.spread text')].every((t) => {
+      const box = t.getBBox();
+      return box.x >= 0 && box.y >= 0 && box.x + box.width <= 1280 && box.y + box.height <= 330;
+    });
+    document.body.dataset.spread = names.map(wide).join() + ' ' + inside;
+    }</script></body>"""
+    page = write_report(path)
+    copy = tmp_path / "page.html"
+    copy.write_text(page.read_text().replace("</body>", script))
+    target = tmp_path / "page.png"
+    text = body(dom(browser, copy, tmp_path, "", f"--screenshot={target}"))
+    assert "data-errors" not in text
+    assert 'data-spread="true,true,true true"' in text
     assert target.stat().st_size > 30_000

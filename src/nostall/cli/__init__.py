@@ -13,6 +13,7 @@ import typer
 
 from nostall.cli import (
     apply,
+    bench,
     characterize,
     console,
     doctor,
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
+app.command("bench")(bench.bench)
 app.command("verify")(verify.verify)
 app.command("apply")(apply.apply)
 app.command("characterize")(characterize.characterize)

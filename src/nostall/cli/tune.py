@@ -16,9 +16,9 @@ import typer
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.inputs import ArchOption
 from nostall.cli.inputs import source as read_source
+from nostall.cli.measuring import measuring
 from nostall.cli.progress import Progress
 from nostall.core import BadInput, LaunchSpec, Run
-from nostall.gpu import Kernel, LocalGpu
 from nostall.report import write_report
 from nostall.search import make
 from nostall.store import BadStore, Row, Store
@@ -52,6 +52,12 @@ def tune(
             "--store/--no-store", help="Keep a gain in the store (measured ones: on by default)."
         ),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Searches side by side, one per GPU; limits hold for each.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Use the workers of this Dask scheduler (tcp://host:port).")
+    ] = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -60,27 +66,32 @@ def tune(
     Ctrl-C keeps the best schedule found so far.
     """
     if resume is not None:
-        run, source, settings = _reopen(resume, seconds, evaluations)
+        run, source, settings = _reopen(resume, seconds, evaluations, workers)
+        _check(settings, scheduler)
     else:
         if target is None:
             raise BadInput("nothing to tune; give a .cubin, path.py:kernel, or --resume RUN")
         if seconds is None and evaluations is None:
             seconds = 60.0
-        settings = Settings(strategy, seed, seconds, evaluations, objective=objective)
-        _check(settings)
+        settings = Settings(
+            strategy, seed, seconds, evaluations, objective=objective, workers=workers
+        )
+        _check(settings, scheduler)
         source = read_source(target, kernel, launch, arch)
         place = out_dir or _fresh(source.kernel)
-        run = Run.create(place, shlex.join(["nostall", *sys.argv[1:]]), describe(source, settings))
+        line = shlex.join(["nostall", *sys.argv[1:]])
+        files = {"original.cubin": source.cubin}
+        run = Run.create(place, line, describe(source, settings), files)
     bar = Progress(settings.budget, enabled=not quiet and format is Format.TABLE)
     with (
         _discarded_if_empty(run, fresh=resume is None),
         run,
-        _device(source, settings) as device,
+        measuring(source, settings, scheduler) as (search, device),
         bar,
     ):
         tuned = run_job(
             source,
-            make(settings.strategy),
+            search,
             settings,
             run=run,
             observers=[bar],
@@ -93,7 +104,7 @@ def tune(
 
 
 def _reopen(
-    path: Path, seconds: float | None, evaluations: int | None
+    path: Path, seconds: float | None, evaluations: int | None, workers: int | None
 ) -> tuple[Run, Source, Settings]:
     """The run, the source and the settings of an earlier run; limits given anew replace its."""
     run = Run.open(path)
@@ -109,37 +120,27 @@ def _reopen(
             evaluations if seconds or evaluations else saved["evaluations"],
             saved["assumed_trips"],
             saved["objective"],
+            workers=workers or saved.get("workers"),
         )
     except (OSError, KeyError, ValueError) as error:
         raise BadInput(f"{path} cannot be resumed ({error}); start the run anew") from error
     return run, source, settings
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: Settings, scheduler: str | None) -> None:
     """Refuse what could never work before anything is compiled or written."""
     make(settings.strategy)
     if settings.objective not in ("model", "gpu"):
         raise BadInput(f"--objective is {settings.objective!r}; give model or gpu")
+    if settings.workers is not None and settings.workers < 1:
+        raise BadInput(f"--workers is {settings.workers}; give 1 or more, one per GPU")
+    if settings.objective != "gpu" and (scheduler is not None or (settings.workers or 1) > 1):
+        raise BadInput("--workers and --scheduler spread measuring; give --objective gpu as well")
     if settings.seconds is not None and math.isnan(settings.seconds):
         raise BadInput("--seconds is not a number; give how many seconds to search, such as 60")
     if settings.seed < 0:
         raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
     _ = settings.budget
-
-
-@contextmanager
-def _device(source: Source, settings: Settings) -> Iterator[LocalGpu | None]:
-    """The first GPU, when candidates are to be measured."""
-    if settings.objective != "gpu":
-        yield None
-        return
-    if source.launch is None:
-        raise BadInput(
-            f"{source.origin}: measuring needs to know how {source.kernel!r} is launched; give "
-            "--launch spec.toml (grid, block, shared, args)"
-        )
-    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
-        yield gpu
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, TextIO
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -47,8 +47,17 @@ class Run:
         self._log: TextIO | None = None
 
     @classmethod
-    def create(cls, path: Path, command: str, settings: dict[str, Any]) -> Run:
-        """Make the directory; refuse one that already holds a run."""
+    def create(
+        cls,
+        path: Path,
+        command: str,
+        settings: dict[str, Any],
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Run:
+        """Make the directory; refuse one that already holds a run.
+
+        ``files`` are written before ``run.json``: where that is, a killed process left them too.
+        """
         if (path / "run.json").exists():
             raise BadRun(
                 f"{path} already holds a run; continue it with --resume {path}, or choose another "
@@ -58,6 +67,8 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             run = cls(path, RunRecord(command=command, created=now, settings=settings))
+            for name, data in files.items():
+                run.write(name, data)
             run.save()
         except OSError as error:
             raise BadRun(
@@ -145,6 +156,9 @@ class Run:
         yield from (rows[index] for index in sorted(rows))
 
     def __enter__(self) -> Run:
+        """Take away the parts of files that a killed process was writing, and go on."""
+        for part in self.path.glob(".*.json.????????"):
+            part.unlink(missing_ok=True)
         return self
 
     def __exit__(

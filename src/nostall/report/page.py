@@ -16,6 +16,7 @@ from nostall.report.curve import curve, improvements
 from nostall.report.lineup import lineup
 from nostall.report.listing_data import page_data, texts
 from nostall.report.loaded_run import LoadedRun, load
+from nostall.report.spread import compared, spread
 from nostall.report.summary import summarise
 from nostall.report.waits import explain
 
@@ -39,6 +40,7 @@ def render(run: LoadedRun) -> str:
     """The page as text."""
     blocks = lineup(run.original, run.candidate)
     waits, no_waits = explain(run)
+    found, no_samples = compared(run)
     head = summarise(run, blocks)
     steps = improvements(run.trials)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -53,6 +55,9 @@ def render(run: LoadedRun) -> str:
         failures=sum(t.failure is not None for t in run.trials),
         steps=steps[-LAST_IMPROVEMENTS:],
         improvements=len(steps) - 1,
+        compared=found,
+        no_samples=no_samples,
+        spread=spread(found) if found else "",
         waits=waits,
         no_waits=no_waits,
         worst=waits.worst(texts(run.original)) if waits else [],

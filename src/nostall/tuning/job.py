@@ -19,11 +19,13 @@ from nostall.core import (
     BadInput,
     BadRun,
     Budget,
+    Checkpoint,
     Objective,
     Observer,
     Run,
     Search,
     SearchResult,
+    Trial,
 )
 from nostall.core.errors import ContractBroken
 from nostall.gpu import Device
@@ -35,6 +37,7 @@ from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
 from nostall.tuning.source import Source
 
+_FINALISTS = "finalists.json"
 _INTERVALS = ("ratio", "low", "high", "null_low", "null_high")
 
 
@@ -50,6 +53,7 @@ class Settings:
     objective: str = "model"
     rounds: int = 200
     checks: int = 16
+    workers: int | None = None
 
     @property
     def budget(self) -> Budget:
@@ -116,8 +120,8 @@ def tune(
         cost,
         settings.budget,
         seed=settings.seed,
-        observers=[*observers, *([run] if run is not None else [])],
-        resume=_checkpoint(run) if resume else None,
+        observers=[*observers, *_kept_in(run, measured)],
+        resume=_resumed(run, measured) if resume else None,
     )
     best = found.best
     if measured is not None:
@@ -171,6 +175,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "seconds": settings.seconds,
         "evaluations": settings.evaluations,
         "assumed_trips": settings.assumed_trips,
+        "workers": settings.workers,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }
@@ -196,10 +201,43 @@ def _model(program: Program, source: Source, settings: Settings) -> SmModel:
     return SmModel(program, function, source.launch, assumed_trips=settings.assumed_trips)
 
 
-def _checkpoint(run: Run | None) -> Any:
-    checkpoint = run.checkpoint() if run is not None else None
-    if checkpoint is None:
-        raise BadRun("there is no checkpoint to resume from; start the run anew")
+class _Finalists:
+    """Observer that keeps the finalists of a measured search beside its checkpoints."""
+
+    def __init__(self, run: Run, measured: MeasuredSchedules) -> None:
+        self.run, self.measured = run, measured
+
+    def on_trial(self, trial: Trial) -> None:
+        """Nothing to keep."""
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.run.write(_FINALISTS, json.dumps(self.measured.saved()).encode())
+
+
+def _kept_in(run: Run | None, measured: MeasuredSchedules | None) -> list[Observer]:
+    """Observers that write the run directory.
+
+    Finalists first: those of a later time than the checkpoint are met again after a resume, those
+    of an earlier time would be lost.
+    """
+    if run is None:
+        return []
+    return [run] if measured is None else [_Finalists(run, measured), run]
+
+
+def _resumed(run: Run | None, measured: MeasuredSchedules | None) -> Checkpoint | None:
+    """Where a run stood when it ended or was killed; None (start anew) before its first checkpoint.
+
+    Raises :class:`BadRun` when there is no run, or its files are not what a run writes.
+    """
+    if run is None:
+        raise BadRun("there is no run directory to resume; give the one of an earlier run")
+    checkpoint, path = run.checkpoint(), run.path / _FINALISTS
+    if checkpoint is not None and measured is not None and path.exists():
+        try:
+            measured.restore(json.loads(path.read_text()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
     return checkpoint
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class MeasuredSchedules(Objective[Schedule]):
         self.fates: Counter[str] = Counter()
         self.spent: Counter[str] = Counter()
         self.faults: list[str] = []
-        self._best: list[tuple[float, int, bytes, Schedule]] = []
+        self._best: list[tuple[float, bytes, Schedule]] = []
 
     def evaluate(self, states: Sequence[Schedule]) -> list[Measurement]:
         return [self._evaluate(state) for state in states]
@@ -54,6 +54,17 @@ class MeasuredSchedules(Objective[Schedule]):
     def finalists(self) -> list[Schedule]:
         """The states with the best values so far, best first."""
         return [state for *_, state in sorted(self._best, reverse=True)]
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint of the search lacks: the anchor and the finalists, as JSON."""
+        kept = [[-value, self.space.dump(state)] for value, _, state in sorted(self._best)]
+        return {"anchor": self.anchor, "finalists": kept}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what :meth:`saved` gave, beside what is known already."""
+        self.anchor = saved["anchor"]
+        for value, state in saved["finalists"]:
+            self._remember(self.space.load(state), value)
 
     def _evaluate(self, state: Schedule) -> Measurement:
         outcome = self.device.evaluate(self._patcher.patch(state))
@@ -72,8 +83,9 @@ class MeasuredSchedules(Objective[Schedule]):
         return measurement
 
     def _remember(self, state: Schedule, value: float) -> None:
-        entry = (-value, self.fates.total(), state.key(), state)
-        if any(kept[2] == entry[2] for kept in self._best):
+        # Ties go by the state, so that a resumed search has the same finalists.
+        entry = (-value, state.key(), state)
+        if any(kept[1] == entry[1] for kept in self._best):
             return
         heapq.heappush(self._best, entry)
         if len(self._best) > KEPT:

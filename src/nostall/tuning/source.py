@@ -147,6 +147,13 @@ def compile_triton(
     )
 
 
+def launch_of(path: Path, name: str) -> LaunchSpec:
+    """The launch that the file's own table ``LAUNCHES`` has for ``name``."""
+    path = Path(path).absolute()
+    with _module(path) as module:
+        return _launch(module, path, name)
+
+
 # -- Triton ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,41 @@
+"""Where a tuning job measures: nowhere, on the first GPU, or on the workers of a farm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nostall import farm
+from nostall.core import BadInput, Search
+from nostall.gpu import Device, Kernel, LocalGpu, Plan
+from nostall.search import make
+from nostall.tuning.chains import Chains
+from nostall.tuning.job import Settings
+from nostall.tuning.source import Source
+
+
+@contextmanager
+def measuring(
+    source: Source, settings: Settings, scheduler: str | None
+) -> Iterator[tuple[Search, Device | None]]:
+    """The search and the device that ``settings`` ask for; no device for a modelled objective."""
+    search = make(settings.strategy)
+    if settings.objective != "gpu":
+        yield search, None
+        return
+    if source.launch is None:
+        raise BadInput(
+            f"{source.origin}: measuring needs to know how {source.kernel!r} is launched; give "
+            "--launch spec.toml (grid, block, shared, args)"
+        )
+    kernel, workers = Kernel(source.cubin, source.kernel, source.launch), settings.workers
+    if scheduler is None and (workers is None or workers == 1):
+        with LocalGpu(kernel) as gpu:
+            yield search, gpu
+        return
+    opening = farm.Opening(kernel, Plan())
+    with farm.remote(scheduler, workers) if scheduler else farm.local(workers or 1) as works:
+        try:
+            yield Chains(search, works, opening), farm.FarmDevice(works, opening)
+        finally:
+            works.everywhere(farm.close)

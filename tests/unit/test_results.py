@@ -1,0 +1,224 @@
+"""GPU results: their schema, the files that are committed, and the page made from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from benchmarks.baseline import fastest, sweep
+from benchmarks.gpu_suite import Counting, record
+from benchmarks.record import (
+    RESULTS,
+    SCHEMA,
+    BadResults,
+    Record,
+    ResultFile,
+    measured_files,
+    read,
+    schema_text,
+)
+from benchmarks.results_page import HEADLINE, PAGE, best_of_all, deployed, page, section
+from pydantic import ValidationError
+from tests.unit.test_tuning_measured import Pretended
+
+from nostall.core import BadInput, Comparison, LaunchSpec
+from nostall.search import Anneal
+from nostall.tuning.job import Settings, tune
+from nostall.tuning.source import Source, load_cubin
+
+NVCC = Path(__file__).resolve().parents[2] / "examples" / "nvcc"
+FILES = measured_files()
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    """A record that conforms, with these changes."""
+    original = [10.0 + step / 100 for step in range(20)]
+    candidate = [x / 1.25 for x in original]
+    samples = {"original": original, "candidate": candidate, "null": original}
+    compared = Comparison.of(original, candidate, original, kind="measured")
+    found: dict[str, Any] = {
+        "kernel": "k",
+        "shape": {"grid": [4, 1, 1], "block": [128, 1, 1]},
+        "strategy": HEADLINE,
+        "seed": 0,
+        "baseline": None,
+        "original_us": 10.1,
+        "best_us": 8.08,
+        "ratio": compared.ratio,
+        "deployed_ratio": compared.ratio,
+        "ci_low": compared.low,
+        "ci_high": compared.high,
+        "null_low": compared.null_low,
+        "null_high": compared.null_high,
+        "candidates": 5,
+        "faults": 0,
+        "seconds": 1.0,
+        "gpu": "G",
+        "driver": "1",
+        "versions": {"triton": "3.6.0"},
+        "command": "c",
+        "date": "2026-01-01T00:00:00+00:00",
+        "samples": samples,
+    }
+    return {**found, **changes}
+
+
+def records(**by_kernel: list[tuple[str, int, float]]) -> list[Record]:
+    """Records with these (strategy, seed, deployed ratio)."""
+    made = []
+    for kernel, rows in by_kernel.items():
+        for strategy, seed, ratio in rows:
+            x = [10.0, 10.0]
+            interval = {"ci_low": ratio, "ci_high": ratio, "null_low": 1.0, "null_high": 1.0}
+            made.append(
+                Record.model_validate(
+                    example(
+                        kernel=kernel,
+                        strategy=strategy,
+                        seed=seed,
+                        ratio=ratio,
+                        deployed_ratio=ratio,
+                        original_us=10.0,
+                        best_us=10.0 / ratio,
+                        samples={"original": x, "candidate": [10.0 / ratio] * 2, "null": x},
+                        **interval,
+                    )
+                )
+            )
+    return made
+
+
+def test_the_schema_is_the_models() -> None:
+    assert SCHEMA.read_text() == schema_text(), "run `python -m benchmarks.record`"
+
+
+def test_there_are_measured_files() -> None:
+    assert RESULTS / "gpu_suite.json" in FILES
+    assert RESULTS / "search.json" not in FILES  # modelled
+    assert RESULTS / "workload_hta.json" not in FILES  # measured, but no kernels
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_committed_file_conforms(path: Path) -> None:
+    jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
+    found = read(path)
+    assert found.records
+    keys = [(r.kernel, r.strategy, r.seed) for r in found.records]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_samples_give_the_numbers_of_the_record(path: Path) -> None:
+    for r in read(path).records:
+        if r.samples is None or r.ratio is None or r.ci_low is None or r.null_high is None:
+            continue
+        given = r.samples
+        again = Comparison.of(given.original, given.candidate, given.null, kind="measured")
+        assert again.ratio == pytest.approx(r.ratio, rel=2e-3)
+        assert again.low == pytest.approx(r.ci_low, rel=2e-3)
+        assert again.null_high == pytest.approx(r.null_high, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"deployed_ratio": 1.3}, "deployed_ratio"),
+        ({"ratio": 1.4, "ci_high": 1.5, "deployed_ratio": 1.0}, "the samples say"),
+        ({"null_high": 1.3}, "deployed_ratio"),
+        ({"ci_low": 1.26, "deployed_ratio": 1.0}, "is not in"),
+        ({"best_us": 5.0}, "far from the ratio"),
+        ({"samples": None}, "no failure"),
+        ({"failure": "wrong: 3 words", "deployed_ratio": 1.0}, "no failure"),
+        ({"baseline": [{"num_warps": 4, "num_stages": 2, "us": 3.0}] * 19}, "at least 20"),
+        ({"baseline": [{"num_warps": 4, "num_stages": 2, "us": None}] * 20}, "no configuration"),
+        ({"kind": "modelled"}, "measured"),
+        ({"speedup": 2.0}, "xtra"),
+        ({"original_us": float("nan")}, "greater than 0|finite"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
+    Record.model_validate(example())
+    with pytest.raises(ValidationError, match=why):
+        Record.model_validate(example(**changes))
+
+
+def test_a_winner_that_failed_in_the_end_is_a_record_too() -> None:
+    numbers = ("best_us", "ratio", "ci_low", "ci_high", "null_low", "null_high", "samples")
+    gone = dict.fromkeys(numbers)
+    r = Record.model_validate(example(**gone, deployed_ratio=1.0, failure="wrong: 3 words"))
+    assert not r.faster
+    assert "wrong: 3 words" in section("x.json", [r])
+
+
+def test_a_file_of_another_form_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"records": [{"kernel": "k", "kind": "measured"}]}))
+    assert measured_files(tmp_path) == [path]
+    with pytest.raises(BadResults, match=r"x\.json"):
+        read(path)
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    assert PAGE.read_text() == page(FILES), "run `python -m benchmarks.results_page`"
+
+
+def test_the_headline_is_a_median_over_seeds_and_a_mean_over_kernels() -> None:
+    made = records(
+        a=[(HEADLINE, 0, 1.0), (HEADLINE, 1, 1.1), (HEADLINE, 2, 1.5), ("sip", 0, 2.0)],
+        b=[(HEADLINE, 0, 1.0), ("sip", 0, 1.0)],
+    )
+    assert deployed(made, HEADLINE) == {"a": 1.1, "b": 1.0}
+    assert best_of_all(made) == {"a": 2.0, "b": 1.0}
+    text = section("x.json", made)
+    assert f"**Headline: {1.1**0.5:.4f}**" in text
+    assert f"{2.0**0.5:.4f} over 2 kernels" in text
+    assert "Kendall" not in text
+
+
+def test_kendalls_tau_is_a_column_where_it_is_known() -> None:
+    r = Record.model_validate(example(kendall_tau=0.375))
+    assert "Kendall tau" in section("x.json", [r]) and "| 0.38 |" in section("x.json", [r])
+
+
+def test_no_headline_without_its_strategy() -> None:
+    assert "No headline" in section("x.json", records(a=[("sip", 0, 1.5)]))
+
+
+def test_the_suite_writes_records_that_conform() -> None:
+    launch = LaunchSpec.from_toml(NVCC / "dot_product.toml")
+    source = load_cubin(NVCC / "dot_product.sm_90.cubin", None, launch)
+    settings = Settings(evaluations=12, objective="gpu", rounds=8, checks=2)
+    kept = Counting(Pretended(0.9, 0.8, source.cubin))
+    tuned = tune(source, Anneal(), settings, device=kept)
+    made = record("dot_product", source, settings, tuned, kept, 1.5, None)
+    assert made.faster and made.deployed_ratio == pytest.approx(1.25)
+    assert (made.original_us, made.best_us) == pytest.approx((10.0, 8.0))
+    assert made.candidates == sum(kept.fates.values()) > 12
+    head = {"date": made.date, "command": "c", "python": "3", "processor": "p", "versions": {}}
+    text = ResultFile(**head, records=(made,)).model_dump_json()
+    jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))
+    assert ResultFile.model_validate_json(text).records == (made,)
+
+
+def test_a_baseline_times_equal_bytes_once_and_keeps_failures() -> None:
+    timed: list[bytes] = []
+
+    def build(launch: LaunchSpec) -> Source:
+        if launch.num_stages == 6:
+            raise BadInput("too much shared memory")
+        return Source(bytes([launch.num_warps]), "k", launch, "o", {})
+
+    def measure(source: Source) -> float:
+        timed.append(source.cubin)
+        return 10.0 / source.cubin[0]
+
+    found = sweep(LaunchSpec(), build, measure)
+    assert len(found) == 24 and len(timed) == len(set(timed)) == 4
+    assert {c.failure for c in found if c.us is None} == {"too much shared memory"}
+    best = fastest(found)
+    assert best is not None and (best.num_warps, best.num_stages, best.us) == (8, 1, 1.25)
+    assert fastest([c for c in found if c.us is None]) is None
+    Record.model_validate(example(baseline=[c.model_dump() for c in found]))
