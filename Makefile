@@ -24,6 +24,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[triton,dev]'
 	touch $@
 
+# Only the tests want PyTorch; where it cannot be had beside the pinned Triton they say so and skip.
+$(VENV)/.torch: $(VENV)/.ready
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch-tests]' || \
+	  echo "PyTorch cannot be installed beside this Triton here; tests that need it are skipped"
+	touch $@
+
 $(OLD_TRITON)/.ready: | $(VENV)/.ready
 	rm -rf $(OLD_TRITON)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
@@ -33,7 +39,7 @@ $(OLD_TRITON)/.ready: | $(VENV)/.ready
 run: venv
 	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --seconds 60
 
-test: venv $(OLD_TRITON)/.ready
+test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: venv

@@ -18,6 +18,7 @@ from nostall.cli import (
     console,
     doctor,
     inspect,
+    launch,
     plan,
     report,
     store,
@@ -46,6 +47,7 @@ app.command("characterize")(characterize.characterize)
 app.command("report")(report.report)
 app.command("plan")(plan.plan)
 app.command("simulate")(plan.simulate)
+app.command("launch")(launch.launch)
 app.add_typer(store.app, name="store")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -15,14 +16,17 @@ from nostall.core.errors import BadInput
 from nostall.core.run import write_atomically
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.files import load_plan, plan_document
+from nostall.parallel.export import export_torchtitan
+from nostall.parallel.files import load_plan, plan_document, planned_module
 from nostall.parallel.outcome import Outcome, outcome
 from nostall.parallel.plan import POLICIES, Policy, Workload
 from nostall.parallel.plan.workload import ADAM_FP32, DEFAULT_GLOBAL_BATCH, HALF
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
-from nostall.parallel.profile import load_profile
+from nostall.parallel.profile import Profile, load_profile
 from nostall.report.gantt import write_gantt
 from nostall.report.units import Scale
+
+_PYTHON = re.compile(r"\.py(:|$)")
 
 GanttOption = Annotated[
     Path | None, typer.Option(help="Write the schedule as a figure (.svg or .html).")
@@ -30,8 +34,16 @@ GanttOption = Annotated[
 
 
 def plan(
-    profile: Annotated[Path, typer.Argument(help="Profile: PipeDream graph text or JSON.")],
-    cluster: Annotated[Path, typer.Option(help="Cluster (TOML); see examples/clusters.")],
+    profile: Annotated[
+        str,
+        typer.Argument(
+            help="Profile (PipeDream graph text or JSON), or a module to measure: path.py:build."
+        ),
+    ],
+    cluster: Annotated[
+        Path,
+        typer.Option(help="Cluster (TOML, see examples/clusters; or nvidia-smi topo -m's text)."),
+    ],
     planner: Annotated[str, typer.Option(help=f"One of {', '.join(PLANNERS)}.")] = "nostall",
     global_batch: Annotated[
         int, typer.Option(min=1, help="Samples of an iteration.")
@@ -61,6 +73,16 @@ def plan(
         float,
         typer.Option(min=0.0, max=1.0, help="Assumed where the profile has no weight gradients."),
     ] = HALF,
+    layers: Annotated[
+        str, typer.Option(help="How a module is cut: block, or leaf (inside blocks too).")
+    ] = "block",
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where a module is measured: cpu or cuda; cuda where there is a GPU."),
+    ] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(help="GiB of each GPU, for a topology, which does not say it.")
+    ] = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -69,9 +91,12 @@ def plan(
         raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
     if seconds is not None and not 0 < seconds < float("inf"):
         raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
+    machines = load_cluster(cluster, gpu_memory)
+    module = profile if _PYTHON.search(profile) else None
+    measured = _measured(profile, micro_batch, layers, device) if module else None
     work = Workload(
-        load_profile(profile),
-        load_cluster(cluster),
+        measured or load_profile(Path(profile)),
+        machines,
         global_batch,
         micro_batch,
         state_factor,
@@ -96,7 +121,19 @@ def plan(
             report=lambda part, what: bar.update(task, completed=part, description=what),
         )
         found = outcome(work, make_plan(work, planner, effort), planner)
-    _finish(found, out_file, gantt, format)
+    _finish(found, out_file, gantt, format, module)
+
+
+def _measured(target: str, micro_batch: int | None, layers: str, device: str | None) -> Profile:
+    """The profile of a module, measured here at the micro-batch's size."""
+    from nostall.parallel.execute.order import device_of
+
+    kind = device_of(device)
+    from nostall.parallel.module import load_job, profile_job
+    from nostall.parallel.module.layering import Granularity
+
+    job = load_job(target)
+    return profile_job(job, samples=micro_batch, device=kind, granularity=cast(Granularity, layers))
 
 
 def simulate(
@@ -106,6 +143,10 @@ def simulate(
     ] = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write the plan anew.")] = None,
     gantt: GanttOption = None,
+    torchtitan: Annotated[
+        Path | None,
+        typer.Option(help="Write schedule.csv and module names for torchtitan to this folder."),
+    ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Simulate a plan again, or the same stages in another order."""
@@ -114,13 +155,21 @@ def simulate(
         if policy not in get_args(Policy):
             raise BadPlan(f"policy {policy!r} is unknown; allowed are {', '.join(POLICIES)}")
         given = replace(given, policy=cast(Policy, policy), in_flight=None)
-    _finish(outcome(work, given, planner), out_file, gantt, format)
+    if torchtitan is not None:
+        export_torchtitan(work, given, torchtitan)
+    _finish(outcome(work, given, planner), out_file, gantt, format, planned_module(plan))
 
 
-def _finish(found: Outcome, out_file: Path | None, gantt: Path | None, format: Format) -> None:
+def _finish(
+    found: Outcome,
+    out_file: Path | None,
+    gantt: Path | None,
+    format: Format,
+    module: str | None,
+) -> None:
     if gantt is not None:
         write_gantt(found, gantt)
-    document = plan_document(found)
+    document = plan_document(found, module)
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())

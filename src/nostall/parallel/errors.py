@@ -1,8 +1,10 @@
-"""What can be wrong with a profile, a cluster or a plan.  All of it is bad input (exit code 2)."""
+"""What can be wrong with a profile, cluster, plan or module (exit code 2), or with a run (3)."""
 
 from __future__ import annotations
 
-from nostall.core.errors import BadInput
+from typing import ClassVar
+
+from nostall.core.errors import BadInput, NostallError
 
 
 class BadProfile(BadInput):
@@ -19,3 +21,13 @@ class BadPlan(BadInput):
 
 class Infeasible(BadInput):
     """No plan, or not this one, fits into the memory of the GPUs."""
+
+
+class BadModel(BadInput):
+    """A module cannot be taken apart into stages, or the file that names it is not usable."""
+
+
+class RunFailed(NostallError):
+    """A run of a plan ended early: a process died, or one waited longer than it may."""
+
+    exit_code: ClassVar[int] = 3

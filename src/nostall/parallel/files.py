@@ -41,11 +41,15 @@ class _PlanRecord(BaseModel):
     in_flight: list[int] | None
     recompute: bool
     stages: list[_StageRecord]
+    module: str | None = None
     inputs: _Inputs
 
 
-def plan_document(found: Outcome) -> dict[str, Any]:
-    """The whole file as JSON values: what was predicted, then what it was predicted from."""
+def plan_document(found: Outcome, module: str | None = None) -> dict[str, Any]:
+    """The whole file as JSON values: what was predicted, then what it was predicted from.
+
+    ``module`` is the ``path.py:build`` that was profiled for it, if any.
+    """
     work, plan = found.work, found.plan
     return {
         **describe(found),
@@ -53,6 +57,7 @@ def plan_document(found: Outcome) -> dict[str, Any]:
         "policy": plan.policy,
         "in_flight": list(plan.in_flight) if plan.in_flight is not None else None,
         "recompute": plan.recompute,
+        "module": module,
         "inputs": {
             "global_batch": work.global_batch,
             "micro_batch": work.micro_batch,
@@ -66,18 +71,7 @@ def plan_document(found: Outcome) -> dict[str, Any]:
 
 def load_plan(path: Path) -> tuple[Workload, Plan, str]:
     """The workload, the plan and the planner's name of a plan file; raises :class:`BadPlan`."""
-    try:
-        record = _PlanRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise BadPlan(f"cannot read {path}: {error.strerror}; give a plan file") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise BadPlan(
-            f"{path}: {field}: {first['msg']}; write the file with nostall plan --out"
-        ) from error
+    record = _read(path)
     inputs = record.inputs
     work = Workload(
         from_record(inputs.profile),
@@ -95,3 +89,23 @@ def load_plan(path: Path) -> tuple[Workload, Plan, str]:
     )
     check_plan(plan, len(work.profile), len(work.cluster))
     return work, plan, record.planner
+
+
+def planned_module(path: Path) -> str | None:
+    """The ``path.py:build`` that a plan file was made from; None for one made from a profile."""
+    return _read(path).module
+
+
+def _read(path: Path) -> _PlanRecord:
+    try:
+        return _PlanRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise BadPlan(f"cannot read {path}: {error.strerror}; give a plan file") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise BadPlan(
+            f"{path}: {field}: {first['msg']}; write the file with nostall plan --out"
+        ) from error

@@ -37,11 +37,12 @@ _ATTEMPTS = 20
 class Anneal(Search):
     """Simulated annealing that looks around first, then cools from the best that it saw.
 
-    Where a space has moves of memory instructions, the first ``opening`` of the budget explores
-    and accepts everything: one long walk of single slides of memory instructions (SIP's moves),
+    Where values are exact (modelled) and a space has moves of memory instructions, the first
+    ``opening`` of the budget explores and accepts everything: one long walk of single slides of memory instructions (SIP's moves),
     then walks of ``walk`` steps from the start, half of them moves of memory instructions, half
-    any.  The rest, and all of it in other spaces, is annealing over all moves (again half of them
-    of memory instructions).  Cost differences are compared with the running mean of their
+    any.  The rest is annealing over all moves (again half of them of memory
+    instructions).  Elsewhere all of the budget is annealing over all moves: walking far from the
+    start, noise finds more winners than speed does.  Cost differences are compared with the running mean of their
     sizes, so neither the unit nor the size of typical gains needs tuning: the temperature is that
     mean times a factor that falls geometrically from ``hot`` to ``cold``.
 
@@ -92,11 +93,12 @@ class Anneal(Search):
         if resume is None:
             memo.note(0, memo.digest(space.key(task.start)), point.value)
         point = point._replace(memory=memo.restore(point.memory))
+        looks = self.opening > 0 and objective.kind == "modelled"
 
         def step(point: Point[S]) -> Point[S] | Stop:
             memo.catch_up(point.evaluations)
             if point.memory["favours"] < 0:
-                favours = float(self.opening > 0 and _offers(space, task.start, _FAVOURED))
+                favours = float(looks and _offers(space, task.start, _FAVOURED))
                 memory = {**point.memory, "favours": favours}
                 return move_to(task, point, point.current, point.value, memory)
             if point.memory["free"] >= self.stuck:

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nostall.parallel.cluster.cluster import Cluster, Duplex, Floats, widest_paths
+from nostall.parallel.cluster.topology import is_topology, topology_toml
 from nostall.parallel.errors import BadCluster
 
 MOST_GPUS = 4096
@@ -55,14 +56,19 @@ class _ClusterFile(_Strict):
     links: list[_Pair] = []
 
 
-def load_cluster(path: Path) -> Cluster:
-    """Read a TOML file; raises :class:`BadCluster`."""
+def load_cluster(path: Path, memory_gib: float | None = None) -> Cluster:
+    """Read a TOML file, or what ``nvidia-smi topo -m`` printed (``memory_gib`` of each GPU).
+
+    Raises :class:`BadCluster`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise BadCluster(f"cannot read {path}: {error.strerror}; give a cluster file") from error
     except UnicodeDecodeError as error:
         raise BadCluster(f"{path} is not text; give a TOML file") from error
+    if is_topology(text):
+        text = topology_toml(text, path.stem, memory_gib)
     return parse_cluster(text, str(path))
 
 

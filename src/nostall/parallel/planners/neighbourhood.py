@@ -30,8 +30,9 @@ class Move:
     ``cut``: shift the end of stage a by x layers.  ``give``: GPU x goes from stage a to stage b.
     ``swap``: GPU x of stage a and the first GPU of stage b change places.  ``split``: stage a in
     two behind x eighths of its layers, the second with the last y eighths of its GPUs.  ``merge``:
-    stage a with the next.  ``order``: policy number a.  ``hold``: stage a may hold x micro-batches
-    more.
+    stage a with the next.  ``divide``: stage a and the next are merged and split anew in one step,
+    because what lies between may be far worse; b = 1: the first gets the last GPUs.  ``order``:
+    policy number a.  ``hold``: stage a may hold x micro-batches more.
     """
 
     kind: str
@@ -49,7 +50,7 @@ class Move:
 class PlanSpace(Space[Plan, Move]):
     """All plans that fit into memory and can be reached from ``first``."""
 
-    KINDS = ("cut", "give", "swap", "split", "merge", "order", "hold")
+    KINDS = ("cut", "give", "swap", "split", "merge", "divide", "order", "hold")
 
     def __init__(self, work: Workload, first: Plan) -> None:
         self.work = work
@@ -91,6 +92,7 @@ class PlanSpace(Space[Plan, Move]):
             "swap": gpus * (stages + 1),
             "split": stages * (PARTS - 1) ** 2,
             "merge": stages - 1,
+            "divide": (stages - 1) * 2 * (PARTS - 1) ** 2,
             "order": len(ORDERS),
             "hold": 2 * stages,
         }[kind]
@@ -107,6 +109,10 @@ class PlanSpace(Space[Plan, Move]):
         if kind == "split":
             stage, part = at // (PARTS - 1) ** 2, at % (PARTS - 1) ** 2
             return Move("split", stage, x=part // (PARTS - 1) + 1, y=part % (PARTS - 1) + 1)
+        if kind == "divide":
+            stage, part = at // (2 * (PARTS - 1) ** 2), at % (2 * (PARTS - 1) ** 2)
+            turned, part = part // (PARTS - 1) ** 2, part % (PARTS - 1) ** 2
+            return Move("divide", stage, turned, part // (PARTS - 1) + 1, part % (PARTS - 1) + 1)
         if kind == "hold":
             return Move("hold", at // 2, x=1 if at % 2 else -1)
         return Move(kind, at)
@@ -240,4 +246,24 @@ def _merge(stages: list[Stage], move: Move) -> bool:
     return True
 
 
-_CHANGES = {"cut": _cut, "give": _give, "swap": _swap, "split": _split, "merge": _merge}
+def _divide(stages: list[Stage], move: Move) -> bool:
+    before = stages[move.a : move.a + 2]
+    if not _merge(stages, move):
+        return False
+    if move.b:
+        stages[move.a] = replace(stages[move.a], gpus=stages[move.a].gpus[::-1])
+    if not _split(stages, move):
+        return False
+    after = [replace(stage, gpus=tuple(sorted(stage.gpus))) for stage in stages[move.a :][:2]]
+    stages[move.a : move.a + 2] = after
+    return after != before
+
+
+_CHANGES = {
+    "cut": _cut,
+    "give": _give,
+    "swap": _swap,
+    "split": _split,
+    "merge": _merge,
+    "divide": _divide,
+}

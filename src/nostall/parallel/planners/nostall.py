@@ -7,6 +7,7 @@ in two, so the result is never worse, in modelled time, than any of theirs.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -31,8 +32,10 @@ from nostall.parallel.planners.spp import partitions, spp
 from nostall.parallel.simulate import simulated_s
 from nostall.search import Anneal
 
-EVALUATIONS = 2400
-"""Simulated plans of the search, where time allows."""
+EVALUATIONS = 4800
+"""Simulated plans of the search, where time allows: half for annealing, half for what follows."""
+MOST_EXPANDED = 60
+"""Plans whose moves are all tried behind the annealing."""
 STARTS = 3
 """Different best candidates that the search sets out from."""
 
@@ -66,13 +69,14 @@ def nostall(work: Workload, effort: Effort) -> Plan:
     ranked = sorted({plan: simulated_s(work, plan) for plan in plans}.items(), key=lambda p: p[1])
     best, seconds = ranked[0]
     starts = [plan for plan, _ in ranked if not plan.interleaved]
+    evaluations = (effort.evaluations or EVALUATIONS) // 2
     for done, start in enumerate(_different(starts)):
         if effort.over:
             break
         effort.tell(0.6 + 0.4 * done / STARTS, "nostall: searching")
         budget = Budget(
-            seconds=effort.left / (STARTS - done),
-            evaluations=max(1, (effort.evaluations or EVALUATIONS) // STARTS),
+            seconds=effort.left / (STARTS - done + 1),
+            evaluations=max(1, evaluations // STARTS),
         )
         # No memory: small spaces run out of new plans, and remembered ones are not charged.
         found = Anneal(memo=0).run(
@@ -80,7 +84,42 @@ def nostall(work: Workload, effort: Effort) -> Plan:
         )
         if found.best_measurement.value < seconds:
             best, seconds = found.best, found.best_measurement.value
+    return best if best.interleaved else _best_first(work, best, seconds, evaluations, effort)
+
+
+def _best_first(
+    work: Workload, plan: Plan, seconds: float, evaluations: int, effort: Effort
+) -> Plan:
+    """The best plan found by trying all moves, each in every order, from the best plans first.
+
+    Annealing can miss what takes two moves and another order at once.
+    """
+    space = PlanSpace(work, plan)
+    waiting = [(seconds, 0, plan)]
+    seen = {plan}
+    best = plan
+    for _ in range(MOST_EXPANDED):
+        if not waiting or len(seen) > evaluations or effort.over:
+            break
+        _, _, state = heapq.heappop(waiting)
+        for move in space.moves(state):
+            moved = space.apply(state, move)
+            kept = [moved] if move.kind in ("order", "hold") else _in_all_orders(work, moved)
+            for other in kept:
+                if other in seen or len(seen) > evaluations or effort.over:
+                    continue
+                seen.add(other)
+                found = simulated_s(work, other)
+                heapq.heappush(waiting, (found, len(seen), other))
+                if found < seconds:
+                    best, seconds = other, found
     return best
+
+
+def _in_all_orders(work: Workload, plan: Plan) -> list[Plan]:
+    """The plan's stages in each order that fits."""
+    plans = (fitted(work, replace(plan, policy=policy, in_flight=None)) for policy in ORDERS)
+    return [plan for plan in plans if plan is not None]
 
 
 def candidates(work: Workload, effort: Effort) -> Iterator[Plan]:

@@ -1,0 +1,137 @@
+"""The optimum of a small planning problem with free order, by CP-SAT (OR-tools, dev extra).
+
+The action set of the simulator without its policies: workers run forwards, backwards (whole, or
+split in two) in any order, each kind by micro-batch; transfers and all-reduces start when their
+resources are free, or later; any number of micro-batches is held.  Times are rounded to
+microseconds.  Plans of one stage are simulated, as their order does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from nostall.parallel.plan import Plan, Workload
+from nostall.parallel.planners.exhaustive import mappings
+from nostall.parallel.planners.fitting import fitted
+from nostall.parallel.simulate import Costs, costs, critical_path_s, load_bound_s, simulated_s
+
+TICK_S = 1e-6
+MOST_SOLVED = 60
+SECONDS_EACH = 5.0
+
+
+@dataclass(frozen=True)
+class FreeOptimum:
+    """``seconds`` is the best found; ``proven`` says that nothing better exists (to rounding)."""
+
+    seconds: float
+    proven: bool
+    solved: int
+
+
+def free_optimum(work: Workload, incumbent: float) -> FreeOptimum:
+    """The best over all mappings and all orders, not above ``incumbent`` seconds.
+
+    Mappings whose critical path or busiest resource alone takes longer need no solving.
+    """
+    best, proven, solved = incumbent, True, 0
+    bounded = []
+    for stages in mappings(len(work.profile), len(work.cluster)):
+        if len(stages) == 1:
+            if fitted(work, alone := Plan(stages)) is not None:
+                best = min(best, simulated_s(work, alone))
+            continue
+        for policy in ("list", "zero-bubble"):  # the backward pass whole, or in two parts
+            plan = Plan(stages, policy)
+            if fitted(work, plan) == plan:
+                bounded.append((max(critical_path_s(work, plan), load_bound_s(work, plan)), plan))
+    for bound, plan in sorted(bounded, key=lambda pair: pair[0]):
+        if bound >= best * (1 - 1e-6):
+            break
+        if solved >= MOST_SOLVED:
+            return FreeOptimum(best, False, solved)
+        solved += 1
+        found, sure = scheduled(costs(work, plan), work.micro_batches, best)
+        best, proven = min(best, found), proven and sure
+    return FreeOptimum(best, proven, solved)
+
+
+def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bool]:
+    """Seconds of the best order of a plan with these costs, and whether that is certain.
+
+    ``limit`` where no order is faster.
+    """
+    model = cp_model.CpModel()
+    top = round(limit / TICK_S)
+    busy: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
+    made = _Made(model, top, busy)
+    stages, split = len(found.forward), any(found.weight)
+    ends: dict[tuple[str, int, int], Any] = {}
+    for m in range(micro_batches):
+        for s in range(stages):
+            after = [made.transfer(found.onward[s - 1], ends["F", s - 1, m])] if s else []
+            ends["F", s, m] = made.work(found.worker[s], found.forward[s], after)
+        for s in reversed(range(stages)):
+            after = [ends["F", s, m]]
+            if s + 1 < stages:
+                after.append(made.transfer(found.back[s], ends["B", s + 1, m]))
+            ends["B", s, m] = made.work(found.worker[s], found.backward[s], after)
+            if split:
+                ends["W", s, m] = made.work(found.worker[s], found.weight[s], [ends["B", s, m]])
+    for (kind, s, m), end in ends.items():
+        if m:
+            model.add(end >= ends[kind, s, m - 1])
+    total = model.new_int_var(0, top, "total")
+    for s in range(stages):
+        last = [ends[kind, s, micro_batches - 1] for kind in ("W" if split else "B")]
+        model.add(total >= made.transfer(found.allreduce[s], *last))
+    for intervals in busy.values():
+        model.add_no_overlap(intervals)
+    model.minimize(total)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = SECONDS_EACH
+    solver.parameters.num_workers = 1
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        return limit, True
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return solver.objective_value * TICK_S, status == cp_model.OPTIMAL
+    return limit, False
+
+
+@dataclass
+class _Made:
+    """Variables of operations and transfers; ``busy`` collects what each resource is kept by."""
+
+    model: cp_model.CpModel
+    top: int
+    busy: defaultdict[tuple[str, int], list[Any]]
+
+    def work(self, worker: int, seconds: float, after: list[Any]) -> Any:
+        """The end of an operation on a worker."""
+        start = self._start(after)
+        size = round(seconds / TICK_S)
+        self.busy["worker", worker].append(self.model.new_fixed_size_interval_var(start, size, ""))
+        return start + size
+
+    def transfer(self, transfer: Any, *after: Any) -> Any:
+        """The end of a transfer, which keeps each of its resources for that one's own time."""
+        if transfer.seconds <= 0:
+            (end,) = after
+            return end
+        start = self._start(list(after))
+        for resource, seconds in transfer.loads:
+            size = round(seconds / TICK_S)
+            interval = self.model.new_fixed_size_interval_var(start, size, "")
+            self.busy["link", resource].append(interval)
+        return start + round(transfer.seconds / TICK_S)
+
+    def _start(self, after: list[Any]) -> Any:
+        start = self.model.new_int_var(0, self.top, "")
+        for end in after:
+            self.model.add(start >= end)
+        return start

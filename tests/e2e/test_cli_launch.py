@@ -1,0 +1,86 @@
+"""``nostall plan module.py:build`` and ``nostall launch`` as a user runs them, on gloo."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import ROOT, nostall, refused
+
+pytest.importorskip("torch", reason="running plans needs the extra nostall[torch]")
+
+JOBS = ROOT / "tests" / "unit" / "parallel" / "jobs.py"
+CLUSTER = """
+name = "two"
+[[servers]]
+gpus = 2
+memory_gib = 4
+link = { bandwidth_gbytes = 10, latency_us = 10 }
+"""
+FAST = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An even split of the chain over two processes."""
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "two.toml").write_text(CLUSTER)
+    path = folder / "plan.json"
+    done = nostall(
+        "plan", f"{JOBS}:chain", "--cluster", folder / "two.toml", "--planner", "even",
+        "--global-batch", 8, "--micro-batch", 2, "--device", "cpu", "--format", "json",
+        "--out", path, **FAST,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.json["module"] == f"{JOBS}:chain"
+    assert done.json["fits"] == "yes"  # stored bytes were measured
+    return path
+
+
+def test_a_plan_of_a_module_is_run_and_checked(planned: Path) -> None:
+    done = nostall(
+        "launch", planned, "--steps", 3, "--device", "cpu", "--check", "--format", "json", **FAST
+    )
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["engine"] == "torch"
+    assert found["losses"] == pytest.approx(found["reference_losses"], rel=1e-9)
+    assert found["worst_gradient"] <= 1
+    assert found["measured_iteration_s"] > 0 and found["predicted_iteration_s"] > 0
+
+
+def test_a_killed_rank_ends_the_run_with_one_line(planned: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = nostall(
+        "launch", planned, "--module", f"{JOBS}:dies", "--steps", 5, "--device", "cpu",
+        "--deadline", 60, "--logs", tmp_path, **FAST,
+    )  # fmt: skip
+    said = refused(done, 3)
+    assert "rank 1 was killed by SIGKILL" in said and str(tmp_path) in said
+    assert time.monotonic() - began < 55  # found out at once, not by the deadline
+
+
+def test_plans_that_cannot_be_run_end_with_one_line(planned: Path, tmp_path: Path) -> None:
+    none = nostall("launch", planned, "--module", tmp_path / "none.py:build")
+    assert "a file that is there" in refused(none)
+    record = json.loads(planned.read_text())
+    nameless = tmp_path / "plan.json"
+    nameless.write_text(json.dumps(record | {"module": None}))
+    assert "names no module" in refused(nostall("launch", nameless))
+    assert "--endpoint" in refused(nostall("launch", planned, "--nodes", 2))
+
+
+def test_a_plan_is_exported_for_torchtitan(planned: Path, tmp_path: Path) -> None:
+    done = nostall("simulate", planned, "--torchtitan", tmp_path)
+    assert done.code == 0, done.err
+    rows = (tmp_path / "schedule.csv").read_text().splitlines()
+    assert rows == [
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3",
+        "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+    ]
+    settings = json.loads((tmp_path / "torchtitan.json").read_text())["parallelism"]
+    assert settings["module_fqns_per_model_part"] == [list("01234"), list("56789")]
+    assert settings["pipeline_parallel_degree"] == 2

@@ -1,0 +1,117 @@
+"""Small training jobs: a chain, a residual network whose skips cross cuts, and a GPT-2.
+
+Double precision, so that a difference from training in one process is a mistake, not rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from nostall.parallel.module import Job
+
+
+def chain() -> Job:
+    torch.manual_seed(0)
+    widths = (6, 10, 4, 8, 6, 5)
+    layers = [
+        layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())
+    ]
+    module = nn.Sequential(*layers).double()
+    return Job(module, (torch.randn(9, 6).double(),), torch.randn(9, 5).double(), F.mse_loss)
+
+
+class Residual(nn.Module):
+    """torchvision's BasicBlock, with a normalisation of the caller's choice."""
+
+    def __init__(self, inside: int, outside: int, stride: int, norm: Any) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = norm(outside)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = norm(outside)
+        self.downsample = None
+        if stride != 1 or inside != outside:
+            shortcut = nn.Conv2d(inside, outside, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, norm(outside))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += identity
+        return self.relu(out)
+
+
+class ResNet(nn.Module):
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3, 1, 1, bias=False)
+        self.bn1 = norm(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = nn.Sequential(Residual(4, 4, 1, norm))
+        self.layer2 = nn.Sequential(Residual(4, 8, 2, norm))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.avgpool(self.layer2(self.layer1(x)))
+        return self.fc(torch.flatten(x, 1))
+
+
+def groups(channels: int) -> nn.Module:
+    return nn.GroupNorm(2, channels)
+
+
+def resnet(norm: Any = groups) -> Job:
+    torch.manual_seed(0)
+    images = torch.randn(9, 3, 6, 6).double()
+    return Job(ResNet(norm).double(), (images,), torch.randint(0, 5, (9,)), F.cross_entropy)
+
+
+def gpt2() -> Job:
+    """The unmodified class of transformers; its embedding and its head share their weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2,
+        n_embd=16,
+        n_head=2,
+        vocab_size=37,
+        n_positions=12,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    tokens = torch.randint(0, 37, (9, 12))
+    return Job(GPT2LMHeadModel(config).double(), {"input_ids": tokens}, tokens, next_token)
+
+
+def next_token(output: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """The class's own loss would be in single precision."""
+    return F.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def dies() -> Job:
+    """Rank 1 is killed when it asks for the batch of step 2."""
+    import os
+    import signal
+    from dataclasses import replace
+
+    job = chain()
+
+    def batches(step: int) -> Any:
+        if step == 2 and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return job.sized(8)
+
+    return replace(job, batches=batches)

@@ -1,0 +1,152 @@
+"""Four ranks that run all cases; forked, so that PyTorch is loaded and models are traced once.
+
+python -m tests.unit.parallel.ranks FOLDER
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import multiprocessing
+import sys
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.unit.parallel.cases import servers
+
+from nostall.parallel.plan import Plan, Policy, Stage, Workload
+from nostall.parallel.profile import Layer, Profile
+from nostall.parallel.simulate import simulate
+from nostall.parallel.slices import Slices
+
+RANKS = 4
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan: where each stage ends as a part of the layers, and its GPUs."""
+
+    name: str
+    job: str
+    stages: tuple[tuple[float, tuple[int, ...]], ...]
+    policy: Policy
+    samples: int = 8
+    micro_batch: int = 2
+    engine: str = "p2p"
+    recompute: bool = False
+
+    def plan(self, layers: int) -> Plan:
+        ends = [round(part * layers) for part, _ in self.stages]
+        stages = tuple(
+            Stage(first, end, gpus)
+            for first, end, (_, gpus) in zip([0, *ends[:-1]], ends, self.stages, strict=True)
+        )
+        return Plan(stages, self.policy, recompute=self.recompute)
+
+
+FOUR = ((0.25, (0,)), (0.5, (1,)), (0.75, (2,)), (1.0, (3,)))
+THREE = ((0.3, (0,)), (0.6, (1,)), (1.0, (2,)))
+TWO_TWO = ((0.4, (0, 1)), (1.0, (3, 2)))
+ONE_TWO_ONE = ((0.4, (2,)), (0.7, (0, 3)), (1.0, (1,)))
+THREE_ONE = ((0.6, (0, 1, 2)), (1.0, (3,)))
+DEALT = ((0.25, (0, 1)), (0.5, (2, 3)), (0.75, (0, 1)), (1.0, (2, 3)))
+ALL = ((1.0, (0, 1, 2, 3)),)
+
+CASES = (
+    *(
+        Case(f"chain {policy} {engine}", "chain", FOUR, policy, engine=engine)
+        for policy in ("gpipe", "pa", "pb", "1f1b", "list", "zero-bubble")
+        for engine in ("p2p", "torch")
+    ),
+    Case("chain interleaved p2p", "chain", DEALT, "interleaved"),
+    Case("chain interleaved torch", "chain", DEALT, "interleaved", engine="torch"),
+    Case("chain 2:2 torch", "chain", TWO_TWO, "pb", engine="torch"),
+    Case("chain one GPU idle", "chain", THREE, "pb", engine="torch"),
+    Case("chain 3:1, slices of 2, 2 and 1", "chain", THREE_ONE, "pb", 10, 5),
+    Case("chain 3:1, an empty slice", "chain", THREE_ONE, "pb", 8, 2),
+    Case("chain 1:2:1, micro-batches of 3 and 2", "chain", ONE_TWO_ONE, "zero-bubble", 8, 3),
+    Case("chain 1:2:1 re-computed", "chain", ONE_TWO_ONE, "list", recompute=True),
+    Case("chain data parallel, 2 or 3 samples", "chain", ALL, "1f1b", 9, 2),
+    Case("chain data parallel, a replica without samples", "chain", ALL, "1f1b", 3, 1),
+    Case("resnet torch", "resnet", FOUR, "1f1b", 4, 2, engine="torch"),
+    Case("resnet 1:2:1, uneven", "resnet", ONE_TWO_ONE, "list", 6, 3),
+    Case("gpt2 torch", "gpt2", FOUR, "pb", 4, 2, engine="torch"),
+    Case("gpt2 3:1, uneven", "gpt2", THREE_ONE, "zero-bubble", 10, 5),
+)
+
+
+def workload(model: Any, case: Case) -> Workload:
+    """Made-up times: they decide the order alone."""
+    from nostall.parallel.module.measure import tensors_of
+
+    layers = tuple(Layer(name, 1.0, 2.0, 1.0, 1.0) for name in model.names)
+    profile = Profile(case.job, layers, tensors_of(model, case.micro_batch), case.micro_batch)
+    return Workload(profile, servers(1, RANKS), case.samples, case.micro_batch)
+
+
+def main(folder: Path) -> int:
+    """Prepare, fork the ranks, and return the first exit code that is not 0."""
+    import torch
+    from tests.unit.parallel import jobs
+
+    import nostall.parallel.execute.run  # noqa: F401 - before the fork, once for all
+    from nostall.parallel.module import Model
+
+    torch.set_num_threads(1)
+    models = {
+        name: Model(getattr(jobs, name)(), "leaf" if name == "resnet" else "block")
+        for name in dict.fromkeys(case.job for case in CASES)
+    }
+    for case in CASES:  # trace what the ranks will need
+        model = models[case.job]
+        work, plan = workload(model, case), case.plan(len(model))
+        slices = Slices(work, plan)
+        for s, stage in enumerate(plan.stages):
+            for replica, m in itertools.product(
+                range(len(stage.gpus)), range(slices.micro_batches)
+            ):
+                first, end = slices.part(s, replica, m)
+                if first < end:
+                    model.piece(stage.first, stage.end, end - first, torch.device("cpu"))
+        simulate(work, plan)
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=run, args=(rank, folder, models)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return next((abs(rank.exitcode or 0) for rank in ranks if rank.exitcode), 0)
+
+
+def run(rank: int, folder: Path, models: dict[str, Any]) -> None:
+    """All cases on one rank; rank 0 writes what they were."""
+    import torch
+    import torch.distributed as dist
+
+    from nostall.parallel.execute.run import run_plan
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=120),
+    )
+    fresh = {name: copy.deepcopy(m.job.module.state_dict()) for name, m in models.items()}
+    for number, case in enumerate(CASES):
+        model = models[case.job]
+        model.job.module.load_state_dict(fresh[case.job])
+        work, plan = workload(model, case), case.plan(len(model))
+        device = torch.device("cpu")
+        ran = run_plan(model, work, plan, STEPS, device, engine=case.engine, check=True)
+        if rank == 0:
+            (folder / f"{number}.json").write_text(json.dumps(asdict(ran)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
