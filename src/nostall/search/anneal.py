@@ -38,13 +38,15 @@ class Anneal(Search):
     """Simulated annealing that looks around first, then cools from the best that it saw.
 
     Where values are exact (modelled) and a space has moves of memory instructions, the first
-    ``opening`` of the budget explores and accepts everything: one long walk of single slides of memory instructions (SIP's moves),
-    then walks of ``walk`` steps from the start, half of them moves of memory instructions, half
-    any.  The rest is annealing over all moves (again half of them of memory
-    instructions).  Elsewhere all of the budget is annealing over all moves: walking far from the
-    start, noise finds more winners than speed does.  Cost differences are compared with the running mean of their
-    sizes, so neither the unit nor the size of typical gains needs tuning: the temperature is that
-    mean times a factor that falls geometrically from ``hot`` to ``cold``.
+    ``opening`` of the budget explores and accepts everything: one long walk of single slides of
+    memory instructions (SIP's moves), then walks of ``walk`` steps from the start, half of them
+    moves of memory instructions, half any.  The rest is annealing over all moves (again half of
+    them of memory instructions).  Elsewhere all of the budget is annealing over all moves: far
+    from the start, noise finds more winners than speed does.
+
+    Cost differences are compared with the running mean of their sizes, so neither the unit nor the
+    size of typical gains needs tuning: the temperature is that mean times a factor that falls
+    geometrically from ``hot`` to ``cold``.
 
     A modelled state is charged once: the last ``memo`` values are remembered.  After ``stuck``
     steps in a row that met only remembered states, the search is thrown a few moves away from the
