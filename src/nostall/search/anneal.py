@@ -29,7 +29,8 @@ DRIFT, STROLL, COOL = 0, 1, 2
 
 _NEARBY: Tags = frozenset(("memory", "slide", "distance=1"))
 _FAVOURED: Tags = frozenset(("memory",))
-_DRIFT_SHARE = 0.6
+_DRIFT_SHARE = 0.7
+_DRIFT_STEPS = 200
 _ATTEMPTS = 20
 
 
@@ -38,11 +39,11 @@ class Anneal(Search):
     """Simulated annealing that looks around first, then cools from the best that it saw.
 
     Where values are exact (modelled) and a space has moves of memory instructions, the first
-    ``opening`` of the budget explores and accepts everything: one long walk of single slides of
-    memory instructions (SIP's moves), then walks of ``walk`` steps from the start, half of them
-    moves of memory instructions, half any.  The rest is annealing over all moves (again half of
-    them of memory instructions).  Elsewhere all of the budget is annealing over all moves: far
-    from the start, noise finds more winners than speed does.
+    ``opening`` of the budget explores and accepts everything: long walks of single slides of memory
+    instructions (SIP's moves), each from the best so far, then walks of ``walk`` steps from the
+    start, half of them moves of memory instructions, half any.  The rest is annealing over all
+    moves (again half of them of memory instructions).  Elsewhere all of the budget is annealing
+    over all moves: far from the start, noise finds more winners than speed does.
 
     Cost differences are compared with the running mean of their sizes, so neither the unit nor the
     size of typical gains needs tuning: the temperature is that mean times a factor that falls
@@ -62,7 +63,7 @@ class Anneal(Search):
 
     hot: float = 0.03
     cold: float = 0.001
-    opening: float = 0.4
+    opening: float = 0.6
     walk: int = 64
     memo: int = 16384
     stuck: int = 100
@@ -107,13 +108,13 @@ class Anneal(Search):
                 return self._throw(task, point, memo)
             opening = self.opening * point.memory["favours"]
             phase, part = _phase(task.progress(point.evaluations), opening)
-            if phase > point.memory["phase"]:
+            limit = {DRIFT: _DRIFT_STEPS, STROLL: self.walk, COOL: math.inf}[phase]
+            if phase > point.memory["phase"] or point.memory["walked"] >= limit:
                 memory = {**point.memory, "phase": float(phase), "walked": 0.0}
-                if phase == COOL:
-                    return move_to(task, point, point.best, point.best_measurement.value, memory)
-                return _restart(task, point, memory)
-            if phase == STROLL and point.memory["walked"] >= self.walk:
-                return _restart(task, point, {**point.memory, "walked": 0.0})
+                if phase == STROLL:
+                    start = task.start_measurement.value
+                    return move_to(task, point, task.start, start, memory)
+                return move_to(task, point, point.best, point.best_measurement.value, memory)
             wanted = _FAVOURED if opening and float(task.rng.random()) < 0.5 else NO_TAGS
             move = _draw(space, point.current, task.rng, _NEARBY if phase == DRIFT else wanted)
             if move is None:
@@ -200,10 +201,6 @@ def _draw(space: Space[S, M], state: S, rng: np.random.Generator, wanted: Tags) 
         if move is not None:
             return move
     return space.propose(state, rng)
-
-
-def _restart(task: Task[S, M], point: Point[S], memory: dict[str, float]) -> Point[S]:
-    return move_to(task, point, task.start, task.start_measurement.value, memory)
 
 
 class Path(tuple[object, ...]):
