@@ -41,11 +41,13 @@ class _Open:
     """A variable-latency result, or late-read sources, of this block.
 
     ``proofs`` maps a scoreboard to the instruction whose completion it announces: the item's own,
-    or a later one of the same in-order queue.  ``waiter`` is set once it was waited for.
+    or a later one of the same in-order queue.  ``queue`` is the name of that queue, "" when there
+    is none.  ``waiter`` is set once it was waited for.
     """
 
     instruction: Instruction
     is_result: bool
+    queue: str
     registers: frozenset[int]
     proofs: dict[int, int]
     waiter: int | None = None
@@ -270,7 +272,9 @@ class _Tracker:
     ) -> None:
         if not concerned:
             return
-        item = _Open(instruction, is_result, concerned, proofs)
+        queue_of = queues.result_queue if is_result else queues.source_queue
+        queue = queue_of(instruction, self.sm)
+        item = _Open(instruction, is_result, queue, concerned, proofs)
         self.open.append(item)
         for register in concerned:
             self.items[register].append(item)
@@ -293,14 +297,9 @@ class _Tracker:
             return
         results = queues.result_queue(instruction, self.sm)
         for item in self.open:
-            other = item.instruction
-            boards: tuple[int, ...]
-            if not item.is_result and queues.source_queue(other, self.sm) == mine:
-                boards = (control.write_sb, control.read_sb)
-            elif item.is_result and results and queues.result_queue(other, self.sm) == results:
-                boards = (control.write_sb,)
-            else:
+            if not item.queue or item.queue != (results if item.is_result else mine):
                 continue
+            boards = (control.write_sb,) if item.is_result else (control.write_sb, control.read_sb)
             for board in boards:
                 if board < 6:
                     item.proofs.setdefault(board, instruction.index)
