@@ -24,7 +24,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from benchmarks.parallel_gpu_points import Point, cluster_with, make_points
-from benchmarks.parallel_gpu_summary import show, summary
+from benchmarks.parallel_gpu_summary import NO_TIME, show, summary
 from benchmarks.provenance import head
 from nostall.core.run import write_atomically
 from nostall.parallel.cluster import parse_cluster
@@ -89,7 +89,7 @@ def _run(ranks: Ranks, points: list[Point], folder: Path, until: float) -> list[
     for number, point in enumerate(points):
         record: dict[str, Any] = asdict(point)
         if monotonic() > until:
-            records.append({**record, "error": "no time left"})
+            records.append({**record, "error": NO_TIME})
             continue
         if not ranks.alive:
             ranks.start()

@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.parallel_gpu_points import BASELINE, CHOSEN
 
 Records = list[dict[str, Any]]
+NO_TIME = "no time left"
 
 
 def summary(records: Records) -> dict[str, Any]:
@@ -19,7 +20,8 @@ def summary(records: Records) -> dict[str, Any]:
         groups[f"{record['model']} {record['links']}"].append(record)
     return {
         "points": len(ran),
-        "failed": len(records) - len(ran),
+        "failed": sum("error" in r and r["error"] != NO_TIME for r in records),
+        "not_run": sum(r.get("error") == NO_TIME for r in records),
         **(_agreement(ran) if len(ran) > 1 else {}),
         "groups": {name: _group(found) for name, found in groups.items()},
     }
@@ -64,6 +66,8 @@ def show(records: Records, found: dict[str, Any]) -> None:
     print(f"\n{'model':6}{'links':6}{'plan':32}{'split':10}{'predicted':>10}{'measured':>10}")
     for r in records:
         measured = f"{r['measured_s'] * 1e3:8.2f}ms" if "measured_s" in r else "failed"
+        if r.get("error") == NO_TIME:
+            measured = "not run"
         predicted = f"{r['predicted_s'] * 1e3:8.2f}ms"
         print(f"{r['model']:6}{r['links']:6}{r['name'][:31]:32}{r['split'][:9]:10}"
               f"{predicted:>10}{measured:>10}")  # fmt: skip

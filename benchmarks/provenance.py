@@ -19,7 +19,7 @@ def head() -> dict[str, Any]:
     """Date, command, Python and package versions, processor."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "python": platform.python_version(),
         "processor": _processor(),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -30,6 +30,14 @@ def save(path: Path, **body: Any) -> None:
     """Write a result file with its head."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps({**head(), **body}, indent=1) + "\n").encode())
+
+
+def _command() -> str:
+    """What was typed; of absolute paths only the name, because they say nothing elsewhere."""
+    spec = sys.modules["__main__"].__spec__
+    began = ["-m", spec.name] if spec is not None else [sys.argv[0]]
+    words = [*began, *sys.argv[1:]]
+    return " ".join(["python", *(Path(w).name if w.startswith("/") else w for w in words)])
 
 
 def _processor() -> str:
