@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nostall.tuning import source
+from nostall.tuning import kernel_file, source
 from tests.corpus.triton_kernels import ENTRIES, SKIPPED, Entry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def wanted(version: str, step: int = 1) -> list[tuple[Entry, int, str]]:
 @lru_cache
 def _compiler() -> str:
     """The text of what decides the bytes, so that other edits do not rebuild the corpus."""
-    parts = (source.compile_triton, source._specialised, source._compile, source._module)
+    parts = (source.compile_triton, source._specialised, source._compile, kernel_file.imported)
     return "\n".join(inspect.getsource(part) for part in parts)
 
 

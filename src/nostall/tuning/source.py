@@ -7,24 +7,21 @@ made it.  No GPU is needed for either.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import re
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, NamedTuple
-
-from pydantic import ValidationError
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
+from nostall.tuning.kernel_file import imported, jit_function, launch_in, one_line
 
 TRITON_TYPES = {
     "f16": "fp16",
@@ -110,9 +107,9 @@ def compile_triton(
     path = Path(path).absolute()
     function_name = name.partition("@")[0]
     what = f"{path.name}:{name} for {arch}"
-    with _module(path) as module:
-        function = _function(triton, module, path, function_name)
-        launch = _launch(module, path, name) if launch is None else launch
+    with imported(path) as module:
+        function = jit_function(triton, module, path, function_name)
+        launch = launch_in(module, path, name) if launch is None else launch
         args = _in_kernel_order(function, launch, f"{path.name}:{name}")
         chosen = {
             "num_warps": launch.num_warps,
@@ -150,8 +147,8 @@ def compile_triton(
 def launch_of(path: Path, name: str) -> LaunchSpec:
     """The launch that the file's own table ``LAUNCHES`` has for ``name``."""
     path = Path(path).absolute()
-    with _module(path) as module:
-        return _launch(module, path, name)
+    with imported(path) as module:
+        return launch_in(module, path, name)
 
 
 # -- Triton ----------------------------------------------------------------------------------------
@@ -220,7 +217,7 @@ def _compile(
                 )
         except Exception as error:  # Triton raises many kinds; all mean that it did not compile
             raise BadInput(
-                f"Triton {triton.__version__} cannot compile {what}: {_one_line(error)}; "
+                f"Triton {triton.__version__} cannot compile {what}: {one_line(error)}; "
                 "correct the kernel or its arguments, or choose another architecture"
             ) from error
 
@@ -267,88 +264,6 @@ def _specialised(
             signature[name] = "constexpr"
             constants[name] = parameter.default if value is None else value.constant
     return special
-
-
-# -- the user's file -------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _module(path: Path) -> Iterator[ModuleType]:
-    """Import a file on its own, and forget it and the files beside it that it imported.
-
-    Its name is the one that an ordinary import gives: Triton writes it into the symbols of
-    functions that are not inlined, so another name would give other bytes.
-    """
-    if not path.is_file():
-        raise BadInput(f"there is no file {path}; give the Python file that holds the kernel")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{path} is not a Python file; give a .py file, or a .cubin")
-    module = importlib.util.module_from_spec(spec)
-    before = dict(sys.modules)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # whatever the user's file raises
-            raise BadInput(
-                f"cannot import {path}: {type(error).__name__}: {_one_line(error)}; "
-                "it has to be importable on its own"
-            ) from error
-        yield module
-    finally:
-        for name in set(sys.modules) - set(before):
-            file = getattr(sys.modules[name], "__file__", None)
-            if "." not in name and file is not None and Path(file).parent == path.parent:
-                del sys.modules[name]
-        if path.stem in before:
-            sys.modules[path.stem] = before[path.stem]
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(path.parent))
-
-
-def _unwrapped(triton: Any, value: object) -> Any:
-    """The jit function under ``autotune`` and ``heuristics`` decorators, or None."""
-    while not isinstance(value, triton.JITFunction) and hasattr(value, "fn"):
-        value = value.fn
-    return value if isinstance(value, triton.JITFunction) else None
-
-
-def _function(triton: Any, module: ModuleType, path: Path, name: str) -> Any:
-    value = getattr(module, name, None)
-    function = None if value is None else _unwrapped(triton, value)
-    if function is not None:
-        return function
-    there = [
-        key
-        for key, item in vars(module).items()
-        if (found := _unwrapped(triton, item)) is not None
-        and found.fn.__module__ == module.__name__
-    ]
-    reason = (
-        f"has no kernel {name!r}" if value is None else f": {name!r} is not a @triton.jit function"
-    )
-    raise BadInput(f"{path} {reason}; its kernels are: {', '.join(there) or '(none)'}")
-
-
-def _launch(module: ModuleType, path: Path, name: str) -> LaunchSpec:
-    table = getattr(module, "LAUNCHES", None)
-    if not isinstance(table, Mapping) or name not in table:
-        known = ", ".join(map(str, table)) if isinstance(table, Mapping) and table else "(none)"
-        raise BadLaunch(
-            f"no launch is given for {path.name}:{name}; its LAUNCHES has: {known}; give a launch "
-            f"file (spec.toml) or add LAUNCHES[{name!r}] = LaunchSpec(...) to {path.name}"
-        )
-    entry = table[name]
-    if isinstance(entry, LaunchSpec):
-        return entry
-    try:
-        return LaunchSpec.model_validate(entry)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "launch"
-        raise BadLaunch(f"{path.name}: LAUNCHES[{name!r}]: {where}: {first['msg']}") from error
 
 
 def _in_kernel_order(
@@ -418,13 +333,3 @@ def resolved(
             "shared": int(metadata.shared),
         }
     )
-
-
-def _one_line(error: BaseException) -> str:
-    """The line that says most; Triton's own errors have the reason in their innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^\t")]
-    by_tool = [line for line in lines if re.search(r"(; error|fatal)\s*:", line)]
-    chosen = next(iter(by_tool or lines[::-1]), type(error).__name__)
-    return chosen if len(chosen) <= 300 else f"{chosen[:297]}..."

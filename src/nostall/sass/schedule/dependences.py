@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Does
 from nostall.sass.safety.latency import OVERWRITE_GAP, WAITER_GAP, Floors
 from nostall.sass.safety.pairing import Kind
+from nostall.sass.schedule.constraints import BlockScan, Leftover
 
 _SPACES = (
     (Does.READ_GLOBAL, Does.WRITE_GLOBAL),
@@ -22,18 +22,6 @@ _NEAR_WALLS = 16
 """How many walls back distances are kept; each issues at least a cycle after the one before."""
 _WAW_CHAIN = 40
 """Cycles of chained writes after which an earlier writer of a register has surely written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """Something a block leaves in flight: which registers, and the scoreboards that end it."""
-
-    index: int
-    is_result: bool
-    registers: frozenset[int]
-    boards: int
-    fixed: bool
-    ceiling: int
 
 
 @dataclass(slots=True)
@@ -51,83 +39,6 @@ class _Open:
     registers: frozenset[int]
     proofs: dict[int, int]
     waiter: int | None = None
-
-
-@dataclass(slots=True)
-class BoardUse:
-    """Which scoreboards could be replaced by others.
-
-    ``waiters``: (instruction, write board?) -> the instructions whose wait relies on that board.
-    ``locked``: boards of instructions that something outside the block relies on.  ``special``
-    and ``entry``: masks of boards used asynchronously, and relied on from before the block;
-    ``unknown_entry``: something in flight at the start has no scoreboard of its own.
-    """
-
-    waiters: dict[tuple[int, bool], set[int]] = field(default_factory=lambda: defaultdict(set[int]))
-    locked: set[tuple[int, bool]] = field(default_factory=set[tuple[int, bool]])
-    special: int = 0
-    entry: int = 0
-    unknown_entry: bool = False
-
-
-@dataclass(slots=True)
-class BlockScan:
-    """The constraints of one block; instruction numbers are original indices."""
-
-    order: Sequence[Instruction]
-    sm: int
-    floors: Floors
-    edges: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    after_start: dict[int, int] = field(default_factory=dict[int, int])
-    before_end: dict[int, int] = field(default_factory=dict[int, int])
-    leftovers: dict[Leftover, int] = field(default_factory=dict[Leftover, int])
-    waited: int = 0
-    length: int = 0
-    issue: dict[int, int] = field(default_factory=dict[int, int])
-    waits: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    boards: BoardUse = field(default_factory=lambda: BoardUse())
-
-    def edge(self, first: int, second: int, cycles: int = 1) -> None:
-        """``second`` issues at least ``cycles`` after ``first``."""
-        key = (first, second)
-        if first != second and cycles > self.edges.get(key, 0):
-            self.edges[key] = cycles
-
-    def apart(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> None:
-        """Keep a fixed-latency pair as far apart as it is, or as far as is usual."""
-        usual = self.floors.usual(first, second, register, kind)
-        now = self.issue[second.index] - self.issue[first.index]
-        self.edge(first.index, second.index, max(1, min(now, usual)))
-
-    def protect_entry(self, arriving: dict[Leftover, int]) -> None:
-        """Instructions keep the protection they have against what is in flight at the start."""
-        touching: dict[int, list[tuple[Leftover, int]]] = defaultdict(list)
-        for item, since in arriving.items():
-            self.boards.entry |= item.boards
-            self.boards.unknown_entry |= not item.fixed and not item.boards
-            for register in item.registers:
-                touching[register].append((item, since))
-        for instruction in self.order:
-            defs = frozenset(instruction.defs)
-            for register in {*instruction.uses, *defs}:
-                for item, since in touching.get(register, ()):
-                    if item.is_result or register in defs:
-                        self._protect(instruction, item, since)
-
-    def _protect(self, instruction: Instruction, item: Leftover, since: int) -> None:
-        here = instruction.index
-        if item.fixed:
-            need = min(self.issue[here], item.ceiling - since)
-            self.after_start[here] = max(need, self.after_start.get(here, 0))
-            return
-        until = bisect_right(self.waits, self.issue[here], key=lambda wait: self.issue[wait[0]])
-        earlier = self.waits[:until]
-        for at, mask in earlier:
-            if mask & item.boards:
-                self.edge(at, here)
-                return
-        for at, _ in earlier:
-            self.edge(at, here)
 
 
 def scan(

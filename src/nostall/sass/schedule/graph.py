@@ -16,7 +16,8 @@ from nostall.sass.program.opcodes import Pipe
 from nostall.sass.program.program import Function
 from nostall.sass.program.slots import slot_register
 from nostall.sass.safety.latency import Floors
-from nostall.sass.schedule.dependences import BlockScan, BoardUse, Leftover, scan
+from nostall.sass.schedule.constraints import BlockScan, BoardUse, Leftover
+from nostall.sass.schedule.dependences import scan
 
 Ints = NDArray[np.int32]
 _LONG_AGO = 64

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.sass.program.program import Function, Program
 from nostall.sass.schedule import graph as graphs
-from nostall.sass.schedule.dependences import BoardUse
+from nostall.sass.schedule.constraints import BoardUse
 from nostall.sass.schedule.legality import REASONS, Broken, settle_block
 from nostall.sass.schedule.moves import (
     Board,
