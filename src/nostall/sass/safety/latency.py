@@ -79,6 +79,7 @@ class Floors:
         self._floors, self._attested, self._suffices = floors, attested, suffices
         self._classes: dict[tuple[str, str], int] = {}
         self._walls: dict[tuple[str, str, str], int] = {}
+        self._usual: dict[tuple[object, ...], tuple[int, bool]] = {}
 
     @classmethod
     def of(cls, sm: int) -> Floors:
@@ -106,8 +107,19 @@ class Floors:
 
     def usual(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> int:
         """The distance below which nostall never *brings* a pair."""
+        key = pairing.pair_key(first, second, register, kind)
+        known = self._usual.get(key)
+        if known is None:
+            known = self._usual[key] = self._looked_up(first, second, register, kind)
+        least, is_rare = known
+        return max(least, self.ceiling(first)) if is_rare else least
+
+    def _looked_up(
+        self, first: Instruction, second: Instruction, register: int, kind: Kind
+    ) -> tuple[int, bool]:
+        """The tables' answer, and whether they lack a row, so that only the ceiling is safe."""
         names = pairing.coarse(first, second, register, kind)
-        least = self._least(first, second, names, kind)
+        least, is_rare = self._least(first, second, names, kind), False
         attested, suffices = self._attested.get(kind, {}), self._suffices.get(kind, {})
         for name in pairing.exact(first, second, register, kind):
             row = attested.get(name)
@@ -116,8 +128,11 @@ class Floors:
                 continue
             wider = (suffices.get(names[1]), suffices.get(name.partition("|")[0]))
             known = [row.least for row in wider if row is not None]
-            least = max(least, *known) if len(known) == 2 else max(least, self.ceiling(first))
-        return least
+            if len(known) == 2:
+                least = max(least, *known)
+            else:
+                is_rare = True
+        return least, is_rare
 
     def issue_gap(self, first: Instruction, second: Instruction) -> int:
         """Least stall that compilers put between neighbours on these two pipes."""

@@ -56,6 +56,20 @@ def coarse(first: Instruction, second: Instruction, register: int, kind: Kind) -
     return f"{_form(first)}>{_file(register)}|{slot}", f"{group(first, register)}|{slot}"
 
 
+def pair_key(
+    first: Instruction, second: Instruction, register: int, kind: Kind
+) -> tuple[object, ...]:
+    """Equal for pairs whose names, exact and coarse, are all equal; cheaper than the names."""
+    if kind == "WAR":
+        return kind, first.opcode, second.opcode, _FILES[register]
+    part = _part(first, register)
+    if kind == "WAW":
+        return kind, first.opcode, second.opcode, _FILES[register], part
+    places = tuple(_places(second, register))
+    slot = _slot(second, register, kind)
+    return kind, first.opcode, second.opcode, _FILES[register], part, places, slot
+
+
 def group(instruction: Instruction, register: int) -> str:
     """The class of a producer: its pipe and the file of the register."""
     return f"{instruction.row.pipe}>{_file(register)}"

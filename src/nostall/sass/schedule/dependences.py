@@ -277,7 +277,10 @@ def _walls(found: BlockScan, pinned: frozenset[int]) -> None:
     walls: list[Instruction] = []
     since: list[Instruction] = []
     for instruction in found.order:
-        for wall in walls[-_NEAR_WALLS:]:
+        for wall in walls[-_NEAR_WALLS:-1]:
+            if (cycles := found.floors.after_wall(wall, instruction)) > 1:
+                _near(found, wall, instruction, cycles)
+        for wall in walls[-1:]:  # its own predecessors are bound to it
             _near(found, wall, instruction, found.floors.after_wall(wall, instruction))
         if instruction.is_wall or instruction.index in pinned:
             for earlier in since:
