@@ -59,10 +59,12 @@ class BlockScan:
     boards: BoardUse = field(default_factory=lambda: BoardUse())
 
     def edge(self, first: int, second: int, cycles: int = 1) -> None:
-        """``second`` issues at least ``cycles`` after ``first``."""
+        """``second`` issues at least ``cycles`` after ``first``, or as many as in the original: a
+        stall of 0 puts none between them."""
         key = (first, second)
-        if first != second and cycles > self.edges.get(key, 0):
-            self.edges[key] = cycles
+        if first != second:
+            cycles = min(cycles, self.issue[second] - self.issue[first])
+            self.edges[key] = max(cycles, self.edges.get(key, 0))
 
     def apart(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> None:
         """Keep a fixed-latency pair as far apart as it is, or as far as is usual."""

@@ -73,7 +73,7 @@ def settle_block(
             at = issue[first[e]]
             if at < 0:
                 return 1
-            if cycles[e] > 1 and at + cycles[e] > need:
+            if at + cycles[e] > need:
                 need, why = at + cycles[e], 1
         if after_start[local] > need:
             need, why = after_start[local], 2
