@@ -16,6 +16,7 @@ import typer
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.inputs import ArchOption
 from nostall.cli.inputs import source as read_source
+from nostall.cli.interruption import Interruption
 from nostall.cli.measuring import measuring
 from nostall.cli.progress import Progress
 from nostall.core import BadInput, LaunchSpec, Run
@@ -88,13 +89,14 @@ def tune(
         run,
         measuring(source, settings, scheduler) as (search, device),
         bar,
+        Interruption() as interruption,
     ):
         tuned = run_job(
             source,
             search,
             settings,
             run=run,
-            observers=[bar],
+            observers=[bar, interruption],
             resume=resume is not None,
             device=device,
         )

@@ -150,8 +150,8 @@ class Executor:
                 continue
             ranks = (*one, *two)
             groups = (
-                group_of(ranks, f"onward {boundary}", self.device),
-                group_of(ranks, f"back {boundary}", self.device),
+                group_of(ranks, f"onward {boundary}", self.device, messages=True),
+                group_of(ranks, f"back {boundary}", self.device, messages=True),
             )
             if self.rank in ranks:
                 found[boundary] = Link(
