@@ -7,6 +7,7 @@ Bits and meanings: the nvdisasm grammar for sm_75 to sm_120, agreed by several p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 WORD_BYTES = 16
 NO_SCOREBOARD = 7
@@ -79,15 +80,20 @@ class Control:
 
 def decode(word: int) -> tuple[int, Control]:
     """Split a word into payload (control bits zero) and control."""
-    control = Control(
-        stall=STALL.get(word),
-        yields=not NO_YIELD.get(word),
-        write_sb=WRITE_SB.get(word),
-        read_sb=READ_SB.get(word),
-        wait=WAIT.get(word),
-        reuse=REUSE.get(word),
+    payload = word & PAYLOAD_MASK
+    return payload, _control(word ^ payload)
+
+
+@lru_cache(1 << 14)  # a kernel has few different ones
+def _control(bits: int) -> Control:
+    return Control(
+        stall=STALL.get(bits),
+        yields=not NO_YIELD.get(bits),
+        write_sb=WRITE_SB.get(bits),
+        read_sb=READ_SB.get(bits),
+        wait=WAIT.get(bits),
+        reuse=REUSE.get(bits),
     )
-    return word & PAYLOAD_MASK, control
 
 
 def encode(payload: int, control: Control) -> int:

@@ -23,16 +23,19 @@ _SECOND = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL = re.compile(r"^(\.L_[\w.$]+|[\w.$]+):")
 _MARK = re.compile(r"[\^vx]")
 
+Register = tuple[str, int]
+"""(file, index), such as ("UR", 4)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One instruction; ``defs`` and ``uses`` are (file, index), such as ("UR", 4)."""
+    """One instruction of a listing."""
 
     offset: int
     text: str
     word: int
-    defs: tuple[tuple[str, int], ...]
-    uses: tuple[tuple[str, int], ...]
+    defs: tuple[Register, ...]
+    uses: tuple[Register, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def _listing(name: str, lines: list[str]) -> Listing:
     rows: list[Row] = []
     labels: dict[str, int] = {}
     waiting: list[str] = []
-    columns: list[tuple[str, int, int]] = []
+    columns: dict[int, Register] = {}
     bars: str | None = None
     first: tuple[int, str, int] | None = None
     for line in lines:
@@ -107,29 +110,30 @@ def _listing(name: str, lines: list[str]) -> Listing:
     return Listing(name, tuple(rows), labels)
 
 
-def _columns(names: str, digits: str) -> list[tuple[str, int, int]]:
-    """(register file, first column, end column) of each group, from the two header lines."""
-    found: list[tuple[str, int, int]] = []
+def _columns(names: str, digits: str) -> dict[int, Register]:
+    """The register of each column, from the two header lines."""
+    found: dict[int, Register] = {}
     start = names.index("// |") + 4
     while (end := names.find("|", start)) >= 0:
         file = GROUPS.get(names[start:end].strip())
         zero = digits.find("0", digits.find("#", start, end), end)
         if file is not None and zero >= 0:
-            found.append((file, zero, end))
+            found.update((at, (file, at - zero)) for at in range(zero, end))
         start = end + 1
     return found
 
 
 def _marks(
-    line: str, columns: list[tuple[str, int, int]]
-) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
-    defs: list[tuple[str, int]] = []
-    uses: list[tuple[str, int]] = []
-    for file, zero, end in columns:
-        for mark in _MARK.finditer(line, zero, end):
-            register = (file, mark.start() - zero)
-            if mark[0] != "v":
-                defs.append(register)
-            if mark[0] != "^":
-                uses.append(register)
+    line: str, columns: dict[int, Register]
+) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
+    defs: list[Register] = []
+    uses: list[Register] = []
+    for mark in _MARK.finditer(line, line.find("// |")):
+        register = columns.get(mark.start())
+        if register is None:
+            continue
+        if mark[0] != "v":
+            defs.append(register)
+        if mark[0] != "^":
+            uses.append(register)
     return tuple(defs), tuple(uses)

@@ -54,15 +54,12 @@ def build(
     instruction is where a launch begins, not where a caller jumps to.
     """
     count = len(instructions)
-    targets = [_targets(instruction, labels) for instruction in instructions]
-    leaders = {0, *entries, *indirect}
-    for at, instruction in enumerate(instructions):
-        leaders.update(targets[at])
-        if instruction.does & Does.ENDS_BLOCK:
-            leaders.add(at + 1)
+    targets = {at: ts for at, i in enumerate(instructions) if (ts := _targets(i, labels))}
+    leaders = {0, *entries, *indirect}.union(*targets.values())
+    leaders.update(at + 1 for at, i in enumerate(instructions) if i.does & Does.ENDS_BLOCK)
     resume = _resume_points(instructions, labels)
     leaders.update(*resume.values())
-    called = {t for at, ts in enumerate(targets) if _is_call(instructions[at]) for t in ts}
+    called = {t for at, ts in targets.items() if _is_call(instructions[at]) for t in ts}
     gates = sorted({0, *entries, *called})
     starts = sorted(x for x in leaders | called if 0 <= x < count)
     number = {start: i for i, start in enumerate(starts)}
@@ -71,19 +68,21 @@ def build(
     back: dict[int, set[int]] = {}
     for end in ends:
         if _is_call(instructions[end - 1]) and end < count:
-            for target in targets[end - 1]:
+            for target in targets.get(end - 1, ()):
                 back.setdefault(_region(gates, target), set()).add(number[end])
+    jumps: dict[int, set[int]] = {}
+    for at, ts in targets.items():
+        block = bisect_right(starts, at) - 1
+        jumps.setdefault(block, set()).update(number[t] for t in ts if t in number)
     succ: list[tuple[int, ...]] = []
-    for start, end in zip(starts, ends, strict=True):
-        out: set[int] = set()
-        for at in range(start, end):
-            out.update(number[t] for t in targets[at] if t in number)
+    for block, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        out = jumps.get(block, set[int]())
         last = instructions[end - 1]
         if last.base == "BSYNC" and end not in resume.get(last.operands[0], ()):
             out.update(number[x] for x in resume.get(last.operands[0], ()) if x in number)
         if last.base == "RET":
             out.update(back.get(_region(gates, start), ()))
-        if last.base in _INDIRECT and not targets[end - 1]:
+        if last.base in _INDIRECT and end - 1 not in targets:
             out.update(number[x] for x in indirect if x in number) if indirect else out.update(wild)
         if end < count and _falls_through(last):
             out.add(number[end])
@@ -93,7 +92,7 @@ def build(
         for j in out_edges:
             pred[j].append(i)
     outside = {number[e] for e in (0, *entries) if e in number}
-    away = {end for end in ends if _is_call(instructions[end - 1]) and not targets[end - 1]}
+    away = {end for end in ends if _is_call(instructions[end - 1]) and end - 1 not in targets}
     unknown = _called_from_anywhere(instructions, gates, [*back], is_kernel)
     opened = [
         bool({start, end} & away)

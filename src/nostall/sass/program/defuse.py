@@ -13,10 +13,11 @@ from typing import NamedTuple
 from nostall.sass.binary.listing import Row
 from nostall.sass.program import registers
 
-_NAME = re.compile(r"(?<![\w.$])(UR|UP|R|P)(\d+)(?![\w$])")
+_NAME = re.compile(r"(?<![\w.$])(?:UR|UP|R|P)\d+(?![\w$])")
 _SYMBOL = re.compile(r"`\([^)]*\)|\(\*.*?\*\)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _UNIFORM = re.compile(r"\bUR\d+")
+_NUMBERS = {registers.name(r): r for r in registers.ALL}
 _LAST_UNIFORM_COLUMN = 62
 """nvdisasm 13.5 prints UR0..UR62; the number is also the first whose pair is cut off."""
 _TO_UNIFORM = frozenset(("LDCU", "R2UR", "VOTEU", "CREDUX", "REDUX"))
@@ -30,6 +31,7 @@ class DefUse(NamedTuple):
     guards: tuple[int, ...]
     address: frozenset[int]
     unmarked: tuple[str, ...]
+    glued: bool
 
 
 def of(row: Row, guard: str | None, base: str, operands: tuple[str, ...]) -> DefUse:
@@ -49,22 +51,21 @@ def of(row: Row, guard: str | None, base: str, operands: tuple[str, ...]) -> Def
         kept = named(" ".join(operands))
         defs, uses = [], [r for r in uses if r in kept or r - 1 in kept]
     uses.extend(guards)
-    if names_hidden_columns(row.text):
+    hidden = _names_hidden_columns(row.text)
+    if hidden:
         _beyond_columns(row.text, operands, base, defs, uses)
     address = frozenset(_address(operands)) & frozenset(uses)
     known = {*defs, *uses}
     text = _SYMBOL.sub("", row.text)
-    unmarked = tuple(
-        f"{file}{index}"
-        for file, index in _NAME.findall(text)
-        if _number(file, int(index)) not in known
-    )
-    return DefUse(_unique(defs), _unique(uses), _unique(guards), address, unmarked)
+    unmarked = tuple(n for n in _NAME.findall(text) if _NUMBERS.get(n, -1) not in known)
+    return DefUse(_unique(defs), _unique(uses), _unique(guards), address, unmarked, hidden)
 
 
-def names_hidden_columns(text: str) -> bool:
+def _names_hidden_columns(text: str) -> bool:
     """Whether an instruction names uniform registers above the last column nvdisasm prints."""
-    return any(int(name[2:]) >= _LAST_UNIFORM_COLUMN for name in _UNIFORM.findall(text))
+    return "UR" in text and any(
+        int(name[2:]) >= _LAST_UNIFORM_COLUMN for name in _UNIFORM.findall(text)
+    )
 
 
 def _beyond_columns(
@@ -87,7 +88,8 @@ def _beyond_columns(
             pair = f"desc[{name}]" in operand or f"{name}.64" in operand
             pair = pair or (opcode.startswith("UIADD3.64") and not is_result)
             span = width if is_result else 2 if pair else 1
-            numbers = [n for i in range(index, index + span) if (n := _number("UR", i)) >= 0]
+            names = (f"UR{i}" for i in range(index, index + span))
+            numbers = [_NUMBERS[n] for n in names if n in _NUMBERS]
             (defs if is_result else uses).extend(numbers)
 
 
@@ -95,16 +97,9 @@ def _unique(items: list[int]) -> tuple[int, ...]:
     return tuple(sorted(set(items)))
 
 
-def _number(file: str, index: int) -> int:
-    try:
-        return registers.number(file, index)
-    except ValueError:
-        return -1
-
-
 def named(text: str) -> list[int]:
-    """The registers that a text names, in its order."""
-    return [_number(file, int(index)) for file, index in _NAME.findall(text)]
+    """The registers that a text names, in its order; -1 for one that does not exist."""
+    return [_NUMBERS.get(name, -1) for name in _NAME.findall(text)]
 
 
 def _address(operands: tuple[str, ...]) -> list[int]:

@@ -10,6 +10,7 @@ from nostall.sass.binary.encoding import Control
 from nostall.sass.program.opcodes import BATCH_FIELD, UNKNOWN, Does, Opcode, lookup
 
 _GUARD = re.compile(r"^@(!?U?P[T0-9]\d*)\s+")
+_DELIMITER = re.compile(r"[\[({\])},]")
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class Instruction:
         does = self.row.does
         if "STRONG" in self.modifiers or "MMIO" in self.modifiers:
             does |= Does.FENCE
-        if any(operand.startswith("`(") for operand in self.operands):
+        if "`(" in self.text and any(operand.startswith("`(") for operand in self.operands):
             does |= Does.WALL  # an address relative to its own
-        if any("CLOCK" in operand or "GLOBALTIMER" in operand for operand in self.operands):
+        if "CLOCK" in self.text or "GLOBALTIMER" in self.text:
             does |= Does.WALL
         if self.glued:
             does |= Does.WALL
@@ -110,13 +111,14 @@ def _split(rest: str) -> list[str]:
         return [part.strip() for part in rest.split(",")] if rest.strip() else []
     parts: list[str] = []
     depth = start = 0
-    for at, char in enumerate(rest):
+    for delimiter in _DELIMITER.finditer(rest):
+        char = delimiter[0]
         if char in "[({":
             depth += 1
         elif char in "])}":
             depth -= 1
-        elif char == "," and depth == 0:
-            parts.append(rest[start:at].strip())
-            start = at + 1
+        elif depth == 0:
+            parts.append(rest[start : delimiter.start()].strip())
+            start = delimiter.end()
     parts.append(rest[start:].strip())
     return parts

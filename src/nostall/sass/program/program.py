@@ -182,7 +182,6 @@ def _instructions(text: TextSection, listing: Listing, words: list[int]) -> Iter
                 guard,
                 operands,
                 *effects,
-                glued=defuse.names_hidden_columns(row.text),
             )
         )
     for index in range(len(found), len(words)):

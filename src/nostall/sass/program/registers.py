@@ -9,6 +9,8 @@ from __future__ import annotations
 COUNT = 400
 _BASE = {"R": 0, "UR": 256, "P": 384, "UP": 392}
 _SIZE = {"R": 255, "UR": 127, "P": 7, "UP": 7}
+ALL = tuple(_BASE[file] + index for file, size in _SIZE.items() for index in range(size))
+"""Every number that a register has."""
 
 
 def number(file: str, index: int) -> int:

@@ -61,16 +61,18 @@ class BlockScan:
     def edge(self, first: int, second: int, cycles: int = 1) -> None:
         """``second`` issues at least ``cycles`` after ``first``, or as many as in the original: a
         stall of 0 puts none between them."""
-        key = (first, second)
-        if first != second:
-            cycles = min(cycles, self.issue[second] - self.issue[first])
-            self.edges[key] = max(cycles, self.edges.get(key, 0))
+        if first == second:
+            return
+        now = self.issue[second] - self.issue[first]
+        if now < cycles:
+            cycles = now
+        if self.edges.get((first, second), -1) < cycles:
+            self.edges[first, second] = cycles
 
     def apart(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> None:
         """Keep a fixed-latency pair as far apart as it is, or as far as is usual."""
         usual = self.floors.usual(first, second, register, kind)
-        now = self.issue[second.index] - self.issue[first.index]
-        self.edge(first.index, second.index, max(1, min(now, usual)))
+        self.edge(first.index, second.index, max(1, usual))
 
     def protect_entry(self, arriving: dict[Leftover, int]) -> None:
         """Instructions keep the protection they have against what is in flight at the start."""

@@ -140,9 +140,8 @@ class _Tracker:
         elif register in self.late[reader.index]:
             self.found.apart(reader, instruction, register, "WAR")
         else:
-            now = self.found.issue[instruction.index] - self.found.issue[reader.index]
             least = 1 if instruction.row.fixed(self.sm) else OVERWRITE_GAP
-            self.found.edge(reader.index, instruction.index, max(1, min(now, least)))
+            self.found.edge(reader.index, instruction.index, least)
 
     def _protected(self, instruction: Instruction, register: int, *, of_sources: bool) -> None:
         """The waits that make ``register`` safe to touch must stay in front."""
@@ -292,8 +291,7 @@ def _walls(found: BlockScan, pinned: frozenset[int]) -> None:
 
 
 def _near(found: BlockScan, first: Instruction, second: Instruction, cycles: int) -> None:
-    now = found.issue[second.index] - found.issue[first.index]
-    found.edge(first.index, second.index, max(1, min(now, cycles)))
+    found.edge(first.index, second.index, max(1, cycles))
 
 
 def _counted_boards(found: BlockScan) -> None:

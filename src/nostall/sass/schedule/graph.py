@@ -8,6 +8,7 @@ may follow each other how closely.  The verifier does not use this module.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,15 +100,17 @@ def build(function: Function, sm: int) -> Graph:
 
 
 def _pack(start: int, end: int, found: BlockScan) -> BlockGraph:
-    edges = sorted((b - start, a - start, d) for (a, b), d in found.edges.items())
-    table = np.array(edges, dtype=np.int32).reshape(-1, 3)
-    into = np.searchsorted(table[:, 0], np.arange(end - start + 1)).astype(np.int32)
+    count = len(found.edges)
+    ends = np.fromiter(chain.from_iterable(found.edges), np.int32, 2 * count).reshape(-1, 2) - start
+    cycles = np.fromiter(found.edges.values(), np.int32, count)
+    order = np.lexsort((ends[:, 0], ends[:, 1]))
+    into = np.searchsorted(ends[order, 1], np.arange(end - start + 1)).astype(np.int32)
     return BlockGraph(
         start,
         end,
         into,
-        np.ascontiguousarray(table[:, 1]),
-        np.ascontiguousarray(table[:, 2]),
+        np.ascontiguousarray(ends[order, 0]),
+        np.ascontiguousarray(cycles[order]),
         np.array([found.after_start.get(i, 0) for i in range(start, end)], dtype=np.int32),
         np.array([found.before_end.get(i, 0) for i in range(start, end)], dtype=np.int32),
         found.boards,
