@@ -49,8 +49,10 @@ def mutants(kind: str, count: int, each: int) -> Iterator[Mutant]:
             rng = random.Random(zlib.crc32(f"{kind} {cubin} {function.name} {most}".encode()))
             here = 0
             for _ in range(2 * most):
-                data = KINDS[kind](program, function, rng)
-                if data is None or len(made) >= count or here >= most:
+                if len(made) >= count:
+                    return
+                data = KINDS[kind](program, function, rng) if here < most else None
+                if data is None:
                     break
                 if data not in made and data != program.cubin.data:
                     made.add(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 
@@ -21,19 +22,16 @@ COUNT = 16
 
 
 def _edited(kind: str) -> Iterator[tuple[str, Program, bytes]]:
-    made = 0
     for cubin, program, function in functions():
         rng = random.Random(zlib.crc32(f"{kind} {cubin} {function.name}".encode()))
         found = {LEGAL[kind](program, function, rng) for _ in range(4)} - {None}
         for data in sorted(d for d in found if d is not None)[:2]:
-            if made < COUNT:
-                made += 1
-                yield f"{cubin} {function.name}", program, data
+            yield f"{cubin} {function.name}", program, data
 
 
 @pytest.mark.parametrize("kind", LEGAL)
 def test_every_legal_edit_is_accepted(kind: str) -> None:
-    made = list(_edited(kind))
+    made = list(islice(_edited(kind), COUNT))
     assert len(made) >= (COUNT if catalogue.every() == 1 else 1)
     assert verify_program(made[0][1], Program.from_cubin(made[0][2])).safe
     for name, program, data in made:
