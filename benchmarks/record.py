@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from benchmarks.agreement import agreement
 from nostall.core.run import write_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -33,6 +34,10 @@ _DRIFT = 0.05
 """How far the quotient of the two medians may be from the median of the paired quotients."""
 
 Positive = Field(gt=0, allow_inf_nan=False)
+Size = Literal["published", "filling"]
+"""The problem size: one published for this kernel, or one that fills the GPU."""
+Instructions = Literal["mma", "wgmma"]
+"""What multiplies matrices: warp by warp, or by groups of four warps (Hopper)."""
 
 
 class _Strict(BaseModel):
@@ -46,13 +51,24 @@ class Shape(_Strict):
     block: tuple[int, int, int]
 
 
-class Configuration(_Strict):
-    """One set of Triton compile options; ``us`` is null where it does not compile or run."""
+class Options(_Strict):
+    """One set of Triton compile options; ``tile`` and ``maxnreg`` are null where left alone."""
 
     num_warps: int = Field(ge=1)
     num_stages: int = Field(ge=1)
+    tile: tuple[int, ...] | None = None
+    maxnreg: int | None = Field(default=None, ge=1)
+
+
+class Configuration(Options):
+    """Options that were tried; ``us`` is null where they do not compile or run."""
+
     us: float | None = Field(gt=0, allow_inf_nan=False)
     failure: str = ""
+
+    @property
+    def options(self) -> Options:
+        return Options.model_validate(self.model_dump(exclude={"us", "failure"}))
 
 
 class Samples(_Strict):
@@ -64,6 +80,34 @@ class Samples(_Strict):
     null: tuple[float, ...] = Field(min_length=2)
 
 
+class Modelled(_Strict):
+    """What the SM model says of candidates that were measured, drawn uniformly from all.
+
+    ``us``: (modelled, measured) microseconds per launch of each; ``kendall_tau``: how alike the two
+    rank them (tau-b; null where one of the two tells none apart); ``error``: the median of
+    abs(modelled / measured - 1).
+    """
+
+    us: tuple[tuple[float, float], ...] = Field(min_length=2)
+    kendall_tau: float | None = Field(ge=-1, le=1)
+    error: float = Field(ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Modelled:
+        tau, error = agreement(self.us)
+        same = math.isclose(error, self.error, abs_tol=1e-6)
+        if tau is None or self.kendall_tau is None:
+            same = same and tau is self.kendall_tau
+        else:
+            same = same and math.isclose(tau, self.kendall_tau, abs_tol=1e-6)
+        if not same:
+            raise ValueError(
+                f"kendall_tau and error are {self.kendall_tau}, {self.error}; `us` says {tau}, "
+                f"{error}"
+            )
+        return self
+
+
 class Record(_Strict):
     """One search on one kernel with one seed.
 
@@ -73,11 +117,12 @@ class Record(_Strict):
     the original is kept.  ``ci_*`` and ``null_*`` bound the bootstrap 95 % intervals of the median
     ratio; like ``best_us``, ``ratio`` and ``samples`` they are null where the best candidate failed
     in the end (``failure`` says how).  ``faults`` counts candidates that faulted, hung or computed
-    something else, ``kendall_tau`` is the rank correlation of model and GPU over the candidates,
-    where known.
+    something else.  ``modelled`` is what the SM model says of the candidates, where it was asked.
     """
 
     kernel: str
+    size: Size | None = None
+    instructions: Instructions | None = None
     shape: Shape
     strategy: str
     seed: int = Field(ge=0)
@@ -100,7 +145,7 @@ class Record(_Strict):
     command: str
     date: datetime
     samples: Samples | None
-    kendall_tau: float | None = Field(default=None, ge=-1, le=1)
+    modelled: Modelled | None = None
     failure: str = ""
     details: dict[str, Any] = {}
 

@@ -3,8 +3,9 @@
     python -m benchmarks.results_page
 
 The headline's strategy is named here, before anything is measured: the geometric mean over kernels
-of the deployed ratio of ``anneal``, median over seeds.  The best of all strategies and seeds is a
-choice made afterwards, so it stands apart and is not the headline.
+of the deployed ratio of ``anneal``, median over seeds, at the published small shapes.  Shapes that
+fill the GPU stand apart, and so does the best of all strategies and seeds: that is a choice made
+afterwards.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from benchmarks.record import RESULTS, BadResults, Record, measured_files, read
+from benchmarks.record import RESULTS, BadResults, Record, Size, measured_files, read
 from nostall.core.run import write_atomically
 
 PAGE = RESULTS.parents[1] / "docs" / "results.md"
 HEADLINE = "anneal"
+SIZES: tuple[Size | None, ...] = ("published", "filling", None)
 
 _HEAD = """# Measured results
 
@@ -39,6 +41,7 @@ _COLUMNS = (
     "deployed",
     "candidates",
     "faults",
+    "tau",
 )
 
 
@@ -55,14 +58,21 @@ def page(files: Sequence[Path]) -> str:
 def section(name: str, records: Sequence[Record]) -> str:
     """The headline and the tables of one file."""
     lines = [f"## [{name}](../benchmarks/results/{name})", ""]
-    lines += [_origin(records), "", *_headline(records), ""]
+    lines += [_origin(records), ""]
+    for size in SIZES:
+        mine = [r for r in records if r.size == size]
+        if mine:
+            lines += [*_headline(size, mine, records), ""]
+    lines += [_afterwards(records), ""]
     strategies = sorted({r.strategy for r in records}, key=lambda s: (s != HEADLINE, s))
     lines += _table(("kernel", *strategies, "best of all"), _summary(records, strategies))
-    taus = any(r.kendall_tau is not None for r in records)
-    columns = (*_COLUMNS, "Kendall tau") if taus else _COLUMNS
+    lines += _agreement(records)
     order = {kernel: number for number, kernel in enumerate(_kernels(records))}
     ranked = sorted(records, key=lambda r: (order[r.kernel], strategies.index(r.strategy), r.seed))
-    lines += ["", "Every search:", "", *_table(columns, [_row(r, taus) for r in ranked])]
+    # The last column is the model's; it is left out where the model was not asked.
+    width = len(_COLUMNS) - all(r.modelled is None for r in records)
+    rows = [_row(r)[:width] for r in ranked]
+    lines += ["", "Every search:", "", *_table(_COLUMNS[:width], rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -77,10 +87,12 @@ def best_of_all(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _by_kernel(
-    records: Sequence[Record], choose: Callable[[list[float]], float]
+    records: Sequence[Record],
+    choose: Callable[[list[float]], float],
+    value: Callable[[Record], float] = lambda r: r.deployed_ratio,
 ) -> dict[str, float]:
     return {
-        kernel: choose([r.deployed_ratio for r in records if r.kernel == kernel])
+        kernel: choose([value(r) for r in records if r.kernel == kernel])
         for kernel in _kernels(records)
     }
 
@@ -90,20 +102,80 @@ def _kernels(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(r.kernel for r in records))
 
 
-def _headline(records: Sequence[Record]) -> list[str]:
+def faster_path(records: Sequence[Record]) -> list[Record]:
+    """Without the slower of a kernel's two kinds of matrix instructions."""
+    times = _by_kernel(records, median, lambda r: r.original_us)
+    problem = {r.kernel: r.kernel.removesuffix(f"@{r.instructions}") for r in records}
+    best: dict[str, str] = {}
+    for kernel in sorted(times, key=lambda kernel: times[kernel]):
+        best.setdefault(problem[kernel], kernel)
+    return [r for r in records if r.kernel in best.values()]
+
+
+def _headline(
+    size: Size | None, records: Sequence[Record], all_of_file: Sequence[Record]
+) -> list[str]:
+    """What the named strategy deploys at one size; the published shapes are the headline."""
+    sized = any(r.size is not None for r in all_of_file)
+    what = {"published": "Published small shapes", "filling": "Shapes that fill the GPU"}
+    title = "Headline" if not sized else what.get(size or "", "Other kernels")
+    if sized and size == "published":
+        title = f"Headline, {title[0].lower()}{title[1:]}"
     kept = deployed(records, HEADLINE)
     if not kept:
-        return [f"No headline: strategy `{HEADLINE}` was not measured."]
-    best = best_of_all(records)
+        return [f"{title}: strategy `{HEADLINE}` was not measured."]
     seeds = len({r.seed for r in records if r.strategy == HEADLINE})
     over = f"{seeds} seeds" if seeds > 1 else "one seed"
-    return [
-        f"**Headline: {geometric_mean(kept.values()):.4f}**, the geometric mean over {len(kept)} "
-        f"kernels of what `{HEADLINE}` deploys, median over {over}.",
-        "",
-        f"Chosen afterwards, so not the headline: the best of all strategies and seeds has "
-        f"{geometric_mean(best.values()):.4f} over {len(best)} kernels.",
+    value = f"{title}: {geometric_mean(kept.values()):.4f}"
+    value = f"**{value}**" if title.startswith("Headline") else value
+    said = [
+        f"{value}, the geometric mean over {len(kept)} kernels of what `{HEADLINE}` deploys, "
+        f"median over {over}; between {min(kept.values()):.4f} and {max(kept.values()):.4f}."
     ]
+    faster = deployed(faster_path(records), HEADLINE)
+    if faster and len(faster) < len(kept):
+        said.append(
+            f"Counting only the faster of a kernel's two kinds of matrix instructions: "
+            f"{geometric_mean(faster.values()):.4f} over {len(faster)} kernels."
+        )
+    return said
+
+
+def _afterwards(records: Sequence[Record]) -> str:
+    best = best_of_all(records)
+    return (
+        f"Chosen afterwards, so not the headline: the best of all strategies and seeds has "
+        f"{geometric_mean(best.values()):.4f} over {len(best)} kernels."
+    )
+
+
+def _agreement(records: Sequence[Record]) -> list[str]:
+    """How the SM model ranks the candidates that were measured."""
+    asked = [r for r in records if r.modelled is not None]
+    if not asked:
+        return []
+    rows = []
+    for kernel, found in taus(asked).items():
+        said = [r.modelled for r in asked if r.kernel == kernel and r.modelled is not None]
+        count = sum(len(m.us) for m in said)
+        span = f"{median(found):.2f} [{min(found):.2f}, {max(found):.2f}]" if found else "-"
+        error = f"{100 * median(m.error for m in said):.0f} %"
+        rows.append([kernel, span, error, f"{count:,}"])
+    head = (
+        "The SM model (`--objective model`) on candidates that were measured: Kendall's tau, "
+        "median and range over the searches (1: it ranks them as the GPU does, 0: its ranking "
+        "says nothing), and the median error of its times:"
+    )
+    return ["", head, "", *_table(("kernel", "tau", "error", "candidates"), rows)]
+
+
+def taus(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Kendall's tau of each search where it is known, by kernel."""
+    found: dict[str, list[float]] = {kernel: [] for kernel in _kernels(records)}
+    for r in records:
+        if r.modelled is not None and r.modelled.kendall_tau is not None:
+            found[r.kernel].append(r.modelled.kendall_tau)
+    return found
 
 
 def _origin(records: Sequence[Record]) -> str:
@@ -131,7 +203,7 @@ def _summary(records: Sequence[Record], strategies: Sequence[str]) -> list[list[
     ]
 
 
-def _row(r: Record, taus: bool) -> list[str]:
+def _row(r: Record) -> list[str]:
     ratio, null, best = r.failure, "-", "-"
     if r.ratio is not None and r.best_us is not None:
         ratio = f"{r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]"
@@ -139,8 +211,8 @@ def _row(r: Record, taus: bool) -> list[str]:
         best = f"{r.best_us:.2f}"
     cells = [r.kernel, r.strategy, str(r.seed), f"{r.original_us:.2f}", best, ratio, null]
     cells += [f"{r.deployed_ratio:.4f}", f"{r.candidates:,}", str(r.faults)]
-    if taus:
-        cells.append("-" if r.kendall_tau is None else f"{r.kendall_tau:.2f}")
+    tau = r.modelled.kendall_tau if r.modelled is not None else None
+    cells.append("-" if tau is None else f"{tau:.2f}")
     return cells
 
 

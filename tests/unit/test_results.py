@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
-from benchmarks.baseline import fastest, sweep
-from benchmarks.gpu_suite import Counting, record
+from benchmarks.agreement import agreement, kendall
+from benchmarks.cell import Cell, Counting, record
 from benchmarks.record import (
     RESULTS,
     SCHEMA,
     BadResults,
+    Modelled,
     Record,
     ResultFile,
     measured_files,
@@ -21,13 +23,14 @@ from benchmarks.record import (
     schema_text,
 )
 from benchmarks.results_page import HEADLINE, PAGE, best_of_all, deployed, page, section
+from benchmarks.suite_kernels import Entry
 from pydantic import ValidationError
 from tests.unit.test_tuning_measured import Pretended
 
-from nostall.core import BadInput, Comparison, LaunchSpec
+from nostall.core import Comparison, LaunchSpec
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, tune
-from nostall.tuning.source import Source, load_cubin
+from nostall.tuning.source import load_cubin
 
 NVCC = Path(__file__).resolve().parents[2] / "examples" / "nvcc"
 FILES = measured_files()
@@ -178,13 +181,67 @@ def test_the_headline_is_a_median_over_seeds_and_a_mean_over_kernels() -> None:
     assert "Kendall" not in text
 
 
-def test_kendalls_tau_is_a_column_where_it_is_known() -> None:
-    r = Record.model_validate(example(kendall_tau=0.375))
-    assert "Kendall tau" in section("x.json", [r]) and "| 0.38 |" in section("x.json", [r])
+def test_kendalls_tau_is_that_of_pairs_counted_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 6, (2, 40)).astype(float)
+    pairs = [(i, j) for i in range(40) for j in range(i)]
+    same = sum((x[i] - x[j]) * (y[i] - y[j]) > 0 for i, j in pairs)
+    other = sum((x[i] - x[j]) * (y[i] - y[j]) < 0 for i, j in pairs)
+    apart = [sum(v[i] != v[j] for i, j in pairs) for v in (x, y)]
+    assert kendall(x, y) == pytest.approx((same - other) / (apart[0] * apart[1]) ** 0.5)
+    assert kendall(x, x) == pytest.approx(1.0) and kendall(x, -x) == pytest.approx(-1.0)
+    assert kendall(x, np.ones(40)) is None
+    assert agreement([(1.0, 2.0), (2.0, 4.0), (9.0, 3.0)]) == (pytest.approx(1 / 3), 0.5)
+
+
+def said_by_the_model(*us: tuple[float, float]) -> dict[str, Any]:
+    tau, error = agreement(us)
+    return {"us": us, "kendall_tau": tau, "error": error}
+
+
+def test_what_the_model_says_stands_beside_what_was_measured() -> None:
+    up, down = ((1.0, 2.0), (2.0, 3.0)), ((1.0, 3.0), (2.0, 2.0))
+    made = [example(seed=n, modelled=said_by_the_model(*us)) for n, us in enumerate((up, down, up))]
+    text = section("x.json", [Record.model_validate(r) for r in made])
+    assert "| k | 1.00 [-1.00, 1.00] | 42 % | 6 |" in text
+    assert "Kendall" not in section("x.json", [Record.model_validate(example())])
+    with pytest.raises(ValidationError, match="`us` says"):
+        Modelled.model_validate({**said_by_the_model(*up), "kendall_tau": 0.3})
+    with pytest.raises(ValidationError, match="`us` says"):
+        Modelled.model_validate({**said_by_the_model(*up), "kendall_tau": None})
+
+
+def sized(kernel: str, size: str | None, ratio: float, us: float = 10.0) -> Record:
+    made = records(**{kernel: [(HEADLINE, 0, ratio)]})[0]
+    x, y = [us] * 2, [us / ratio] * 2
+    samples = {"original": x, "candidate": y, "null": x}
+    changes = {
+        "size": size,
+        "instructions": kernel.partition("@")[2] or None,
+        "original_us": us,
+        "best_us": us / ratio,
+        "samples": samples,
+    }
+    return Record.model_validate({**made.model_dump(), **changes})
+
+
+def test_sizes_and_paths_stand_apart() -> None:
+    made = [
+        sized("a-1@mma", "published", 1.21, us=20.0),
+        sized("a-1@wgmma", "published", 1.0),
+        sized("a-9@mma", "filling", 1.5),
+        sized("b", None, 1.3),
+    ]
+    text = section("x.json", made)
+    assert "**Headline, published small shapes: 1.1000**" in text
+    assert "two kinds of matrix instructions: 1.0000 over 1 kernels." in text
+    assert "\nShapes that fill the GPU: 1.5000, " in text
+    assert "\nOther kernels: 1.3000, " in text
+    assert text.count("**Headline") == 1
 
 
 def test_no_headline_without_its_strategy() -> None:
-    assert "No headline" in section("x.json", records(a=[("sip", 0, 1.5)]))
+    assert "`anneal` was not measured" in section("x.json", records(a=[("sip", 0, 1.5)]))
 
 
 def test_the_suite_writes_records_that_conform() -> None:
@@ -193,7 +250,8 @@ def test_the_suite_writes_records_that_conform() -> None:
     settings = Settings(evaluations=12, objective="gpu", rounds=8, checks=2)
     kept = Counting(Pretended(0.9, 0.8, source.cubin))
     tuned = tune(source, Anneal(), settings, device=kept)
-    made = record("dot_product", source, settings, tuned, kept, 1.5, None)
+    entry = Entry("dot_product", NVCC / "dot_product.sm_90.cubin")
+    made = record(Cell(entry, "anneal", 0, 1.0), source, settings, tuned, kept, 1.5)
     assert made.faster and made.deployed_ratio == pytest.approx(1.25)
     assert (made.original_us, made.best_us) == pytest.approx((10.0, 8.0))
     assert made.candidates == sum(kept.fates.values()) > 12
@@ -201,24 +259,3 @@ def test_the_suite_writes_records_that_conform() -> None:
     text = ResultFile(**head, records=(made,)).model_dump_json()
     jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))
     assert ResultFile.model_validate_json(text).records == (made,)
-
-
-def test_a_baseline_times_equal_bytes_once_and_keeps_failures() -> None:
-    timed: list[bytes] = []
-
-    def build(launch: LaunchSpec) -> Source:
-        if launch.num_stages == 6:
-            raise BadInput("too much shared memory")
-        return Source(bytes([launch.num_warps]), "k", launch, "o", {})
-
-    def measure(source: Source) -> float:
-        timed.append(source.cubin)
-        return 10.0 / source.cubin[0]
-
-    found = sweep(LaunchSpec(), build, measure)
-    assert len(found) == 24 and len(timed) == len(set(timed)) == 4
-    assert {c.failure for c in found if c.us is None} == {"too much shared memory"}
-    best = fastest(found)
-    assert best is not None and (best.num_warps, best.num_stages, best.us) == (8, 1, 1.25)
-    assert fastest([c for c in found if c.us is None]) is None
-    Record.model_validate(example(baseline=[c.model_dump() for c in found]))

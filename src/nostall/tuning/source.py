@@ -42,6 +42,7 @@ class Source:
     ``launch`` is what the *compiled* kernel takes: ``block``, ``shared`` and ``cluster`` follow
     from the compilation, values that the compiler folded in are :class:`Constant`, and the two
     scratch pointers that Triton appends to every kernel are there as the last arguments.
+    ``ptx`` is what the cubin was assembled from, where Triton made it.
     """
 
     cubin: bytes = field(repr=False)
@@ -49,6 +50,7 @@ class Source:
     launch: LaunchSpec | None
     origin: str
     provenance: Mapping[str, str]
+    ptx: str | None = field(default=None, repr=False)
 
 
 def load_cubin(
@@ -141,6 +143,7 @@ def compile_triton(
                 "options": ", ".join(f"{key}={value}" for key, value in sorted(chosen.items())),
             }
         ),
+        ptx=str(compiled.asm["ptx"]),
     )
 
 
