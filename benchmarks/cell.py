@@ -68,7 +68,8 @@ def measure(cell: Cell) -> Record:
         counting = Counting(gpu)
         tuned = tune(source, watched, settings, device=counting)
     seconds = monotonic() - began
-    return record(cell, source, settings, tuned, counting, seconds, modelled(source, watched.kept))
+    said = modelled(watched, source.launch)
+    return record(cell, source, settings, tuned, counting, seconds, said)
 
 
 @cache

@@ -9,13 +9,19 @@ import numpy as np
 
 from benchmarks.agreement import agreement
 from benchmarks.record import Modelled
-from nostall.core import Budget, Checkpoint, Measurement, NostallError, Objective, Observer
+from nostall.core import (
+    Budget,
+    Checkpoint,
+    LaunchSpec,
+    Measurement,
+    NostallError,
+    Objective,
+    Observer,
+)
 from nostall.core.measurement import Kind
 from nostall.core.search import Search, SearchResult
-from nostall.sass import Program
 from nostall.sass.model import SmModel
-from nostall.sass.schedule import Schedule
-from nostall.tuning.source import Source
+from nostall.sass.schedule import Schedule, ScheduleSpace
 
 SIZE = 300
 """Candidates kept of a search."""
@@ -31,6 +37,7 @@ class Watched(Search):
     def __init__(self, search: Search, size: int = SIZE) -> None:
         self.search, self.size = search, size
         self.kept: list[tuple[Schedule, float]] = []
+        self.space: ScheduleSpace | None = None
 
     def run(
         self,
@@ -44,7 +51,7 @@ class Watched(Search):
     ) -> SearchResult[Any]:
         """As ``search`` does."""
         listening = _Listening(objective, self.size, seed)
-        self.kept = listening.kept
+        self.kept, self.space = listening.kept, space
         return self.search.run(
             space, listening, budget, seed=seed, observers=observers, resume=resume
         )
@@ -76,19 +83,19 @@ class _Listening(Objective[Schedule]):
             self.kept[place] = (state, value)
 
 
-def modelled(source: Source, kept: Sequence[tuple[Schedule, float]]) -> Modelled | None:
-    """What the SM model says of measured candidates of ``source``; None for too few of them, or
-    for a kernel that the model does not take."""
-    assert source.launch is not None
-    program = Program.from_cubin(source.cubin)
+def modelled(watched: Watched, launch: LaunchSpec) -> Modelled | None:
+    """What the SM model says of the measured candidates; None for too few of them, or for a kernel
+    that the model does not take."""
+    if watched.space is None:
+        return None
     try:
-        model = SmModel(program, program.kernel(source.kernel), source.launch)
+        model = SmModel(watched.space.program, watched.space.function, launch)
     except NostallError:
         return None
-    said = model.evaluate([state for state, _ in kept])
+    said = model.evaluate([state for state, _ in watched.kept])
     pairs = tuple(
         (round(m.value * 1e6, 5), round(seconds * 1e6, 5))
-        for m, (_, seconds) in zip(said, kept, strict=True)
+        for m, (_, seconds) in zip(said, watched.kept, strict=True)
         if m.failure is None
     )
     if len(pairs) < _ENOUGH:
