@@ -32,6 +32,7 @@ from nostall.gpu import Device
 from nostall.sass import Program, Verdict, validate
 from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
+from nostall.sass.program import Function
 from nostall.sass.safety import verify
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
@@ -94,11 +95,13 @@ def tune(
     resume: bool = False,
     objective: Callable[[Program, ScheduleSpace], Objective[Schedule]] | None = None,
     device: Device | None = None,
+    make_space: Callable[[Program, Function], ScheduleSpace] = ScheduleSpace,
 ) -> Tuned:
     """Search for a better schedule of ``source.kernel`` and prove it safe.
 
     With a ``device`` candidates are measured, and the winner replaces the original only when a
-    fresh process finds it faster beyond the noise of the original against itself.
+    fresh process finds it faster beyond the noise of the original against itself.  ``make_space``:
+    other moves than the usual ones; the verifier has the last word on what they lead to.
 
     Raises :class:`BadInput` when the original itself cannot be judged, and
     :class:`ContractBroken` when the verifier refuses what the search built (a bug of nostall; the
@@ -107,7 +110,7 @@ def tune(
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)
     _judge_original(source.cubin, function.name)
-    space = ScheduleSpace(program, function)
+    space = make_space(program, function)
     flops = source.launch.flops if source.launch else None
     measured = MeasuredSchedules(space, device, flops) if device is not None else None
     cost = measured or (

@@ -1,0 +1,189 @@
+"""The soak: broken kernels run, cost themselves and nothing else, and are never taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks import unsafe
+from benchmarks.gpu_soak import Piece, pieces, soak, summary
+from benchmarks.suite_kernels import build, entries
+from benchmarks.unsafe import KINDS, Broken, Gate, Unsafe, UnsafeSpace
+from tests.unit.test_benchmark_suite import asked
+
+from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan, Timing
+from nostall.sass import Program
+from nostall.sass.binary.cubin import Cubin
+from nostall.sass.binary.encoding import WRITE_SB
+
+ENTRY = next(e for e in entries() if e.name == "dot_product")
+ORIGINAL = build(ENTRY).cubin
+
+
+def silent(cubin: bytes) -> int:
+    """How many instructions announce no result.  Legal moves keep that number."""
+    parsed = Cubin.parse(cubin)
+    return sum(
+        WRITE_SB.get(int.from_bytes(parsed.data[at : at + 16], "little")) == 7
+        for text in parsed.texts
+        for at in range(text.at, text.at + text.size, 16)
+    )
+
+
+class Fragile:
+    """A worker in which a kernel with a lost announcement ends the process, or faults."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.original = silent(kernel.cubin)
+
+    def about(self) -> Mapping[str, str]:
+        return {"gpu": "none"}
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        if silent(cubin) != self.original:
+            if sum(cubin) % 2:
+                os._exit(7)
+            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+        return Outcome("timed", Timing((1e-5,) * 3, (1e-5 * (1 + sum(cubin) % 7 / 100),) * 3))
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        one = (1e-5,) * rounds
+        return Outcome("timed", Timing(one, one, one))
+
+
+def fragile(kernel: Kernel, plan: Plan, ordinal: int) -> Fragile:
+    return Fragile(kernel)
+
+
+@contextmanager
+def opened(kernel: Kernel, plan: Plan) -> Iterator[Device]:
+    with LocalGpu(kernel, plan, make=fragile) as gpu:
+        yield gpu
+
+
+def space() -> UnsafeSpace:
+    program = Program.from_cubin(ORIGINAL)
+    return UnsafeSpace(program, program.kernel())
+
+
+def test_workers_that_die_cost_only_what_broke_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsafe, "KINDS", ("unannounce",))
+    monkeypatch.setattr(unsafe, "SHARE", 0.01)
+    monkeypatch.setattr(unsafe, "verify", lambda *_: pytest.fail("asked the real verifier"))
+    monkeypatch.setattr(unsafe, "_safe", lambda *_: False)
+    for seconds in (1.0, 5.0):
+        row = soak(Piece(ENTRY, None, tmp_path, seconds, opened))
+        assert row["ended"] == "done" and not row["lost"] and row["legal"] > 1
+    assert row["trials_before"] > 0 and row["trials"] > row["trials_before"]
+    told = summary(tmp_path)
+    assert told["slices"] == 2 and told["kernels"] == 1
+    assert told["faults_survived"] == told["broken_kernels"] == told["fates"]["fault"] > 0
+    assert told["lost_results"] == told["wrong_kernels_accepted"] == told["spoilt_processes"] == 0
+    assert all(row["move"].startswith("unannounce #") for row in told["broken"])
+
+
+class Scripted:
+    """Answers what it is told to."""
+
+    about: Mapping[str, str] = {}
+
+    def __init__(self, *fates: str) -> None:
+        self.fates, self.compared = list(fates), 0
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        return Outcome(self.fates.pop(0))  # type: ignore[arg-type]
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        self.compared += 1
+        return Outcome("timed")
+
+
+def gate(safe: bool, monkeypatch: pytest.MonkeyPatch, *fates: str) -> tuple[Gate, list[Broken]]:
+    monkeypatch.setattr(unsafe, "_safe", lambda *_: safe)
+    seen: list[Broken] = []
+    made = Gate(Scripted(*fates), b"original", seen.append)
+    made.space = space_of(b"broken")
+    return made, seen
+
+
+def space_of(*broken: bytes) -> UnsafeSpace:
+    made = object.__new__(UnsafeSpace)
+    made.broken = {unsafe._name(cubin): "jump #3 to 0" for cubin in broken}
+    return made
+
+
+def test_a_broken_kernel_that_looks_right_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = gate(False, monkeypatch, "timed", "timed", "timed")
+    assert made.evaluate(b"broken").fate == "rejected"
+    assert seen == [Broken("jump #3 to 0", "timed", "", safe=False, spoilt=False)]
+    assert made.evaluate(b"legal").fate == "timed"
+    assert made.legal == 1 and not made.lost and not seen[0].accepted_though_wrong
+
+
+def test_a_harmless_illegal_move_may_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = gate(True, monkeypatch, "timed", "timed")
+    assert made.evaluate(b"broken").fate == "timed"
+
+
+def test_what_the_verifier_accepts_and_the_gpu_does_not_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, seen = gate(True, monkeypatch, "wrong", "timed")
+    made.evaluate(b"broken")
+    assert seen[0].accepted_though_wrong
+
+
+def test_a_spoilt_process_is_replaced_and_a_lost_result_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, seen = gate(False, monkeypatch, "wrong", "wrong", "wrong")
+    made.evaluate(b"broken")
+    assert seen[0].spoilt and made.device.compared == 1
+    made.evaluate(b"legal")
+    assert made.lost == ["wrong: "]
+
+
+def test_the_verifier_refuses_what_the_moves_break() -> None:
+    made = space()
+    rng, start = np.random.default_rng(3), made.start()
+    for kind in KINDS:
+        move = next(m for m in drawn(made, rng) if m.kind == kind and m.index in made._memory)
+        after = made.apply(start, move)
+        (cause,) = made.broken.values()
+        assert cause == str(move)
+        (cubin,) = [made._patcher.patch(after)]
+        assert not unsafe._safe(ORIGINAL, cubin), move
+        made.broken.clear()
+
+
+def drawn(made: UnsafeSpace, rng: np.random.Generator) -> Iterator[Unsafe]:
+    while True:
+        move = made.draw(made.start(), rng)
+        if isinstance(move, Unsafe):
+            yield move
+
+
+def test_legal_moves_after_a_broken_one_do_not_mend_it() -> None:
+    made, rng = space(), np.random.default_rng(0)
+    move = next(m for m in drawn(made, rng) if m.kind == "unannounce")
+    state = made.apply(made.start(), move)
+    legal = made.propose(state, rng)
+    while isinstance(legal, Unsafe) or legal is None:
+        legal = made.propose(state, rng)
+    made.apply(state, legal)
+    assert list(made.broken.values()) == [str(move), f"{move}; {legal}"]
+
+
+def test_slices_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
+    folder = tmp_path / ENTRY.name
+    folder.mkdir()
+    (folder / "slices.jsonl").write_text(f"{json.dumps({})}\n" * 2)
+    found = pieces([ENTRY], {}, asked(folder=tmp_path, rounds=2))
+    assert [piece.seconds for piece in found] == [60.0, 80.0]
