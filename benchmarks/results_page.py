@@ -1,4 +1,4 @@
-"""Write docs/results.md from the committed GPU results.
+"""Write docs/results.md, and what is said beside modelled gains, from the committed GPU results.
 
     python -m benchmarks.results_page
 
@@ -14,12 +14,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
+from textwrap import fill
 
 from benchmarks.record import RESULTS, BadResults, Record, Size, measured_files, read
 from nostall.core.run import write_atomically
+from nostall.sass.model.agreement import FILE, Agreement
 
 PAGE = RESULTS.parents[1] / "docs" / "results.md"
+README = RESULTS.parents[1] / "README.md"
+AGREEMENT = RESULTS.parents[1] / "src" / "nostall" / "sass" / "model" / FILE
 HEADLINE = "anneal"
+_OPEN, _CLOSE = "<!-- agreement -->", "<!-- /agreement -->"
 SIZES: tuple[Size | None, ...] = ("published", "filling", None)
 
 _HEAD = """# Measured results
@@ -223,13 +228,50 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [line(columns), "|" + "---|" * len(columns), *map(line, rows)]
 
 
+def agreement_of(records: Sequence[Record], source: str) -> Agreement | None:
+    """What ``nostall tune`` says beside a modelled gain; None when the model was never asked."""
+    asked = [r for r in records if r.modelled is not None]
+    tau = {kernel: round(median(found), 4) for kernel, found in taus(asked).items() if found}
+    if not tau:
+        return None
+    count = sum(len(r.modelled.us) for r in asked if r.modelled is not None)
+    gpu = ", ".join(sorted({r.gpu for r in asked}))
+    return Agreement(gpu=gpu, source=source, candidates=count, tau=tau)
+
+
+def readme(text: str, found: Agreement | None) -> str:
+    """The README with the present state of the model's agreement."""
+    before, _, rest = text.partition(_OPEN)
+    _, _, after = rest.partition(_CLOSE)
+    said = "How well it ranks what a GPU measures is not recorded yet."
+    if found is not None:
+        said = fill(
+            f"{found.sentence[0].upper()}{found.sentence[1:]} "
+            f"([JSON](benchmarks/results/{found.source})).",
+            100,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return f"{before}{_OPEN}\n{said}\n{_CLOSE}{after}"
+
+
+def newest_agreement(files: Sequence[Path]) -> Agreement | None:
+    """Of the last file, by name, in which the model was asked."""
+    found = [agreement_of(read(path).records, path.name) for path in files]
+    return next((a for a in reversed(found) if a is not None), None)
+
+
 def main() -> int:
     try:
-        text = page(measured_files())
+        files = measured_files()
+        text, found = page(files), newest_agreement(files)
     except BadResults as error:
         print(error, file=sys.stderr)
         return 2
     write_atomically(PAGE, text.encode())
+    write_atomically(README, readme(README.read_text(), found).encode())
+    if found is not None:
+        write_atomically(AGREEMENT, (found.model_dump_json(indent=1) + "\n").encode())
     return 0
 
 

@@ -22,12 +22,24 @@ from benchmarks.record import (
     read,
     schema_text,
 )
-from benchmarks.results_page import HEADLINE, PAGE, best_of_all, deployed, page, section
+from benchmarks.results_page import (
+    HEADLINE,
+    PAGE,
+    README,
+    agreement_of,
+    best_of_all,
+    deployed,
+    newest_agreement,
+    page,
+    readme,
+    section,
+)
 from benchmarks.suite_kernels import Entry
 from pydantic import ValidationError
 from tests.unit.test_tuning_measured import Pretended
 
 from nostall.core import Comparison, LaunchSpec
+from nostall.sass.model.agreement import caution, known
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import load_cubin
@@ -238,6 +250,28 @@ def test_sizes_and_paths_stand_apart() -> None:
     assert "\nShapes that fill the GPU: 1.5000, " in text
     assert "\nOther kernels: 1.3000, " in text
     assert text.count("**Headline") == 1
+
+
+def test_what_is_said_beside_modelled_gains_comes_from_the_committed_file() -> None:
+    found = newest_agreement(FILES)
+    assert known() == found, "run `python -m benchmarks.results_page`"
+    assert README.read_text() == readme(README.read_text(), found)
+
+
+def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    up, down = ((1.0, 2.0), (2.0, 3.0)), ((1.0, 3.0), (2.0, 2.0))
+    made = [
+        example(kernel=k, modelled=said_by_the_model(*us)) for k, us in (("a", up), ("b", down))
+    ]
+    found = agreement_of([Record.model_validate(r) for r in made], "x.json")
+    assert found is not None and found.tau == {"a": 1.0, "b": -1.0} and found.candidates == 4
+    assert agreement_of([Record.model_validate(example())], "x.json") is None
+    monkeypatch.setattr("nostall.sass.model.agreement.known", lambda: found)
+    assert "on G its ranking of 4 measured candidates of 2 kernels" in caution()
+    assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in caution()
+    text = readme(README.read_text(), found)
+    assert "On G its ranking" in text and "results/x.json" in text
+    assert readme(text, None) == readme(README.read_text(), None)
 
 
 def test_no_headline_without_its_strategy() -> None:

@@ -21,6 +21,7 @@ from nostall.cli.measuring import measuring
 from nostall.cli.progress import Progress
 from nostall.core import BadInput, LaunchSpec, Run
 from nostall.report import write_report
+from nostall.sass.model.agreement import caution
 from nostall.search import make
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.job import Settings, Tuned, describe
@@ -225,7 +226,7 @@ def _show(
     out.print(f"verifier: safe ({tuned.verdict.checked} instructions, both halves)")
     out.print(f"report:   {page}")
     if before.kind == "modelled":
-        err.print("A model ranks schedules only roughly: measure on a GPU before you believe it.")
+        err.print(caution())
     out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")
     if row is not None:
         told = "--modelled " if row.kind == "modelled" else ""

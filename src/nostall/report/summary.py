@@ -12,6 +12,7 @@ from typing import Any, Literal
 from nostall.report.lineup import BlockLineup
 from nostall.report.loaded_run import LoadedRun
 from nostall.report.units import Scale
+from nostall.sass.model.agreement import caution
 
 Tone = Literal["good", "bad", "plain"]
 
@@ -115,7 +116,7 @@ def _next(run: LoadedRun, kind: str, ratio: float) -> tuple[str, str]:
     if not ratio > 1:
         return line, "Nothing better than the original was found, so best.cubin is the original."
     if kind == "modelled":
-        return line, "A model ranks schedules only roughly: measure on a GPU before you believe it."
+        return line, caution()
     return line, "Checks once more, without the search, that the result is a safe re-scheduling."
 
 
