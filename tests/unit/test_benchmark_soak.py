@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,55 +14,22 @@ from benchmarks import unsafe
 from benchmarks.gpu_soak import Piece, pieces, soak, summary
 from benchmarks.suite_kernels import build, entries
 from benchmarks.unsafe import Broken, Gate, Unsafe, UnsafeSpace
+from tests.unit.fragile_worker import fragile
 from tests.unit.test_benchmark_suite import asked
 
-from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan, Timing
+from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
-from nostall.sass.binary.encoding import WRITE_SB
 
 ENTRY = next(e for e in entries() if e.name == "dot_product")
 ORIGINAL = build(ENTRY).cubin
 
 
-def silent(cubin: bytes) -> int:
-    """How many instructions announce no result.  Legal moves keep that number."""
-    parsed = Cubin.parse(cubin)
-    return sum(
-        WRITE_SB.get(int.from_bytes(parsed.data[at : at + 16], "little")) == 7
-        for text in parsed.texts
-        for at in range(text.at, text.at + text.size, 16)
-    )
-
-
-class Fragile:
-    """A worker in which a kernel with a lost announcement ends the process, or faults."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.original = silent(kernel.cubin)
-
-    def about(self) -> Mapping[str, str]:
-        return {"gpu": "none"}
-
-    def evaluate(self, cubin: bytes) -> Outcome:
-        if silent(cubin) != self.original:
-            if sum(cubin) % 2:
-                os._exit(7)
-            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
-        return Outcome("timed", Timing((1e-5,) * 3, (1e-5 * (1 + sum(cubin) % 7 / 100),) * 3))
-
-    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        one = (1e-5,) * rounds
-        return Outcome("timed", Timing(one, one, one))
-
-
-def fragile(kernel: Kernel, plan: Plan, ordinal: int) -> Fragile:
-    return Fragile(kernel)
-
-
 @contextmanager
 def opened(kernel: Kernel, plan: Plan) -> Iterator[Device]:
-    with LocalGpu(kernel, plan, make=fragile) as gpu:
+    (text,) = Cubin.parse(kernel.cubin).texts
+    make = partial(fragile, (text.at, text.at + text.size))
+    with LocalGpu(kernel, plan, make=make) as gpu:
         yield gpu
 
 

@@ -9,8 +9,11 @@ import typer
 
 from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
+from nostall.gpu import Kernel, LocalGpu
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
+from nostall.tuning.assemblers import assemblers, by_device, by_model, chosen, starts
+from nostall.tuning.job import Settings
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 DEFAULT_ARCH = "sm_90"
@@ -55,3 +58,12 @@ def source(target: str, kernel: str | None, launch: Path | None, arch: str | Non
     if target.endswith(".py"):
         raise BadInput(f"{target} names no kernel; write {target}:KERNEL")
     return load_cubin(Path(target), kernel, spec, arch)
+
+
+def best_assembled(source: Source, settings: Settings) -> Source:
+    """``source`` as the best of the assemblers here makes it, judged by the settings' objective."""
+    tools = assemblers()
+    if settings.objective != "gpu" or source.ptx is None or source.launch is None:
+        return chosen(starts(source, by_model(source), tools))
+    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
+        return chosen(starts(source, by_device(gpu, settings.seed), tools))

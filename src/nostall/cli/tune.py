@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
-from nostall.cli.inputs import ArchOption
+from nostall.cli.inputs import ArchOption, best_assembled
 from nostall.cli.inputs import source as read_source
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring import measuring
@@ -24,6 +24,7 @@ from nostall.report import write_report
 from nostall.sass.model.agreement import caution
 from nostall.search import make
 from nostall.store import BadStore, Row, Store
+from nostall.tuning.assemblers import ASSEMBLER
 from nostall.tuning.job import Settings, Tuned, describe
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.source import Source
@@ -60,6 +61,14 @@ def tune(
     scheduler: Annotated[
         str | None, typer.Option(help="Use the workers of this Dask scheduler (tcp://host:port).")
     ] = None,
+    assemblers: Annotated[
+        bool,
+        typer.Option(
+            "--assemblers",
+            help="Assemble a Triton kernel's PTX with every ptxas that is here, and start from the "
+            "fastest.",
+        ),
+    ] = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -80,6 +89,8 @@ def tune(
         )
         _check(settings, scheduler)
         source = read_source(target, kernel, launch, arch)
+        if assemblers:
+            source = best_assembled(source, settings)
         place = out_dir or _fresh(source.kernel)
         line = shlex.join(["nostall", *sys.argv[1:]])
         files = {"original.cubin": source.cubin}
@@ -173,6 +184,12 @@ def _keep(
 
     Where nobody asked, a store that does not work spoils no run.
     """
+    if tuned.improved and ASSEMBLER in source.provenance:
+        err.print(
+            "not kept in the store: programs load the compiler's own binary, and this one started "
+            "from another assembler's; use nostall.load(best.cubin)"
+        )
+        return None
     wanted_by_default = wanted is None and about is not None
     if not tuned.improved or not (wanted or wanted_by_default):
         return None
@@ -223,6 +240,8 @@ def _show(
             f"nothing better than the original was found ({before.kind}{_interval(tuned)}); "
             "it is kept"
         )
+    if starts := source.provenance.get("starts"):
+        out.print(f"starts:   {starts}; searched from {source.provenance.get(ASSEMBLER, 'it')}")
     out.print(f"verifier: safe ({tuned.verdict.checked} instructions, both halves)")
     out.print(f"report:   {page}")
     if before.kind == "modelled":
