@@ -126,6 +126,9 @@ def main() -> None:
     there = read(options.out).records if options.out.exists() else ()
     done = {(r.kernel, r.strategy, r.seed) for r in there}
     suite, baselines = entries(options.inductor), load_baselines(options.baseline)
+    without = [e.name for e in suite if e.options and e.name not in baselines]
+    if without:
+        print(f"no baseline, so left out: {', '.join(without)}", flush=True)
     cells = matrix(suite, baselines, options, done)
     fill(cells, [entry.name for entry in suite], found, until, options.out)
 

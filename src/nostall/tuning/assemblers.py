@@ -58,10 +58,10 @@ class Start:
     failure: str = ""
 
     def __str__(self) -> str:
-        said = self.failure if self.ratio is None else f"{self.kind} {self.ratio:.4f}x"
-        return (
-            f"ptxas {self.version}: {said if self.kind or self.failure else "the compiler's own"}"
-        )
+        said = "the compiler's own"
+        if self.kind is not None:
+            said = f"{self.kind} {self.ratio:.4f}x"
+        return f"ptxas {self.version}: {self.failure or said}"
 
 
 Judge = Callable[[Source], tuple[float, bool, Kind]]
