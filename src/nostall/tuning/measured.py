@@ -131,6 +131,11 @@ def decide(device: Device, cubin: bytes, rounds: int, checks: int, seed: int = 0
         return Decision(outcome, None)
     timing = outcome.timing
     comparison = Comparison.of(
-        timing.original, timing.candidate, timing.null, kind="measured", seed=seed
+        timing.original,
+        timing.candidate,
+        timing.null,
+        kind="measured",
+        seed=seed,
+        loads=timing.loads,
     )
     return Decision(outcome, comparison)
