@@ -107,7 +107,7 @@ class Comparison:
             )
         if not 1 <= loads <= len(original):
             raise ContractBroken(
-                f"Comparison got {len(original)} samples of {loads} loads; each load has one or more"
+                f"Comparison got {len(original)} samples of {loads} loads; each has one or more"
             )
         rng = np.random.default_rng(seed)
         ratio, low, high = _interval(original, candidate, rng, resamples, loads)

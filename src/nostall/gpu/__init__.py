@@ -1,6 +1,16 @@
 """Everything that touches a GPU: candidates are checked and timed in a process of their own."""
 
-from nostall.gpu.device import CLOCKS, Clock, Device, Kernel, Outcome, Overlapping, Plan, Timing
+from nostall.gpu.device import (
+    CLOCKS,
+    Clock,
+    Device,
+    Kernel,
+    Outcome,
+    Overlapping,
+    Pending,
+    Plan,
+    Timing,
+)
 from nostall.gpu.recorded import Recording, Replay
 from nostall.gpu.worker import LocalGpu
 
@@ -12,6 +22,7 @@ __all__ = [
     "LocalGpu",
     "Outcome",
     "Overlapping",
+    "Pending",
     "Plan",
     "Recording",
     "Replay",

@@ -13,7 +13,10 @@ from nostall.gpu import device_code
 from nostall.gpu.driver import Cuda, DriverError, Loaded
 
 WIDTHS = {
-    **{"f16": 2, "bf16": 2, "f32": 4, "f64": 8},
+    "f16": 2,
+    "bf16": 2,
+    "f32": 4,
+    "f64": 8,
     **{f"{sign}{bits}": bits // 8 for sign in "iu" for bits in (8, 16, 32, 64)},
 }
 """Bytes of one element."""

@@ -52,7 +52,8 @@ class CuptiTimer:
         activity: Activity | None = None,
     ) -> None:
         self.cuda, self.spec, self.arguments = cuda, spec, arguments
-        self.times, self.flush = (times, None) if flush is None else (1, flush)
+        self.times = times if flush is None else 1
+        self.flush = flush
         self.activity = activity or Activity(_library())
 
     def pairs(self, kernels: Sequence[Loaded], rounds: int) -> list[list[float]]:

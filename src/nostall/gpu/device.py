@@ -94,11 +94,19 @@ class Device(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Pending:
+    """An answer that is awaited.  ``ready`` says whether it is there, ``wait`` gives it; it has to
+    be taken before anything else is asked of the device."""
+
+    ready: Callable[[], bool]
+    wait: Callable[[], Outcome]
+
+
 @runtime_checkable
 class Overlapping(Protocol):
     """A device that works while its user does something else."""
 
-    def start(self, cubin: bytes) -> Callable[[], Outcome]:
-        """Begin what ``evaluate`` does.  The answer is waited for by calling what is returned,
-        before anything else is asked of the device."""
+    def start(self, cubin: bytes) -> Pending:
+        """Begin what ``evaluate`` does."""
         ...

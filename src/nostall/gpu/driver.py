@@ -61,7 +61,7 @@ class Cuda:
             ) from error
         if " MIG " in self.name:
             raise MissingPart(
-                f"GPU number {ordinal} is a slice of one ({self.name}): its neighbours share clocks, "
+                f"GPU number {ordinal} is a slice of one ({self.name}): others share its clocks, "
                 "power and memory, so times on it do not hold; measure on a whole GPU, or search "
                 "with --objective model"
             )

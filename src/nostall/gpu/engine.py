@@ -34,9 +34,7 @@ class Engine:
         self.cuda = cuda or Cuda(ordinal)
         self.original = self._load_original()
         self.flush = Flush(self.cuda)
-        self.checker = Checker(
-            self.cuda, kernel.name, kernel.launch, plan.inputs, plan, self.flush
-        )
+        self.checker = Checker(self.cuda, kernel.name, kernel.launch, plan.inputs, plan, self.flush)
         self.arguments: Arguments = self.checker.bind(self.original)
         for number in range(plan.inputs):
             self.checker.expect(self.original, SEARCH + number, number)
@@ -122,7 +120,8 @@ class Engine:
         for triple, share in zip(triples, shares, strict=True):
             for kept, new in zip(samples, self.timer.pairs(triple, share), strict=True):
                 kept += new
-        timing = Timing(*(tuple(s) for s in samples), loads=loads)
+        original, changed, again = (tuple(s) for s in samples)
+        timing = Timing(original, changed, again, loads)
         return Outcome("timed", timing, spent=clock.done("time"))
 
     def _triple(self, cubin: bytes, turn: int) -> list[Loaded]:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from nostall.core.errors import BadInput, NostallError
-from nostall.gpu.device import Kernel, Outcome, Plan
+from nostall.gpu.device import Kernel, Outcome, Pending, Plan
 
 _FIRST_SHARE = 16
 """Samples that are asked for at once to begin with."""
@@ -65,9 +65,9 @@ class LocalGpu:
         return self._about
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        return self.start(cubin)()
+        return self.start(cubin).wait()
 
-    def start(self, cubin: bytes) -> Callable[[], Outcome]:
+    def start(self, cubin: bytes) -> Pending:
         """As :meth:`nostall.gpu.device.Overlapping.start`."""
         return self._asked(("evaluate", cubin), self.plan.deadline)
 
@@ -80,7 +80,7 @@ class LocalGpu:
         done, share, spent = 0, _FIRST_SHARE, Counter[str]()
         while done < checks:
             count, began = min(share, checks - done), monotonic()
-            outcome = self._asked(("check", cubin, done, count), self.plan.deadline)()
+            outcome = self._asked(("check", cubin, done, count), self.plan.deadline).wait()
             spent.update(outcome.spent)
             if outcome.fate != "agrees":
                 return replace(outcome, spent=dict(spent))
@@ -88,7 +88,7 @@ class LocalGpu:
             if monotonic() - began < min(1.0, self.plan.deadline / 8):
                 share *= 4
         allowed = self.plan.deadline * (1 + rounds / 20)
-        outcome = self._asked(("compare", cubin, rounds), allowed)()
+        outcome = self._asked(("compare", cubin, rounds), allowed).wait()
         spent.update(outcome.spent)
         return replace(outcome, spent=dict(spent))
 
@@ -106,8 +106,8 @@ class LocalGpu:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _asked(self, question: tuple[Any, ...], seconds: float) -> Callable[[], Outcome]:
-        """Send a question; the answer is read by calling what is returned."""
+    def _asked(self, question: tuple[Any, ...], seconds: float) -> Pending:
+        """Send a question."""
         if self._pipe is None:
             self._start()
         assert self._pipe is not None
@@ -116,8 +116,8 @@ class LocalGpu:
             pipe.send(question)
         except (EOFError, OSError) as error:
             ended = self._ended(error)
-            return lambda: ended
-        return lambda: self._answer(pipe, until, seconds)
+            return Pending(lambda: True, lambda: ended)
+        return Pending(pipe.poll, lambda: self._answer(pipe, until, seconds))
 
     def _answer(self, pipe: Connection, until: float, seconds: float) -> Outcome:
         try:

@@ -315,7 +315,9 @@ def resolved(
         else arg
         for arg in args.values()
     ]
-    shapes = tuple(_other(shape, launch, args, constants.keys(), clusters) for shape in launch.shapes)
+    shapes = tuple(
+        _other(shape, launch, args, constants.keys(), clusters) for shape in launch.shapes
+    )
     blocks = max([launch.blocks, *(launch.at(shape).blocks for shape in launch.shapes)])
     for kind in ("global", "profile"):
         size = int(getattr(metadata, f"{kind}_scratch_size", 0) or 0)

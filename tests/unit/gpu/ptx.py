@@ -1,4 +1,4 @@
-"""Runs the few kinds of PTX instructions that nostall's own kernels consist of, all threads at once.
+"""Runs the few kinds of PTX instructions that nostall's kernels consist of, all threads at once.
 
 Written from the PTX manual, not from the kernels: it is what they are tested against.
 """
@@ -14,7 +14,9 @@ import numpy as np
 
 TYPES: dict[str, Any] = {
     **{f"{k}{8 * w}": f"u{w}" for k in "ub" for w in (1, 2, 4, 8)},
-    **{"f16": "f2", "f32": "f4", "f64": "f8"},
+    "f16": "f2",
+    "f32": "f4",
+    "f64": "f8",
 }
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": np.equal,

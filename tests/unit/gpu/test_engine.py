@@ -1,4 +1,4 @@
-"""The worker's engine on a driver in host memory: what is checked, what is timed, what is refused."""
+"""The worker's engine on a driver in host memory: what is checked, timed and refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.gpu.fake_driver import FakeDriver, Program
 
 from nostall.core import BadInput, Buffer, Comparison, LaunchSpec, MissingPart, OtherShape, Scalar
 from nostall.core.tolerance import Tolerance
-from nostall.gpu import Kernel, Outcome, Plan
+from nostall.gpu import Kernel, Plan
 from nostall.gpu.checking import CAREFUL
 from nostall.gpu.driver import Cuda
 from nostall.gpu.engine import Engine
@@ -240,5 +240,3 @@ def test_another_architecture() -> None:
 def test_no_gpu_that_could_measure(driver: FakeDriver, said: str) -> None:
     with pytest.raises(MissingPart, match=said):
         Cuda(1, driver)
-
-
