@@ -24,7 +24,7 @@ _POISON = (0xFF, 0x5A)
 """Bytes that outputs hold before a checked launch, in turns: an output that is not written cannot
 equal the expected one for both."""
 _KEY = 0x5851F42D4C957F2D
-_WORD = (1 << 64) - 1
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Buffers:
         """Fill input set ``into`` with the sample whose number is set; may be part of a graph."""
         for position, place in enumerate(self._given()):
             spec = place.spec
-            key = (self.seed * device_code.GOLDEN + (position + 1) * _KEY) & _WORD
+            key = (self.seed * device_code.GOLDEN + (position + 1) * _KEY) & _MOST
             values = (
                 self._inputs[into][spec.name],
                 place.count,

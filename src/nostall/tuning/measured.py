@@ -60,10 +60,8 @@ class MeasuredSchedules(Objective[Schedule]):
         pending = self.device.start(cubin)
         made: list[tuple[Schedule, bytes]] = []
         try:
-            for following in ahead:
+            while not pending.ready() and (following := next(ahead, None)) is not None:
                 made.append((following, self._patched(following)))
-                if pending.ready():
-                    break
         finally:  # the answer is taken whatever happens, or the next question would get it
             outcome = pending.wait()
         self._ahead = made

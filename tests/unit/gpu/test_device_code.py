@@ -29,11 +29,11 @@ def mixed(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-def reference(dtype: str, number: int, low: float, span: float, bound: int) -> Any:
+def reference(dtype: str, number: int, low: float, span: float, bound: int, key: int = KEY) -> Any:
     """What ``fill`` must give."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
-        base = mixed(np.array([number], np.uint64) * golden + np.uint64(KEY))
+        base = mixed(np.array([number], np.uint64) * golden + np.uint64(key))
         bits = mixed(np.arange(COUNT, dtype=np.uint64) * golden + base)
     if dtype[0] in "iu":
         return np.array([(int(b) * bound) >> 64 for b in bits], "u8").astype(kind(dtype))
@@ -89,10 +89,9 @@ def test_differing_words_are_counted_beyond_32_bits() -> None:
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e-8, 6e4, 1e-3]
 
 
-@pytest.mark.parametrize("dtype", sorted(device_code.FLOATING))
-@pytest.mark.parametrize(("rtol", "atol"), [(1e-2, 0.0), (0.0, 1e-3), (1e-3, 1e-4)])
-def test_a_tolerance_is_that_of_the_formula(dtype: str, rtol: float, atol: float) -> None:
-    driver, rng = FakeDriver(), np.random.default_rng(1)
+def near_pairs(dtype: str, rtol: float, atol: float) -> tuple[Any, Any, int]:
+    """Values got, values expected, and how many pairs of them are beyond the tolerance."""
+    rng = np.random.default_rng(1)
     pairs = [(x, y) for x in SPECIAL for y in SPECIAL]
     near = rng.normal(size=400)
     pairs += zip(near * (1 + rng.normal(size=400) * 1e-2), near, strict=True)
@@ -107,20 +106,24 @@ def test_a_tolerance_is_that_of_the_formula(dtype: str, rtol: float, atol: float
     with np.errstate(invalid="ignore"):
         apart = np.abs(got - expected)
         within = np.isfinite(apart) & (apart <= atol + rtol * np.abs(expected))
-    wrong = int((~(within | (stored[0] == stored[1]) | _same_bits(stored))).sum())
-    assert 20 < wrong < len(pairs)
-    _, count = driver.cuMemAlloc(8)
-    pointers = [driver.cuMemAlloc(stored[0].nbytes)[1] for _ in range(2)]
-    for pointer, values in zip(pointers, stored, strict=True):
-        driver.array(pointer, len(pairs), values.dtype.str)[:] = values
-    driver.array(count, 1, "u8")[0] = 0
-    run(device_code.differing_beyond(dtype), (*pointers, len(pairs), count, rtol, atol), driver)
-    assert driver.array(count, 1, "u8")[0] == wrong
-
-
-def _same_bits(stored: Any) -> Any:
     bits = stored.view(f"u{stored.dtype.itemsize}")
-    return bits[0] == bits[1]
+    wrong = int((~(within | (got == expected) | (bits[0] == bits[1]))).sum())
+    return stored[0], stored[1], wrong
+
+
+@pytest.mark.parametrize("dtype", sorted(device_code.FLOATING))
+@pytest.mark.parametrize(("rtol", "atol"), [(1e-2, 0.0), (0.0, 1e-3), (1e-3, 1e-4)])
+def test_a_tolerance_is_that_of_the_formula(dtype: str, rtol: float, atol: float) -> None:
+    driver = FakeDriver()
+    got, expected, wrong = near_pairs(dtype, rtol, atol)
+    assert 20 < wrong < len(got)
+    _, count = driver.cuMemAlloc(8)
+    pointers = [driver.cuMemAlloc(got.nbytes)[1] for _ in range(2)]
+    for pointer, values in zip(pointers, (got, expected), strict=True):
+        driver.array(pointer, len(got), values.dtype.str)[:] = values
+    driver.array(count, 1, "u8")[0] = 0
+    run(device_code.differing_beyond(dtype), (*pointers, len(got), count, rtol, atol), driver)
+    assert driver.array(count, 1, "u8")[0] == wrong
 
 
 def test_ptxas_accepts_everything(tmp_path: Path) -> None:
