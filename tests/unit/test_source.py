@@ -36,7 +36,7 @@ NVCC = ROOT / "tests" / "corpus" / "nvcc"
 KERNELS = """
 import triton
 import triton.language as tl
-from nostall.core import Buffer, Constant, LaunchSpec, Scalar
+from nostall.core import Buffer, Constant, LaunchSpec, OtherShape, Scalar
 
 @triton.jit
 def scale(y, x, n, stride, factor, BLOCK: tl.constexpr):
@@ -415,3 +415,25 @@ def test_files_that_are_no_cubins(tmp_path: Path) -> None:
     for refused in ("refused.sm_103.cubin", "refused.sm_121.cubin"):
         with pytest.raises(UnsupportedArchitecture, match=r"sm_1[02][13].*supported"):
             load_cubin(NVCC / refused)
+
+
+def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:
+    """What is folded in is left out; what the compiler took for granted must stay so."""
+
+    def compiled(**values: int) -> LaunchSpec:
+        base = launch_of(kernels, "scale")
+        shape = OtherShape(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
+        found = compile_triton(
+            kernels, "scale", base.model_copy(update={"shapes": (shape,)}), "sm_80"
+        )
+        assert found.launch is not None
+        return found.launch
+
+    launch = compiled(n=999, stride=1)
+    assert LaunchSpec.model_validate(launch.model_dump()) == launch
+    (shape,) = launch.shapes
+    assert (shape.grid, shape.values) == ((4, 1, 1), {"n": 999})
+    assert launch.at(shape).args[2] == Scalar(name="n", dtype="i32", value=999)
+    for values in ({"stride": 2}, {"n": 1}):
+        with pytest.raises(BadLaunch, match="compiled for"):
+            compiled(**values)
