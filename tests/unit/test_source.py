@@ -20,12 +20,13 @@ from nostall.core import (
     LaunchSpec,
     MissingPart,
     NostallError,
+    OtherShape,
     Scalar,
     UnsupportedArchitecture,
 )
 from nostall.tuning import kernel_file
 from nostall.tuning import source as module
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.source import Source, compile_triton, launch_of, load_cubin
 
 triton = pytest.importorskip("triton")
 
@@ -36,7 +37,7 @@ NVCC = ROOT / "tests" / "corpus" / "nvcc"
 KERNELS = """
 import triton
 import triton.language as tl
-from nostall.core import Buffer, Constant, LaunchSpec, OtherShape, Scalar
+from nostall.core import Buffer, Constant, LaunchSpec, Scalar
 
 @triton.jit
 def scale(y, x, n, stride, factor, BLOCK: tl.constexpr):

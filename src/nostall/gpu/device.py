@@ -39,7 +39,7 @@ class Plan:
     overwritten before each launch, which is then timed alone; ``deadline``: seconds that a
     candidate may take; ``tolerance``: how far floating-point outputs may be from the original's
     (None: not a bit); ``loads``: how often original, candidate and null are loaded anew for a
-    comparison, because where a module happens to lie is worth up to half a percent.
+    comparison, because where a module happens to lie changes its time a little.
     """
 
     batch_us: float = 150.0
