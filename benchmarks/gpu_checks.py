@@ -40,7 +40,7 @@ from nostall.tuning.source import Source, compile_triton, load_cubin
 Body = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ("dot_product", "transpose", "rmsnorm", "softmax", "gemm_leakyrelu@mma")
-FEW = ("dot_product", "rmsnorm", "gemm_leakyrelu@mma")
+FEW = ("dot_product", "gemm_leakyrelu@mma")
 
 
 @lru_cache
@@ -104,7 +104,7 @@ def unsafe() -> Body:
         text = next(t for t in Cubin.parse(found.cubin).texts if t.name == found.kernel)
         rng = np.random.default_rng(0)
         with LocalGpu(kernel(name), Plan(deadline=4.0)) as gpu:
-            for at in rng.choice(text.size // 16 - 2, 20, replace=False):
+            for at in rng.choice(text.size // 16 - 2, 8, replace=False):
                 here = text.at + 16 * int(at)
                 data = found.cubin
                 swapped = data[here + 16 : here + 32] + data[here : here + 16]
@@ -133,7 +133,7 @@ def samples(name: str, checks: int = 20_000) -> Body:
     }
 
 
-def nulls(name: str, repeats: int = 5) -> Body:
+def nulls(name: str, repeats: int = 4) -> Body:
     """The original against itself, in fresh processes, with one load of each side and with 8."""
     found: Body = {}
     for loads in (1, Plan().loads):
@@ -198,13 +198,15 @@ class Waiting:
         return self.device.compare(cubin, rounds, checks)
 
 
-def throughput(name: str, seconds: float = 5.0) -> Body:
+def throughput(name: str, seconds: float = 3.0) -> Body:
     """Candidates a second, without and with the next ones prepared meanwhile."""
     program = Program.from_cubin(source(name).cubin)
     space = ScheduleSpace(program, program.kernel(source(name).kernel))
     launch = source(name).launch
     found: Body = {}
     with LocalGpu(kernel(name)) as gpu:
+        first = MeasuredSchedules(space, gpu, launch.flops if launch else None)
+        Anneal().run(space, first, Budget(evaluations=30))  # everything is compiled after this
         for label, device in (("one by one", Waiting(gpu)), ("overlapped", gpu)):
             measured = MeasuredSchedules(space, device, launch.flops if launch else None)
             ended = Anneal().run(space, measured, Budget(seconds=seconds), seed=1)
@@ -305,7 +307,7 @@ def _wanted(done: Body, only: list[str] | None) -> Iterator[tuple[str, Callable[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--limit", type=float, default=280.0, help="begin nothing after so many s")
+    parser.add_argument("--limit", type=float, default=240.0, help="begin nothing after so many s")
     parser.add_argument("--part", nargs="*", help="only parts that begin so")
     options = parser.parse_args()
     started = monotonic()
