@@ -134,3 +134,29 @@ def test_other_objectives_leave_what_is_ahead_alone(space: ScheduleSpace) -> Non
         yield space.start()
 
     assert Eager().measure(space.start(), never()).value == 1.0
+
+
+class Interrupting(Kept):
+    """Ctrl-C at one trial; keeps the checkpoint that follows."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.checkpoint = at, None
+
+    def on_trial(self, trial: Trial) -> None:
+        super().on_trial(trial)
+        if trial.index == self.at:
+            raise KeyboardInterrupt
+
+    def on_checkpoint(self, checkpoint: Any) -> None:
+        self.checkpoint = checkpoint
+
+
+def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(space: ScheduleSpace) -> None:
+    original, budget = kernel().cubin, Budget(evaluations=50)
+    alone, first, second = Kept(), Interrupting(23), Kept()
+    for kept, resume in ((alone, None), (first, None), (second, first)):
+        measured = MeasuredSchedules(space, Overlapped(original))
+        at = resume.checkpoint if resume is not None else None
+        Anneal().run(space, measured, budget, seed=2, observers=[kept], resume=at)
+    assert first.trials[:23] + second.trials == alone.trials
