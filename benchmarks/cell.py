@@ -18,7 +18,7 @@ from benchmarks.suite_kernels import Entry, build
 from benchmarks.watched import Watched, modelled
 from nostall.core import LaunchSpec
 from nostall.core.search import Search
-from nostall.gpu import Device, Kernel, LocalGpu, Plan
+from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Overlapping, Pending, Plan
 from nostall.sass import Program
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
@@ -162,14 +162,24 @@ class Counting:
     def about(self) -> Any:
         return self.gpu.about
 
-    def evaluate(self, cubin: bytes) -> Any:
-        outcome = self.gpu.evaluate(cubin)
+    def evaluate(self, cubin: bytes) -> Outcome:
+        return self._counted(self.gpu.evaluate(cubin))
+
+    def start(self, cubin: bytes) -> Pending:
+        """As the device's own, or done at once where it cannot overlap."""
+        if not isinstance(self.gpu, Overlapping):
+            outcome = self.gpu.evaluate(cubin)
+            return Pending(lambda: True, lambda: self._counted(outcome))
+        pending = self.gpu.start(cubin)
+        return Pending(pending.ready, lambda: self._counted(pending.wait()))
+
+    def _counted(self, outcome: Outcome) -> Outcome:
         self.fates[outcome.fate] = self.fates.get(outcome.fate, 0) + 1
         for part, value in outcome.spent.items():
             self.spent[part] = self.spent.get(part, 0.0) + value
         return outcome
 
-    def compare(self, cubin: bytes, rounds: int, checks: int) -> Any:
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         return self.gpu.compare(cubin, rounds, checks)
 
 

@@ -138,7 +138,12 @@ class _Track:
         assert source.launch is not None
         wanted = tuple(a for a in source.launch.args if isinstance(a, Buffer))
         if self._buffers is None or self._buffers[0] != wanted:
-            self._buffers = (wanted, Buffers(self.cuda, source.launch, 1, 0))
+            if self._buffers is not None:
+                self._buffers[1].release()
+            buffers = Buffers(self.cuda, source.launch, 1, 0, None)
+            buffers.set_number(0)
+            buffers.make(0)
+            self._buffers = (wanted, buffers)
         return self._buffers[1]
 
 

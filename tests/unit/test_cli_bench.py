@@ -14,8 +14,9 @@ from tests.e2e.cli import LAUNCH, SMALL, nostall, refused
 
 from nostall.cli import bench as command
 from nostall.cli import main
-from nostall.core import BadInput
-from nostall.gpu import Kernel, Outcome, Plan, Timing
+from nostall.core import BadInput, MissingPart
+from nostall.gpu import Kernel, Outcome, Plan, Timing, sanitizer
+from nostall.gpu.sanitizer import Sanitized
 from nostall.sass.binary.cubin import Cubin
 
 ORIGINAL = SMALL.read_bytes()
@@ -41,6 +42,7 @@ class Pretended:
         raise AssertionError("only the last comparison counts")
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        assert checks == self.plan.inputs + 1 or self.plan.tolerance is not None
         if cubin == ORIGINAL or cubin.endswith(b"2"):
             one = (10e-6 + 1e-6 * self.plan.cold) * np.linspace(1.0, 1.001, rounds)
             factor = 1.0 if cubin == ORIGINAL else 0.8
@@ -102,6 +104,48 @@ def test_a_candidate_beside_it(monkeypatch: Any, capfd: Any, candidate: Path) ->
 
 
 @pytest.mark.usefixtures("pretended")
+def test_how_it_was_compared_is_said(monkeypatch: Any, capfd: Any, candidate: Path) -> None:
+    args = [SMALL, "--launch", LAUNCH, "--candidate", candidate]
+    code, out, _ = run(monkeypatch, capfd, *args)
+    assert code == 0 and "outputs equal the original's bit by bit on 4 random inputs" in out
+    args += ["--checks", 1000, "--tolerance", "1e-3,1e-6", "--timing", "cupti"]
+    code, out, _ = run(monkeypatch, capfd, *args)
+    assert code == 0 and "warm caches, by CUPTI" in out
+    assert "equal the original's within rtol 0.001, atol 1e-06 on 1000 random inputs" in out
+    code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
+    said = json.loads(out)
+    assert (said["checks"], said["timing"]) == (1000, "cupti")
+    assert said["tolerance"] == {"rtol": 1e-3, "atol": 1e-6}
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize(("answer", "expected"), [("clean", 0), ("errors", 1), ("did not run", 0)])
+def test_what_the_sanitizer_says(
+    monkeypatch: Any, capfd: Any, candidate: Path, answer: Any, expected: int
+) -> None:
+    monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
+    reports = {"memcheck": Sanitized("clean"), "racecheck": Sanitized(answer, "its first words")}
+    monkeypatch.setattr(sanitizer, "sanitize", lambda kernel, cubin, plan: reports)
+    args = [SMALL, "--launch", LAUNCH, "--candidate", candidate, "--sanitizer"]
+    code, out, _ = run(monkeypatch, capfd, *args)
+    assert code == expected
+    assert f"memcheck: clean\nracecheck: {answer}: its first words" in out
+    code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
+    assert code == expected
+    assert json.loads(out)["sanitizer"]["racecheck"]["answer"] == answer
+
+
+@pytest.mark.usefixtures("pretended")
+def test_without_the_sanitizer(monkeypatch: Any, capfd: Any) -> None:
+    def missing() -> str:
+        raise MissingPart("compute-sanitizer is not on the PATH")
+
+    monkeypatch.setattr(sanitizer, "find", missing)
+    code, out, err = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH, "--sanitizer")
+    assert (code, out) == (3, "") and len(err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("pretended")
 def test_a_candidate_that_computes_something_else(
     monkeypatch: Any, capfd: Any, tmp_path: Path
 ) -> None:
@@ -131,6 +175,12 @@ def test_a_kernel_that_does_not_repeat_itself(monkeypatch: Any, capfd: Any, tmp_
         (["--launch", LAUNCH, "--rounds", 1], "2 or more"),
         (["--launch", LAUNCH, "--candidate", "/nothing.cubin"], "/nothing.cubin"),
         (["--launch", LAUNCH, "--seed", -1], "--seed is -1"),
+        (["--launch", LAUNCH, "--checks", 0], "--checks is 0"),
+        (["--launch", LAUNCH, "--timing", "sundial"], "give graph, events or cupti"),
+        (["--launch", LAUNCH, "--tolerance", "some"], "--tolerance is 'some'; give rtol"),
+        (["--launch", LAUNCH, "--tolerance", "0"], "--tolerance is '0'"),
+        (["--launch", LAUNCH, "--tolerance", "1e-3,nan"], "--tolerance is '1e-3,nan'"),
+        (["--launch", LAUNCH, "--tolerance", "1,2,3"], "--tolerance is '1,2,3'"),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch: Any, capfd: Any, args: list[Any], why: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nostall.core import BadLaunch, Buffer, Constant, LaunchSpec, Scalar
+from nostall.core import BadLaunch, Buffer, Constant, LaunchSpec, Scalar, Tolerance
 
 GOOD = """
 grid = [4, 2, 1]
@@ -79,3 +79,46 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_written_integer_buffers_need_no_bound():
     assert Buffer(name="o", dtype="i32", shape=(4,), role="out").bound is None
+
+
+SHAPES = """
+[[shapes]]
+grid = [2, 1, 1]
+values = { n = 8 }
+buffers = { x = [4, 16] }
+"""
+
+
+def test_further_shapes(tmp_path):
+    spec = read(tmp_path, GOOD + SHAPES)
+    other = spec.at(spec.shapes[0])
+    assert (other.grid, other.block, other.shapes) == ((2, 1, 1), spec.block, ())
+    assert [getattr(a, "shape", None) or getattr(a, "value", None) for a in other.args] == [
+        (4, 16),
+        (8,),
+        8,
+        None,
+    ]
+    assert LaunchSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ("values = { m = 8 }", "shapes name 'm'; scalars here are: n"),
+        ("buffers = { n = [8] }", "shapes name 'n'; buffers here are: index, x"),
+        ("buffers = { x = [0] }", "'x' has shape"),
+        ("grid = [0, 1, 1]", "grid is"),
+        ("block = [1, 1, 1]", "block"),
+    ],
+)
+def test_further_shapes_that_cannot_be(tmp_path, shape, said):
+    with pytest.raises(BadLaunch, match=said):
+        read(tmp_path, GOOD + "[[shapes]]\n" + shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "rtol", "atol"), [("1e-3", 1e-3, 0.0), ("0,1e-6", 0.0, 1e-6), ("0.5, 2", 0.5, 2.0)]
+)
+def test_a_tolerance_is_read(text, rtol, atol):
+    assert Tolerance.parse(text) == Tolerance(rtol=rtol, atol=atol)

@@ -80,3 +80,48 @@ def test_the_interval_is_reproducible():
 def test_unpaired_samples_are_refused(original, candidate):
     with pytest.raises(ContractBroken, match="equal numbers"):
         Comparison.of(original, candidate, kind="measured")
+
+
+def _placed(rng: np.random.Generator, loads: int, rounds: int, gain: float) -> Comparison:
+    """Samples with little noise, in loads that lie at places worth up to half a percent."""
+    per = rounds // loads
+    original, candidate, null = (
+        np.repeat(1 + 0.0025 * rng.uniform(-1, 1, loads), per)
+        * (1 + 2e-4 * rng.normal(size=rounds))
+        for _ in range(3)
+    )
+    return Comparison.of(
+        tuple(original),
+        tuple(candidate / gain),
+        tuple(null),
+        kind="measured",
+        loads=loads,
+        resamples=200,
+    )
+
+
+def test_where_a_module_lies_is_no_gain() -> None:
+    """One load of each side takes its place for speed; several know better."""
+    rng = np.random.default_rng(0)
+    one = [_placed(rng, 1, 48, 1.0) for _ in range(60)]
+    several = [_placed(rng, 8, 48, 1.0) for _ in range(60)]
+    outside = [sum(not c.low <= 1 <= c.high for c in found) for found in (one, several)]
+    assert outside[0] > 45 and outside[1] < 14
+    assert sum(c.verdict == "faster" for c in several) <= 5
+    assert sum(c.verdict == "faster" for c in one) > 8
+
+
+def test_a_gain_beyond_all_places_is_still_one() -> None:
+    rng = np.random.default_rng(1)
+    assert all(_placed(rng, 8, 48, 1.02).verdict == "faster" for _ in range(20))
+
+
+def test_loads_of_unequal_shares() -> None:
+    compared = Comparison.of((2.0,) * 7, (1.0,) * 7, (2.0,) * 7, kind="measured", loads=3)
+    assert (compared.ratio, compared.low, compared.high) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("loads", [0, 8])
+def test_loads_without_samples_are_refused(loads: int) -> None:
+    with pytest.raises(ContractBroken, match="samples of"):
+        Comparison.of((1.0,) * 7, (1.0,) * 7, kind="measured", loads=loads)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,16 @@ class Pretender:
             raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
         return Outcome("timed", Timing((1.0, 1.0), (0.5, 0.5)))
 
-    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+    def check(self, cubin: bytes, first: int, count: int) -> Outcome:
+        if cubin == b"unrepeatable" and first + count > 20:
+            raise BadInput("k is not deterministic")
+        if cubin == b"slow to hang" and first + count > 20:
+            time.sleep(60)
+        wrong = cubin == b"wrong at 100" and first <= 100 < first + count
+        detail = "sample 100" if wrong else f"{first} + {count}"
+        return Outcome("wrong" if wrong else "agrees", detail=detail, spent={"check": 0.25})
+
+    def compare(self, cubin: bytes, rounds: int) -> Outcome:
         one = (1.0,) * rounds
         return Outcome("timed", Timing(one, one, one))
 
@@ -77,6 +87,45 @@ def test_a_comparison_runs_in_a_fresh_process() -> None:
         before = gpu.about["process"]
         assert gpu.compare(b"good", rounds=4, checks=1).timing is not None
         assert gpu.about["process"] != before
+
+
+def test_checks_go_out_in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+        asked: list[tuple[int, int]] = []
+        send = gpu._asked
+
+        def watched(question: tuple[Any, ...], seconds: float) -> Any:
+            asked.extend([question[2:]] if question[0] == "check" else [])
+            return send(question, seconds)
+
+        monkeypatch.setattr(gpu, "_asked", watched)
+        outcome = gpu.compare(b"good", rounds=4, checks=1000)
+        assert outcome.fate == "timed"
+        assert outcome.spent["check"] == 0.25 * len(asked)
+        assert asked[0] == (0, 16) and len(asked) < 8
+        ends = [first + count for first, count in asked]
+        assert [first for first, _ in asked[1:]] == ends[:-1] and ends[-1] == 1000
+        wrong = gpu.compare(b"wrong at 100", rounds=4, checks=1000)
+        assert (wrong.fate, wrong.detail, wrong.timing) == ("wrong", "sample 100", None)
+
+
+def test_what_comes_up_during_many_checks_ends_them() -> None:
+    """A kernel that does not repeat itself stops the job; a hang is noticed within the deadline."""
+    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+        with pytest.raises(BadInput, match="not deterministic"):
+            gpu.compare(b"unrepeatable", rounds=4, checks=50)
+        before = time.monotonic()
+        assert gpu.compare(b"slow to hang", rounds=4, checks=10**7).fate == "hang"
+        assert time.monotonic() - before < 15.0
+
+
+def test_a_device_works_while_its_user_does_something_else() -> None:
+    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+        for candidate, fate in ((b"good", "timed"), (b"fault", "fault"), (b"good", "timed")):
+            pending = gpu.start(candidate)
+            while not pending.ready():
+                time.sleep(0.01)
+            assert pending.wait().fate == fate
 
 
 @pytest.mark.parametrize(("name", "text"), [("unrepeatable", "deterministic"), ("crash", "code 3")])

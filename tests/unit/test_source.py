@@ -20,12 +20,13 @@ from nostall.core import (
     LaunchSpec,
     MissingPart,
     NostallError,
+    OtherShape,
     Scalar,
     UnsupportedArchitecture,
 )
 from nostall.tuning import kernel_file
 from nostall.tuning import source as module
-from nostall.tuning.source import Source, compile_triton, load_cubin
+from nostall.tuning.source import Source, compile_triton, launch_of, load_cubin
 
 triton = pytest.importorskip("triton")
 
@@ -415,3 +416,25 @@ def test_files_that_are_no_cubins(tmp_path: Path) -> None:
     for refused in ("refused.sm_103.cubin", "refused.sm_121.cubin"):
         with pytest.raises(UnsupportedArchitecture, match=r"sm_1[02][13].*supported"):
             load_cubin(NVCC / refused)
+
+
+def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:
+    """What is folded in is left out; what the compiler took for granted must stay so."""
+
+    def compiled(**values: int) -> LaunchSpec:
+        base = launch_of(kernels, "scale")
+        shape = OtherShape(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
+        found = compile_triton(
+            kernels, "scale", base.model_copy(update={"shapes": (shape,)}), "sm_80"
+        )
+        assert found.launch is not None
+        return found.launch
+
+    launch = compiled(n=999, stride=1)
+    assert LaunchSpec.model_validate(launch.model_dump()) == launch
+    (shape,) = launch.shapes
+    assert (shape.grid, shape.values) == ((4, 1, 1), {"n": 999})
+    assert launch.at(shape).args[2] == Scalar(name="n", dtype="i32", value=999)
+    for values in ({"stride": 2}, {"n": 1}):
+        with pytest.raises(BadLaunch, match="compiled for"):
+            compiled(**values)

@@ -8,16 +8,24 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from nostall.cli.checks import (
+    ChecksOption,
+    ColdOption,
+    SanitizerOption,
+    TimingOption,
+    ToleranceOption,
+    clock,
+    enough,
+)
+from nostall.cli.checks import tolerance as read_tolerance
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.cli.inputs import ArchOption, read_cubin
 from nostall.cli.inputs import source as read_source
 from nostall.core import BadInput, Comparison
 from nostall.gpu import Kernel, LocalGpu, Outcome, Plan, Timing
+from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.tuning.measured import Decision, decide
 from nostall.tuning.source import Source
-
-CHECKS = 4
-"""Fresh random inputs on which a candidate is compared bit by bit."""
 
 
 def bench(
@@ -33,9 +41,11 @@ def bench(
         Path | None, typer.Option(help="A changed cubin to check and time beside the original.")
     ] = None,
     rounds: Annotated[int, typer.Option(help="Interleaved samples of each.")] = 200,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Overwrite the L2 cache before each launch.")
-    ] = False,
+    checks: ChecksOption = 4,
+    tolerance: ToleranceOption = None,
+    timing: TimingOption = "graph",
+    cold: ColdOption = False,
+    sanitizer: SanitizerOption = False,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -55,18 +65,32 @@ def bench(
             f"{source.origin}: measuring needs to know how {source.kernel!r} is launched; give "
             "--launch spec.toml (grid, block, shared, args)"
         )
-    plan = Plan(cold=cold, seed=seed)
-    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch), plan) as gpu:
-        decision = decide(gpu, changed, rounds, CHECKS, seed)
+    near = read_tolerance(tolerance)
+    plan = Plan(cold=cold, seed=seed, clock=clock(timing), tolerance=near)
+    tried = Kernel(source.cubin, source.kernel, source.launch)
+    enough(checks)
+    if sanitizer:
+        compute_sanitizer.find()
+    with LocalGpu(tried, plan) as gpu:
+        decision = decide(gpu, changed, rounds, checks, seed)
         about = dict(gpu.about)
-    said = _described(source, candidate, decision, plan, about)
+    reports = compute_sanitizer.sanitize(tried, changed, plan) if sanitizer else {}
+    said = _described(source, candidate, decision, plan, about) | {
+        "checks": checks,
+        "sanitizer": {tool: vars(report) for tool, report in reports.items()} or None,
+    }
     if format is Format.JSON:
         show_json(said)
     elif decision.comparison is not None and decision.outcome.timing is not None:
         _show(source, candidate, decision.comparison, decision.outcome.timing, plan, about)
+        if candidate is not None:
+            out.print(f"outputs equal the original's {_how(plan)} on {checks} random inputs")
     else:
         out.print(f"{candidate}: {_failure(decision.outcome)}")
-    if decision.comparison is None:
+    if format is not Format.JSON:
+        for tool, report in reports.items():
+            out.print(f"{tool}: {report.answer}{': ' if report.detail else ''}{report.detail}")
+    if decision.comparison is None or any(r.answer == "errors" for r in reports.values()):
         raise typer.Exit(1)
 
 
@@ -81,6 +105,8 @@ def _described(
         "kind": "measured",
         "unit": "s",
         "cold": plan.cold,
+        "timing": plan.clock,
+        "tolerance": plan.tolerance.model_dump() if plan.tolerance else None,
         "seed": plan.seed,
         "fate": decision.outcome.fate,
         "detail": decision.outcome.detail,
@@ -114,6 +140,7 @@ def _show(
     if candidate is not None:
         rows.insert(1, (str(candidate), timing.candidate))
     warm = "cold L2 cache" if plan.cold else "warm caches"
+    warm += {"graph": "", "events": ", launch by launch", "cupti": ", by CUPTI"}[plan.clock]
     show_table(
         f"{source.kernel} on {about.get('gpu', 'an unknown GPU')}, measured, {warm}, us per launch",
         ("", "median", "2.5 %", "97.5 %", "samples", "TFLOPS"),
@@ -126,9 +153,12 @@ def _show(
     if candidate is not None:
         out.print(
             f"original / candidate: {compared.ratio:.4f} [{compared.low:.4f}, "
-            f"{compared.high:.4f}]: {compared.verdict} (outputs equal bit by bit on {CHECKS} "
-            "random inputs)"
+            f"{compared.high:.4f}]: {compared.verdict}"
         )
+
+
+def _how(plan: Plan) -> str:
+    return f"within {plan.tolerance}" if plan.tolerance else "bit by bit"
 
 
 def _row(values: tuple[float, ...], source: Source) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from nostall import farm
 from nostall.core import BadInput, Search
-from nostall.gpu import Device, Kernel, LocalGpu, Plan
+from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.search import make
 from nostall.tuning.chains import Chains
 from nostall.tuning.job import Settings
@@ -30,10 +30,10 @@ def measuring(
         )
     kernel, workers = Kernel(source.cubin, source.kernel, source.launch), settings.workers
     if scheduler is None and (workers is None or workers == 1):
-        with LocalGpu(kernel) as gpu:
+        with LocalGpu(kernel, settings.plan) as gpu:
             yield search, gpu
         return
-    opening = farm.Opening(kernel, Plan())
+    opening = farm.Opening(kernel, settings.plan)
     with farm.remote(scheduler, workers) if scheduler else farm.local(workers or 1) as works:
         try:
             yield Chains(search, works, opening), farm.FarmDevice(works, opening)

@@ -13,13 +13,24 @@ from typing import Annotated
 
 import typer
 
+from nostall.cli.checks import (
+    ChecksOption,
+    ColdOption,
+    SanitizerOption,
+    TimingOption,
+    ToleranceOption,
+    clock,
+    enough,
+)
+from nostall.cli.checks import tolerance as read_tolerance
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.inputs import ArchOption, best_assembled
 from nostall.cli.inputs import source as read_source
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring import measuring
 from nostall.cli.progress import Progress
-from nostall.core import BadInput, LaunchSpec, Run
+from nostall.core import BadInput, LaunchSpec, Run, Tolerance
+from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.sass.model.agreement import caution
 from nostall.search import make
@@ -69,6 +80,11 @@ def tune(
             "fastest.",
         ),
     ] = False,
+    checks: ChecksOption = 16,
+    tolerance: ToleranceOption = None,
+    timing: TimingOption = "graph",
+    cold: ColdOption = False,
+    sanitizer: SanitizerOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -85,7 +101,17 @@ def tune(
         if seconds is None and evaluations is None:
             seconds = 60.0
         settings = Settings(
-            strategy, seed, seconds, evaluations, objective=objective, workers=workers
+            strategy,
+            seed,
+            seconds,
+            evaluations,
+            objective=objective,
+            workers=workers,
+            checks=enough(checks),
+            clock=clock(timing),
+            cold=cold,
+            tolerance=read_tolerance(tolerance),
+            sanitizer=sanitizer,
         )
         _check(settings, scheduler)
         source = read_source(target, kernel, launch, arch)
@@ -127,6 +153,7 @@ def _reopen(
         data = (path / "original.cubin").read_bytes()
         spec = LaunchSpec.model_validate(saved["launch"]) if saved.get("launch") else None
         source = Source(data, saved["kernel"], spec, saved["origin"], saved["provenance"])
+        near = saved.get("tolerance")
         settings = Settings(
             saved["strategy"],
             saved["seed"],
@@ -135,6 +162,12 @@ def _reopen(
             saved["assumed_trips"],
             saved["objective"],
             workers=workers or saved.get("workers"),
+            rounds=saved.get("rounds", Settings.rounds),
+            checks=saved.get("checks", Settings.checks),
+            clock=clock(saved.get("clock", Settings.clock)),
+            cold=saved.get("cold", False),
+            tolerance=Tolerance.model_validate(near) if near else None,
+            sanitizer=saved.get("sanitizer", False),
         )
     except (OSError, KeyError, ValueError) as error:
         raise BadInput(f"{path} cannot be resumed ({error}); start the run anew") from error
@@ -152,6 +185,14 @@ def _check(settings: Settings, scheduler: str | None) -> None:
         raise BadInput("--workers and --scheduler spread measuring; give --objective gpu as well")
     if settings.seconds is not None and math.isnan(settings.seconds):
         raise BadInput("--seconds is not a number; give how many seconds to search, such as 60")
+    asked = settings.tolerance or settings.sanitizer or settings.cold or settings.clock != "graph"
+    if settings.objective != "gpu" and asked:
+        raise BadInput(
+            "--tolerance, --timing, --cold and --sanitizer say how a GPU measures; give "
+            "--objective gpu as well"
+        )
+    if settings.sanitizer:
+        compute_sanitizer.find()
     if settings.seed < 0:
         raise BadInput(f"--seed is {settings.seed}; give 0 or a greater whole number")
     _ = settings.budget
@@ -243,6 +284,11 @@ def _show(
     if starts := source.provenance.get("starts"):
         out.print(f"starts:   {starts}; searched from {source.provenance.get(ASSEMBLER, 'it')}")
     out.print(f"verifier: safe ({tuned.verdict.checked} instructions, both halves)")
+    if tuned.decision is not None and tuned.decision.comparison is not None:
+        near = f"within {settings.tolerance}" if settings.tolerance else "bit by bit"
+        out.print(f"outputs:  equal to the original's {near} on {settings.checks} random inputs")
+    for tool, said in tuned.sanitized.items():
+        out.print(f"{tool + ':':<9} {said.answer}{': ' if said.detail else ''}{said.detail}")
     out.print(f"report:   {page}")
     if before.kind == "modelled":
         err.print(caution())

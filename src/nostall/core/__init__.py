@@ -14,12 +14,13 @@ from nostall.core.errors import (
     NostallError,
     UnsupportedArchitecture,
 )
-from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
+from nostall.core.launch import Buffer, Constant, LaunchSpec, OtherShape, Scalar
 from nostall.core.measurement import Comparison, Measurement
 from nostall.core.objective import Objective
 from nostall.core.run import Run
 from nostall.core.search import Budget, Checkpoint, Observer, Search, SearchResult, Trial
 from nostall.core.space import Move, Space, Tags
+from nostall.core.tolerance import Tolerance
 
 __all__ = [
     "BadBinary",
@@ -43,12 +44,14 @@ __all__ = [
     "NostallError",
     "Objective",
     "Observer",
+    "OtherShape",
     "Run",
     "Scalar",
     "Search",
     "SearchResult",
     "Space",
     "Tags",
+    "Tolerance",
     "Trial",
     "UnsupportedArchitecture",
 ]

@@ -61,6 +61,18 @@ class Constant(Strict):
     constant: int | float | bool | str
 
 
+class OtherShape(Strict):
+    """Another launch of the same compiled kernel, on which it is checked too.
+
+    Given is what differs: the grid, scalars by name, shapes of buffers by name.  Scalars have to
+    keep what the compiler assumed of them (Triton: that a multiple of 16 is one).
+    """
+
+    grid: tuple[int, int, int] | None = None
+    values: dict[str, float | int] = Field(default_factory=dict)
+    buffers: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+
+
 class LaunchSpec(Strict):
     """Everything needed to compile (Triton), launch and judge a kernel.
 
@@ -69,7 +81,8 @@ class LaunchSpec(Strict):
 
     ``grid``, ``block`` and ``cluster`` are in blocks, threads and blocks; ``shared`` is dynamic
     shared memory in bytes; ``flops`` is the floating-point work of one launch; ``trips`` gives
-    loop trip counts by the loop's order in the kernel's text (others take the assumed default).
+    loop trip counts by the loop's order in the kernel's text (others take the assumed default);
+    ``shapes`` are further launches on which candidates are checked, but not timed.
     """
 
     grid: tuple[int, int, int] = (1, 1, 1)
@@ -81,6 +94,7 @@ class LaunchSpec(Strict):
     num_stages: int = Field(default=3, ge=1)
     flops: float | None = Field(default=None, gt=0)
     trips: dict[int, int] = Field(default_factory=dict)
+    shapes: tuple[OtherShape, ...] = ()
 
     @model_validator(mode="after")
     def _dimensions(self) -> LaunchSpec:
@@ -90,6 +104,36 @@ class LaunchSpec(Strict):
         if self.threads > 1024:
             raise ValueError(f"block {self.block} has {self.threads} threads; at most 1024")
         return self
+
+    @model_validator(mode="after")
+    def _others(self) -> LaunchSpec:
+        scalars = {a.name for a in self.args if isinstance(a, Scalar)}
+        buffers = {a.name for a in self.args if isinstance(a, Buffer)}
+        for shape in self.shapes:
+            for given, known, what in (
+                (shape.values, scalars, "scalars"),
+                (shape.buffers, buffers, "buffers"),
+            ):
+                if unknown := sorted(set(given) - known):
+                    raise ValueError(
+                        f"shapes name {unknown[0]!r}; {what} here are: "
+                        f"{', '.join(sorted(known)) or '(none)'}"
+                    )
+            _ = self.at(shape)
+        return self
+
+    def at(self, shape: OtherShape) -> LaunchSpec:
+        """This launch with what ``shape`` changes, and no further shapes."""
+        args: list[Buffer | Scalar | Constant] = []
+        for arg in self.args:
+            update: dict[str, object] = {}
+            if isinstance(arg, Scalar) and arg.name in shape.values:
+                update = {"value": shape.values[arg.name]}
+            elif isinstance(arg, Buffer) and arg.name in shape.buffers:
+                update = {"shape": shape.buffers[arg.name]}
+            args.append(type(arg).model_validate({**arg.model_dump(), **update}))
+        changed = {**dict(self), "grid": shape.grid or self.grid, "args": tuple(args), "shapes": ()}
+        return LaunchSpec.model_validate(changed)
 
     @property
     def threads(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nostall.core.errors import ContractBroken
 
@@ -90,30 +91,54 @@ class Comparison:
         kind: Kind,
         seed: int = 0,
         resamples: int = 2000,
+        loads: int = 1,
     ) -> Comparison:
         """Compare paired samples: ``original[i]`` ran next to ``candidate[i]`` (and ``null[i]``).
 
         Without ``null`` (a deterministic model has no noise) the null interval is [1, 1].
+        Samples of several ``loads`` (equal shares, in order) are not independent: the bootstrap
+        then draws loads, and samples within them, so that what a load is worth by chance is part
+        of the interval (the two-stage bootstrap of Davison and Hinkley, 1997, section 3.8).
         """
         if len(original) != len(candidate) or not original:
             raise ContractBroken(
                 f"Comparison got {len(original)} original and {len(candidate)} candidate samples; "
                 "interleaved samples come in equal numbers, at least one each"
             )
+        if not 1 <= loads <= len(original):
+            raise ContractBroken(
+                f"Comparison got {len(original)} samples of {loads} loads; each has one or more"
+            )
         rng = np.random.default_rng(seed)
-        ratio, low, high = _interval(original, candidate, rng, resamples)
+        ratio, low, high = _interval(original, candidate, rng, resamples, loads)
         _, null_low, null_high = (
-            (1.0, 1.0, 1.0) if null is None else _interval(original, null, rng, resamples)
+            (1.0, 1.0, 1.0) if null is None else _interval(original, null, rng, resamples, loads)
         )
         return cls(ratio, low, high, null_low, null_high, kind)
 
 
 def _interval(
-    a: Sequence[float], b: Sequence[float], rng: np.random.Generator, resamples: int
+    a: Sequence[float], b: Sequence[float], rng: np.random.Generator, resamples: int, loads: int
 ) -> tuple[float, float, float]:
     """Median paired ratio a/b and its bootstrap 95 % interval."""
     ratios = np.asarray(a, dtype=np.float64) / np.asarray(b, dtype=np.float64)
-    draws = rng.integers(0, len(ratios), size=(resamples, len(ratios)))
+    if loads > 1:
+        draws = _drawn_by_load(len(ratios), rng, resamples, loads)
+    else:
+        draws = rng.integers(0, len(ratios), size=(resamples, len(ratios)))
     medians = np.median(ratios[draws], axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
     return float(np.median(ratios)), float(low), float(high)
+
+
+def _drawn_by_load(
+    count: int, rng: np.random.Generator, resamples: int, loads: int
+) -> NDArray[np.int64]:
+    """Indices of samples: ``loads`` drawn loads, from each as many samples as the largest has."""
+    parts = np.array_split(np.arange(count), loads)
+    sizes = np.array([len(part) for part in parts])
+    firsts = np.array([part[0] for part in parts])
+    chosen = rng.integers(0, loads, size=(resamples, loads))
+    within = rng.random((resamples, loads, int(sizes.max()))) * sizes[chosen][..., None]
+    indices: NDArray[np.int64] = firsts[chosen][..., None] + within.astype(np.int64)
+    return indices.reshape(resamples, -1)

@@ -1,4 +1,4 @@
-"""Inputs and expected outputs of a kernel, kept in device memory and compared there."""
+"""Inputs and expected outputs of a kernel: made, kept and compared in device memory."""
 
 from __future__ import annotations
 
@@ -6,97 +6,97 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from nostall.core.errors import BadInput
 from nostall.core.launch import Buffer, LaunchSpec
-from nostall.gpu.driver import Cuda
+from nostall.core.tolerance import Tolerance
+from nostall.gpu import device_code
+from nostall.gpu.driver import Cuda, DriverError, Loaded
 
-_TYPES: dict[str, Any] = {
-    "f16": np.float16,
-    "f32": np.float32,
-    "f64": np.float64,
-    "i8": np.int8,
-    "i16": np.int16,
-    "i32": np.int32,
-    "i64": np.int64,
-    "u8": np.uint8,
-    "u32": np.uint32,
-    "u64": np.uint64,
+WIDTHS = {
+    "f16": 2,
+    "bf16": 2,
+    "f32": 4,
+    "f64": 8,
+    **{f"{sign}{bits}": bits // 8 for sign in "iu" for bits in (8, 16, 32, 64)},
 }
+"""Bytes of one element."""
 _POISON = (0xFF, 0x5A)
 """Bytes that outputs hold before a checked launch, in turns: an output that is not written cannot
 equal the expected one for both."""
-
-_DIFFERING = b"""
-.version 7.0
-.target sm_75
-.address_size 64
-.visible .entry differing(.param .u64 a, .param .u64 b, .param .u64 n, .param .u64 count)
-{
- .reg .pred %p<3>;
- .reg .b32 %r<8>;
- .reg .b64 %d<12>;
- ld.param.u64 %d0, [a];
- ld.param.u64 %d1, [b];
- ld.param.u64 %d2, [n];
- ld.param.u64 %d3, [count];
- mov.u32 %r0, %ctaid.x;
- mov.u32 %r1, %ntid.x;
- mov.u32 %r2, %tid.x;
- mad.wide.u32 %d4, %r0, %r1, 0;
- cvt.u64.u32 %d5, %r2;
- add.u64 %d4, %d4, %d5;
- mov.u32 %r3, %nctaid.x;
- mul.wide.u32 %d6, %r3, %r1;
-LOOP:
- setp.ge.u64 %p0, %d4, %d2;
- @%p0 bra DONE;
- shl.b64 %d7, %d4, 2;
- add.u64 %d8, %d0, %d7;
- add.u64 %d9, %d1, %d7;
- ld.global.u32 %r4, [%d8];
- ld.global.u32 %r5, [%d9];
- setp.ne.u32 %p1, %r4, %r5;
- @%p1 red.global.add.u32 [%d3], 1;
- add.u64 %d4, %d4, %d6;
- bra LOOP;
-DONE:
- ret;
-}
-\0"""
-"""PTX that counts the 32-bit words in which two buffers differ."""
+_KEY = 0x5851F42D4C957F2D
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
 class _Place:
     spec: Buffer
+    count: int
     size: int
     padded: int
     pointer: int
 
 
 class Buffers:
-    """Device memory for one launch: working copies, ``count`` random inputs, expected outputs."""
+    """Device memory for one launch: working copies, ``sets`` random inputs, expected outputs.
 
-    def __init__(self, cuda: Cuda, launch: LaunchSpec, count: int, seed: int) -> None:
-        self.cuda = cuda
-        self.places = [_place(cuda, a) for a in launch.args if isinstance(a, Buffer)]
+    What a set holds follows from the seed and a *sample number* alone.  Raises :class:`BadInput`
+    when there is not enough memory.
+    """
+
+    def __init__(
+        self, cuda: Cuda, launch: LaunchSpec, sets: int, seed: int, tolerance: Tolerance | None
+    ) -> None:
+        self.cuda, self.seed, self.tolerance = cuda, seed, tolerance
+        self._owned: list[int] = []
+        args = [a for a in launch.args if isinstance(a, Buffer)]
+        _has_room(cuda, args, sets)
+        try:
+            self.places = [self._place(spec) for spec in args]
+            self._inputs = [
+                {p.spec.name: self._allocate(p.padded) for p in self._given()} for _ in range(sets)
+            ]
+            self._expected = [
+                {p.spec.name: self._allocate(p.padded) for p in self._results()}
+                for _ in range(sets)
+            ]
+            self._words = self._allocate(16)
+        except DriverError as error:
+            raise BadInput(_no_room(args, sets, cuda.memory()[0], str(error))) from error
         self.pointers = {place.spec.name: place.pointer for place in self.places}
-        self._inputs: list[dict[str, int]] = []
-        self._expected: dict[int, dict[str, int]] = {}
-        self._counter = cuda.allocate(16)
-        self._compare = cuda.load(_DIFFERING, "differing")
+        self._number, self._counter = self._words, self._words + 8
+        self._fill = {
+            p.spec.dtype: cuda.own(device_code.fill(p.spec.dtype), "fill") for p in self._given()
+        }
+        self._near = {p.spec.dtype: self._judge(p.spec.dtype) for p in self._results()}
+        self._advance = cuda.own(device_code.advance(), "advance")
         self._turn = 0
-        for number in range(count):
-            self._inputs.append({p.spec.name: cuda.allocate(p.padded) for p in self._given()})
-            self.refresh(number, np.random.default_rng([seed, number]))
 
-    def refresh(self, number: int, rng: np.random.Generator) -> None:
-        """Fill input set ``number`` with new random values; its expected outputs are gone."""
-        for place in self._given():
-            self.cuda.upload(self._inputs[number][place.spec.name], _random(place.spec, rng))
-        self._expected.pop(number, None)
+    def set_number(self, number: int) -> None:
+        """The sample that :meth:`make` makes next."""
+        self.cuda.upload_word(self._number, number)
+
+    def advance(self) -> None:
+        """On to the next sample; may be part of a graph."""
+        values = (self._number,)
+        self._launch(self._advance, 1, (values, (ctypes.c_void_p,)), threads=1)
+
+    def make(self, into: int) -> None:
+        """Fill input set ``into`` with the sample whose number is set; may be part of a graph."""
+        for position, place in enumerate(self._given()):
+            spec = place.spec
+            key = (self.seed * device_code.GOLDEN + (position + 1) * _KEY) & _MOST
+            values = (
+                self._inputs[into][spec.name],
+                place.count,
+                self._number,
+                key,
+                spec.low,
+                spec.high - spec.low,
+                spec.bound or 0,
+            )
+            types = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
+            reals = (ctypes.c_float, ctypes.c_float, ctypes.c_uint64)
+            self._launch(self._fill[spec.dtype], place.count, (values, (*types, *reals)))
 
     def restore(self, number: int) -> None:
         """Working copies as before a launch: inputs of set ``number``, poisoned outputs."""
@@ -115,21 +115,42 @@ class Buffers:
 
         Padding is part of the comparison, so it is set to zero first on both sides.
         """
-        kept: dict[str, int] = self._expected.setdefault(number, {})
         for place in self._results():
-            if place.spec.name not in kept:
-                kept[place.spec.name] = self.cuda.allocate(place.padded)
             self._clear_padding(place)
-            self.cuda.copy(kept[place.spec.name], place.pointer, place.padded)
-        self.cuda.synchronize()
+            self.cuda.copy(self._expected[number][place.spec.name], place.pointer, place.padded)
 
-    def wrong_words(self, number: int) -> int:
-        """How many 32-bit words of all outputs differ from the expected ones."""
-        self.cuda.fill(self._counter, 0, 4)
+    def clear_count(self) -> None:
+        self.cuda.fill(self._counter, 0, 8)
+
+    def count_wrong(self, number: int) -> None:
+        """Add the words (with a tolerance: floating-point elements) of all outputs that are not
+        what set ``number`` must give to the count; may be part of a graph."""
         for place in self._results():
             self._clear_padding(place)
-            self._count(place, self._expected[number][place.spec.name])
-        return int(self.cuda.download(self._counter, 4).view(np.uint32)[0])
+            near = self._near[place.spec.dtype]
+            expected = self._expected[number][place.spec.name]
+            bitwise = self.tolerance is None or place.spec.dtype not in device_code.FLOATING
+            count = place.padded // 4 if bitwise else place.count
+            limits = (0.0, 0.0) if bitwise else (self.tolerance.rtol, self.tolerance.atol)  # type: ignore[union-attr]
+            values = (place.pointer, expected, count, self._counter, *limits)
+            pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
+            self._launch(near, count, (values, (*pointers, ctypes.c_double, ctypes.c_double)))
+
+    def counted(self) -> int:
+        """The count; waits for the device."""
+        return self.cuda.download_word(self._counter)
+
+    def wrong(self, number: int) -> int:
+        """How many words or elements of the present outputs are not those of set ``number``."""
+        self.clear_count()
+        self.count_wrong(number)
+        return self.counted()
+
+    def release(self) -> None:
+        """Give the memory back; nothing can be launched on it any more."""
+        self.cuda.synchronize()
+        while self._owned:
+            self.cuda.free(self._owned.pop())
 
     def _given(self) -> list[_Place]:
         return [p for p in self.places if p.spec.role in ("in", "inout")]
@@ -137,39 +158,75 @@ class Buffers:
     def _results(self) -> list[_Place]:
         return [p for p in self.places if p.spec.role in ("out", "inout")]
 
+    def _place(self, spec: Buffer) -> _Place:
+        count, size, padded = _sizes(spec)
+        return _Place(spec, count, size, padded, self._allocate(padded))
+
+    def _allocate(self, size: int) -> int:
+        pointer = self.cuda.allocate(size)
+        self._owned.append(pointer)
+        return pointer
+
+    def _judge(self, dtype: str) -> Loaded:
+        if self.tolerance is not None and dtype in device_code.FLOATING:
+            return self.cuda.own(device_code.differing_beyond(dtype), "differing")
+        return self.cuda.own(device_code.differing(), "differing")
+
     def _clear_padding(self, place: _Place) -> None:
         if place.padded > place.size:
             self.cuda.fill(place.pointer + place.size, 0, place.padded - place.size)
 
-    def _count(self, place: _Place, expected: int) -> None:
-        words = place.padded // 4
-        blocks = min(1024, -(-words // 256))
-        values = (place.pointer, expected, words, self._counter)
+    def _launch(
+        self,
+        code: Loaded,
+        count: int,
+        packed: tuple[tuple[Any, ...], tuple[Any, ...]],
+        threads: int = 256,
+    ) -> None:
+        """A grid that strides over ``count`` elements."""
+        blocks = min(1024, -(-count // threads))
         self.cuda.call(
             "cuLaunchKernel",
-            self._compare.function,
+            code.function,
             *(blocks, 1, 1),
-            *(256, 1, 1),
+            *(threads, 1, 1),
             0,
             self.cuda.stream,
-            (values, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)),
+            packed,
             0,
         )
 
 
-def _place(cuda: Cuda, spec: Buffer) -> _Place:
-    width = 2 if spec.dtype == "bf16" else np.dtype(_TYPES[spec.dtype]).itemsize
-    size = int(np.prod(spec.shape)) * width
-    padded = -(-size // 16) * 16
-    return _Place(spec, size, padded, cuda.allocate(padded))
+def _sizes(spec: Buffer) -> tuple[int, int, int]:
+    """Elements, bytes, and bytes up to a multiple of 16."""
+    count = 1
+    for n in spec.shape:
+        count *= n
+    size = count * WIDTHS[spec.dtype]
+    return count, size, -(-size // 16) * 16
 
 
-def _random(spec: Buffer, rng: np.random.Generator) -> NDArray[Any]:
-    """Uniform values as the launch specification says."""
-    count = int(np.prod(spec.shape))
-    if spec.bound is not None:
-        return rng.integers(0, spec.bound, count).astype(_TYPES[spec.dtype])
-    values = rng.random(count, dtype=np.float32) * (spec.high - spec.low) + spec.low
-    if spec.dtype == "bf16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(_TYPES[spec.dtype])
+def needed(args: list[Buffer], sets: int) -> int:
+    """Bytes of device memory: a working copy of each buffer, and ``sets`` times what goes in and
+    what is expected."""
+    total = 0
+    for spec in args:
+        copies = {"in": sets, "out": sets, "inout": 2 * sets, "scratch": 0}[spec.role]
+        total += _sizes(spec)[2] * (1 + copies)
+    return total
+
+
+def _has_room(cuda: Cuda, args: list[Buffer], sets: int) -> None:
+    free, _ = cuda.memory()
+    if needed(args, sets) > free:
+        raise BadInput(_no_room(args, sets, free, "too little memory"))
+
+
+def _no_room(args: list[Buffer], sets: int, free: int, why: str) -> str:
+    largest = max(args, key=lambda spec: _sizes(spec)[1])
+    return (
+        f"the buffers of this launch do not fit on the GPU ({why}): {needed(args, sets):,} bytes "
+        f"are needed ({len(args)} buffers with {sets} sets of inputs and expected outputs; the "
+        f"largest is {largest.name!r} with {_sizes(largest)[1]:,} bytes), {free:,} are free; make "
+        "the shapes smaller, or end what else uses this GPU"
+    )

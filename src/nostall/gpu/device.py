@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from nostall.core.launch import LaunchSpec
+from nostall.core.tolerance import Tolerance
 
-Fate = Literal["timed", "wrong", "rejected", "fault", "hang"]
-"""What became of a candidate: timed; another result than the original; not loadable; it broke the
-CUDA context or the process; it did not end within its deadline."""
+Fate = Literal["timed", "agrees", "wrong", "rejected", "fault", "hang"]
+"""What became of a candidate: timed; checked only, and no difference found; another result than the
+original; not loadable; it broke the CUDA context or the process; it did not end within its
+deadline."""
+
+Clock = Literal["graph", "events", "cupti"]
+"""How launches are timed: many in one CUDA graph, between two events; one after the other as the
+host sends them, between two events; each alone, by CUPTI's time stamps of the kernel."""
+
+CLOCKS: tuple[Clock, ...] = ("graph", "events", "cupti")
 
 
 @dataclass(frozen=True)
@@ -26,10 +34,12 @@ class Kernel:
 class Plan:
     """How candidates are checked and timed.
 
-    ``batch_us``: microseconds of work in one timed CUDA graph; ``rounds``: pairs (original,
-    candidate) per candidate, interleaved; ``inputs``: different random inputs; ``cold``: the L2
-    cache is overwritten before each launch, which is then timed alone; ``deadline``: seconds that a
-    candidate may take.
+    ``batch_us``: microseconds of work in one timed sample; ``rounds``: pairs (original, candidate)
+    per candidate, interleaved; ``inputs``: different random inputs; ``cold``: the L2 cache is
+    overwritten before each launch, which is then timed alone; ``deadline``: seconds that a
+    candidate may take; ``tolerance``: how far floating-point outputs may be from the original's
+    (None: not a bit); ``loads``: how often original, candidate and null are loaded anew for a
+    comparison, because where a module happens to lie changes its time a little.
     """
 
     batch_us: float = 150.0
@@ -38,16 +48,22 @@ class Plan:
     cold: bool = False
     deadline: float = 10.0
     seed: int = 0
+    clock: Clock = "graph"
+    tolerance: Tolerance | None = None
+    loads: int = 8
 
 
 @dataclass(frozen=True)
 class Timing:
     """Seconds per launch; ``original[i]``, ``candidate[i]`` and ``null[i]`` (the original once
-    more) ran next to each other.  ``null`` is empty where none was asked for."""
+    more) ran next to each other.  ``null`` is empty where none was asked for.  The samples come
+    from ``loads`` loads of all three, in equal shares and in this order (as ``numpy.array_split``
+    divides them)."""
 
     original: tuple[float, ...]
     candidate: tuple[float, ...]
     null: tuple[float, ...] = ()
+    loads: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,4 +91,22 @@ class Device(Protocol):
     @property
     def about(self) -> Mapping[str, str]:
         """GPU, driver, clocks, temperature and power as found."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An answer that is awaited.  ``ready`` says whether it is there, ``wait`` gives it; it has to
+    be taken before anything else is asked of the device."""
+
+    ready: Callable[[], bool]
+    wait: Callable[[], Outcome]
+
+
+@runtime_checkable
+class Overlapping(Protocol):
+    """A device that works while its user does something else."""
+
+    def start(self, cubin: bytes) -> Pending:
+        """Begin what ``evaluate`` does."""
         ...

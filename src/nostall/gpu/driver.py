@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,13 @@ class Loaded:
 
 
 class Cuda:
-    """One device's primary context, used from one thread."""
+    """One device's primary context, used from one thread.
 
-    def __init__(self, ordinal: int = 0) -> None:
-        try:
-            from cuda.bindings import driver
-        except ImportError as error:
-            raise MissingPart(
-                f"the CUDA driver bindings are missing ({error}); pip install 'nostall[gpu]'"
-            ) from error
-        self.cu = driver
+    ``driver`` is the module ``cuda.bindings.driver``, or a test's stand-in.
+    """
+
+    def __init__(self, ordinal: int = 0, driver: Any = None) -> None:
+        self.cu = driver or _bindings()
         try:
             self.call("cuInit", 0)
             self.device = self.call("cuDeviceGet", ordinal)
@@ -62,9 +59,16 @@ class Cuda:
                 f"no usable GPU number {ordinal} ({error}); `nostall doctor` shows what is "
                 "there; --objective model needs none"
             ) from error
+        if " MIG " in self.name:
+            raise MissingPart(
+                f"GPU number {ordinal} is a slice of one ({self.name}): others share its clocks, "
+                "power and memory, so times on it do not hold; measure on a whole GPU, or search "
+                "with --objective model"
+            )
         context = self.call("cuDevicePrimaryCtxRetain", self.device)
         self.call("cuCtxSetCurrent", context)
         self.stream = self.call("cuStreamCreate", 0)
+        self._own: dict[bytes, Loaded] = {}
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a driver function; its results, or :class:`DriverError`."""
@@ -97,16 +101,35 @@ class Cuda:
             self.call("cuFuncSetAttribute", function, limit, shared)
         return Loaded(module, function)
 
+    def own(self, ptx: bytes, kernel: str) -> Loaded:
+        """One of nostall's own kernels, loaded when it is first asked for."""
+        if ptx not in self._own:
+            self._own[ptx] = self.load(ptx, kernel)
+        return self._own[ptx]
+
     def unload(self, loaded: Loaded) -> None:
         self.call("cuModuleUnload", loaded.module)
 
     def allocate(self, size: int) -> int:
         return int(self.call("cuMemAlloc", size))
 
-    def upload(self, target: int, data: NDArray[Any]) -> None:
-        block = np.ascontiguousarray(data)
-        self.call("cuMemcpyHtoDAsync", target, block, block.nbytes, self.stream)
+    def free(self, pointer: int) -> None:
+        self.call("cuMemFree", pointer)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of device memory: free, in all."""
+        free, total = self.call("cuMemGetInfo")
+        return int(free), int(total)
+
+    def upload_word(self, target: int, value: int) -> None:
+        """Write 64 bits; what was asked for before has happened then."""
+        word = np.array([value], dtype=np.uint64)
+        self.call("cuMemcpyHtoDAsync", target, word, word.nbytes, self.stream)
         self.synchronize()
+
+    def download_word(self, source: int) -> int:
+        """Read 64 bits, after everything that was asked for before."""
+        return int(self.download(source, 8).view(np.uint64)[0])
 
     def download(self, source: int, size: int) -> NDArray[np.uint8]:
         out = np.empty(size, dtype=np.uint8)
@@ -160,10 +183,18 @@ class Cuda:
 
     def graph(self, loaded: Loaded, spec: LaunchSpec, arguments: Arguments, times: int) -> Any:
         """An executable CUDA graph of ``times`` launches, one after the other."""
+
+        def work() -> None:
+            for _ in range(times):
+                self.launch(loaded, spec, arguments)
+
+        return self.captured(work)
+
+    def captured(self, work: Callable[[], None]) -> Any:
+        """What ``work`` asks of the stream, as an executable CUDA graph."""
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self.call("cuStreamBeginCapture", self.stream, mode)
-        for _ in range(times):
-            self.launch(loaded, spec, arguments)
+        work()
         graph = self.call("cuStreamEndCapture", self.stream)
         executable = self.call("cuGraphInstantiate", graph, 0)
         self.call("cuGraphDestroy", graph)
@@ -184,6 +215,16 @@ class Cuda:
     def seconds(self, start: Any, end: Any) -> float:
         """Between two recorded events that have happened."""
         return float(self.call("cuEventElapsedTime", start, end)) * 1e-3
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise MissingPart(
+            f"the CUDA driver bindings are missing ({error}); pip install 'nostall[gpu]'"
+        ) from error
+    return driver
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from time import perf_counter
 import numpy as np
 
 from nostall.core.errors import BadInput
-from nostall.gpu.buffers import Buffers
+from nostall.gpu.checking import SEARCH, Checker
+from nostall.gpu.cupti import CuptiTimer
 from nostall.gpu.device import Kernel, Outcome, Plan, Timing
 from nostall.gpu.driver import Arguments, Cuda, DriverError, Loaded
-from nostall.gpu.timing import ColdTimer, GraphTimer, launches_for
+from nostall.gpu.timing import ColdTimer, EventTimer, Flush, GraphTimer, Timer, launches_for
 
 _ASKED = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks.max.sm"
 
@@ -21,20 +22,22 @@ _ASKED = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks.
 class Engine:
     """Owns the CUDA context of the worker.
 
-    Raises :class:`BadInput` when the original does not run, is for another architecture, or gives
-    different outputs for the same inputs.
+    Raises :class:`BadInput` when the original does not load or run, its buffers do not fit, or it
+    gives different outputs for the same inputs, and :class:`MissingPart` where the GPU or the clock
+    cannot be used.
     """
 
-    def __init__(self, kernel: Kernel, plan: Plan, ordinal: int = 0) -> None:
+    def __init__(
+        self, kernel: Kernel, plan: Plan, ordinal: int = 0, cuda: Cuda | None = None
+    ) -> None:
         self.kernel, self.plan, self.ordinal = kernel, plan, ordinal
-        self.cuda = Cuda(ordinal)
-        self.buffers = Buffers(self.cuda, kernel.launch, plan.inputs, plan.seed)
-        self.original = self._load(kernel.cubin)
-        given = sum(not hasattr(a, "constant") for a in kernel.launch.args)
-        extra = self.cuda.missing_parameters(self.original, given)
-        self.arguments = Arguments.of(kernel.launch, self.buffers.pointers, extra)
+        self.cuda = cuda or Cuda(ordinal)
+        self.original = self._load_original()
+        self.flush = Flush(self.cuda)
+        self.checker = Checker(self.cuda, kernel.name, kernel.launch, plan.inputs, plan, self.flush)
+        self.arguments: Arguments = self.checker.bind(self.original)
         for number in range(plan.inputs):
-            self._expect(number)
+            self.checker.expect(self.original, SEARCH + number, number)
         self.timer = self._timer()
 
     def about(self) -> Mapping[str, str]:
@@ -67,69 +70,96 @@ class Engine:
             return Outcome("rejected", detail=str(error), spent=clock.done("load"))
         clock.done("load")
         for number in range(self.plan.inputs):
-            wrong = self._wrong(candidate, number)
+            wrong = self.checker.wrong(candidate, number)
             if wrong:
                 self.cuda.unload(candidate)
-                detail = f"{wrong} words of the outputs differ on input set {number}"
+                detail = self.checker.said((number, wrong))
                 return Outcome("wrong", detail=detail, spent=clock.done("check"))
         clock.done("check")
         original, timed = self.timer.pairs([self.original, candidate], self.plan.rounds)
         self.cuda.unload(candidate)
         return Outcome("timed", Timing(tuple(original), tuple(timed)), spent=clock.done("time"))
 
-    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        """``checks`` fresh inputs against the original, then interleaved triples."""
+    def check(self, cubin: bytes, first: int, count: int) -> Outcome:
+        """Compare the outputs of ``count`` samples from number ``first`` on, in the launch itself
+        and in each of its further shapes."""
         clock = _Parts()
         try:
-            candidate, again = self._load(cubin), self._load(self.kernel.cubin)
+            candidate = self._load(cubin)
         except DriverError as error:
             return Outcome("rejected", detail=str(error), spent=clock.done("load"))
         clock.done("load")
-        for check in range(checks):
-            self.buffers.refresh(0, np.random.default_rng([self.plan.seed, 1, check]))
-            self._expect(0)
-            wrong = self._wrong(candidate, 0)
-            if wrong:
-                detail = f"{wrong} words of the outputs differ on fresh input {check}"
-                return Outcome("wrong", detail=detail, spent=clock.done("check"))
-        clock.done("check")
-        samples = self.timer.pairs([self.original, candidate, again], rounds)
-        spent = clock.done("time")
-        return Outcome("timed", Timing(*(tuple(s) for s in samples)), spent=spent)
+        launch = self.kernel.launch
+        found = self.checker.first_wrong(self.original, candidate, first, count)
+        detail = self.checker.said(found) if found else ""
+        for number, shape in enumerate(launch.shapes):
+            if detail:
+                break
+            other = Checker(self.cuda, self.kernel.name, launch.at(shape), 1, self.plan, self.flush)
+            found = other.first_wrong(self.original, candidate, first, count)
+            detail = f"{other.said(found)} of further shape {number}" if found else ""
+            other.release()
+        self.cuda.unload(candidate)
+        return Outcome("wrong" if detail else "agrees", detail=detail, spent=clock.done("check"))
+
+    def compare(self, cubin: bytes, rounds: int) -> Outcome:
+        """Interleaved triples original, candidate, original again, over several loads of each.
+
+        Where a module lies in memory changes its time a little.  All loads stay until the end, so
+        that each lies elsewhere, and their order rotates.
+        """
+        clock = _Parts()
+        loads = max(1, min(self.plan.loads, rounds // 2))
+        try:
+            triples = [self._triple(cubin, turn) for turn in range(loads)]
+        except DriverError as error:
+            return Outcome("rejected", detail=str(error), spent=clock.done("load"))
+        clock.done("load")
+        samples: list[list[float]] = [[], [], []]
+        shares = [len(part) for part in np.array_split(np.arange(rounds), loads)]
+        for triple, share in zip(triples, shares, strict=True):
+            for kept, new in zip(samples, self.timer.pairs(triple, share), strict=True):
+                kept += new
+        original, changed, again = (tuple(s) for s in samples)
+        timing = Timing(original, changed, again, loads)
+        return Outcome("timed", timing, spent=clock.done("time"))
+
+    def _triple(self, cubin: bytes, turn: int) -> list[Loaded]:
+        """Original, candidate and original again, loaded in an order that rotates."""
+        what = [self.kernel.cubin, cubin, self.kernel.cubin]
+        loaded: dict[int, Loaded] = {}
+        for step in range(3):
+            which = (turn + step) % 3
+            loaded[which] = self._load(what[which])
+        return [loaded[which] for which in range(3)]
 
     def _load(self, cubin: bytes) -> Loaded:
         return self.cuda.load(cubin, self.kernel.name, self.kernel.launch.shared)
 
-    def _launch(self, which: Loaded, number: int) -> None:
-        self.buffers.restore(number)
-        self.cuda.launch(which, self.kernel.launch, self.arguments)
-
-    def _wrong(self, candidate: Loaded, number: int) -> int:
-        self._launch(candidate, number)
-        return self.buffers.wrong_words(number)
-
-    def _expect(self, number: int) -> None:
-        """Run the original twice on one input set; it must repeat itself."""
-        self._launch(self.original, number)
-        self.buffers.expect(number)
-        wrong = self._wrong(self.original, number)
-        if wrong:
+    def _load_original(self) -> Loaded:
+        try:
+            return self._load(self.kernel.cubin)
+        except DriverError as error:
+            here = f"{self.cuda.name} (sm_{self.cuda.architecture})"
             raise BadInput(
-                f"{self.kernel.name} is not deterministic: {wrong} words of its outputs differ "
-                "between two launches on the same inputs, so no candidate could be checked bit by "
-                "bit; tune a kernel whose outputs repeat (no floating-point atomics, no unwritten "
-                "outputs)"
-            )
+                f"{self.kernel.name} cannot be loaded on {here}: {error}; compile it for "
+                f"sm_{self.cuda.architecture}, or measure on the GPU that it is for"
+            ) from error
 
-    def _timer(self) -> GraphTimer | ColdTimer:
-        if self.plan.cold:
-            return ColdTimer(self.cuda, self.kernel.launch, self.arguments)
-        spec, kept = self.kernel.launch, self.original
-        probe = GraphTimer(self.cuda, spec, self.arguments, 10, kept)
+    def _timer(self) -> Timer:
+        plan, spec = self.plan, self.kernel.launch
+        if plan.cold and plan.clock != "cupti":  # one launch at a time: there is nothing to batch
+            return ColdTimer(self.cuda, spec, self.arguments, self.flush)
+        probe = GraphTimer(self.cuda, spec, self.arguments, 10, self.original)
         probe.pairs([self.original], 10)
         seconds = float(np.median(probe.pairs([self.original], 5)[0]))
-        times = launches_for(seconds, self.plan.batch_us)
-        return GraphTimer(self.cuda, spec, self.arguments, times, kept)
+        times = launches_for(seconds, plan.batch_us)
+        if plan.clock == "cupti":
+            flush = self.flush if plan.cold else None
+            return CuptiTimer(self.cuda, spec, self.arguments, times, flush)
+        if plan.clock == "events":
+            return EventTimer(self.cuda, spec, self.arguments, times)
+        return GraphTimer(self.cuda, spec, self.arguments, times, self.original)
 
 
 class _Parts:

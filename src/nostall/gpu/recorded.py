@@ -27,11 +27,14 @@ class Record(BaseModel):
     original: tuple[float, ...] = ()
     candidate: tuple[float, ...] = ()
     null: tuple[float, ...] = ()
+    loads: int = 1
     spent: dict[str, float] = {}
 
     @property
     def outcome(self) -> Outcome:
-        timing = Timing(self.original, self.candidate, self.null) if self.original else None
+        timing = None
+        if self.original:
+            timing = Timing(self.original, self.candidate, self.null, self.loads)
         return Outcome(self.fate, timing, self.detail, self.spent)
 
 
@@ -74,6 +77,7 @@ class Recording:
                 original=timing.original,
                 candidate=timing.candidate,
                 null=timing.null,
+                loads=timing.loads,
                 spent=dict(outcome.spent),
             )
         )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import Any, Protocol
 
-from nostall.core.errors import BadInput, MissingPart, NostallError
-from nostall.gpu.device import Kernel, Outcome, Plan
+from nostall.core.errors import BadInput, NostallError
+from nostall.gpu.device import Kernel, Outcome, Pending, Plan
 
+_FIRST_SHARE = 16
+"""Samples that are asked for at once to begin with."""
 _START = 120.0
 """Seconds that a worker may take to start: the driver, the reference outputs, the first timing."""
 
@@ -22,7 +27,9 @@ class Works(Protocol):
 
     def evaluate(self, cubin: bytes) -> Outcome: ...
 
-    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome: ...
+    def check(self, cubin: bytes, first: int, count: int) -> Outcome: ...
+
+    def compare(self, cubin: bytes, rounds: int) -> Outcome: ...
 
 
 Make = Callable[[Kernel, Plan, int], Works]
@@ -58,12 +65,32 @@ class LocalGpu:
         return self._about
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        return self._ask(("evaluate", cubin), self.plan.deadline)
+        return self.start(cubin).wait()
+
+    def start(self, cubin: bytes) -> Pending:
+        """As :meth:`nostall.gpu.device.Overlapping.start`."""
+        return self._asked(("evaluate", cubin), self.plan.deadline)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        """As :meth:`nostall.gpu.device.Device.compare`.
+
+        Checks go out in shares of about a second, so that a hang is noticed however many there are.
+        """
         self._stop()
-        allowed = self.plan.deadline * (1 + (rounds + checks) / 20)
-        return self._ask(("compare", cubin, rounds, checks), allowed)
+        done, share, spent = 0, _FIRST_SHARE, Counter[str]()
+        while done < checks:
+            count, began = min(share, checks - done), monotonic()
+            outcome = self._asked(("check", cubin, done, count), self.plan.deadline).wait()
+            spent.update(outcome.spent)
+            if outcome.fate != "agrees":
+                return replace(outcome, spent=dict(spent))
+            done += count
+            if monotonic() - began < min(1.0, self.plan.deadline / 8):
+                share *= 4
+        allowed = self.plan.deadline * (1 + rounds / 20)
+        outcome = self._asked(("compare", cubin, rounds), allowed).wait()
+        spent.update(outcome.spent)
+        return replace(outcome, spent=dict(spent))
 
     def close(self) -> None:
         """End the worker."""
@@ -79,23 +106,37 @@ class LocalGpu:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, question: tuple[Any, ...], seconds: float) -> Outcome:
+    def _asked(self, question: tuple[Any, ...], seconds: float) -> Pending:
+        """Send a question."""
         if self._pipe is None:
             self._start()
         assert self._pipe is not None
+        pipe, until = self._pipe, monotonic() + seconds
         try:
-            self._pipe.send(question)
-            if not self._pipe.poll(seconds):
+            pipe.send(question)
+        except (EOFError, OSError) as error:
+            ended = self._ended(error)
+            return Pending(lambda: True, lambda: ended)
+        return Pending(pipe.poll, lambda: self._answer(pipe, until, seconds))
+
+    def _answer(self, pipe: Connection, until: float, seconds: float) -> Outcome:
+        try:
+            if not pipe.poll(max(0.0, until - monotonic())):
                 self._stop()
                 return Outcome("hang", detail=f"no answer within {seconds:g} s")
-            answer = self._pipe.recv()
+            answer = pipe.recv()
         except (EOFError, OSError) as error:
-            code = self._stop()
-            return Outcome("fault", detail=f"the worker ended ({error!r}, exit code {code})")
+            return self._ended(error)
         if isinstance(answer, Outcome):
             return answer
         self._stop()
+        if isinstance(answer, NostallError):  # the kernel or the machine cannot be measured at all
+            raise answer
         return Outcome("fault", detail=str(answer))
+
+    def _ended(self, error: BaseException) -> Outcome:
+        code = self._stop()
+        return Outcome("fault", detail=f"the worker ended ({error!r}, exit code {code})")
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -146,7 +187,7 @@ def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: in
     try:
         works = make(kernel, plan, ordinal)
         pipe.send(dict(works.about()))
-    except (BadInput, MissingPart) as error:
+    except NostallError as error:
         pipe.send(error)
         return
     except Exception as error:
@@ -157,6 +198,9 @@ def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: in
             verb, *arguments = question
             try:
                 pipe.send(getattr(works, verb)(*arguments))
+            except NostallError as error:
+                pipe.send(error)
+                return
             except Exception as error:
                 pipe.send(f"{type(error).__name__}: {error}")
                 return

@@ -40,6 +40,8 @@ class Compared(BaseModel):
     high: float = Field(gt=0)
     null_low: float = Field(gt=0)
     null_high: float = Field(gt=0)
+    checks: int | None = None
+    equal: str = "bit by bit"
     samples: _Samples
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import NO_TAGS, M, S, Tags
+from nostall.search.ahead import Ahead
 from nostall.search.loop import Point, Task, begin, move_to, run, settle
 from nostall.search.memo import Memo
 
@@ -97,6 +98,8 @@ class Anneal(Search):
             memo.note(0, memo.digest(space.key(task.start)), point.value)
         point = point._replace(memory=memo.restore(point.memory))
         looks = self.opening > 0 and objective.kind == "modelled"
+        early = objective.kind == "measured"
+        ahead = Ahead(space, lambda at, state, rng: at.propose(state, rng)) if early else None
 
         def step(point: Point[S]) -> Point[S] | Stop:
             memo.catch_up(point.evaluations)
@@ -116,10 +119,15 @@ class Anneal(Search):
                     return move_to(task, point, task.start, start, memory)
                 return move_to(task, point, point.best, point.best_measurement.value, memory)
             wanted = _FAVOURED if opening and float(task.rng.random()) < 0.5 else NO_TAGS
+            heat = self.hot * (self.cold / self.hot) ** part if phase == COOL else math.inf
+            if ahead is not None:
+                proposed = ahead.propose(point.current, task.rng)
+                if proposed is None:
+                    return _go_back(task, point)
+                return _measured_step(task, point, ahead, *proposed, heat)
             move = _draw(space, point.current, task.rng, _NEARBY if phase == DRIFT else wanted)
             if move is None:
                 return _go_back(task, point)
-            heat = self.hot * (self.cold / self.hot) ** part if phase == COOL else math.inf
             return _step(task, point, memo, move, heat)
 
         return run(task, point, step, lambda at: at.memory | memo.saved(at.evaluations))
@@ -154,27 +162,49 @@ def _step(task: Task[S, M], point: Point[S], memo: Memo, move: M, heat: float) -
         value = measurement.value
         memo.note(point.evaluations, digest, value)
     change = value - point.value
-    accepted = change <= 0 or _tolerated(change, heat, memory, task.rng)
+    accepted = change <= 0 or _tolerated(change, heat, memory, task.rng.random)
     if measurement is None:
         held = {**memory, "free": memory["free"] + 1}
         if accepted:
             return move_to(task, point, candidate, value, held)
         return move_to(task, point, point.current, point.value, held)
+    return settle(task, point, move, candidate, measurement, accepted, _learnt(memory, change))
+
+
+def _measured_step(
+    task: Task[S, M], point: Point[S], ahead: Ahead[S, M], move: M, candidate: S, heat: float
+) -> Point[S]:
+    """Measure ``candidate``; accept it by temperature.
+
+    Chance is asked first, so that the generator stands at the same place however this ends, and the
+    next proposals can be drawn while the device is busy.
+    """
+    chance = float(task.rng.random())
+    futures = ahead.look((candidate, point.current), task.rng)
+    measurement = task.measure_ahead(candidate, futures)
+    memory = {**point.memory, "walked": point.memory["walked"] + 1}
+    change = measurement.value - point.value
+    accepted = change <= 0 or _tolerated(change, heat, memory, lambda: chance)
+    return settle(task, point, move, candidate, measurement, accepted, _learnt(memory, change))
+
+
+def _learnt(memory: dict[str, float], change: float) -> dict[str, float]:
+    """The memory after a state was evaluated that costs ``change`` more."""
     held = {**memory, "free": 0.0, "throws": 0.0}
     if change != 0 and math.isfinite(change):
         held["spread"] += abs(change)
         held["seen"] += 1
-    return settle(task, point, move, candidate, measurement, accepted, held)
+    return held
 
 
 def _tolerated(
-    change: float, heat: float, memory: Mapping[str, float], rng: np.random.Generator
+    change: float, heat: float, memory: Mapping[str, float], chance: Callable[[], float]
 ) -> bool:
     """Whether to accept a change for the worse; ``heat`` is the temperature in mean changes."""
     if math.isinf(heat) or math.isinf(change):
         return not math.isinf(change)
     temperature = heat * memory["spread"] / max(1.0, memory["seen"])
-    return temperature > 0 and float(rng.random()) < math.exp(-change / temperature)
+    return temperature > 0 and float(chance()) < math.exp(-change / temperature)
 
 
 def _phase(progress: float, opening: float) -> tuple[int, float]:

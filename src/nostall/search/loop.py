@@ -8,7 +8,7 @@ the very same step again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, NamedTuple
@@ -66,6 +66,10 @@ class Task(Generic[S, M]):
     def measure(self, state: S) -> Measurement:
         """Evaluate one state; raises :class:`ContractBroken` when the objective miscounts."""
         return _measure(self.objective, [state])[0]
+
+    def measure_ahead(self, state: S, ahead: Iterator[S]) -> Measurement:
+        """The same, while the objective may prepare what ``ahead`` gives."""
+        return self.objective.measure(state, ahead)
 
     def progress(self, evaluations: int) -> float:
         """The part of the budget that is spent, 0 to 1.

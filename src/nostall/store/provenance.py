@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from nostall.core.launch import Strict
 from nostall.core.measurement import Answer, Comparison, Kind
+from nostall.core.tolerance import Tolerance
 from nostall.store.errors import BadStore
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -53,7 +54,8 @@ class Provenance(Strict):
     ``original`` and ``optimised`` are sha256 of the two files.  ``launch`` is what the gain was
     found with: the same bytes launched with other sizes are as safe, but were not measured.
     ``device`` is the GPU, driver, clocks and temperature as found; empty when ``kind`` is
-    ``modelled``.
+    ``modelled``.  ``checks`` is the number of random inputs on which outputs were compared; bit by
+    bit, unless ``tolerance`` says how far apart they were allowed to be.
     """
 
     schema_version: Literal[1] = 1
@@ -66,6 +68,8 @@ class Provenance(Strict):
     ratio: float = Field(gt=0)
     gpu: str | None
     device: dict[str, str]
+    checks: int | None = None
+    tolerance: Tolerance | None = None
     toolchain: dict[str, str]
     launch: dict[str, Any] | None
     verified: Verification

@@ -158,7 +158,8 @@ def _adopt(objective: MeasuredSchedules, found: Sequence[Found], scale: float) -
     for chain in found:
         kept += [[value * scale / chain.start.value, state] for value, state in chain.finalists]
         objective.fates.update(chain.fates)
-        objective.spent.update(chain.spent)
+        for part, seconds in chain.spent.items():
+            objective.spent[part] += seconds
         objective.faults += chain.faults
     objective.restore({"anchor": scale, "finalists": kept})
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from nostall.core import (
     Run,
     Search,
     SearchResult,
+    Tolerance,
     Trial,
 )
 from nostall.core.errors import ContractBroken
-from nostall.gpu import Device
+from nostall.gpu import Clock, Device, Kernel, Plan
+from nostall.gpu.sanitizer import Sanitized, sanitize
 from nostall.sass import Program, Verdict, validate
 from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
@@ -55,10 +57,19 @@ class Settings:
     rounds: int = 200
     checks: int = 16
     workers: int | None = None
+    clock: Clock = "graph"
+    cold: bool = False
+    tolerance: Tolerance | None = None
+    sanitizer: bool = False
 
     @property
     def budget(self) -> Budget:
         return Budget(self.seconds, self.evaluations)
+
+    @property
+    def plan(self) -> Plan:
+        """How a device is to check and time."""
+        return Plan(cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ class Tuned:
     retimed: int
     path: Path | None
     decision: Decision | None = None
+    sanitized: Mapping[str, Sanitized] = field(default_factory=dict[str, Sanitized])
 
     @property
     def ratio(self) -> float:
@@ -136,6 +148,8 @@ def tune(
         decision = decide(device, candidate, settings.rounds, settings.checks, settings.seed)
     better = decision.faster if decision is not None else found.ratio > 1.0
     improved = better and candidate != source.cubin
+    sanitized = _sanitized(source, candidate, settings) if improved else {}
+    improved = improved and all(said.answer != "errors" for said in sanitized.values())
     moved, retimed = _difference(space.start(), best) if improved else (0, 0)
     tuned = Tuned(
         cubin=candidate if improved else source.cubin,
@@ -146,10 +160,19 @@ def tune(
         retimed=retimed,
         path=run.path if run is not None else None,
         decision=decision,
+        sanitized=sanitized,
     )
     if run is not None:
         _keep(run, source, settings, program, tuned, measured)
     return tuned
+
+
+def _sanitized(source: Source, candidate: bytes, settings: Settings) -> Mapping[str, Sanitized]:
+    """What compute-sanitizer says of the winner, where it was asked for."""
+    if not settings.sanitizer or source.launch is None:
+        return {}
+    kernel = Kernel(source.cubin, source.kernel, source.launch)
+    return sanitize(kernel, candidate, settings.plan)
 
 
 def _verified(source: Source, candidate: bytes, run: Run | None) -> Verdict:
@@ -179,6 +202,12 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "evaluations": settings.evaluations,
         "assumed_trips": settings.assumed_trips,
         "workers": settings.workers,
+        "rounds": settings.rounds,
+        "checks": settings.checks,
+        "clock": settings.clock,
+        "cold": settings.cold,
+        "tolerance": settings.tolerance.model_dump() if settings.tolerance else None,
+        "sanitizer": settings.sanitizer,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }
@@ -262,7 +291,10 @@ def _keep(
     measured: MeasuredSchedules | None,
 ) -> None:
     run.write("best.cubin", tuned.cubin)
-    run.write("provenance.json", json.dumps(_provenance(source, program, tuned), indent=1).encode())
+    run.write(
+        "provenance.json",
+        json.dumps(_provenance(source, program, settings, tuned), indent=1).encode(),
+    )
     found = tuned.search
     result: dict[str, Any] = {
         "kind": found.best_measurement.kind,
@@ -282,12 +314,23 @@ def _keep(
     }
     if measured is not None and tuned.decision is not None:
         result |= {
-            "comparison": _comparison(tuned.decision),
+            "comparison": _comparison(tuned.decision) | _checked(settings),
             "fates": dict(measured.fates),
             "spent": {part: round(s, 3) for part, s in measured.spent.items()},
             "faults": measured.faults[:100],
+            "sanitizer": {tool: vars(said) for tool, said in tuned.sanitized.items()} or None,
         }
     run.finish("interrupted" if found.stopped == "interrupted" else "done", result)
+
+
+def _checked(settings: Settings) -> dict[str, Any]:
+    """On how much, and how strictly, the winner's outputs were compared with the original's."""
+    near = settings.tolerance
+    return {
+        "checks": settings.checks,
+        "equal": f"within {near}" if near else "bit by bit",
+        "tolerance": near.model_dump() if near else None,
+    }
 
 
 def _comparison(decision: Decision) -> dict[str, Any]:
@@ -315,7 +358,9 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _provenance(source: Source, program: Program, tuned: Tuned) -> Mapping[str, Any]:
+def _provenance(
+    source: Source, program: Program, settings: Settings, tuned: Tuned
+) -> Mapping[str, Any]:
     """Everything needed to know what the optimised bytes are and where they came from."""
     notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
     if program.sm >= 100:
@@ -331,6 +376,7 @@ def _provenance(source: Source, program: Program, tuned: Tuned) -> Mapping[str, 
         "best_sha256": hashlib.sha256(tuned.cubin).hexdigest(),
         "source": dict(source.provenance),
         "verified": _verdict(tuned.verdict),
+        "compared": _checked(settings) if tuned.decision is not None else None,
         "gain": {"kind": tuned.search.best_measurement.kind, "ratio": tuned.ratio},
         "notes": notes,
     }

@@ -9,23 +9,23 @@ original.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
 
 from nostall.core import BadInput, Comparison, Measurement, Objective
 from nostall.core.measurement import Kind
-from nostall.gpu import Device, Outcome
+from nostall.gpu import Device, Outcome, Overlapping
 from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
+from nostall.search.race import race as ran
 
 KEPT = 12
 """Candidates that stay finalists."""
-
-_REPEATS = (4, 12)
-"""How often finalists are measured anew in the rounds of the race."""
 
 
 class MeasuredSchedules(Objective[Schedule]):
@@ -44,12 +44,28 @@ class MeasuredSchedules(Objective[Schedule]):
         self._patcher = Patcher(space.program, space.function)
         self.anchor: float | None = None
         self.fates: Counter[str] = Counter()
-        self.spent: Counter[str] = Counter()
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self.faults: list[str] = []
+        self._ahead: list[tuple[Schedule, bytes]] = []
         self._best: list[tuple[float, bytes, Schedule]] = []
 
     def evaluate(self, states: Sequence[Schedule]) -> list[Measurement]:
-        return [self._evaluate(state) for state in states]
+        return [self.measure(state, iter(())) for state in states]
+
+    def measure(self, state: Schedule, ahead: Iterator[Schedule]) -> Measurement:
+        """One state; what ``ahead`` gives is patched while the device is busy."""
+        cubin = self._patched(state)
+        if not isinstance(self.device, Overlapping):
+            return self._judged(state, self.device.evaluate(cubin))
+        pending = self.device.start(cubin)
+        made: list[tuple[Schedule, bytes]] = []
+        try:
+            while not pending.ready() and (following := next(ahead, None)) is not None:
+                made.append((following, self._patched(following)))
+        finally:  # the answer is taken whatever happens, or the next question would get it
+            outcome = pending.wait()
+        self._ahead = made
+        return self._judged(state, outcome)
 
     def finalists(self) -> list[Schedule]:
         """The states with the best values so far, best first."""
@@ -66,10 +82,21 @@ class MeasuredSchedules(Objective[Schedule]):
         for value, state in saved["finalists"]:
             self._remember(self.space.load(state), value)
 
-    def _evaluate(self, state: Schedule) -> Measurement:
-        outcome = self.device.evaluate(self._patcher.patch(state))
+    def _patched(self, state: Schedule) -> bytes:
+        """The cubin of ``state``, from those made ahead where it is one of them."""
+        ahead, self._ahead = self._ahead, []
+        for known, cubin in ahead:
+            if known is state:
+                return cubin
+        began = perf_counter()
+        cubin = self._patcher.patch(state)
+        self.spent["patch"] += perf_counter() - began
+        return cubin
+
+    def _judged(self, state: Schedule, outcome: Outcome) -> Measurement:
         self.fates[outcome.fate] += 1
-        self.spent.update(outcome.spent)
+        for part, seconds in outcome.spent.items():
+            self.spent[part] += seconds
         if outcome.timing is None:
             self.faults.append(f"{outcome.fate}: {outcome.detail}")
             return Measurement("s", (), "measured", failure=f"{outcome.fate}: {outcome.detail}")
@@ -93,21 +120,19 @@ class MeasuredSchedules(Objective[Schedule]):
 
 
 def race(objective: MeasuredSchedules, states: Sequence[Schedule]) -> list[Schedule]:
-    """Measure the finalists again and again, dropping the slower half each time; best first.
+    """The finalists that were not shown to be slower than the original or another one; best first.
 
-    Old values do not count: they are why these states were chosen.
+    Old values do not count: they are why these states were chosen.  Each new one comes from a load
+    of its own and is a ratio to the original beside it.
     """
-    left = list(states)
-    for repeats in _REPEATS:
-        fresh: list[tuple[float, int]] = []
-        for number, state in enumerate(left):
-            found = [m for _ in range(repeats) for m in objective.evaluate([state])]
-            whole = all(m.failure is None for m in found)
-            value = float(np.median([s for m in found for s in m.samples])) if whole else np.inf
-            fresh.append((value, number))
-        ranked = [left[number] for value, number in sorted(fresh) if np.isfinite(value)]
-        left = ranked[: max(1, len(ranked) // 2)]
-    return left
+
+    def ratio(number: int) -> float:
+        (found,) = objective.evaluate([states[number]])
+        if found.failure is not None or objective.anchor is None:
+            return math.nan
+        return objective.anchor / found.value
+
+    return [states[number] for number in ran(ratio, len(states)).left]
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,11 @@ def decide(device: Device, cubin: bytes, rounds: int, checks: int, seed: int = 0
         return Decision(outcome, None)
     timing = outcome.timing
     comparison = Comparison.of(
-        timing.original, timing.candidate, timing.null, kind="measured", seed=seed
+        timing.original,
+        timing.candidate,
+        timing.null,
+        kind="measured",
+        seed=seed,
+        loads=timing.loads,
     )
     return Decision(outcome, comparison)

@@ -10,14 +10,14 @@ import contextlib
 import io
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
-from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
+from nostall.core.launch import Buffer, Constant, LaunchSpec, OtherShape, Scalar
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
@@ -318,11 +318,15 @@ def resolved(
         else arg
         for arg in args.values()
     ]
+    shapes = tuple(
+        _other(shape, launch, args, constants.keys(), clusters) for shape in launch.shapes
+    )
+    blocks = max([launch.blocks, *(launch.at(shape).blocks for shape in launch.shapes)])
     for kind in ("global", "profile"):
         size = int(getattr(metadata, f"{kind}_scratch_size", 0) or 0)
         name = f"{kind}_scratch"
         if size:
-            count = launch.blocks * clusters * size
+            count = blocks * clusters * size
             passed.append(Buffer(name=name, dtype="u8", shape=(count,), role="scratch"))
         else:
             passed.append(Scalar(name=name, dtype="u64", value=0))
@@ -334,5 +338,30 @@ def resolved(
             "block": (32 * int(metadata.num_warps), 1, 1),
             "cluster": (clusters, 1, 1),
             "shared": int(metadata.shared),
+            "shapes": shapes,
         }
     )
+
+
+def _other(
+    shape: OtherShape,
+    launch: LaunchSpec,
+    args: Mapping[str, Buffer | Scalar | Constant],
+    constants: Set[str],
+    clusters: int,
+) -> OtherShape:
+    """A further shape of the compiled kernel.  Raises :class:`BadLaunch` for a value that the
+    compiled code does not allow: Triton specialises on 1 and on multiples of 16."""
+    for name, value in shape.values.items():
+        known = args[name]
+        if not isinstance(known, Scalar) or known.dtype.startswith("f"):
+            continue
+        was = known.value
+        if (was == 1) != (value == 1) or (was % 16 == 0 and value % 16 != 0):
+            raise BadLaunch(
+                f"shapes give {name} = {value}, but the kernel is compiled for {name} = {was} (1 "
+                "and multiples of 16 are compiled in); give a value of the same kind"
+            )
+    x, y, z = shape.grid or launch.grid
+    passed = {name: value for name, value in shape.values.items() if name not in constants}
+    return shape.model_copy(update={"grid": (x * clusters, y, z), "values": passed})

@@ -49,6 +49,8 @@ def record(
         ratio=tuned.ratio,
         gpu=about.get("gpu"),
         device=about,
+        checks=settings.checks if kind == "measured" else None,
+        tolerance=settings.tolerance if kind == "measured" else None,
         toolchain={
             "nostall": __version__,
             "python": platform.python_version(),
@@ -58,7 +60,9 @@ def record(
         launch=described.pop("launch"),
         verified=_verification(tuned.verdict),
         comparison=_compared(tuned),
-        settings={k: described[k] for k in ("strategy", "seed", "seconds", "evaluations")},
+        settings={
+            k: described[k] for k in ("strategy", "seed", "seconds", "evaluations", "clock", "cold")
+        },
         notes=tuple(notes),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -1,0 +1,147 @@
+"""nostall's own PTX: accepted by ptxas, and computing what numpy computes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.gpu.fake_driver import NAMES, FakeDriver
+from tests.unit.gpu.ptx import Machine, parse
+
+from nostall.gpu import device_code
+
+DTYPES = ["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
+NUMPY = {"f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8"}
+COUNT, KEY = 700, 0xDEADBEEFCAFEF00D
+
+
+def kind(dtype: str) -> Any:
+    return np.dtype(NUMPY.get(dtype) or f"u{int(dtype[1:]) // 8}")
+
+
+def mixed(x: Any) -> Any:
+    """SplitMix64's output function."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def reference(dtype: str, number: int, low: float, span: float, bound: int, key: int = KEY) -> Any:
+    """What ``fill`` must give."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        base = mixed(np.array([number], np.uint64) * golden + np.uint64(key))
+        bits = mixed(np.arange(COUNT, dtype=np.uint64) * golden + base)
+    if dtype[0] in "iu":
+        return np.array([(int(b) * bound) >> 64 for b in bits], "u8").astype(kind(dtype))
+    unit = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    values = unit * np.float32(span) + np.float32(low)
+    if dtype == "bf16":
+        return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return values.astype(kind(dtype))
+
+
+def run(text: bytes, values: tuple[Any, ...], driver: FakeDriver, blocks: int = 2) -> None:
+    Machine(parse(text.rstrip(b"\0").decode()), values, blocks, 96).run(driver.at)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_are_those_of_the_formula(dtype: str) -> None:
+    driver, number = FakeDriver(), (1 << 40) + 5
+    _, word = driver.cuMemAlloc(8)
+    _, out = driver.cuMemAlloc(COUNT * kind(dtype).itemsize + 8)
+    driver.array(word, 1, "u8")[0] = number
+    run(
+        device_code.fill(dtype),
+        (out, COUNT, word, KEY, np.float32(-3), np.float32(5), 200),
+        driver,
+    )
+    made = driver.array(out, COUNT, kind(dtype))
+    assert made.tobytes() == reference(dtype, number, -3.0, 5.0, 200).tobytes()
+    beyond = driver.at(out + COUNT * kind(dtype).itemsize, 8)
+    assert set(beyond) == {0xCD}
+
+
+def test_samples_differ_and_fill_their_range() -> None:
+    first, second = (reference("f32", n, -1.0, 2.0, 0) for n in (0, 1))
+    assert (first == second).mean() < 0.01
+    assert -1 <= first.min() < -0.98 and 0.98 < first.max() < 1
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.15
+    assert abs(float(first.mean())) < 0.1
+
+
+def test_differing_words_are_counted_beyond_32_bits() -> None:
+    driver, rng = FakeDriver(), np.random.default_rng(0)
+    _, count = driver.cuMemAlloc(8)
+    pointers = [driver.cuMemAlloc(4 * COUNT)[1] for _ in range(2)]
+    a, b = (driver.array(p, COUNT, "u4") for p in pointers)
+    a[:] = rng.integers(0, 1 << 32, COUNT)
+    b[:] = a
+    b[rng.choice(COUNT, 17, replace=False)] ^= 1
+    driver.array(count, 1, "u8")[0] = (1 << 32) - 1
+    run(device_code.differing(), (*pointers, COUNT, count, 0.0, 0.0), driver)
+    assert driver.array(count, 1, "u8")[0] == (1 << 32) + 16
+
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e-8, 6e4, 1e-3]
+
+
+def near_pairs(dtype: str, rtol: float, atol: float) -> tuple[Any, Any, int]:
+    """Values got, values expected, and how many pairs of them are beyond the tolerance."""
+    rng = np.random.default_rng(1)
+    pairs = [(x, y) for x in SPECIAL for y in SPECIAL]
+    near = rng.normal(size=400)
+    pairs += zip(near * (1 + rng.normal(size=400) * 1e-2), near, strict=True)
+    raw = np.array(pairs, np.float32).T
+    if dtype == "bf16":
+        stored = (raw.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        seen = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    else:
+        stored = raw.astype(kind(dtype))
+        seen = stored.astype(np.float64)
+    got, expected = seen
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(got - expected)
+        within = np.isfinite(apart) & (apart <= atol + rtol * np.abs(expected))
+    bits = stored.view(f"u{stored.dtype.itemsize}")
+    wrong = int((~(within | (got == expected) | (bits[0] == bits[1]))).sum())
+    return stored[0], stored[1], wrong
+
+
+@pytest.mark.parametrize("dtype", sorted(device_code.FLOATING))
+@pytest.mark.parametrize(("rtol", "atol"), [(1e-2, 0.0), (0.0, 1e-3), (1e-3, 1e-4)])
+def test_a_tolerance_is_that_of_the_formula(dtype: str, rtol: float, atol: float) -> None:
+    driver = FakeDriver()
+    got, expected, wrong = near_pairs(dtype, rtol, atol)
+    assert 20 < wrong < len(got)
+    _, count = driver.cuMemAlloc(8)
+    pointers = [driver.cuMemAlloc(got.nbytes)[1] for _ in range(2)]
+    for pointer, values in zip(pointers, (got, expected), strict=True):
+        driver.array(pointer, len(got), values.dtype.str)[:] = values
+    driver.array(count, 1, "u8")[0] = 0
+    run(device_code.differing_beyond(dtype), (*pointers, len(got), count, rtol, atol), driver)
+    assert driver.array(count, 1, "u8")[0] == wrong
+
+
+def test_ptxas_accepts_everything(tmp_path: Path) -> None:
+    triton = pytest.importorskip("triton")
+    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    texts = [device_code.differing(), device_code.advance()]
+    texts += [device_code.fill(dtype) for dtype in DTYPES]
+    texts += [device_code.differing_beyond(dtype) for dtype in sorted(device_code.FLOATING)]
+    for text in texts:
+        assert text.endswith(b"\0")
+        source = tmp_path / "code.ptx"
+        source.write_bytes(text[:-1])
+        command = [str(ptxas), "-arch=sm_90", str(source), "-o", str(tmp_path / "code.cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_pretended_driver_has_only_names_of_the_real_one() -> None:
+    from cuda.bindings import driver
+
+    assert all(callable(getattr(driver, name)) for name in NAMES)
