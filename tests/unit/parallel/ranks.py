@@ -49,6 +49,7 @@ class Case:
 
 
 FOUR = ((0.25, (0,)), (0.5, (1,)), (0.75, (2,)), (1.0, (3,)))
+ANY_ORDER = ((0.25, (2,)), (0.5, (0,)), (0.75, (3,)), (1.0, (1,)))
 THREE = ((0.3, (0,)), (0.6, (1,)), (1.0, (2,)))
 TWO_TWO = ((0.4, (0, 1)), (1.0, (3, 2)))
 ONE_TWO_ONE = ((0.4, (2,)), (0.7, (0, 3)), (1.0, (1,)))
@@ -65,6 +66,7 @@ CASES = (
     Case("chain interleaved p2p", "chain", DEALT, "interleaved"),
     Case("chain interleaved torch", "chain", DEALT, "interleaved", engine="torch"),
     Case("chain 2:2 torch", "chain", TWO_TWO, "pb", engine="torch"),
+    Case("chain GPUs in any order torch", "chain", ANY_ORDER, "1f1b", engine="torch"),
     Case("chain one GPU idle", "chain", THREE, "pb", engine="torch"),
     Case("chain 3:1, slices of 2, 2 and 1", "chain", THREE_ONE, "pb", 10, 5),
     Case("chain 3:1, an empty slice", "chain", THREE_ONE, "pb", 8, 2),

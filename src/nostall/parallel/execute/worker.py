@@ -49,6 +49,8 @@ def main(order: Order, folder: Path) -> None:
 
 def work(order: Order) -> Ran:
     """Join the group, build the job, train."""
+    # Streams that share a queue wait for each other: messages for ones that wait for them.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     planned, plan, _ = load_plan(Path(order.plan))
     device = _device(order)
@@ -63,7 +65,14 @@ def work(order: Order) -> Ran:
     job = load_job(order.module)
     model = _model(job, planned)
     return run_plan(
-        model, planned, plan, order.steps, device, engine=order.engine, check=order.check
+        model,
+        planned,
+        plan,
+        order.steps,
+        device,
+        engine=order.engine,
+        check=order.check,
+        deadline=order.deadline,
     )
 
 
