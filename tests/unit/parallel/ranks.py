@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from tests.unit.parallel.cases import servers
@@ -24,6 +25,8 @@ from nostall.parallel.slices import Slices
 
 RANKS = 4
 STEPS = 5
+DEADLINE = 0.5
+"""Seconds of the wait that ends in vain."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,27 @@ def run(rank: int, folder: Path, models: dict[str, Any]) -> None:
         ran = run_plan(model, work, plan, STEPS, device, engine=case.engine, check=True)
         if rank == 0:
             (folder / f"{number}.json").write_text(json.dumps(asdict(ran)))
+    _wait_in_vain(rank, folder)
     dist.destroy_process_group()
+
+
+def _wait_in_vain(rank: int, folder: Path) -> None:
+    """Rank 0 waits for a message that rank 1 never sends."""
+    import torch
+    import torch.distributed as dist
+
+    from nostall.parallel.execute.failures import failure_of
+    from nostall.parallel.execute.groups import Groups
+
+    group = Groups(torch.device("cpu"), DEADLINE).of((0, 1), "onward", messages=True)
+    if rank == 0:
+        began = monotonic()
+        try:
+            dist.recv(torch.zeros(1), 1, group=group)
+        except RuntimeError as error:
+            said = {"kind": failure_of(error).kind, "seconds": monotonic() - began}
+            (folder / "late.json").write_text(json.dumps(said))
+    dist.barrier()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from nostall.core.errors import NostallError
 from nostall.core.run import write_atomically
 from nostall.parallel.errors import BadPlan
+from nostall.parallel.execute.failures import Failure, failure_of
 from nostall.parallel.execute.order import Order, Ran, error_file, result_file
 from nostall.parallel.execute.run import check_fits, run_plan
 from nostall.parallel.files import load_plan
@@ -34,12 +35,10 @@ def main(order: Order, folder: Path) -> None:
     try:
         ran = work(order)
     except NostallError as error:
-        _report(error_file(folder, rank), {"text": str(error), "code": error.exit_code})
+        _report(error_file(folder, rank), asdict(Failure(str(error), error.exit_code)))
         sys.exit(error.exit_code)
     except Exception as error:  # torch's own errors: a lost peer, a time-out, no memory
-        kind = "timeout" if "imed out" in str(error) or "imeout" in str(error) else "error"
-        text = f"{type(error).__name__}: {error}"
-        _report(error_file(folder, rank), {"text": text, "code": 3, "kind": kind})
+        _report(error_file(folder, rank), asdict(failure_of(error)))
         raise
     if rank == 0:
         _report(result_file(folder), asdict(ran))
