@@ -7,12 +7,15 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
 from nostall.core.run import write_atomically
 from nostall.parallel.outcome import Outcome
+from nostall.parallel.simulate.costs import Transfer
 from nostall.report.plan_text import ranges, sentences, stage_table
 from nostall.report.units import Scale, ticks
 
@@ -62,8 +65,7 @@ def _read(name: str) -> str:
 def gantt(found: Outcome) -> str:
     """The figure; times are modelled and the figure says so."""
     workers = max(found.timeline.costs.worker) + 1
-    links = len(found.timeline.costs.onward)
-    height = TOP + ROW * workers + LINK * (2 * links + len(found.plan.stages)) + FOOT
+    height = TOP + ROW * workers + LINK * len(_transfers(found)) + FOOT
     title = (
         f"{found.planner}, {found.plan.policy}, {found.plan.split}: modelled "
         f"{Scale('s', found.timeline.iteration_s)(found.timeline.iteration_s)}, "
@@ -86,6 +88,7 @@ def gantt(found: Outcome) -> str:
     )
 
 
+Floats = NDArray[np.float64]
 _Bar = tuple[float, float, float, float, str, str]
 """Top, height, start, seconds, colour, text."""
 
@@ -100,14 +103,23 @@ def _bars(found: Outcome, workers: int) -> Iterator[_Bar]:
                 if start >= 0:
                     text = f"{name} of micro-batch {m}, stage {s}"
                     yield top, ROW - 3, float(start), seconds, colour, text
-    transfers = (*timeline.costs.onward, *timeline.costs.back, *timeline.costs.allreduce)
-    first_reduce = 2 * len(timeline.costs.onward)
-    for t, transfer in enumerate(transfers):
-        top = TOP + ROW * workers + LINK * t
-        name = "transfer" if t < first_reduce else "all-reduce"
-        for start in timeline.sent[t]:
-            if start >= 0 and transfer.seconds > 0:
-                yield top, LINK - 2, float(start), transfer.seconds, _LINKS[name], name
+    for lane, (text, transfer, starts) in enumerate(_transfers(found)):
+        top = TOP + ROW * workers + LINK * lane
+        colour = _LINKS["all-reduce" if text.startswith("all-reduce") else "transfer"]
+        for start in starts:
+            if start >= 0:
+                yield top, LINK - 4, float(start), transfer.seconds, colour, text
+
+
+def _transfers(found: Outcome) -> list[tuple[str, Transfer, Floats]]:
+    """Name and starts of each boundary's direction and of each all-reduce that takes time."""
+    costs, stages = found.timeline.costs, range(len(found.plan.stages))
+    names = [f"{s} to {s + 1}" for s in stages[:-1]] + [f"{s + 1} to {s}" for s in stages[:-1]]
+    names += [f"all-reduce {s}" for s in stages]
+    every = zip(
+        names, (*costs.onward, *costs.back, *costs.allreduce), found.timeline.sent, strict=True
+    )
+    return [(name, transfer, sent) for name, transfer, sent in every if transfer.seconds > 0]
 
 
 def _draw(
@@ -122,16 +134,14 @@ def _draw(
 
 
 def _names(found: Outcome, workers: int) -> Iterator[str]:
-    stages, links = found.plan.stages, len(found.timeline.costs.onward)
+    stages = found.plan.stages
     for w in range(workers):
         mine = [s for s, worker in enumerate(found.timeline.costs.worker) if worker == w]
         gpus = stages[mine[0]].gpus
         text = f"stage {ranges(mine)}: GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
         yield f'<text x="8" y="{TOP + ROW * w + 16}">{_short(text)}</text>'
-    rows = [f"{s} to {s + 1}" for s in range(links)] + [f"{s + 1} to {s}" for s in range(links)]
-    rows += [f"all-reduce {s}" for s in range(len(stages))]
-    for t, text in enumerate(rows):
-        y = TOP + ROW * workers + LINK * t + LINK - 4
+    for lane, (text, _, _) in enumerate(_transfers(found)):
+        y = TOP + ROW * workers + LINK * lane + LINK - 4
         where = f'x="{LEFT - 8}" y="{y}"'
         yield f'<text {where} font-size="9" text-anchor="end" fill="#666">{text}</text>'
 
