@@ -2,11 +2,15 @@
 
     NCCL_NVLS_ENABLE=0 python -m benchmarks.parallel_gpu --gpus 2 --out OUT.json
     python -m benchmarks.parallel_gpu --gpus 2 --device cpu --tiny --out OUT.json    (a trial)
+    python -m benchmarks.parallel_gpu --gpus 4 --links slow --seconds 240 --out OUT.json
 
 Links and layers are measured first, then plans of several planners and orders are made (also for
 emulated slow links) and each is run for a few iterations.  The ranks are one process group that is
 started anew when a point fails or takes longer than its deadline.  Predictions use nothing that the
 runs tell.
+
+Points that OUT.json has measured already are kept, with the session that they are from, and not
+run again.  The file is written after every point, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,13 +29,15 @@ from time import monotonic, sleep
 from typing import Any
 
 from benchmarks.parallel_gpu_points import Point, cluster_with, make_points
-from benchmarks.parallel_gpu_summary import NO_TIME, show, summary
-from benchmarks.provenance import head
+from benchmarks.parallel_gpu_results import Results
+from benchmarks.parallel_gpu_summary import NO_TIME, show
 from nostall.core.run import write_atomically
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.profile import load_profile
 
-SET_UP_S, POINT_S, FIRST_POINT_S = 150.0, 45.0, 90.0
+SET_UP_S, POINT_S, FIRST_POINT_S = 150.0, 45.0, 60.0
+STACKS_S = 2.0
+"""Time for the ranks to print where they are before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--slow-gbytes", type=float, default=2.0)
     parser.add_argument("--seconds", type=float, default=330.0, help="no point begins later")
+    parser.add_argument("--links", choices=["fast", "slow", "both"], default="both")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     began = monotonic()
     options = Options(given.gpus, given.device, given.tiny, given.steps, given.slow_gbytes)
+    results = Results.at(given.out, options)
     folder = Path(tempfile.mkdtemp(prefix="nostall-parallel-gpu-"))
     ranks = Ranks(options, folder)
     ranks.start()
@@ -63,33 +72,24 @@ def main() -> None:
     fast = (folder / "cluster.toml").read_text()
     profiles = {p.stem: load_profile(p) for p in sorted((folder / "profiles").glob("*.json"))}
     clusters = {"fast": fast, "slow": cluster_with(fast, options.slow_gbytes)}
-    points = make_points(profiles, {k: parse_cluster(v, k) for k, v in clusters.items()}, folder)
+    if given.links != "both":
+        clusters = {given.links: clusters[given.links]}
+    parsed = {k: parse_cluster(v, k) for k, v in clusters.items()}
+    points = make_points(profiles, parsed, folder, results.done)
     print(f"{len(points)} points, {monotonic() - began:.0f} s so far", flush=True)
-    records = _run(ranks, points, folder, began + given.seconds)
-    found = summary(records)
-    show(records, found)
-    body = {
-        **head(),
-        "kind": "measured",
-        "options": asdict(options),
-        "about": json.loads((folder / "about.json").read_text()),
-        "cluster": fast,
-        "summary": found,
-        "records": records,
-    }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(given.out, (json.dumps(body, indent=1) + "\n").encode())
+    results.begin(json.loads((folder / "about.json").read_text()), fast)
+    _run(ranks, points, folder, began + given.seconds, results)
+    show(results.records, results.summary)
     print(f"{given.out}, {monotonic() - began:.0f} s")
 
 
-def _run(ranks: Ranks, points: list[Point], folder: Path, until: float) -> list[dict[str, Any]]:
+def _run(ranks: Ranks, points: list[Point], folder: Path, until: float, results: Results) -> None:
     """Every point, one after another; one that fails is recorded as failed."""
-    records = []
     deadline = FIRST_POINT_S
     for number, point in enumerate(points):
         record: dict[str, Any] = asdict(point)
         if monotonic() > until:
-            records.append({**record, "error": NO_TIME})
+            results.add({**record, "error": NO_TIME})
             continue
         if not ranks.alive:
             ranks.start()
@@ -103,11 +103,10 @@ def _run(ranks: Ranks, points: list[Point], folder: Path, until: float) -> list[
             record["error"] = str(error)
             ranks.stop()
         deadline = POINT_S
-        records.append(record)
+        results.add(record)
         print(_line(record), flush=True)
     write_atomically(folder / "next.json", json.dumps({"number": -1}).encode())
     ranks.stop(grace=5)
-    return records
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -159,10 +158,26 @@ class Ranks:
         while not path.exists():
             ended = [r for r, p in enumerate(self.processes) if p.poll() is not None]
             if ended or monotonic() > until:
-                said = (self.folder / f"rank-{ended[0] if ended else 0}.log").read_text()
                 why = f"rank {ended[0]} ended" if ended else f"not done in {seconds:.0f} s"
-                raise RuntimeError(f"{why}: {' / '.join(said.splitlines()[-3:])[-400:]}")
+                self._print_stacks()
+                said = (self._said(rank) for rank in (ended or range(len(self.processes))))
+                raise RuntimeError(f"{why}: {'; '.join(said)}")
             sleep(0.02)
+
+    def _print_stacks(self) -> None:
+        """Have every rank print where it is, so that a wait that does not end can be explained."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR1)
+        sleep(STACKS_S)
+
+    def _said(self, rank: int) -> str:
+        """Where a rank is, innermost call first, or the last that it printed."""
+        lines = (self.folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()
+        stacks = [i for i, line in enumerate(lines) if "most recent call first" in line]
+        shown = lines[stacks[-1] + 1 :][:6] if stacks else lines[-3:]
+        where = (line.strip().replace(f"{Path(sys.prefix)}/", "") for line in shown)
+        return f"rank {rank}: {' < '.join(where)}"[:600]
 
     def stop(self, grace: float = 0.0) -> None:
         until = monotonic() + grace

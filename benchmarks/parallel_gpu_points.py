@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,23 +73,38 @@ class Point:
     predicted_s: float
 
 
+def name_of(planner: str, policy: Policy | None, engine: str) -> str:
+    """What a point is called."""
+    words = (planner, policy, "(torch)" if engine == "torch" else None)
+    return " ".join(word for word in words if word)
+
+
 def cluster_with(toml: str, slow_gbytes: float) -> str:
     """The cluster with slower links, for messages and collectives alike."""
     return re.sub(r"\b(bandwidth|allreduce)_gbytes = \S+", rf"\1_gbytes = {slow_gbytes}", toml)
 
 
 def make_points(
-    profiles: Mapping[str, Profile], clusters: Mapping[str, Cluster], folder: Path
+    profiles: Mapping[str, Profile],
+    clusters: Mapping[str, Cluster],
+    folder: Path,
+    done: Collection[tuple[str, str, str]] = (),
 ) -> list[Point]:
-    """Plans, written to the folder; a plan that two planners find is run once, as the first's."""
+    """Plans, written to the folder; a plan that two planners find is run once, as the first's.
+
+    What is ``done`` (model, links, name) is left out, and so are links without a cluster.
+    """
     points: list[Point] = []
-    for (model, links), wanted in WANTED.items():
+    for (model, links), every in WANTED.items():
+        wanted = [w for w in every if (model, links, name_of(*w)) not in done]
+        if links not in clusters or not wanted:
+            continue
         profile = profiles[model]
         assert profile.batch is not None
         work = Workload(profile, clusters[links], MICRO_BATCHES * profile.batch)
         seen: dict[tuple[Any, ...], int] = {}
         for planner, policy, engine in wanted:
-            name = f"{planner} {policy}" if policy else planner
+            name = name_of(planner, policy, engine)
             try:
                 plan = make_plan(work, planner, Effort.of(work, seconds=4))
             except BadInput as error:
@@ -97,7 +112,6 @@ def make_points(
                 continue
             if policy:
                 plan = replace(plan, policy=policy, in_flight=None)
-            name = f"{name} (torch)" if engine == "torch" else name
             # In one stage all orders are one.
             key = (plan if len(plan.stages) > 1 else plan.stages, engine)
             if (known := seen.get(key)) is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 from datetime import timedelta
@@ -30,6 +32,7 @@ IDLE_S = 120.0
 
 
 def main(folder: Path) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     options = json.loads(os.environ["NOSTALL_OPTIONS"])
     rank = int(os.environ["RANK"])
     cuda = options["device"] == "cuda"

@@ -31,12 +31,14 @@ def _agreement(ran: Records) -> dict[str, float]:
     predicted = np.array([r["predicted_s"] for r in ran])
     measured = np.array([r["measured_s"] for r in ran])
     errors = np.abs(predicted / measured - 1)
-    return {
+    found = {
         "mape": float(errors.mean()),
         "worst_error": float(errors.max()),
-        "spearman": float(np.corrcoef(_ranks(predicted), _ranks(measured))[0, 1]),
         "worst_over_best": float(measured.max() / measured.min()),
     }
+    if len(set(predicted)) > 1 and len(set(measured)) > 1:  # else there is no order to compare
+        found["spearman"] = float(np.corrcoef(_ranks(predicted), _ranks(measured))[0, 1])
+    return found
 
 
 def _group(ran: Records) -> dict[str, float]:

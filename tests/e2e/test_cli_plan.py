@@ -64,7 +64,9 @@ def test_the_table_says_modelled_and_what_is_not_known(profile: Path, tmp_path: 
     assert done.code == 0, done.err
     assert "modelled iteration" in done.out and "modelled speed-up" in done.out
     assert "memory is a lower bound" in done.out
-    assert page.read_text().startswith("<!doctype html>")
+    text = page.read_text()
+    assert text.startswith("<!doctype html>") and "every time on this page is modelled" in text
+    assert "memory is a lower bound" in text and "<th>stage</th>" in text and "<svg" in text
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from nostall.parallel.plan.workload import ADAM_FP32, DEFAULT_GLOBAL_BATCH, HALF
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
 from nostall.parallel.profile import Profile, load_profile
 from nostall.report.gantt import write_gantt
-from nostall.report.units import Scale
+from nostall.report.plan_text import sentences, stage_table
 
 _PYTHON = re.compile(r"\.py(:|$)")
 
@@ -183,67 +183,7 @@ def _finish(
 
 
 def _show(found: Outcome) -> None:
-    time = Scale("s", found.timeline.iteration_s)
-    rows = []
-    for s, stage in enumerate(found.plan.stages):
-        costs, worker = found.timeline.costs, found.timeline.costs.worker[s]
-        onward = costs.onward[s].seconds if s < len(costs.onward) else 0.0
-        rows.append(
-            (
-                s,
-                f"{stage.first}-{stage.end - 1}",
-                _ranges(stage.gpus),
-                time(costs.forward[s]),
-                time(costs.backward[s] + costs.weight[s]),
-                time(onward),
-                time(costs.allreduce[s].seconds),
-                found.timeline.held[s],
-                f"{found.memory.peak[worker] / 2**30:.3g} of "
-                f"{found.memory.capacity[worker] / 2**30:.3g} GiB",
-            )
-        )
-    columns = (
-        "stage",
-        "layers",
-        "GPUs",
-        "forward",
-        "backward",
-        "onward",
-        "all-reduce",
-        "held",
-        "memory" if found.memory.measured else "memory at least",
-    )
-    work = found.work
-    show_table(f"{work.profile.name} on {work.cluster.name}", columns, rows)
-    again = ", re-computation" if found.plan.recompute else ""
-    out.print(
-        f"{found.planner}: {found.plan.split}, order {found.plan.policy}{again}, "
-        f"{work.micro_batches} micro-batches of {work.global_batch / work.micro_batches:.4g}"
-    )
-    out.print(
-        f"modelled iteration {time(found.timeline.iteration_s)}, modelled speed-up "
-        f"{found.speedup:.4g}x over one GPU ({found.busy_share:.0%} of the cluster busy)"
-    )
-    parts = found.parts()
-    if "closed_form_steady_s" in parts:
-        named = [
-            f"{k} {time(parts[f'closed_form_{k}_s'])}" for k in ("warm_up", "steady", "ending")
-        ]
-        out.print(f"closed form (DAPPLE's L): {', '.join(named)}".replace("_", "-"))
-    out.print(
-        f"no order beats {time(max(parts['busiest_resource_s'], parts['critical_path_s']))}; "
-        f"after the last backward pass {time(parts['after_last_backward_s'])}"
-    )
-    for note in found.notes():
-        out.print(f"note: {note}")
-
-
-def _ranges(gpus: tuple[int, ...]) -> str:
-    """0-7, 9 for the numbers 0 to 7 and 9."""
-    runs: list[list[int]] = []
-    for gpu in sorted(gpus):
-        if runs and runs[-1][1] == gpu - 1:
-            runs[-1][1] = gpu
-        else:
-            runs.append([gpu, gpu])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    columns, rows = stage_table(found)
+    show_table(f"{found.work.profile.name} on {found.work.cluster.name}", columns, rows)
+    for line in sentences(found):
+        out.print(line)

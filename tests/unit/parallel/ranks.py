@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from tests.unit.parallel.cases import servers
@@ -24,6 +25,8 @@ from nostall.parallel.slices import Slices
 
 RANKS = 4
 STEPS = 5
+DEADLINE = 0.5
+"""Seconds of the wait that ends in vain."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Case:
 
 
 FOUR = ((0.25, (0,)), (0.5, (1,)), (0.75, (2,)), (1.0, (3,)))
+ANY_ORDER = ((0.25, (2,)), (0.5, (0,)), (0.75, (3,)), (1.0, (1,)))
 THREE = ((0.3, (0,)), (0.6, (1,)), (1.0, (2,)))
 TWO_TWO = ((0.4, (0, 1)), (1.0, (3, 2)))
 ONE_TWO_ONE = ((0.4, (2,)), (0.7, (0, 3)), (1.0, (1,)))
@@ -65,6 +69,7 @@ CASES = (
     Case("chain interleaved p2p", "chain", DEALT, "interleaved"),
     Case("chain interleaved torch", "chain", DEALT, "interleaved", engine="torch"),
     Case("chain 2:2 torch", "chain", TWO_TWO, "pb", engine="torch"),
+    Case("chain GPUs in any order torch", "chain", ANY_ORDER, "1f1b", engine="torch"),
     Case("chain one GPU idle", "chain", THREE, "pb", engine="torch"),
     Case("chain 3:1, slices of 2, 2 and 1", "chain", THREE_ONE, "pb", 10, 5),
     Case("chain 3:1, an empty slice", "chain", THREE_ONE, "pb", 8, 2),
@@ -145,7 +150,27 @@ def run(rank: int, folder: Path, models: dict[str, Any]) -> None:
         ran = run_plan(model, work, plan, STEPS, device, engine=case.engine, check=True)
         if rank == 0:
             (folder / f"{number}.json").write_text(json.dumps(asdict(ran)))
+    _wait_in_vain(rank, folder)
     dist.destroy_process_group()
+
+
+def _wait_in_vain(rank: int, folder: Path) -> None:
+    """Rank 0 waits for a message that rank 1 never sends."""
+    import torch
+    import torch.distributed as dist
+
+    from nostall.parallel.execute.failures import failure_of
+    from nostall.parallel.execute.groups import Groups
+
+    group = Groups(torch.device("cpu"), DEADLINE).of((0, 1), "onward", messages=True)
+    if rank == 0:
+        began = monotonic()
+        try:
+            dist.recv(torch.zeros(1), 1, group=group)
+        except RuntimeError as error:
+            said = {"kind": failure_of(error).kind, "seconds": monotonic() - began}
+            (folder / "late.json").write_text(json.dumps(said))
+    dist.barrier()
 
 
 if __name__ == "__main__":

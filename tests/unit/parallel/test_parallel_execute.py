@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.parallel.ranks import CASES, STEPS, Case
+from tests.unit.parallel.ranks import CASES, DEADLINE, STEPS, Case
 
 for name in ("torch", "transformers"):
     pytest.importorskip(name, reason="running plans needs the extra nostall[torch-tests]")
@@ -36,9 +36,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    files = {case.name: f"{number}.json" for number, case in enumerate(CASES)}
     return {
-        case.name: json.loads((folder / f"{number}.json").read_text())
-        for number, case in enumerate(CASES)
+        name: json.loads((folder / file).read_text())
+        for name, file in {**files, "late": "late.json"}.items()
     }
 
 
@@ -50,3 +51,9 @@ def test_a_plan_trains_as_one_process_does(ran: dict[str, Any], case: Case) -> N
     assert found["losses"] == pytest.approx(found["reference_losses"], rel=1e-9)
     assert found["losses"][-1] < found["losses"][0]
     assert found["worst_gradient"] <= 1
+
+
+def test_waiting_for_a_message_ends_by_the_deadline_of_the_run(ran: dict[str, Any]) -> None:
+    """Not by torch's own for new groups, which is half an hour on gloo."""
+    assert ran["late"]["kind"] == "timeout"
+    assert DEADLINE <= ran["late"]["seconds"] < 30

@@ -18,6 +18,7 @@ from nostall.parallel.planners import PLANNERS, Effort, closed_form, make_plan
 from nostall.parallel.planners.baselines import balanced_cuts
 from nostall.parallel.planners.exhaustive import mappings, plans_of
 from nostall.parallel.planners.merging import candidate_cuts
+from nostall.parallel.planners.neighbourhood import PlanSpace
 from nostall.parallel.planners.ordering import device_order
 from nostall.parallel.planners.placement import place
 from nostall.parallel.profile import load_profile
@@ -170,3 +171,18 @@ def test_dapple_plans_bert_large_as_published() -> None:
     published = outcome(work, Plan(half, "pb"), "published")
     assert published.timeline.iteration_s <= 1.02 * best.timeline.iteration_s
     assert published.speedup == pytest.approx(14.5, rel=0.1)
+
+
+def test_gpus_deep_inside_two_stages_change_places() -> None:
+    """Links that all differ: the optimum is one swap of two second GPUs away from a far worse
+    plan, and exactly those swaps are offered that make a difference."""
+    work, _ = small(98)
+    found = simulated_s(work, make_plan(work, "nostall", Effort(600, 900)))
+    assert found <= simulated_s(work, make_plan(work, "exhaustive", Effort(600)))
+
+    alike = pipeline(4, 4)
+    space = PlanSpace(alike, Plan((Stage(0, 2, (0, 1)), Stage(2, 4, (2,))), "pb"))
+    assert alike.cluster.twins == (0, 0, 0, 0)
+    given = {(m.a, m.b, m.x) for m in space.moves(space.start()) if m.kind == "give"}
+    assert given == {(-1, 0, 3), (-1, 1, 3), (0, 1, 0), (0, -1, 0)}
+    assert not [m for m in space.moves(space.start()) if m.kind == "swap"]

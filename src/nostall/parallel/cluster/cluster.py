@@ -85,6 +85,26 @@ class Cluster:
             )
         )
 
+    @cached_property
+    def twins(self) -> tuple[int, ...]:
+        """Of each GPU the first one of its server that it can change places with unnoticed."""
+        found = list(range(len(self)))
+        for g in found:
+            for first in self.servers[self.server[g]]:
+                if first == g or (found[first] == first and self._same(first, g)):
+                    found[g] = first
+                    break
+        return tuple(found)
+
+    def _same(self, a: int, b: int) -> bool:
+        """Whether the cluster is the same with two GPUs exchanged."""
+        order = np.arange(len(self))
+        order[[a, b]] = b, a
+        return self.memory[a] == self.memory[b] and all(
+            np.array_equal(matrix[np.ix_(order, order)], matrix)
+            for matrix in (self.latency, self.bandwidth, self.allreduce_bandwidth)
+        )
+
     def allreduce_s(self, gpus: Sequence[int], size: float) -> float:
         """Seconds of a ring all-reduce of ``size`` bytes: 2 (r - 1) steps of size / r bytes.
 

@@ -13,12 +13,14 @@ import torch.distributed as dist
 
 from nostall.parallel.errors import BadModel
 from nostall.parallel.execute.gradients import GradientSums
-from nostall.parallel.execute.groups import group_of
+from nostall.parallel.execute.groups import Groups
 from nostall.parallel.execute.links import Link, Receipt, Tensors
 from nostall.parallel.execute.passes import StagePasses
 from nostall.parallel.execute.slow import Delays, SlowLinks
+from nostall.parallel.execute.warming import warm_up
 from nostall.parallel.module.job import on_device, part_of
 from nostall.parallel.module.model import Model
+from nostall.parallel.module.piece import Piece
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.program import Operation, program
 from nostall.parallel.slices import Slices
@@ -35,10 +37,11 @@ class Executor:
         model: Model,
         work: Workload,
         plan: Plan,
-        device: torch.device,
+        groups: Groups,
         slow: SlowLinks | None = None,
     ) -> None:
         agree(model)
+        device = groups.device
         self.model, self.work, self.plan, self.device = model, work, plan, device
         self.rank = dist.get_rank()
         self.slices = Slices(work, plan)
@@ -50,14 +53,15 @@ class Executor:
             s: model.stage_parameters(plan.stages[s].first, plan.stages[s].end) for s in self.stages
         }
         self.passes = {s: StagePasses(self.parameters[s], plan.recompute) for s in self.stages}
-        self._make_pieces()
+        self._firsts = self._make_pieces()
         delays = Delays(device) if slow is not None else None
-        self.gradients = GradientSums(model, plan, self.rank, device, slow, delays)
+        self.gradients = GradientSums(model, plan, self.rank, groups, slow, delays)
         self.gradients.broadcast()
-        self.links = self._links(slow, delays)
+        self.links = self._links(groups, slow, delays)
         self._local: dict[tuple[str, int, int], Tensors] = {}
         self._receipts: dict[Operation, Receipt] = {}
         self._last = {op.stage: op for op in self.operations if op.kind in "BW"}
+        self._cold = True
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
         """One iteration on a batch of the iteration's size; returns this rank's part of the loss.
@@ -66,6 +70,8 @@ class Executor:
         """
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         batch = (inputs, targets)
+        if self._cold:
+            self._warm_up(batch)
         for at, operation in enumerate(self.operations):
             for coming in self.operations[at : at + AHEAD]:
                 self._await(coming)
@@ -103,16 +109,22 @@ class Executor:
         self, s: int, m: int, first: int, end: int, batch: tuple[Any, Any]
     ) -> torch.Tensor | None:
         received = self._take(Operation("F", s, m), "onward", s - 1) if s else {}
-        samples = self.work.global_batch
-        inputs, targets = (on_device(part_of(v, samples, first, end), self.device) for v in batch)
-        stage = self.plan.stages[s]
-        piece = self.model.piece(stage.first, stage.end, end - first, self.device)
         mean = self.model.job.reduction == "mean"
-        weight = (end - first) / samples if mean else 1.0
-        sent, loss = self.passes[s].forward(m, piece, received, (inputs, targets), weight)
+        weight = (end - first) / self.work.global_batch if mean else 1.0
+        piece, part = self._piece(s, end - first), self._part(batch, first, end)
+        sent, loss = self.passes[s].forward(m, piece, received, part, weight)
         if s + 1 < len(self.plan.stages):
             self._give("onward", s, m, sent)
         return loss
+
+    def _piece(self, s: int, samples: int) -> Piece:
+        stage = self.plan.stages[s]
+        return self.model.piece(stage.first, stage.end, samples, self.device)
+
+    def _part(self, batch: tuple[Any, Any], first: int, end: int) -> tuple[Any, Any]:
+        part = part_of(batch, self.work.global_batch, first, end)
+        inputs, targets = on_device(part, self.device)
+        return inputs, targets
 
     def _await(self, operation: Operation) -> None:
         """Begin to receive what an operation needs from another rank."""
@@ -141,7 +153,9 @@ class Executor:
         else:
             link.send_backward(micro_batch, values)
 
-    def _links(self, slow: SlowLinks | None, delays: Delays | None) -> dict[int, Link]:
+    def _links(
+        self, groups: Groups, slow: SlowLinks | None, delays: Delays | None
+    ) -> dict[int, Link]:
         """Groups of all boundaries, made by every rank in the same order; links of this rank's."""
         found: dict[int, Link] = {}
         for boundary in range(len(self.plan.stages) - 1):
@@ -149,9 +163,9 @@ class Executor:
             if one == two:
                 continue
             ranks = (*one, *two)
-            groups = (
-                group_of(ranks, f"onward {boundary}", self.device, messages=True),
-                group_of(ranks, f"back {boundary}", self.device, messages=True),
+            ways = (
+                groups.of(ranks, f"onward {boundary}", messages=True),
+                groups.of(ranks, f"back {boundary}", messages=True),
             )
             if self.rank in ranks:
                 found[boundary] = Link(
@@ -161,21 +175,36 @@ class Executor:
                     boundary,
                     self.rank,
                     self.device,
-                    groups,
+                    ways,
                     slow,
                     delays,
                 )
         return found
 
-    def _make_pieces(self) -> None:
-        """Trace for every slice size that will come, so that no iteration waits for it."""
+    def _make_pieces(self) -> dict[tuple[int, int], int]:
+        """Trace for every slice size that will come, so that no iteration waits for it.
+
+        The micro-batch that comes first with each (stage, samples).
+        """
+        found: dict[tuple[int, int], int] = {}
         for operation in self.operations:
             if operation.kind == "F":
-                s = operation.stage
-                first, end = self.slices.part(s, self.replica, operation.micro_batch)
-                stage = self.plan.stages[s]
-                if first < end:
-                    self.model.piece(stage.first, stage.end, end - first, self.device)
+                s, m = operation.stage, operation.micro_batch
+                first, end = self.slices.part(s, self.replica, m)
+                if first < end and (s, end - first) not in found:
+                    self._piece(s, end - first)
+                    found[s, end - first] = m
+        return found
+
+    def _warm_up(self, batch: tuple[Any, Any]) -> None:
+        split = any(operation.kind == "W" for operation in self.operations)
+        for (s, samples), m in self._firsts.items():
+            piece, part = (
+                self._piece(s, samples),
+                self._part(batch, *self.slices.part(s, self.replica, m)),
+            )
+            warm_up(self.model, self.passes[s], piece, part, samples, self.device, split=split)
+        self._cold = False
 
 
 def agree(model: Model) -> None:

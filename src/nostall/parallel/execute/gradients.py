@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.groups import group_of
+from nostall.parallel.execute.groups import Groups
 from nostall.parallel.execute.slow import Delays, SlowLinks
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan
@@ -29,7 +29,7 @@ class GradientSums:
         model: Model,
         plan: Plan,
         rank: int,
-        device: torch.device,
+        groups: Groups,
         slow: SlowLinks | None = None,
         delays: Delays | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class GradientSums:
         for found in holders.values():
             key = tuple(sorted(found))
             if len(key) > 1 and key not in self.groups:
-                self.groups[key] = group_of(key, "gradients", device)
+                self.groups[key] = groups.of(key, "gradients")
         self.own = [by_id[i] for i, found in holders.items() if rank in found]
         self._key = {i: tuple(sorted(found)) for i, found in holders.items()}
         # Of each group, in the order in which a backward pass makes them: all ranks of a group send

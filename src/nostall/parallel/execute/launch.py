@@ -9,19 +9,22 @@ import sys
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from nostall.core.errors import BadInput, MissingPart
+from nostall.core.errors import NostallError
 from nostall.core.run import write_atomically
 from nostall.parallel.errors import BadPlan, RunFailed
+from nostall.parallel.execute.failures import Exit, Failure, cause
 from nostall.parallel.execute.order import Order, Ran, error_file, result_file
 
 _LOCAL = "localhost:0"
-_BAD_INPUT = 2
+_TAIL = 20_000
+"""Characters of a rank's output that are looked at when it fails."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def launch_ranks(order: Order, gpus: int, folder: Path, nodes: Nodes | None = No
         run_id=nodes.run or uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=nodes.endpoint,
+        rdzv_configs={"join_timeout": max(1, round(order.deadline))},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
@@ -64,43 +68,35 @@ def launch_ranks(order: Order, gpus: int, folder: Path, nodes: Nodes | None = No
         elastic_launch(config, sys.executable)("-m", "nostall.parallel.execute.worker", str(given))
     except ChildFailedError as failed:
         raise _cause(failed, order, folder, gpus) from failed
+    except SignalException as stopped:  # the agent turns signals into these
+        if stopped.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from stopped
+        raise SystemExit(128 + stopped.sigval) from stopped
+    except (RendezvousError, DistError) as lost:
+        line = str(lost).partition("\n")[0][:300]
+        raise RunFailed(
+            f"the machines of the run did not come together: {line}; run the same command on "
+            f"{nodes.count} machines, with an --endpoint ({nodes.endpoint}) that all can reach"
+        ) from lost
     if not result_file(folder).exists():
         return None
     return Ran(**json.loads(result_file(folder).read_text(encoding="utf-8")))
 
 
-def _cause(failed: ChildFailedError, order: Order, folder: Path, gpus: int) -> Exception:
-    """The one error worth telling: bad input first, then who died, then who waited in vain."""
-    told: dict[int, dict[str, Any]] = {
-        rank: json.loads(error_file(folder, rank).read_text(encoding="utf-8"))
+def _cause(failed: ChildFailedError, order: Order, folder: Path, gpus: int) -> NostallError:
+    told = {
+        rank: Failure(**json.loads(error_file(folder, rank).read_text(encoding="utf-8")))
         for rank in range(gpus)
         if error_file(folder, rank).exists()
     }
-    for rank in sorted(told):
-        if "kind" not in told[rank]:
-            text = told[rank]["text"]
-            return BadInput(text) if told[rank]["code"] == _BAD_INPUT else MissingPart(text)
-    logs = f"see {folder / 'logs'}"
-    first, failure = failed.get_first_failure()
-    deaths = {
-        rank: f.exitcode
-        for rank, f in failed.failures.items()
-        if f.exitcode < 0 and -f.exitcode != signal.SIGTERM
+    exits = {
+        rank: Exit(end.exitcode, end.timestamp, _printed(folder, end.local_rank))
+        for rank, end in failed.failures.items()
     }
-    if deaths:
-        rank, code = min(deaths.items())
-        return RunFailed(
-            f"rank {rank} was killed by {signal.Signals(-code).name}; the other ranks were "
-            f"stopped; {logs}, and start again"
-        )
-    for rank in sorted(told):
-        if told[rank]["kind"] == "error":
-            text = told[rank]["text"].splitlines()[0][:300]
-            return RunFailed(f"rank {rank} stopped: {text}; {logs}")
-    if told:
-        rank = min(told)
-        return RunFailed(
-            f"rank {rank} waited for another rank for more than {order.deadline:g} s; a rank "
-            f"hangs, or --deadline is too short; {logs}"
-        )
-    return RunFailed(f"rank {first} ended with exit code {failure.exitcode}; {logs}")
+    return cause(told, exits, order.deadline, str(folder / "logs"))
+
+
+def _printed(folder: Path, local_rank: int) -> str:
+    """The end of what a rank wrote to its standard error."""
+    files = sorted((folder / "logs").glob(f"*/attempt_0/{local_rank}/stderr.log"))
+    return files[-1].read_text(encoding="utf-8", errors="replace")[-_TAIL:] if files else ""

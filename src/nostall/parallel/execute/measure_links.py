@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.groups import group_of
+from nostall.parallel.execute.groups import Groups
 
 SMALL, LARGE = 1 << 16, 1 << 26
 """Bytes of the two messages that latency and bandwidth are worked out from."""
@@ -23,6 +23,7 @@ def measured_cluster(name: str, device: torch.device, memory_gib: float) -> str:
     if its ring were limited by one link (2 (r - 1) / r of its bytes pass each).
     """
     world = dist.get_world_size()
+    groups = Groups(device)
     reduce = _allreduce_bytes_per_s(device) if world > 1 else 0.0
     lines = [
         "# Measured by nostall.parallel.execute.measure_links.",
@@ -33,7 +34,7 @@ def measured_cluster(name: str, device: torch.device, memory_gib: float) -> str:
     ]
     for a in range(world):
         for b in range(a + 1, world):
-            latency, speed = _pair(a, b, device)
+            latency, speed = _pair(a, b, groups)
             lines += [
                 "[[links]]",
                 f"gpus = [{a}, {b}]",
@@ -41,12 +42,13 @@ def measured_cluster(name: str, device: torch.device, memory_gib: float) -> str:
                 f"allreduce_gbytes = {reduce * 1e-9:.6g}",
                 f"latency_us = {latency * 1e6:.6g}",
             ]
+    groups.close()
     return "\n".join(lines) + "\n"
 
 
-def _pair(a: int, b: int, device: torch.device) -> tuple[float, float]:
+def _pair(a: int, b: int, groups: Groups) -> tuple[float, float]:
     """Seconds and bytes per second of a message; the same on all ranks."""
-    group = group_of((a, b), "links", device)
+    device, group = groups.device, groups.of((a, b), "links")
     found = torch.zeros(2, dtype=torch.float64, device=device)
     rank = dist.get_rank()
     if rank in (a, b):

@@ -1,4 +1,4 @@
-"""Plans of equal replication on ``torch.distributed.pipelining``, over a pp x dp device mesh.
+"""Plans of equal replication on ``torch.distributed.pipelining``, over pp x dp ranks.
 
 Every replica number makes one pipeline of its own; gradients are summed over replicas (and over
 stages that share a parameter) once all micro-batches are through.  Tensors that skip stages are
@@ -7,18 +7,19 @@ handed through, because the runtime knows neighbours only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.executor import agree
 from nostall.parallel.execute.gradients import GradientSums
+from nostall.parallel.execute.groups import Groups
+from nostall.parallel.execute.passes import StagePasses
 from nostall.parallel.execute.private import make_schedule, make_stage
 from nostall.parallel.execute.slow import SlowLinks
+from nostall.parallel.execute.warming import warm_up
 from nostall.parallel.module.job import on_device, part_of
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.piece import Piece
@@ -85,7 +86,7 @@ class TorchPipeline:
         model: Model,
         work: Workload,
         plan: Plan,
-        device: torch.device,
+        groups: Groups,
         slow: SlowLinks | None = None,
     ) -> None:
         if why := stands_against(model, work, plan):
@@ -95,22 +96,31 @@ class TorchPipeline:
         if slow is not None:
             raise BadPlan("torch.distributed.pipelining cannot emulate slow links; use engine p2p")
         agree(model)
-        self.model, self.work, self.plan, self.device = model, work, plan, device
-        groups = list(dict.fromkeys(stage.gpus for stage in plan.stages))
-        self.mesh = DeviceMesh(device.type, torch.tensor(groups), mesh_dim_names=("pp", "dp"))
+        self.model, self.work, self.plan = model, work, plan
+        self.device = groups.device
+        mesh = list(dict.fromkeys(stage.gpus for stage in plan.stages))
         rank = dist.get_rank()
-        self.row = next((gpus for gpus in groups if rank in gpus), ())
+        self.row = next((gpus for gpus in mesh if rank in gpus), ())
         self.replica = self.row.index(rank) if self.row else 0
+        columns = list(zip(*mesh, strict=True))
+        self._groups = [groups.of(column, "pipeline", messages=True) for column in columns]
         self.slices = Slices(work, plan)
         self.own = [s for s, stage in enumerate(plan.stages) if stage.gpus == self.row]
-        self.gradients = GradientSums(model, plan, rank, device)
+        self.gradients = GradientSums(model, plan, rank, groups)
         self.gradients.broadcast()
         self.modules: list[_Module] = []
+        self._cold = True
         if self.row:
+            operations = program(work, plan)
+            column = columns[self.replica]
+            # A group numbers its ranks by size, whatever the order of their stages.
             rows = {
-                at: [f"{op.stage}{op.kind}{op.micro_batch}" for op in operations]
-                for at, operations in enumerate(self._in_order(groups))
+                sorted(column).index(r): [
+                    f"{op.stage}{op.kind}{op.micro_batch}" for op in operations[gpus]
+                ]
+                for r, gpus in zip(column, mesh, strict=True)
             }
+            self._split = any(op.kind == "W" for op in operations[self.row])
             stages = [self._stage(s) for s in self.own]
             self.schedule = make_schedule(stages, work.micro_batches, self._loss, rows)
 
@@ -131,6 +141,8 @@ class TorchPipeline:
                 )
                 for m in range(count)
             ]
+        if self._cold:
+            self._warm_up()
         numbers = torch.arange(count)
         losses: list[torch.Tensor] = []
         self.schedule.step(target=numbers, losses=losses, number=numbers, return_outputs=False)
@@ -139,9 +151,14 @@ class TorchPipeline:
             loss += part.detach()
         return loss
 
-    def _in_order(self, groups: Sequence[tuple[int, ...]]) -> list[Any]:
-        operations = program(self.work, self.plan)
-        return [operations[gpus] for gpus in groups]
+    def _warm_up(self) -> None:
+        for s, module in zip(self.own, self.modules, strict=True):
+            first, end = self.slices.part(s, self.replica, 0)
+            stage = self.plan.stages[s]
+            passes = StagePasses(self.model.stage_parameters(stage.first, stage.end), False)
+            part, size = module.parts[0], end - first
+            warm_up(self.model, passes, module.piece, part, size, self.device, split=self._split)
+        self._cold = False
 
     def _stage(self, s: int) -> Any:
         stage = self.plan.stages[s]
@@ -154,7 +171,7 @@ class TorchPipeline:
         if last:
             kind = self.model.loss_dtype
             sent = [torch.empty(1, dtype=kind, device=self.device, requires_grad=True)]
-        group = self.mesh.get_group("pp")
+        group = self._groups[self.replica]
         stages = len(self.plan.stages)
         return make_stage(self.modules[-1], s, stages, self.device, group, received, sent)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.check import Reference, optimizer_of
 from nostall.parallel.execute.executor import Executor
+from nostall.parallel.execute.groups import Groups
 from nostall.parallel.execute.order import Engine, Ran
 from nostall.parallel.execute.pipelining import TorchPipeline, stands_against
 from nostall.parallel.execute.slow import SlowLinks
@@ -33,14 +34,18 @@ def run_plan(
     engine: Engine = "auto",
     slow: SlowLinks | None = None,
     check: bool = False,
+    deadline: float | None = None,
 ) -> Ran:
     """Train for some steps; every rank calls this, with rank r on GPU r of the plan's cluster.
 
-    Raises :class:`BadPlan` for a plan of another model, or one that the engine cannot run.
+    ``deadline`` in seconds: the longest wait for another rank within a step; None is torch's own
+    for new process groups.  Raises :class:`BadPlan` for a plan of another model, or one that the
+    engine cannot run.
     """
     check_fits(model, work)
     reference = Reference(model.job, device) if check else None
-    runner = _engine(engine, slow, model, work, plan)(model, work, plan, device, slow)
+    groups = Groups(device, deadline)
+    runner = _engine(engine, slow, model, work, plan)(model, work, plan, groups, slow)
     names = {
         name: p
         for name, p in model.parameters.items()
@@ -71,6 +76,7 @@ def run_plan(
             optimizer.step()
             optimizer.zero_grad()
     _gather(ran, worst if check else None, device)
+    groups.close()
     return ran
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from nostall.core.errors import NostallError
 from nostall.core.run import write_atomically
 from nostall.parallel.errors import BadPlan
+from nostall.parallel.execute.failures import Failure, failure_of
 from nostall.parallel.execute.order import Order, Ran, error_file, result_file
 from nostall.parallel.execute.run import check_fits, run_plan
 from nostall.parallel.files import load_plan
@@ -34,12 +35,10 @@ def main(order: Order, folder: Path) -> None:
     try:
         ran = work(order)
     except NostallError as error:
-        _report(error_file(folder, rank), {"text": str(error), "code": error.exit_code})
+        _report(error_file(folder, rank), asdict(Failure(str(error), error.exit_code)))
         sys.exit(error.exit_code)
     except Exception as error:  # torch's own errors: a lost peer, a time-out, no memory
-        kind = "timeout" if "imed out" in str(error) or "imeout" in str(error) else "error"
-        text = f"{type(error).__name__}: {error}"
-        _report(error_file(folder, rank), {"text": text, "code": 3, "kind": kind})
+        _report(error_file(folder, rank), asdict(failure_of(error)))
         raise
     if rank == 0:
         _report(result_file(folder), asdict(ran))
@@ -49,6 +48,8 @@ def main(order: Order, folder: Path) -> None:
 
 def work(order: Order) -> Ran:
     """Join the group, build the job, train."""
+    # Streams that share a queue wait for each other: messages for ones that wait for them.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     planned, plan, _ = load_plan(Path(order.plan))
     device = _device(order)
@@ -63,7 +64,14 @@ def work(order: Order) -> Ran:
     job = load_job(order.module)
     model = _model(job, planned)
     return run_plan(
-        model, planned, plan, order.steps, device, engine=order.engine, check=order.check
+        model,
+        planned,
+        plan,
+        order.steps,
+        device,
+        engine=order.engine,
+        check=order.check,
+        deadline=order.deadline,
     )
 
 

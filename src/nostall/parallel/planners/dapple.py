@@ -7,15 +7,17 @@ data parallelism with overlapped all-reduce is the plan without steps.
 
 Our reading where the text is open: memory limits D to what fits (a stage that cannot hold one
 micro-batch is refused); the plan runs with PB warm-up, for which the closed form holds; and since
-the closed form knows nothing of boundaries that share a network port, the search runs three times,
-once limited to two stages ("as few stages as possible"), once to one GPU a stage ("straight"), and
-the simulator chooses among what each ranks first.
+the closed form knows nothing of boundaries that share a network port, there are four searches, of
+what each ranks first the simulator chooses: at most two stages ("as few stages as possible"), free,
+one server a stage (whose front parts T underrates, because it counts the other GPUs as one stage
+that reduces over the network), and one GPU a stage ("straight").
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numba import njit
@@ -31,6 +33,8 @@ from nostall.parallel.planners.placement import RULES, Used, add, gpus_of, place
 from nostall.parallel.simulate import simulated_s
 
 Floats = NDArray[np.float64]
+_Sizes = Literal["any", "one", "server"]
+"""GPUs that a stage may get: any number, one, or as many as a server has."""
 MOST_CUTS, MANY_GPUS_CUTS = 400, 40
 """Cut positions that are looked at, on clusters of up to ``ALL_SIZES`` GPUs and on larger ones;
 layers of longer models are merged."""
@@ -82,13 +86,16 @@ def _search(work: Workload, effort: Effort, recompute: bool) -> Plan | None:
     everything = tuple(range(len(work.cluster)))
     alone = Plan((Stage(0, len(work.profile), everything),), "pb", recompute=recompute)
     plans = [plan for plan in [fitted(work, alone)] if plan is not None]
-    for most, straight in ((2, False), (MOST_STAGES, False), (len(everything), True)):
-        if straight and len(everything) > MOST_STAGES:
-            continue
+    searches: list[tuple[int, _Sizes]] = [(2, "any"), (MOST_STAGES, "any")]
+    if 1 < len(work.cluster.servers) < min(len(everything), MOST_STAGES):
+        searches.append((len(work.cluster.servers), "server"))
+    if len(everything) <= MOST_STAGES:
+        searches.append((len(everything), "one"))
+    for most, sizes in searches:
         bound = min((closed_form(work, plan).total_s for plan in plans), default=np.inf)
-        states = _states(work, effort, recompute, most, np.inf if straight else bound, straight)
+        states = _states(work, effort, recompute, most, bound if sizes == "any" else np.inf, sizes)
         ranked = sorted(_complete(work, states), key=lambda pair: pair[0])
-        if straight:
+        if sizes == "one":
             ranked = [pair for pair in ranked if len(pair[1]) == len(everything)]
         for _, stages in ranked[:FINALISTS]:
             plan = fitted(work, Plan(stages, "pb", recompute=recompute))
@@ -98,13 +105,12 @@ def _search(work: Workload, effort: Effort, recompute: bool) -> Plan | None:
 
 
 def _states(
-    work: Workload, effort: Effort, recompute: bool, most: int, bound: float, straight: bool
+    work: Workload, effort: Effort, recompute: bool, most: int, bound: float, sizes: _Sizes
 ) -> dict[Used, _State]:
     """The best front part of at most ``most - 1`` stages for every (cut, GPUs in use).
 
-    ``straight`` gives each stage one GPU.  ``bound`` is the latency of a known plan.  L is at
-    least (M - 1) times the load of any stage, so front parts with a heavier stage, or which leave
-    too much for the other GPUs, are dropped.
+    ``bound`` is the latency of a known plan.  L is at least (M - 1) times the load of any stage, so
+    front parts with a heavier stage, or which leave too much for the other GPUs, are dropped.
     """
     many = len(work.cluster) > ALL_SIZES
     cuts = candidate_cuts(work, MANY_GPUS_CUTS if many else MOST_CUTS)
@@ -125,10 +131,10 @@ def _states(
                 continue
             actual = _used(work, state.stages[at])
             if actual not in steps:
-                steps[actual] = list(_steps(work, actual, straight))
+                steps[actual] = list(_steps(work, actual, sizes))
             for step in steps[actual]:
                 found = _extend(work, tables, cuts, states, state, at, step, bound)
-                bound = bound if straight else min(bound, found)
+                bound = min(bound, found) if sizes == "any" else bound
         if effort.over:
             break
     return states
@@ -166,18 +172,23 @@ def _empty(cuts: int) -> _State:
     return _State(np.full(cuts, np.inf), rows, [()] * cuts)
 
 
-def _steps(work: Workload, used: Used, straight: bool) -> Iterator[_Step]:
+def _counts(work: Workload, left: int, sizes: _Sizes) -> Sequence[int]:
+    """Numbers of GPUs that a next stage may get of those that are left, fewer than all."""
+    cluster = work.cluster
+    servers = {sum(map(len, cluster.servers[:k])) for k in range(len(cluster.servers))}
+    if sizes == "any" and len(cluster) <= ALL_SIZES:
+        return range(1, left)
+    powers = {2**k for k in range(left.bit_length())}
+    each = set(map(len, cluster.servers))
+    wanted = {"any": powers | servers, "one": {1}, "server": each}[sizes]
+    return sorted(n for n in wanted if 0 < n < left)
+
+
+def _steps(work: Workload, used: Used, sizes: _Sizes) -> Iterator[_Step]:
     """All placements of a next stage that leave at least one GPU for the last."""
     cluster = work.cluster
-    left = len(cluster) - sum(used)
-    sizes: Sequence[int] = range(1, left)
-    if len(cluster) > ALL_SIZES:
-        servers = {sum(map(len, cluster.servers[:k])) for k in range(len(cluster.servers))}
-        powers = {2**k for k in range(left.bit_length())}
-        sizes = sorted(n for n in powers | servers if 0 < n < left)
-    sizes = [n for n in sizes if n == 1] if straight else sizes
     seen = set()
-    for wanted in sizes:
+    for wanted in _counts(work, len(cluster) - sum(used), sizes):
         for rule in RULES:
             taken = place(cluster, used, wanted, rule)
             if taken in seen:

@@ -5,6 +5,7 @@ Plans with one stage a worker only; interleaved ones are compared as they come.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -28,11 +29,12 @@ class Move:
     """One change.  ``a`` and ``b`` are stages, -1 stands for the GPUs not in use.
 
     ``cut``: shift the end of stage a by x layers.  ``give``: GPU x goes from stage a to stage b.
-    ``swap``: GPU x of stage a and the first GPU of stage b change places.  ``split``: stage a in
-    two behind x eighths of its layers, the second with the last y eighths of its GPUs.  ``merge``:
-    stage a with the next.  ``divide``: stage a and the next are merged and split anew in one step,
-    because what lies between may be far worse; b = 1: the first gets the last GPUs.  ``order``:
-    policy number a.  ``hold``: stage a may hold x micro-batches more.
+    ``swap``: GPU x of stage a and GPU y of stage b change places.  Of GPUs that are alike only the
+    first of each stage goes.  ``split``: stage a in two behind x eighths of its layers, the second
+    with the last y eighths of its GPUs.  ``merge``: stage a with the next.  ``divide``: stage a and
+    the next are merged and split anew in one step, because what lies between may be far worse;
+    b = 1: the first gets the last GPUs.  ``order``: policy number a.  ``hold``: stage a may hold x
+    micro-batches more.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class PlanSpace(Space[Plan, Move]):
         self.first = first
         powers = range((len(work.profile) - 1).bit_length() + 1)
         self.steps = [sign << power for power in powers for sign in (1, -1)]
+        self.pairs = list(itertools.combinations(range(len(work.cluster)), 2))
 
     def start(self) -> Plan:
         return self.first
@@ -89,7 +92,7 @@ class PlanSpace(Space[Plan, Move]):
         return {
             "cut": (stages - 1) * len(self.steps),
             "give": gpus * (stages + 1),
-            "swap": gpus * (stages + 1),
+            "swap": gpus * (gpus - 1) // 2,
             "split": stages * (PARTS - 1) ** 2,
             "merge": stages - 1,
             "divide": (stages - 1) * 2 * (PARTS - 1) ** 2,
@@ -99,13 +102,14 @@ class PlanSpace(Space[Plan, Move]):
 
     def _numbered(self, state: Plan, kind: str, at: int) -> Move:
         """Move number ``at`` of a kind; distinct numbers are distinct moves."""
-        stages, gpus = len(state.stages), len(self.work.cluster)
         if kind == "cut":
             return Move("cut", at // len(self.steps), x=self.steps[at % len(self.steps)])
-        if kind in ("give", "swap"):
-            gpu = at % gpus
-            owner = next((s for s in range(stages) if gpu in state.stages[s].gpus), _UNUSED)
-            return Move(kind, owner, at // gpus - 1, gpu)
+        if kind == "give":
+            stage, gpu = divmod(at, len(self.work.cluster))
+            return Move("give", _holder(state, gpu), stage - 1, gpu)
+        if kind == "swap":
+            one, other = self.pairs[at]
+            return Move("swap", _holder(state, one), _holder(state, other), one, other)
         if kind == "split":
             stage, part = at // (PARTS - 1) ** 2, at % (PARTS - 1) ** 2
             return Move("split", stage, x=part // (PARTS - 1) + 1, y=part % (PARTS - 1) + 1)
@@ -149,6 +153,15 @@ class PlanSpace(Space[Plan, Move]):
         used = {g for s in state.stages for g in s.gpus}
         return [g for g in range(len(self.work.cluster)) if g not in used]
 
+    def _leaves(self, state: Plan, stage: int, gpu: int) -> bool:
+        """Whether a stage has the GPU, and no earlier one that would leave the same plan."""
+        held, twins = self._gpus(state, stage), self.work.cluster.twins
+        return gpu in held and not any(g < gpu and twins[g] == twins[gpu] for g in held)
+
+    def _trades(self, state: Plan, move: Move) -> bool:
+        twins = self.work.cluster.twins
+        return twins[move.x] != twins[move.y] and self._leaves(state, move.b, move.y)
+
     def _after(self, state: Plan, move: Move) -> Plan | None:
         """The plan after the move, or None where it is illegal or does not fit into memory."""
         if move.kind == "order":
@@ -159,12 +172,10 @@ class PlanSpace(Space[Plan, Move]):
             return self._hold(state, move)
         if not -1 <= min(move.a, move.b) <= max(move.a, move.b) < len(state.stages):
             return None
-        if move.kind in ("give", "swap") and move.x not in self._gpus(state, move.a):
+        if move.kind in ("give", "swap") and not self._leaves(state, move.a, move.x):
             return None
-        if move.kind == "swap" and not (others := self._gpus(state, move.b)):
+        if move.kind == "swap" and not self._trades(state, move):
             return None
-        if move.kind == "swap":
-            move = replace(move, y=others[0])
         stages = list(state.stages)
         changed = _CHANGES[move.kind](stages, move)
         if not changed:
@@ -182,6 +193,11 @@ class PlanSpace(Space[Plan, Move]):
             return None
         after = replace(state, in_flight=tuple(limits))
         return after if fitted(self.work, after) == after else None
+
+
+def _holder(state: Plan, gpu: int) -> int:
+    """The stage that uses a GPU."""
+    return next((s for s, stage in enumerate(state.stages) if gpu in stage.gpus), _UNUSED)
 
 
 def _cut(stages: list[Stage], move: Move) -> bool:
