@@ -65,7 +65,7 @@ def bench(
     elif decision.comparison is not None and decision.outcome.timing is not None:
         _show(source, candidate, decision.comparison, decision.outcome.timing, plan, about)
     else:
-        out.print(f"{candidate}: {_failure(decision.outcome)}")
+        out.print(f"{candidate or source.origin}: {_failure(decision.outcome)}")
     if decision.comparison is None:
         raise typer.Exit(1)
 

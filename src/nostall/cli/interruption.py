@@ -22,7 +22,9 @@ class Interruption:
         self._before: Any = None
 
     def __enter__(self) -> Interruption:
-        self._before = signal.signal(signal.SIGINT, self._hear)
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:  # as for a shell's background jobs
+            signal.signal(signal.SIGINT, self._hear)
         return self
 
     def __exit__(

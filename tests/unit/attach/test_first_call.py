@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -64,6 +65,38 @@ def test_tensors_become_buffers_of_all_that_their_storage_holds() -> None:
 def test_what_random_data_cannot_stand_in_for(kind: Any, value: Any, text: str) -> None:
     with pytest.raises(BadLaunch, match=text):
         _argument(kind, value)
+
+
+class Empty(Tensor):
+    """A tensor that holds nothing."""
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(nbytes=lambda: 16)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "grid", "why"),
+    [(Empty(), (1,), "sizes must be > 0"), (Tensor(), (0,), "each dimension must be >= 1")],
+)
+def test_a_launch_that_cannot_be_described_goes_on(
+    tensor: Tensor, grid: tuple[int], why: str, tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    """An empty tensor, or no blocks at all: nothing to tune, nothing to stop for."""
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    compiled = SimpleNamespace(
+        asm={"cubin": b"cubin"},
+        src=SimpleNamespace(signature={"a": "*fp32"}, constants={}),
+        metadata=SimpleNamespace(num_warps=4),
+    )
+    outer = SimpleNamespace(run=lambda *args, **options: compiled)
+    function = SimpleNamespace(
+        module="m", fn=lambda a: None, signature=inspect.signature(lambda a: None), arg_names=["a"]
+    )
+    calls = first_call.FirstCalls(outer, function, 1.0, {}, lambda _: False)
+    calls.follow()
+    monkeypatch.setattr(first_call, "tune_apart", lambda *_: pytest.fail("tuned"))
+    assert outer.run(tensor, grid=grid, warmup=False) is compiled
+    assert "not tuned on its first call" in caplog.text and why in caplog.text
 
 
 def _job(folder: Path) -> bytes:
