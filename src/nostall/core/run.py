@@ -185,8 +185,10 @@ def write_atomically(target: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(target)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C, too
         Path(name).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise BadRun(f"cannot write {target}: {error.strerror}; choose a writable place") from error
 
 

@@ -28,6 +28,7 @@ from nostall.core import (
     Trial,
 )
 from nostall.core.errors import ContractBroken
+from nostall.core.measurement import Kind
 from nostall.gpu import Device
 from nostall.sass import Program, Verdict, validate
 from nostall.sass.binary import toolchain
@@ -317,9 +318,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 def _provenance(source: Source, program: Program, tuned: Tuned) -> Mapping[str, Any]:
     """Everything needed to know what the optimised bytes are and where they came from."""
-    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
-    if program.sm >= 100:
-        notes.append("not measured on this architecture; .nv.capmerc keeps the original code")
+    kind = tuned.search.best_measurement.kind
     return {
         "nostall": __version__,
         "python": platform.python_version(),
@@ -331,6 +330,16 @@ def _provenance(source: Source, program: Program, tuned: Tuned) -> Mapping[str, 
         "best_sha256": hashlib.sha256(tuned.cubin).hexdigest(),
         "source": dict(source.provenance),
         "verified": _verdict(tuned.verdict),
-        "gain": {"kind": tuned.search.best_measurement.kind, "ratio": tuned.ratio},
-        "notes": notes,
+        "gain": {"kind": kind, "ratio": tuned.ratio},
+        "notes": notes_on(program.sm, kind),
     }
+
+
+def notes_on(sm: int, kind: Kind) -> tuple[str, ...]:
+    """What the user of an optimised cubin should know about it."""
+    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
+    if sm >= 100:
+        notes.append(".nv.capmerc keeps the original code")
+        if kind == "modelled":
+            notes.append("not measured on this architecture")
+    return tuple(notes)

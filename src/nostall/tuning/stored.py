@@ -16,7 +16,7 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
 from nostall.store import BadBundle, Compared, Provenance, Row, Store, Verification, bundle
 from nostall.store.artefacts import name
-from nostall.tuning.job import Settings, Tuned, describe
+from nostall.tuning.job import Settings, Tuned, describe, notes_on
 from nostall.tuning.source import Source
 
 
@@ -36,9 +36,6 @@ def record(
     about = dict(device) if kind == "measured" else {}
     described = describe(source, settings)
     sm = Cubin.parse(source.cubin).sm
-    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
-    if sm >= 100:
-        notes.append(".nv.capmerc keeps the original code")
     provenance = Provenance(
         original=name(source.cubin),
         optimised=name(tuned.cubin),
@@ -59,7 +56,7 @@ def record(
         verified=_verification(tuned.verdict),
         comparison=_compared(tuned),
         settings={k: described[k] for k in ("strategy", "seed", "seconds", "evaluations")},
-        notes=tuple(notes),
+        notes=notes_on(sm, kind),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return store.record(source.cubin, tuned.cubin, provenance)
@@ -91,10 +88,8 @@ def import_bundle(store: Store, path: Path) -> list[Row]:
                 f"{one.provenance.verified.safe}) does not fit the cubin (sm_{sm}); nothing was "
                 "imported; get the bundle anew from where it was exported"
             )
-    return [
-        store.record(one.original, one.optimised, one.provenance, source="imported")
-        for one in packed
-    ]
+    found = [(one.original, one.optimised, one.provenance) for one in packed]
+    return store.record_all(found, source="imported")
 
 
 def _verification(verdict: Verdict) -> Verification:
