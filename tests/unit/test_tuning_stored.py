@@ -55,8 +55,9 @@ def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: Tuned)
 
 def test_what_was_measured_is_not_called_unmeasured() -> None:
     assert "not measured on this architecture" in notes_on(100, "modelled")
-    assert notes_on(100, "measured") == (*notes_on(90, "measured"), notes_on(100, "measured")[-1])
+    assert ".nv.capmerc keeps the original code" in notes_on(100, "measured")
     assert not any("not measured" in note for note in notes_on(100, "measured"))
+    assert len(notes_on(90, "modelled")) == 1
 
 
 def test_a_modelled_gain_is_marked_so(tmp_path: Path) -> None:

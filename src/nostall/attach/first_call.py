@@ -119,7 +119,8 @@ def tune_apart(source: Source, seconds: float, ordinal: int) -> None:
         write_atomically(Path(folder) / "job.json", job.model_dump_json().encode())
         try:
             subprocess.run(
-                [sys.executable, "-m", "nostall.attach.first_call", folder],
+                # -P: what lies in the current folder is no module of ours.
+                [sys.executable, "-P", "-m", "nostall.attach.first_call", folder],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # where sys.stderr is a notebook's, it has no file of its own

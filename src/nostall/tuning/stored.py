@@ -16,6 +16,7 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
 from nostall.store import BadBundle, Compared, Provenance, Row, Store, Verification, bundle
 from nostall.store.artefacts import name
+from nostall.store.store import CUBIN
 from nostall.tuning.job import Settings, Tuned, describe, notes_on
 from nostall.tuning.source import Source
 
@@ -90,6 +91,20 @@ def import_bundle(store: Store, path: Path) -> list[Row]:
             )
     found = [(one.original, one.optimised, one.provenance) for one in packed]
     return store.record_all(found, source="imported")
+
+
+def refusal(store: Store, row: Row) -> str | None:
+    """Why this version would not keep a record, or None.
+
+    A record was judged by the verifier of its day; a later one may know better.
+    """
+    try:
+        store.provenance(row)
+        original = store.artefacts.get(row.original, CUBIN)
+        verdict = verify(original, store.artefacts.get(row.optimised, CUBIN))
+    except BadInput as error:
+        return str(error)
+    return None if verdict.safe else str(verdict.findings[0])
 
 
 def _verification(verdict: Verdict) -> Verification:

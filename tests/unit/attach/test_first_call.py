@@ -143,6 +143,8 @@ def test_a_search_that_fails_leaves_the_program_alone(
     """The real process, which finds no GPU; the program goes on."""
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "platform.py").write_text("raise SystemExit('a file of the user')")
     launch = LaunchSpec.from_toml(NVCC / "transpose.toml")
     source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch)
     first_call.tune_apart(source, 0.2, 0)
