@@ -186,23 +186,6 @@ def test_a_worker_s_own_timeout_is_not_ours(workers: Farm) -> None:
         workers.map(runs_out_of_time, [1])
 
 
-def fails_or_waits(stop: Path | None) -> None:
-    if stop is None:
-        raise BadInput("no GPU for this one")
-    while not stop.exists():
-        time.sleep(0.01)
-
-
-def test_one_that_fails_is_heard_before_the_others_end(workers: Farm, tmp_path: Path) -> None:
-    giving_up = threading.Timer(20, (tmp_path / "stop").touch)
-    giving_up.start()
-    with pytest.raises(BadInput, match="no GPU"):
-        workers.map(fails_or_waits, [tmp_path / "stop", None])
-    assert giving_up.is_alive()
-    giving_up.cancel()
-    (tmp_path / "stop").touch()
-
-
 def test_each_local_worker_has_a_gpu_of_its_own(workers: Farm) -> None:
     assert set(workers.map(gpu, range(20))) == {"0", "1"}
 

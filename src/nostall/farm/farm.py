@@ -71,9 +71,6 @@ class Farm:
         seen = monotonic()
         try:
             while not self._ended(futures):
-                for future in futures:
-                    if future.status == "error":
-                        self._answer(future)  # raises; the others would be waited for in vain
                 seen = monotonic() if self._there() else seen
                 if monotonic() - seen > self.patience:
                     raise MissingPart(
