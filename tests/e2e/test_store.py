@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from nostall.cli import main
+from nostall.sass.binary.cubin import Cubin
+from nostall.store import Store
+from nostall.store.artefacts import name
 from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, refused
 
 COUNTED = ["--evaluations", 300, "--launch", LAUNCH]
@@ -74,6 +78,25 @@ def test_export_import_and_rm(home: str, tmp_path: Path) -> None:
     whole = place.read_bytes()
     place.write_bytes(whole[:300] + b"?" + whole[301:])
     assert "bundle" in refused(nostall("store", "import", place, NOSTALL_HOME=elsewhere))
+
+
+def test_records_are_judged_again(home: str, tmp_path: Path) -> None:
+    elsewhere = str(shutil.copytree(home, tmp_path / "home"))
+    done = nostall("store", "verify", "--format", "json", NOSTALL_HOME=elsewhere)
+    assert (done.code, [r["safe"] for r in done.json]) == (0, [True])
+    store = Store(Path(elsewhere))
+    (row,) = store.rows()
+    data = store.artefacts.get(row.optimised, "cubin")
+    at = Cubin.parse(data).texts[0].at + 16 * 4
+    unsafe = data[:at] + 2 * data[at + 16 : at + 32] + data[at + 32 :]
+    known = store.provenance(row).model_copy(update={"optimised": name(unsafe)})
+    bad = store.record(SMALL.read_bytes(), unsafe, known)
+    done = nostall("store", "verify", "--remove", NOSTALL_HOME=elsewhere)
+    assert done.code == 1 and "2 records, 1 refused and removed" in done.out
+    assert store.rows() == [row] and bad.id[:12] in done.out
+    store.artefacts.path(row.optimised, "cubin").write_bytes(b"x")
+    done = nostall("store", "verify", row.id[:9], "--format", "json", NOSTALL_HOME=elsewhere)
+    assert done.code == 1 and "was changed" in done.json[0]["reason"]
 
 
 def test_what_is_not_there(home: str, tmp_path: Path) -> None:

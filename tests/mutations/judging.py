@@ -18,12 +18,13 @@ from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.safety.symbolic import SymbolicValidator
 from nostall.sass.safety.verdict import Finding
 from tests.mutations.contents import CONTENTS
-from tests.mutations.controls import CONTROLS
 from tests.mutations.edits import Mutation
 from tests.mutations.kernels import functions
 from tests.mutations.orders import ORDERS
+from tests.mutations.scoreboards import SCOREBOARDS
+from tests.mutations.timings import TIMINGS
 
-KINDS: dict[str, Mutation] = {**CONTROLS, **ORDERS, **CONTENTS}
+KINDS: dict[str, Mutation] = {**SCOREBOARDS, **TIMINGS, **ORDERS, **CONTENTS}
 
 
 @dataclass(frozen=True)

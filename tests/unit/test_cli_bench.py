@@ -43,6 +43,8 @@ class Pretended:
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         assert checks == self.plan.inputs + 1 or self.plan.tolerance is not None
+        if rounds == 3:
+            return Outcome("hang", detail="no answer within 11.5 s")
         if cubin == ORIGINAL or cubin.endswith(b"2"):
             one = (10e-6 + 1e-6 * self.plan.cold) * np.linspace(1.0, 1.001, rounds)
             factor = 1.0 if cubin == ORIGINAL else 0.8
@@ -157,6 +159,12 @@ def test_a_candidate_that_computes_something_else(
     assert out.startswith(f"{wrong}: does not compute what the original does: 3 words")
     code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
     assert code == 1 and json.loads(out)["fate"] == "wrong"
+
+
+@pytest.mark.usefixtures("pretended")
+def test_an_original_that_does_not_end(monkeypatch: Any, capfd: Any) -> None:
+    code, out, _ = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH, "--rounds", 3)
+    assert code == 1 and out.startswith(f"{SMALL}: does not end: no answer")
 
 
 @pytest.mark.usefixtures("pretended")

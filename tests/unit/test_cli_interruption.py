@@ -23,3 +23,15 @@ def test_a_lost_interrupt_is_raised_again_once() -> None:
             heard.on_trial(TRIAL)
         heard.on_trial(TRIAL)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_background_job_stays_deaf() -> None:
+    """A shell starts `nostall tune &` with interrupts ignored: Ctrl-C is not meant for it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interruption() as heard:
+            signal.raise_signal(signal.SIGINT)
+            heard.on_trial(TRIAL)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -145,3 +145,16 @@ def test_an_atomic_write_replaces_all_or_nothing(tmp_path, monkeypatch):
 def test_an_atomic_write_to_nowhere_is_a_clear_error(tmp_path):
     with pytest.raises(BadRun, match="cannot write"):
         write_atomically(tmp_path / "none" / "out", b"x")
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    write_atomically(tmp_path / "file", b"old")
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"

@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +20,13 @@ from tests.unit.test_gpu_worker import pretend
 
 from nostall import farm
 from nostall.cli import main
-from nostall.core import BadInput, MissingPart, Run
+from nostall.core import BadInput, Budget, MissingPart, Run
 from nostall.farm import Farm, FarmDevice, Opening
-from nostall.gpu import Device, Kernel, LocalGpu, Plan, Recording, Replay
+from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan, Recording, Replay
 from nostall.sass import Program
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
-from nostall.tuning.chains import Chains, seeds
+from nostall.tuning.chains import Chain, Chains, run_chain, seeds
 from nostall.tuning.job import Settings, Tuned, describe, tune
 from nostall.tuning.measured import MeasuredSchedules
 
@@ -176,6 +177,15 @@ def gpu(_: object) -> str | None:
     return os.environ.get(farm.farm.GPU)
 
 
+def runs_out_of_time(_: object) -> None:
+    raise TimeoutError("nobody answered")
+
+
+def test_a_worker_s_own_timeout_is_not_ours(workers: Farm) -> None:
+    with pytest.raises(TimeoutError, match="nobody answered"):
+        workers.map(runs_out_of_time, [1])
+
+
 def test_each_local_worker_has_a_gpu_of_its_own(workers: Farm) -> None:
     assert set(workers.map(gpu, range(20))) == {"0", "1"}
 
@@ -195,8 +205,56 @@ def test_a_worker_holds_its_gpu_in_a_process_of_its_own(workers: Farm) -> None:
     assert device.compare(b"good", 4, 1).timing is not None
     held_by = int(device.about["process"])
     assert held_by not in workers.map(process, range(20))
-    workers.everywhere(farm.close)
+    workers.everywhere(farm.close, opening(recording))  # somebody else's
+    assert Path(f"/proc/{held_by}").exists()
+    workers.everywhere(farm.close, opening(held))
     assert not Path(f"/proc/{held_by}").exists()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Leaves a file when it opens a device; equal in every process."""
+
+    path: Path
+
+    def __call__(self, kernel: Kernel, plan: Plan, ordinal: int) -> Device:
+        self.path.touch()
+        return Slow(Synthetic(kernel.cubin))
+
+
+def test_a_search_ends_when_its_parent_lets_go(workers: Farm, tmp_path: Path) -> None:
+    """As after Ctrl-C: whoever waited for the search's own end would wait for its whole budget."""
+    how = opening(Begun(tmp_path / "began"))
+    chain = Chain(Anneal(), how, Budget(seconds=30), 0, None)
+    future = workers.client.submit(run_chain, chain, pure=False)
+    while not (tmp_path / "began").exists():
+        time.sleep(0.01)
+    workers.everywhere(farm.close, how)
+    assert future.result(timeout=5).stopped == "interrupted"
+
+
+class Moved(Synthetic):
+    """The worker of the first answers is lost; another one, with another GPU, decides."""
+
+    asked = 0
+
+    @property
+    def about(self) -> Mapping[str, str]:
+        return {"gpu": "A" if self.asked < 2 else "B"}
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        self.asked += 1
+        return super().evaluate(cubin)
+
+
+def test_the_gpu_is_the_one_that_answered_last() -> None:
+    device = Moved(kernel().cubin)
+    there = FarmDevice(Inline(), opening(lambda *_: device))
+    assert there.about == {"gpu": "A"}
+    there.evaluate(kernel().cubin)
+    assert there.about == {"gpu": "A"}
+    there.evaluate(kernel().cubin)
+    assert there.about == {"gpu": "B"}
 
 
 @pytest.fixture(scope="module")

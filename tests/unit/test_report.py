@@ -14,6 +14,7 @@ from nostall.report.curve import curve, improvements
 from nostall.report.lineup import lineup, out_of_order
 from nostall.report.loaded_run import load
 from nostall.report.protections import names, protections
+from nostall.report.summary import Summary, summarise
 from nostall.report.units import Scale, ticks
 from nostall.sass.program import registers
 from nostall.sass.safety.hazards import HazardValidator
@@ -56,6 +57,11 @@ def edit(run: Path, **changes: object) -> None:
 
 def page(run: Path) -> str:
     return write_report(run).read_text()
+
+
+def head(run: Path) -> Summary:
+    """The head of the page, without the rest."""
+    return summarise(load(run), [])
 
 
 def data(text: str) -> dict:
@@ -202,23 +208,43 @@ def test_optional_parts_may_be_missing(run: Path) -> None:
     assert data(text)["reasons"] == []
 
 
-def test_a_launch_may_lie_in_its_own_file_and_may_be_wrong(run: Path) -> None:
-    launch = json.loads((run / "run.json").read_text())["settings"]["launch"]
-    edit(run, settings_launch=None)
-    (run / "launch.json").write_text(json.dumps(launch))
-    assert data(page(run))["reasons"]
-    (run / "launch.json").write_text('{"grid": [0, 1, 1]}')
+def test_a_launch_may_be_wrong(run: Path) -> None:
+    edit(run, settings_launch={"grid": [0, 1, 1]})
     assert "the recorded launch cannot be used" in page(run)
-    (run / "launch.json").write_text("{")
-    assert "launch.json cannot be read" in page(run)
+    (run / "provenance.json").write_text("{")
+    assert "provenance.json cannot be read" in page(run)
 
 
-def test_values_may_be_recorded_in_microseconds(run: Path) -> None:
-    edit(run, original=None, best=None, unit=None, original_us=12.5, best_us=10.0, ratio=1.25)
-    text = page(run)
-    assert "<strong>12.5 µs</strong>" in text
-    assert "<strong>10 µs</strong>" in text
-    assert "<strong>1.2500×</strong>" in text
+def test_values_are_shown_with_a_fitting_unit(run: Path) -> None:
+    edit(run, original=12.5e-6, best=10e-6, ratio=1.25)
+    said = head(run)
+    assert (said.original, said.best, said.ratio) == ("12.5 µs", "10 µs", "1.2500×")
+
+
+@pytest.mark.parametrize("odd", [{"kind": "guessed"}, {"best": "low"}, {"ratio": []}])
+def test_numbers_that_are_none_are_refused(run: Path, odd: dict[str, object]) -> None:
+    edit(run, **odd)
+    with pytest.raises(BadRun, match=f"result.{next(iter(odd))}"):
+        head(run)
+
+
+def test_a_unit_is_text_and_no_markup(run: Path) -> None:
+    edit(run, unit="<script>")
+    assert "<script></text>" not in page(run)
+
+
+def test_numbers_of_a_run_under_way_are_called_what_they_are(run: Path) -> None:
+    for name, kind in (("model", "modelled"), ("gpu", "measured")):
+        edit(run, settings_objective=name, **dict.fromkeys(("kind", "original", "best", "ratio")))
+        assert head(run).kind == kind
+
+
+def test_a_refused_candidate_is_no_gain(run: Path) -> None:
+    assert head(run).gained
+    (run / "best.cubin").rename(run / "refused.cubin")
+    said = head(run)
+    assert not said.gained
+    assert said.next_line.endswith(f"{run / 'original.cubin'} {run / 'refused.cubin'}")
 
 
 def test_measured_numbers_are_called_measured(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sources: Triton functions compiled without a GPU, and cubin files."""
+"""Sources: Triton functions compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from nostall.core import (
-    BadBinary,
     BadInput,
     BadLaunch,
     Buffer,
@@ -22,11 +21,10 @@ from nostall.core import (
     NostallError,
     OtherShape,
     Scalar,
-    UnsupportedArchitecture,
 )
 from nostall.tuning import kernel_file
 from nostall.tuning import source as module
-from nostall.tuning.source import Source, compile_triton, launch_of, load_cubin
+from nostall.tuning.source import Source, compile_triton, launch_of
 
 triton = pytest.importorskip("triton")
 
@@ -379,43 +377,6 @@ def test_the_oldest_triton_works_too(kernels: Path) -> None:
         check=True,
     )
     assert done.stdout == "triton 3.6.0 64\n"
-
-
-def test_a_cubin_file_is_read() -> None:
-    path = EXAMPLES / "nvcc" / "transpose.sm_90.cubin"
-    launch = LaunchSpec.from_toml(EXAMPLES / "nvcc" / "transpose.toml")
-    source = load_cubin(path, launch=launch)
-    assert source.kernel == "transpose"
-    assert source.cubin == path.read_bytes()
-    assert source.launch is launch
-
-
-def test_a_cubin_with_several_kernels_needs_a_name() -> None:
-    path = NVCC / "calls.sm_90.cubin"
-    with pytest.raises(BadInput, match=r"holds 6 kernels; name one of: .*recursion"):
-        load_cubin(path)
-    assert load_cubin(path, "recursion").kernel == "recursion"
-    with pytest.raises(BadInput, match=r"no kernel 'horner'; it holds: .*jump_table"):
-        load_cubin(path, "horner")
-
-
-def test_files_that_are_no_cubins(tmp_path: Path) -> None:
-    path = tmp_path / "file.cubin"
-    with pytest.raises(BadInput, match="cannot read cubin"):
-        load_cubin(path)
-    good = (NVCC / "calls.sm_90.cubin").read_bytes()
-    for data in (b"", b"text", good[:60], good[:100], good[: len(good) // 2]):
-        path.write_bytes(data)
-        with pytest.raises(BadBinary):
-            load_cubin(path)
-    path.write_bytes((NVCC / "atomics.fatbin").read_bytes())
-    with pytest.raises(BadInput, match=r"2 images.*sm_80, sm_90"):
-        load_cubin(path)
-    with pytest.raises(BadBinary, match="machine"):
-        load_cubin(Path(sys.executable))
-    for refused in ("refused.sm_103.cubin", "refused.sm_121.cubin"):
-        with pytest.raises(UnsupportedArchitecture, match=r"sm_1[02][13].*supported"):
-            load_cubin(NVCC / refused)
 
 
 def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:

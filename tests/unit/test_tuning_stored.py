@@ -16,7 +16,7 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import name
-from nostall.tuning.job import Settings, Tuned, tune
+from nostall.tuning.job import Settings, Tuned, notes_on, tune
 from nostall.tuning.source import Source, load_cubin
 from nostall.tuning.stored import import_bundle, record
 
@@ -51,6 +51,13 @@ def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: Tuned)
     assert known.toolchain["compiler"] == "cubin file"
     found = store.lookup(source.cubin, gpu="A GPU", architecture="sm_90").found
     assert found is not None and found.data == tuned.cubin
+
+
+def test_what_was_measured_is_not_called_unmeasured() -> None:
+    assert "not measured on this architecture" in notes_on(100, "modelled")
+    assert ".nv.capmerc keeps the original code" in notes_on(100, "measured")
+    assert not any("not measured" in note for note in notes_on(100, "measured"))
+    assert len(notes_on(90, "modelled")) == 1
 
 
 def test_a_modelled_gain_is_marked_so(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from nostall.attach.delivery import say_once
 from nostall.attach.live import source as live_source
 from nostall.core.errors import NostallError
@@ -25,6 +27,7 @@ from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.search import make
 from nostall.store import Row, Store
 from nostall.tuning.job import Settings, tune
+from nostall.tuning.kernel_file import one_line
 from nostall.tuning.source import Source
 from nostall.tuning.stored import record
 
@@ -79,17 +82,23 @@ class FirstCalls:
         if id(compiled) in self._seen:
             return
         self._seen[id(compiled)] = compiled
-        compiled = getattr(compiled, "result", lambda: compiled)()  # compiled in the background
         try:
+            compiled = getattr(compiled, "result", lambda: compiled)()  # compiled in the background
             cubin = compiled.asm.get("cubin")
             if hasattr(compiled, "nostall_record") or cubin is None or Store().made(cubin):
                 return
             found = live_source(self.function, compiled, args, options, self.bounds)
             tune_apart(found, self.seconds, _ordinal())
-        except NostallError as error:
-            say_once(f"not tuned on its first call: {error}")
+        except Exception as error:  # the user's program is worth more than any gain
+            say_once(f"not tuned on its first call: {_reason(error)}")
             return
         self._exchange(compiled)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):  # a launch that no specification describes
+        return str(error.errors()[0]["msg"])
+    return one_line(error)
 
 
 def tune_apart(source: Source, seconds: float, ordinal: int) -> None:
@@ -110,10 +119,11 @@ def tune_apart(source: Source, seconds: float, ordinal: int) -> None:
         write_atomically(Path(folder) / "job.json", job.model_dump_json().encode())
         try:
             subprocess.run(
-                [sys.executable, "-m", "nostall.attach.first_call", folder],
+                # -P: what lies in the current folder is no module of ours.
+                [sys.executable, "-P", "-m", "nostall.attach.first_call", folder],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
+                stdout=2,  # where sys.stderr is a notebook's, it has no file of its own
                 timeout=seconds + _AROUND,
                 check=True,
             )

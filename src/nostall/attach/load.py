@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -9,7 +13,8 @@ from nostall.attach.delivery import deliver
 from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
-from nostall.store import Store
+from nostall.store import BadStore, Store
+from nostall.store.artefacts import Artefacts
 
 Host = Literal["cuda.core", "cupy", "bytes"]
 
@@ -103,8 +108,19 @@ def _cupy(data: bytes) -> Any:
             f"CuPy cannot be imported ({error}); install it, or take nostall.load(..., to='bytes')"
         ) from error
     # CuPy takes cubins by path only, and remembers modules by path: a file named by its hash.
-    files = Store().artefacts
-    return cupy.RawModule(path=str(files.path(files.put(data, "cubin"), "cubin")))
+    try:
+        path = Store().artefacts.file(data, "cubin")
+    except BadStore:  # such as one in an image that cannot be written
+        path = Artefacts(_until_the_end()).file(data, "cubin")
+    return cupy.RawModule(path=str(path))
+
+
+@cache
+def _until_the_end() -> Path:
+    """A folder that is there as long as this process."""
+    folder = tempfile.mkdtemp(prefix="nostall-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _read(source: str | Path | bytes, arch: str | None, kernel: str | None) -> bytes:

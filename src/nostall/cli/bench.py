@@ -86,7 +86,7 @@ def bench(
         if candidate is not None:
             out.print(f"outputs equal the original's {_how(plan)} on {checks} random inputs")
     else:
-        out.print(f"{candidate}: {_failure(decision.outcome)}")
+        out.print(f"{candidate or source.origin}: {_failure(decision.outcome)}")
     if format is not Format.JSON:
         for tool, report in reports.items():
             out.print(f"{tool}: {report.answer}{': ' if report.detail else ''}{report.detail}")

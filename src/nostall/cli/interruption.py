@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from nostall.core.search import Checkpoint, Trial
@@ -22,15 +22,12 @@ class Interruption:
         self._before: Any = None
 
     def __enter__(self) -> Interruption:
-        self._before = signal.signal(signal.SIGINT, self._hear)
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:  # as for a shell's background jobs
+            signal.signal(signal.SIGINT, self._hear)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
     def on_trial(self, trial: Trial) -> None:

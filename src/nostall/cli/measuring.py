@@ -38,4 +38,4 @@ def measuring(
         try:
             yield Chains(search, works, opening), farm.FarmDevice(works, opening)
         finally:
-            works.everywhere(farm.close)
+            works.everywhere(farm.close, opening)

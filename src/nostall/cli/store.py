@@ -1,4 +1,4 @@
-"""``nostall store ls | show | rm | export | import``: what was found, and taking it elsewhere."""
+"""``nostall store ls | show | rm | verify | export | import``: what was found, kept and carried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.store import BadStore, Row, Store, bundle
-from nostall.tuning.stored import import_bundle
+from nostall.tuning.stored import import_bundle, refusal
 
 app = typer.Typer(
     help="Optimised cubins that were kept: list, look at, remove, take elsewhere.",
@@ -91,6 +91,38 @@ def import_(
 ) -> None:
     """Take over a bundle: every hash is checked and every kernel verified again, or nothing is."""
     _show(import_bundle(Store(), path), format, "imported and verified")
+
+
+@app.command("verify")
+def verify(
+    records: Annotated[
+        list[str] | None, typer.Argument(help="Starts of records' names; all when not given.")
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Take those away that are refused.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Judge records by this version's verifier; after an upgrade it may know better.
+
+    Exit code 0: all are safe; 1: some are refused.
+    """
+    store = Store()
+    rows = [_one(store, record) for record in records] if records else store.rows()
+    judged = [(row, refusal(store, row)) for row in rows]
+    refused = [row for row, reason in judged if reason is not None]
+    for row in refused if remove else ():
+        store.remove(row)
+    if format is Format.JSON:
+        show_json([{"record": row.id, "safe": why is None, "reason": why} for row, why in judged])
+    else:
+        show_table(
+            f"{len(rows)} records, {len(refused)} refused{' and removed' if remove else ''}",
+            ("record", "kernel", "verifier"),
+            [(row.id[:12], row.kernel, why or "safe") for row, why in judged],
+        )
+    if refused:
+        raise typer.Exit(1)
 
 
 def _one(store: Store, record: str) -> Row:

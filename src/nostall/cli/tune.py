@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shlex
 import sys
@@ -29,7 +30,7 @@ from nostall.cli.inputs import source as read_source
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring import measuring
 from nostall.cli.progress import Progress
-from nostall.core import BadInput, LaunchSpec, Run, Tolerance
+from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.sass.model.agreement import caution
@@ -151,15 +152,18 @@ def _reopen(
     saved = run.record.settings
     try:
         data = (path / "original.cubin").read_bytes()
+        if hashlib.sha256(data).hexdigest() != saved["original_sha256"]:
+            raise ValueError("original.cubin is not the file that the run began with")
         spec = LaunchSpec.model_validate(saved["launch"]) if saved.get("launch") else None
-        source = Source(data, saved["kernel"], spec, saved["origin"], saved["provenance"])
+        source = Source(data, saved["kernel"], spec, saved["origin"], dict(saved["provenance"]))
         near = saved.get("tolerance")
+        anew = seconds is not None or evaluations is not None
         settings = Settings(
             saved["strategy"],
-            saved["seed"],
-            seconds if seconds or evaluations else saved["seconds"],
-            evaluations if seconds or evaluations else saved["evaluations"],
-            saved["assumed_trips"],
+            int(saved["seed"]),
+            seconds if anew else saved["seconds"],
+            evaluations if anew else saved["evaluations"],
+            int(saved["assumed_trips"]),
             saved["objective"],
             workers=workers or saved.get("workers"),
             rounds=saved.get("rounds", Settings.rounds),
@@ -169,7 +173,8 @@ def _reopen(
             tolerance=Tolerance.model_validate(near) if near else None,
             sanitizer=saved.get("sanitizer", False),
         )
-    except (OSError, KeyError, ValueError) as error:
+        _ = settings.budget
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path} cannot be resumed ({error}); start the run anew") from error
     return run, source, settings
 
@@ -244,9 +249,21 @@ def _keep(
 
 
 def _fresh(kernel: str) -> Path:
+    """Make a run directory that no other process of this second has."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in kernel)[:40]
-    return Path("runs") / f"{stamp}-{name}"
+    for ending in ("", *(f"-{n}" for n in range(2, 1000))):
+        place = Path("runs") / f"{stamp}-{name}{ending}"
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise BadRun(
+                f"cannot make {place}: {error.strerror}; choose a writable directory with --out"
+            ) from error
+        return place
+    raise BadRun(f"there are too many runs in {place.parent}; give --out DIRECTORY")
 
 
 def _show(

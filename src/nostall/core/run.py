@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, TextIO
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -157,16 +157,12 @@ class Run:
 
     def __enter__(self) -> Run:
         """Take away the parts of files that a killed process was writing, and go on."""
-        for part in self.path.glob(".*.json.????????"):
-            part.unlink(missing_ok=True)
+        for ending in ("json", "cubin", "html"):
+            for part in self.path.glob(f".*.{ending}.????????"):
+                part.unlink(missing_ok=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -185,8 +181,10 @@ def write_atomically(target: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(target)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C, too
         Path(name).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise BadRun(f"cannot write {target}: {error.strerror}; choose a writable place") from error
 
 

@@ -39,6 +39,10 @@ class Opening:
 _busy = threading.Lock()
 _open: list[tuple[Opening, Device]] = []
 """What this process has open; one at most."""
+_using: list[Opening] = []
+"""What somebody uses, opens or waits for."""
+_unwanted: list[Opening] = []
+"""What is being closed."""
 
 
 @contextmanager
@@ -47,17 +51,36 @@ def opened(opening: Opening) -> Iterator[Device]:
 
     One user at a time: a worker with several threads has one GPU all the same.
     """
-    with _busy:
-        if not _open or _open[0][0] != opening:
-            _close()
-            _open.append((opening, opening.make(opening.kernel, opening.plan, _ordinal())))
-        yield _open[0][1]
+    _using.append(opening)
+    try:
+        with _busy:
+            if not _open or _open[0][0] != opening:
+                _close()
+                _open.append((opening, opening.make(opening.kernel, opening.plan, _ordinal())))
+            yield _open[0][1]
+    finally:
+        _using.remove(opening)
 
 
-def close() -> None:
-    """Let go of this process's device, so that others may have the GPU."""
-    with _busy:
-        _close()
+def close(opening: Opening) -> None:
+    """Let go of this process's device for ``opening``, so that others may have the GPU.
+
+    Workers may be shared: what somebody else has open is left alone.
+    """
+    if opening not in (*_using, *(mine for mine, _ in _open)):
+        return
+    _unwanted.append(opening)
+    try:
+        with _busy:
+            if _open and _open[0][0] == opening:
+                _close()
+    finally:
+        _unwanted.remove(opening)
+
+
+def wanted(opening: Opening) -> bool:
+    """False once :func:`close` waits for the device: whoever has it is to come to an end."""
+    return opening not in _unwanted
 
 
 def _close() -> None:
@@ -69,7 +92,7 @@ def _close() -> None:
 
 class FarmDevice:
     """A :class:`~nostall.gpu.device.Device` on one worker of a farm; when that worker is lost, on
-    another one."""
+    another one.  ``about`` is the GPU that gave the last answer."""
 
     def __init__(self, farm: Works, opening: Opening) -> None:
         self.farm, self.opening = farm, opening
@@ -82,16 +105,20 @@ class FarmDevice:
         return self._about
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        return self.farm.call(_ask, self.opening, "evaluate", cubin)
+        return self._ask("evaluate", cubin)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        return self.farm.call(_ask, self.opening, "compare", cubin, rounds, checks)
+        return self._ask("compare", cubin, rounds, checks)
+
+    def _ask(self, verb: str, *arguments: Any) -> Outcome:
+        outcome, self._about = self.farm.call(_answer, self.opening, verb, *arguments)
+        return outcome
 
 
-def _ask(opening: Opening, verb: str, *arguments: Any) -> Outcome:
+def _answer(opening: Opening, verb: str, *arguments: Any) -> tuple[Outcome, Mapping[str, str]]:
     with opened(opening) as device:
-        answer: Outcome = getattr(device, verb)(*arguments)
-        return answer
+        outcome: Outcome = getattr(device, verb)(*arguments)
+        return outcome, dict(device.about)
 
 
 def _about(opening: Opening) -> Mapping[str, str]:

@@ -13,13 +13,14 @@ from nostall.core.errors import BadInput, MissingPart
 A = TypeVar("A")
 B = TypeVar("B")
 
-GPU = "NOSTALL_GPU"
+GPU = "NOSTALL_WORKER_GPU"
 """Environment variable of a worker: the number of the GPU that it uses, 0 unless set."""
 CONNECTING = 10.0
 """Seconds that a scheduler may take to answer."""
 PATIENCE = 20.0
 """Seconds to wait for a worker when there is none: at the start, and when the last one is lost."""
 _POLL = 1.0
+_GONE = "the Dask scheduler is gone; start the run anew"
 
 
 class Works(Protocol):
@@ -61,29 +62,36 @@ class Farm:
         answer: B = self._gather([future])[0]
         return answer
 
-    def everywhere(self, function: Callable[[], None]) -> None:
+    def everywhere(self, function: Callable[..., None], *arguments: Any) -> None:
         """One call in every worker that can still be reached."""
         with suppress(OSError, RuntimeError):
-            self.client.run(function)
+            self.client.run(function, *arguments)
 
     def _gather(self, futures: list[Any]) -> list[Any]:
-        from distributed import wait
-
         seen = monotonic()
         try:
-            while True:
-                try:
-                    wait(futures, timeout=_POLL)
-                    return [self._answer(future) for future in futures]
-                except TimeoutError:
-                    seen = monotonic() if self._there() else seen
-                    if monotonic() - seen > self.patience:
-                        raise MissingPart(
-                            f"no worker has been there for {self.patience:g} s; what they found is "
-                            "lost; see why they ended, and start the run anew"
-                        ) from None
+            while not self._ended(futures):
+                seen = monotonic() if self._there() else seen
+                if monotonic() - seen > self.patience:
+                    raise MissingPart(
+                        f"no worker has been there for {self.patience:g} s; what they found is "
+                        "lost; see why they ended, and start the run anew"
+                    )
+            return [self._answer(future) for future in futures]
         finally:
             self.client.cancel([future for future in futures if not future.done()])
+
+    def _ended(self, futures: list[Any]) -> bool:
+        """Whether all are done, at the latest after ``_POLL`` seconds."""
+        from distributed import CancelledError, wait
+
+        try:
+            wait(futures, timeout=_POLL)
+        except TimeoutError:
+            return False
+        except CancelledError as error:
+            raise MissingPart(_GONE) from error
+        return True
 
     def _answer(self, future: Any) -> Any:
         from distributed import CancelledError, KilledWorker
@@ -95,7 +103,7 @@ class Farm:
                 f"three workers ended while they did the same work ({error}); look at their logs"
             ) from error
         except CancelledError as error:
-            raise MissingPart("the Dask scheduler is gone; start the run anew") from error
+            raise MissingPart(_GONE) from error
 
     def _there(self) -> set[str]:
         """Addresses of the workers that are there now."""

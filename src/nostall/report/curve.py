@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from nostall.core import Trial
 from nostall.report.units import Scale, ticks
@@ -99,7 +99,7 @@ def _axes(frame: _Frame, scale: Scale, kind: str) -> Iterable[str]:
     middle = (TOP + bottom) / 2
     yield (
         f'<text class="axis" transform="translate(16 {middle}) rotate(-90)" '
-        f'text-anchor="middle">{kind} {scale.unit}</text>'
+        f'text-anchor="middle">{kind} {escape(scale.unit)}</text>'
         f'<text class="axis" x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">'
         "evaluations</text>"
     )
@@ -116,7 +116,7 @@ def _start(frame: _Frame, trials: Sequence[Trial], scale: Scale, kind: str) -> s
     return (
         f'<path class="start" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
         f'<text class="startlabel" x="{WIDTH - RIGHT - 4}" y="{y - 6}" text-anchor="end">'
-        f"original, {kind} {scale(value)}</text>"
+        f"original, {kind} {escape(scale(value))}</text>"
     )
 
 

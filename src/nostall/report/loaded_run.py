@@ -134,8 +134,6 @@ def _candidate(run: Run, program: Program, original: Function) -> tuple[Function
 def _launch(run: Run, notes: list[str]) -> LaunchSpec | None:
     entry = run.record.settings.get("launch")
     if entry is None:
-        entry = _json(run.path / "launch.json", notes)
-    if entry is None:
         return None
     try:
         return LaunchSpec.model_validate(entry)

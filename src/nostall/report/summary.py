@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nostall.core import BadRun
+from nostall.core.measurement import Kind
 from nostall.report.lineup import BlockLineup
 from nostall.report.loaded_run import LoadedRun
 from nostall.report.units import Scale
@@ -29,7 +33,7 @@ class Summary:
     architecture: str
     strategy: str
     status: str
-    kind: str
+    kind: Kind
     scale: Scale
     original: str
     best: str
@@ -46,10 +50,10 @@ class Summary:
 
 def summarise(run: LoadedRun, blocks: list[BlockLineup]) -> Summary:
     """Collect the head of the page from whatever the run recorded."""
-    before, after, unit = _values(run)
-    kind = str(run.result.get("kind", "modelled"))
-    scale = Scale(unit, before)
-    ratio = float(run.result.get("ratio") or (before / after if after > 0 else math.nan))
+    numbers = _numbers(run)
+    before, after, kind = numbers.original, numbers.best, numbers.kind
+    scale = Scale(numbers.unit, before)
+    ratio = numbers.ratio or (before / after if after > 0 else math.nan)
     verdict, tone, findings = _verdict(run)
     line, why = _next(run, kind, ratio)
     return Summary(
@@ -62,7 +66,7 @@ def summarise(run: LoadedRun, blocks: list[BlockLineup]) -> Summary:
         original=scale(before) if math.isfinite(before) else "not recorded",
         best=scale(after) if math.isfinite(after) else "not recorded",
         ratio=f"{ratio:.4f}×" if math.isfinite(ratio) else "not recorded",
-        gained=ratio > 1,
+        gained=ratio > 1 and run.what != "refused",
         verdict=verdict,
         verdict_tone=tone,
         findings=findings,
@@ -73,20 +77,35 @@ def summarise(run: LoadedRun, blocks: list[BlockLineup]) -> Summary:
     )
 
 
-def _values(run: LoadedRun) -> tuple[float, float, str]:
-    """(original, best, unit) from the result, else from the trials; NaN when unknown."""
-    result = run.result
-    unit = str(result.get("unit", run.settings.get("unit", "s")))
-    if "original_us" in result:
-        unit = "us"
+class _Numbers(BaseModel):
+    """What the page needs of the result; NaN when unknown."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    kind: Kind
+    unit: str
+    original: float
+    best: float
+    ratio: float | None = None
+
+
+def _numbers(run: LoadedRun) -> _Numbers:
+    """From the result, and as long as there is none from the settings and the trials."""
     values = [t.value for t in run.trials if t.failure is None]
-    before = result.get("original", result.get("original_us"))
-    after = result.get("best", result.get("best_us"))
-    if before is None:
-        before = values[0] if values else math.nan
-    if after is None:
-        after = min(values, default=math.nan)
-    return float(before), float(after), unit
+    so_far = {
+        "kind": "measured" if run.settings.get("objective") == "gpu" else "modelled",
+        "unit": "s",
+        "original": values[0] if values else math.nan,
+        "best": min(values, default=math.nan),
+    }
+    try:
+        return _Numbers.model_validate({**so_far, **run.result})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadRun(
+            f"{run.path / 'run.json'}: result.{where}: {first['msg']}; run the tuning again"
+        ) from error
 
 
 def _verdict(run: LoadedRun) -> tuple[str, Tone, tuple[str, ...]]:
@@ -101,11 +120,12 @@ def _verdict(run: LoadedRun) -> tuple[str, Tone, tuple[str, ...]]:
     return f"verifier: refused, {len(findings)} findings", "bad", findings
 
 
-def _next(run: LoadedRun, kind: str, ratio: float) -> tuple[str, str]:
+def _next(run: LoadedRun, kind: Kind, ratio: float) -> tuple[str, str]:
     path = run.path
     if run.what == "refused":
-        line = shlex.join(["nostall", "verify", str(path / "original.cubin"), str(path / run.what)])
-        return f"{line}.cubin", "The candidate was refused and is not used: please report it."
+        files = [str(path / "original.cubin"), str(path / "refused.cubin")]
+        line = shlex.join(["nostall", "verify", *files])
+        return line, "The candidate was refused and is not used: please report it."
     if run.what == "best so far":
         return (
             shlex.join(["nostall", "tune", "--resume", str(path)]),

@@ -58,6 +58,10 @@ class Artefacts:
             ) from error
         return sha256
 
+    def file(self, data: bytes, suffix: str) -> Path:
+        """Where ``data`` is, after :meth:`put`."""
+        return self.path(self.put(data, suffix), suffix)
+
     def get(self, sha256: str, suffix: str) -> bytes:
         """The bytes of a file, checked against its name; :class:`BadStore` when they differ."""
         path = self.path(sha256, suffix)

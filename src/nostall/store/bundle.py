@@ -74,7 +74,7 @@ def read(path: Path) -> list[Packed]:
             return [_packed(archive, path, id) for id in manifest.records]
     except OSError as error:
         raise BadBundle(f"cannot read bundle {path}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error) as error:
+    except (zipfile.BadZipFile, UnicodeError, NotImplementedError, EOFError, zlib.error) as error:
         raise BadBundle(
             f"{path} is not a bundle, or is damaged ({error}); `nostall store export` makes one"
         ) from error
@@ -118,10 +118,11 @@ def _member(archive: zipfile.ZipFile, path: Path, member: str) -> bytes:
         raise BadBundle(
             f"bundle {path} lacks {member}; `nostall store export` makes a whole one"
         ) from None
-    if info.file_size > MOST_BYTES or info.flag_bits & 1:
+    packed_as = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    if info.file_size > MOST_BYTES or info.flag_bits & 1 or info.compress_type not in packed_as:
         raise BadBundle(
-            f"bundle {path}: {member} claims {info.file_size} bytes or is encrypted; at most "
-            f"{MOST_BYTES} bytes, not encrypted"
+            f"bundle {path}: {member} claims {info.file_size} bytes, or is encrypted, or packed in "
+            f"an unusual way; at most {MOST_BYTES} bytes, stored or deflated; export it anew"
         )
     return archive.read(info)
 

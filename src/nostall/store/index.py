@@ -7,7 +7,7 @@ Everything in a row is also in the record's provenance; the row is only the way 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -61,13 +61,13 @@ class Index:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, row: Row) -> None:
-        """Add a record; one that is there already stays as it is."""
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add records, all or none; one that is there already stays as it is."""
         marks = ", ".join("?" * len(_COLUMNS))
         with self._write() as database:
-            database.execute(
+            database.executemany(
                 f"INSERT OR IGNORE INTO records ({', '.join(_COLUMNS)}) VALUES ({marks})",
-                astuple(row),
+                [astuple(row) for row in rows],
             )
 
     def remove(self, id: str) -> None:

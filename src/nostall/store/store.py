@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,23 +60,33 @@ class Store:
     def record(
         self, original: bytes, optimised: bytes, provenance: Provenance, source: Origin = "tuned"
     ) -> Row:
-        """Keep an optimised cubin beside its original.
+        """Keep an optimised cubin beside its original; see :meth:`record_all`."""
+        return self.record_all([(original, optimised, provenance)], source)[0]
 
-        Raises :class:`ContractBroken` when ``provenance`` is about other bytes or says that they
+    def record_all(
+        self, found: Sequence[tuple[bytes, bytes, Provenance]], source: Origin = "tuned"
+    ) -> list[Row]:
+        """Keep several (original, optimised, provenance); all of them become visible, or none.
+
+        Raises :class:`ContractBroken` when a provenance is about other bytes or says that they
         are not safe.
         """
-        if (provenance.original, provenance.optimised) != (name(original), name(optimised)):
-            raise ContractBroken("the provenance names other cubins than the ones to be recorded")
-        if not provenance.verified.safe:
-            raise ContractBroken("the verifier refused this cubin; only safe ones are recorded")
+        for original, optimised, known in found:
+            if (known.original, known.optimised) != (name(original), name(optimised)):
+                raise ContractBroken("the provenance names other cubins than those to be recorded")
+            if not known.verified.safe:
+                raise ContractBroken("the verifier refused this cubin; only safe ones are recorded")
         with self._turn():
             self.artefacts.sweep()
-            self.artefacts.put(original, CUBIN)
-            self.artefacts.put(optimised, CUBIN)
-            id = self.artefacts.put(provenance.to_bytes(), JSON)
-            row = _row(id, provenance, source)
-            self.index.add(row)
-        return row
+            rows = [self._put(*one, source) for one in found]
+            self.index.add(rows)
+        return rows
+
+    def _put(self, original: bytes, optimised: bytes, known: Provenance, source: Origin) -> Row:
+        """Write the files of one record; its row."""
+        self.artefacts.put(original, CUBIN)
+        self.artefacts.put(optimised, CUBIN)
+        return _row(self.artefacts.put(known.to_bytes(), JSON), known, source)
 
     def lookup(
         self,

@@ -30,7 +30,7 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import M, S
-from nostall.farm import Opening, Works, opened
+from nostall.farm import Opening, Works, opened, wanted
 from nostall.sass import Program
 from nostall.sass.schedule import ScheduleSpace
 from nostall.tuning.measured import MeasuredSchedules
@@ -122,7 +122,7 @@ def run_chain(chain: Chain) -> Found:
     """In a worker: search on the worker's device."""
     program = Program.from_cubin(chain.opening.kernel.cubin)
     space = ScheduleSpace(program, program.kernel(chain.opening.kernel.name))
-    log = _Log()
+    log = _Log(chain.opening)
     with opened(chain.opening) as device:
         measured = MeasuredSchedules(space, device, chain.flops)
         found = chain.search.run(space, measured, chain.budget, seed=chain.seed, observers=[log])
@@ -140,13 +140,17 @@ def run_chain(chain: Chain) -> Found:
 
 
 class _Log:
-    """Observer that keeps all trials."""
+    """Observer that keeps all trials, and ends a search whose parent has gone (Ctrl-C there)."""
 
-    def __init__(self) -> None:
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
         self.trials: list[Trial] = []
 
     def on_trial(self, trial: Trial) -> None:
         self.trials.append(trial)
+        # Not at the start state: a search that has found nothing yet passes an interrupt on.
+        if trial.index > 0 and not wanted(self.opening):
+            raise KeyboardInterrupt
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Nothing to keep."""

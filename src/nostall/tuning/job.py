@@ -29,6 +29,7 @@ from nostall.core import (
     Trial,
 )
 from nostall.core.errors import ContractBroken
+from nostall.core.measurement import Kind
 from nostall.gpu import Clock, Device, Kernel, Plan
 from nostall.gpu.sanitizer import Sanitized, sanitize
 from nostall.sass import Program, Verdict, validate
@@ -362,9 +363,7 @@ def _provenance(
     source: Source, program: Program, settings: Settings, tuned: Tuned
 ) -> Mapping[str, Any]:
     """Everything needed to know what the optimised bytes are and where they came from."""
-    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
-    if program.sm >= 100:
-        notes.append("not measured on this architecture; .nv.capmerc keeps the original code")
+    kind = tuned.search.best_measurement.kind
     return {
         "nostall": __version__,
         "python": platform.python_version(),
@@ -377,6 +376,16 @@ def _provenance(
         "source": dict(source.provenance),
         "verified": _verdict(tuned.verdict),
         "compared": _checked(settings) if tuned.decision is not None else None,
-        "gain": {"kind": tuned.search.best_measurement.kind, "ratio": tuned.ratio},
-        "notes": notes,
+        "gain": {"kind": kind, "ratio": tuned.ratio},
+        "notes": notes_on(program.sm, kind),
     }
+
+
+def notes_on(sm: int, kind: Kind) -> tuple[str, ...]:
+    """What the user of an optimised cubin should know about it."""
+    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
+    if sm >= 100:
+        notes.append(".nv.capmerc keeps the original code")
+        if kind == "modelled":
+            notes.append("not measured on this architecture")
+    return tuple(notes)

@@ -16,7 +16,8 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
 from nostall.store import BadBundle, Compared, Provenance, Row, Store, Verification, bundle
 from nostall.store.artefacts import name
-from nostall.tuning.job import Settings, Tuned, describe
+from nostall.store.store import CUBIN
+from nostall.tuning.job import Settings, Tuned, describe, notes_on
 from nostall.tuning.source import Source
 
 
@@ -36,9 +37,6 @@ def record(
     about = dict(device) if kind == "measured" else {}
     described = describe(source, settings)
     sm = Cubin.parse(source.cubin).sm
-    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
-    if sm >= 100:
-        notes.append(".nv.capmerc keeps the original code")
     provenance = Provenance(
         original=name(source.cubin),
         optimised=name(tuned.cubin),
@@ -63,7 +61,7 @@ def record(
         settings={
             k: described[k] for k in ("strategy", "seed", "seconds", "evaluations", "clock", "cold")
         },
-        notes=tuple(notes),
+        notes=notes_on(sm, kind),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return store.record(source.cubin, tuned.cubin, provenance)
@@ -95,10 +93,22 @@ def import_bundle(store: Store, path: Path) -> list[Row]:
                 f"{one.provenance.verified.safe}) does not fit the cubin (sm_{sm}); nothing was "
                 "imported; get the bundle anew from where it was exported"
             )
-    return [
-        store.record(one.original, one.optimised, one.provenance, source="imported")
-        for one in packed
-    ]
+    found = [(one.original, one.optimised, one.provenance) for one in packed]
+    return store.record_all(found, source="imported")
+
+
+def refusal(store: Store, row: Row) -> str | None:
+    """Why this version would not keep a record, or None.
+
+    A record was judged by the verifier of its day; a later one may know better.
+    """
+    try:
+        store.provenance(row)
+        original = store.artefacts.get(row.original, CUBIN)
+        verdict = verify(original, store.artefacts.get(row.optimised, CUBIN))
+    except BadInput as error:
+        return str(error)
+    return None if verdict.safe else str(verdict.findings[0])
 
 
 def _verification(verdict: Verdict) -> Verification:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -66,6 +67,38 @@ def test_what_random_data_cannot_stand_in_for(kind: Any, value: Any, text: str) 
         _argument(kind, value)
 
 
+class Empty(Tensor):
+    """A tensor that holds nothing."""
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(nbytes=lambda: 16)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "grid", "why"),
+    [(Empty(), (1,), "sizes must be > 0"), (Tensor(), (0,), "each dimension must be >= 1")],
+)
+def test_a_launch_that_cannot_be_described_goes_on(
+    tensor: Tensor, grid: tuple[int], why: str, tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    """An empty tensor, or no blocks at all: nothing to tune, nothing to stop for."""
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    compiled = SimpleNamespace(
+        asm={"cubin": b"cubin"},
+        src=SimpleNamespace(signature={"a": "*fp32"}, constants={}),
+        metadata=SimpleNamespace(num_warps=4),
+    )
+    outer = SimpleNamespace(run=lambda *args, **options: compiled)
+    function = SimpleNamespace(
+        module="m", fn=lambda a: None, signature=inspect.signature(lambda a: None), arg_names=["a"]
+    )
+    calls = first_call.FirstCalls(outer, function, 1.0, {}, lambda _: False)
+    calls.follow()
+    monkeypatch.setattr(first_call, "tune_apart", lambda *_: pytest.fail("tuned"))
+    assert outer.run(tensor, grid=grid, warmup=False) is compiled
+    assert "not tuned on its first call" in caplog.text and why in caplog.text
+
+
 def _job(folder: Path) -> bytes:
     source = load_cubin(
         NVCC / "dot_product.sm_90.cubin", None, LaunchSpec.from_toml(NVCC / "dot_product.toml")
@@ -110,6 +143,8 @@ def test_a_search_that_fails_leaves_the_program_alone(
     """The real process, which finds no GPU; the program goes on."""
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "platform.py").write_text("raise SystemExit('a file of the user')")
     launch = LaunchSpec.from_toml(NVCC / "transpose.toml")
     source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch)
     first_call.tune_apart(source, 0.2, 0)

@@ -89,6 +89,17 @@ def test_cupy_gets_a_path_that_its_hash_names(
     assert original.name == f"{row.original}.cubin"
 
 
+def test_cupy_without_a_store_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(RawModule=lambda path: Path(path)))
+    original = nostall.load(ORIGINAL, to="cupy", gpu=GPU)
+    assert original.read_bytes() == ORIGINAL.read_bytes()
+    assert nostall.load(ORIGINAL, to="cupy", gpu=GPU) == original  # CuPy knows modules by path
+
+
 def test_without_the_package(kept: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(MissingPart, match="CuPy cannot be imported"):

@@ -84,6 +84,24 @@ def test_a_cut_bundle_is_refused(tmp_path: Path, keep_bytes: int) -> None:
         bundle.read(path)
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    _, path = _exported(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("\u00e9.cubin", b"")  # other letters than ASCII are marked as UTF-8
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
+    with pytest.raises(BadBundle, match="not a bundle, or is damaged"):
+        bundle.read(path)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_an_unusual_packing_is_refused(tmp_path: Path, packing: int) -> None:
+    _, path = _exported(tmp_path)
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("manifest.json", b"{}")
+    with pytest.raises(BadBundle, match="packed in an unusual way"):
+        bundle.read(path)
+
+
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, path = _exported(tmp_path)
     monkeypatch.setattr(bundle, "MOST_BYTES", 100)

@@ -14,6 +14,7 @@ from tests.unit.store.records import GPU, ORIGINAL, keep, modelled, provenance
 
 from nostall.core import ContractBroken
 from nostall.store import BadStore, Row, Store, Verification
+from nostall.store.artefacts import name
 
 Damage = Callable[[Store, Row], None]
 
@@ -174,6 +175,27 @@ def test_a_record_is_about_the_bytes_that_come_with_it(store: Store) -> None:
 def test_recording_twice_is_recording_once(store: Store) -> None:
     assert keep(store, b"better") == keep(store, b"better")
     assert len(store.rows()) == 1
+
+
+def test_several_records_appear_together_or_not_at_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(o, b"better", provenance(o, b"better")) for o in (ORIGINAL, b"second")]
+    put = store.artefacts.put
+
+    def full(data: bytes, suffix: str) -> str:
+        if data == b"second":
+            raise BadStore("the disk is full")
+        return put(data, suffix)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.artefacts, "put", full)
+        with pytest.raises(BadStore, match="full"):
+            store.record_all(found)
+    assert store.rows() == []
+    assert store.record_all(found) == sorted(
+        store.rows(), key=lambda row: row.original != name(ORIGINAL)
+    )
 
 
 def test_recording_again_repairs_a_damaged_file(store: Store) -> None:
