@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -150,3 +153,21 @@ def test_a_broken_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"records": 3}')
     with pytest.raises(BadRun, match="not a recording"):
         Replay(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_interrupted_question_is_not_answered_to_the_next_one(terminal: bool) -> None:
+    """Ctrl-C in a terminal reaches the worker, too: it is not a fault of the next candidate."""
+    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+        worker = int(gpu.about["process"])
+
+        def interrupt() -> None:
+            if terminal:
+                os.kill(worker, signal.SIGINT)
+            _thread.interrupt_main()
+
+        threading.Timer(0.5, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            gpu.evaluate(b"hang")
+        assert gpu.evaluate(b"good").fate == "timed"
+        assert int(gpu.about["process"]) != worker

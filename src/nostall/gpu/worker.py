@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -56,6 +57,7 @@ class LocalGpu:
         self._make = make
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._owed = False
         self._about: Mapping[str, str] = {}
         self.restarts = -1
         self._start()
@@ -108,9 +110,12 @@ class LocalGpu:
 
     def _asked(self, question: tuple[Any, ...], seconds: float) -> Pending:
         """Send a question."""
+        if self._owed:
+            self._stop()  # whoever asked was interrupted; that answer must not be taken for this one
         if self._pipe is None:
             self._start()
         assert self._pipe is not None
+        self._owed = True
         pipe, until = self._pipe, monotonic() + seconds
         try:
             pipe.send(question)
@@ -127,6 +132,7 @@ class LocalGpu:
             answer = pipe.recv()
         except (EOFError, OSError) as error:
             return self._ended(error)
+        self._owed = False
         if isinstance(answer, Outcome):
             return answer
         self._stop()
@@ -166,6 +172,7 @@ class LocalGpu:
         self._about = ready
 
     def _stop(self) -> int | None:
+        self._owed = False
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
@@ -184,6 +191,8 @@ class LocalGpu:
 def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: int) -> None:
     """The worker's main loop: one question, one answer; any error ends the process, because a
     faulted context cannot be used again."""
+    # Ctrl-C in a terminal reaches this process too; the parent decides what comes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         works = make(kernel, plan, ordinal)
         pipe.send(dict(works.about()))
