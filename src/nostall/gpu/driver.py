@@ -92,6 +92,12 @@ class Cuda:
         raw: bytes = self.call("cuDeviceGetName", 96, self.device)
         return raw.partition(b"\0")[0].decode()
 
+    @property
+    def bus(self) -> str:
+        """The PCI address, by which other tools know the GPU whatever CUDA_VISIBLE_DEVICES says."""
+        raw: bytes = self.call("cuDeviceGetPCIBusId", 32, self.device)
+        return raw.partition(b"\0")[0].decode()
+
     def load(self, cubin: bytes, kernel: str, shared: int = 0) -> Loaded:
         """Load a module and look up one kernel; ``shared`` bytes of dynamic shared memory."""
         module = self.call("cuModuleLoadData", cubin)

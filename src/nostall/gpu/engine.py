@@ -30,7 +30,7 @@ class Engine:
     def __init__(
         self, kernel: Kernel, plan: Plan, ordinal: int = 0, cuda: Cuda | None = None
     ) -> None:
-        self.kernel, self.plan, self.ordinal = kernel, plan, ordinal
+        self.kernel, self.plan = kernel, plan
         self.cuda = cuda or Cuda(ordinal)
         self.original = self._load_original()
         self.flush = Flush(self.cuda)
@@ -50,7 +50,7 @@ class Engine:
                     f"--query-gpu={_ASKED}",
                     "--format=csv,noheader",
                     "-i",
-                    str(self.ordinal),
+                    self.cuda.bus,
                 ],
                 capture_output=True,
                 text=True,

@@ -91,6 +91,9 @@ class FakeDriver:
     def cuDeviceGetName(self, size: int, device: int) -> Any:  # noqa: N802
         return OK, self.device_name.encode().ljust(size, b"\0")
 
+    def cuDeviceGetPCIBusId(self, size: int, device: int) -> Any:  # noqa: N802
+        return OK, f"0000:{device:02x}:00.0".encode().ljust(size, b"\0")
+
     def cuDeviceGetAttribute(self, key: Any, device: int) -> Any:  # noqa: N802
         known = {"MAJOR": 9, "MINOR": 0, "L2_CACHE_SIZE": self.l2}
         return OK, next(v for k, v in known.items() if key.name.endswith(k))
