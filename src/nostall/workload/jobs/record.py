@@ -69,7 +69,8 @@ class Job:
     where it is None the closed forms of :mod:`nostall.workload.model.traffic` give it.
     ``operators`` say what the FLOP and memory bytes are made of, where that is known; hardware with
     fitted operators then times each of them.  ``gpu_hours`` weights the job in a population (None:
-    replicas times step time).  Raises :class:`~nostall.core.errors.BadJob` for values that no job can have.
+    replicas times step time).  Raises
+    :class:`~nostall.core.errors.BadJob` for values that no job can have.
     """
 
     name: str

@@ -17,6 +17,7 @@ from nostall.workload.jobs.operators import Operator
 from nostall.workload.modules.classes import kind_of_operator
 
 _LOOKUPS = ("aten.embedding.default", "aten._embedding_bag.default")
+_PICKS = ("aten.gather.", "aten.index_select.", "aten.index.", "aten.nll_loss_forward.")
 _ON_PROCESSORS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
@@ -115,6 +116,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[misc]
             rows = float(indices.numel() * table.shape[1] * table.element_size())
             self.touched += rows
             size = rows + _bytes(indices) + _bytes(out)
+        elif name.startswith(_PICKS):
+            # Of what they pick from they read as much as they give.
+            size = _bytes(args[1:]) + 2 * _bytes(out)
         else:
             size = _bytes((args, kwargs)) + _bytes(out)
         key = (name, _flops(func, args, kwargs or {}, out), size)
@@ -145,6 +149,7 @@ _NOTHING = (
     "aten.lift",
     "aten._unsafe_view",
     "aten._reshape_alias",
+    "aten.as_strided_",
 )
 
 
