@@ -7,7 +7,8 @@ osdi21-artifact, sched/traces (Apache-2.0): one to four nodes with four GPUs eac
 as 123 has one replica on one node, two on the next, three on the third.
 
 The compute time of a step is the same local batch on one GPU of the same model; the network is
-fitted on the other models only.  The 90 % interval is that of measured over modelled on those
+fitted on the other models only.  Buckets are those of PyTorch's DistributedDataParallel, on which
+Pollux builds, at its default.  The 90 % interval is that of measured over modelled on those
 other models.
 """
 
@@ -23,11 +24,13 @@ import numpy as np
 
 from benchmarks.provenance import save
 from nostall.workload.hardware import Curve
-from nostall.workload.model.slowdown import MeasuredStep, SlowdownFit, fit_slowdown
+from nostall.workload.model.slowdown import MeasuredStep, SlowdownFit, fit_slowdown, last_share
 from nostall.workload.model.traffic import ring_allreduce
 
 ETHERNET = 6.25e9
 """Peak of a node's link, bytes/s: the 50 Gb/s that AWS states for g4dn.12xlarge, Pollux's nodes."""
+
+BUCKET = 25 * 2**20
 
 PARAMETERS = {
     "bert": 109_482_240,  # BERT-base, uncased
@@ -48,6 +51,7 @@ def measured(root: Path, model: str) -> list[MeasuredStep]:
             compute=alone[row["local_bsz"]],
             moved=ring_allreduce(len(row["placement"]), 4.0 * PARAMETERS[model]),
             seconds=float(row["step_time"]),
+            last=last_share(4.0 * PARAMETERS[model], BUCKET),
         )
         for row in rows
         if len(row["placement"]) > 1 and row["local_bsz"] in alone
@@ -56,7 +60,7 @@ def measured(root: Path, model: str) -> list[MeasuredStep]:
 
 def judged(steps: list[MeasuredStep], fit: SlowdownFit) -> dict[str, Any]:
     """Errors of the slow-down and, with a spread, how often the 90 % interval holds it."""
-    modelled = np.array([fit.seconds(s.compute, s.moved) for s in steps])
+    modelled = np.array([fit.seconds(s.compute, s.moved, s.last) for s in steps])
     actual = np.array([s.seconds for s in steps])
     ratio = modelled / actual
     found: dict[str, Any] = {
@@ -68,7 +72,7 @@ def judged(steps: list[MeasuredStep], fit: SlowdownFit) -> dict[str, Any]:
         "hidden": round(fit.hidden, 3),
     }
     if fit.spread:
-        bounds = [fit.interval(s.compute, s.moved) for s in steps]
+        bounds = [fit.interval(s.compute, s.moved, s.last) for s in steps]
         inside = [low <= s.seconds <= high for s, (low, high) in zip(steps, bounds, strict=True)]
         found["covered_by_90"] = round(float(np.mean(inside)), 4)
     return found
