@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from subprocess import TimeoutExpired
+from time import monotonic
 
 import pytest
 from benchmarks.workload_fit import BASE, fitted_links, fitted_operators, judged, preset
-from benchmarks.workload_gpu_counters import READ, TIME, WRITTEN, summed
+from benchmarks.workload_gpu_counters import READ, TIME, WRITTEN, count, run_within, summed
 from tests.unit.workload.traces import event, kernel, launch, trace
 
 from nostall.workload import Resource, load_hardware
@@ -120,6 +122,23 @@ def test_counters_are_summed_by_kind() -> None:
     found = summed(["==PROF== Connected to process 7", HEAD, UNITS, *rows], "")["kinds"]
     assert found["compute"] == {"kernels": 2, "bytes": 2024, "seconds": pytest.approx(2.5e-6)}
     assert found["memory"]["bytes"] == 1000
+
+
+def test_ncu_is_asked_and_ended_in_time(tmp_path: Path) -> None:
+    """A program in ncu's place: what it was told, and that a limit ends it and its children."""
+    fake = tmp_path / "ncu"
+    page = "\n".join([HEAD, UNITS, '"0","nvjet_hsh_128","1,000","24","2,000"'])
+    fake.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/told\ncat <<'E'\n{page}\nE\n")
+    fake.chmod(0o755)
+    found = count(str(fake), "bert", 20.0)
+    assert (found["model"], found["exit_code"]) == ("bert", 0)
+    assert found["kinds"]["compute"]["bytes"] == 1024
+    told = (tmp_path / "told").read_text()
+    assert "--clock-control none" in told and told.endswith("--model bert --counters\n")
+    began = monotonic()
+    with pytest.raises(TimeoutExpired):
+        run_within(["sh", "-c", "sleep 30 & wait"], 0.2)
+    assert monotonic() - began < 10
 
 
 @pytest.mark.parametrize(
