@@ -25,7 +25,7 @@ MOST_DETAILED = 8
 """GPUs whose timeline and kernels are shown; the others are in the overview."""
 MOST_KERNELS = 20
 MOST_JOBS = 15
-MOST_LETTERS = 28
+MOST_LETTERS = 25
 
 MODEL_STYLES = {
     "data": "c-data",
