@@ -4,7 +4,9 @@ python -m benchmarks.workload_reading --out benchmarks/results/workload_reading.
 
 One event in ten is a GPU activity and two in ten are runtime calls, as in the public traces of
 training steps; the text is laid out as Kineto writes it.  Rates are per second of processor time,
-because the machine may be shared, and per second of the clock.
+because the machine may be shared, and per second of the clock.  Two files are also read side by
+side, a process each: all events over the time of the slower process.  A small file is read several
+times, because processor time too grows when others use the same caches: each rate is kept.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import json
 import resource
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from nostall.workload.traces.kineto import read_kineto
 HEAD = '{\n  "schemaVersion": 1,\n  "distributedInfo": {"rank": 0, "world_size": 1},\n'
 
 
+REPEATS = 9
 OPERATORS = ("aten::linear", "aten::addmm", "aten::view", "aten::empty", "aten::gelu", "aten::add_")
 
 
@@ -82,6 +87,31 @@ def measure(path: Path) -> dict[str, Any]:
     }
 
 
+def side_by_side(paths: list[Path]) -> dict[str, Any]:
+    """One process a file, as ``nostall characterize --processes`` reads them."""
+    with ProcessPoolExecutor(len(paths), get_context("spawn")) as pool:
+        own = list(pool.map(measure, paths))
+    events = sum(one["events"] for one in own)
+    slowest = {
+        by: max(one["events"] / one[by] for one in own)
+        for by in ("events_per_processor_second", "events_per_second")
+    }
+    return {
+        "file": f"{len(paths)} x {paths[0].suffix}",
+        "file_megabytes": sum(one["file_megabytes"] for one in own),
+        "events": events,
+        **{by: round(events / seconds) for by, seconds in slowest.items()},
+        "peak_megabytes": max(one["peak_megabytes"] for one in own),
+    }
+
+
+def repeated(path: Path, times: int) -> dict[str, Any]:
+    """The same file again and again: the fastest, and every rate."""
+    each = [measure(path) for _ in range(times)]
+    fastest = max(each, key=lambda one: one["events_per_processor_second"])
+    return {**fastest, "each": [one["events_per_processor_second"] for one in each]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -95,6 +125,15 @@ def main() -> None:
             records.append(measure(path))
             print(records[-1])
             path.unlink()
+        path = Path(folder) / "small.json"
+        write(path, options.gigabytes * 1e9 * 0.05)
+        records.append(repeated(path, REPEATS))
+        print(records[-1])
+        pair = [Path(folder) / f"rank{rank}.json" for rank in range(2)]
+        for path in pair:
+            write(path, options.gigabytes * 1e9 * 0.25)
+        records.append(side_by_side(pair))
+        print(records[-1])
     save(options.out, kind="measured", records=records)
 
 

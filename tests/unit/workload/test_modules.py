@@ -10,7 +10,9 @@ torch = pytest.importorskip("torch", reason="describing modules needs the extra 
 
 from nostall.core import BadJob, MissingPart  # noqa: E402
 from nostall.workload import Architecture, load_hardware, step  # noqa: E402
+from nostall.workload.jobs.operators import OperatorKind  # noqa: E402
 from nostall.workload.modules import job_of, module_features  # noqa: E402
+from nostall.workload.modules.classes import kind_of_operator  # noqa: E402
 
 
 def test_a_linear_layer_in_closed_form() -> None:
@@ -99,3 +101,51 @@ def test_what_cannot_be_described_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingPart, match=r"nostall\[torch\]"):
         module_features(layer, [torch.zeros(2, 8)])
+
+
+def test_attention_is_counted_on_a_processor_too_and_half_of_it_where_it_is_causal() -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self, causal: bool) -> None:
+            super().__init__()
+            self.causal = causal
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=self.causal)
+
+    batch = torch.zeros(2, 4, 64, 32, requires_grad=True)
+    once = 2 * 2 * 2 * 4 * 64 * 64 * 32
+    [only] = module_features(Attention(False), [batch], training=False).operators
+    assert (only.kind, only.flops) == (OperatorKind.ATTENTION, once)
+    [half] = module_features(Attention(True), [batch], training=False).operators
+    assert half.flops == once / 2
+    assert module_features(Attention(False), [batch]).flops == pytest.approx(once * 3.5)
+
+
+def test_calls_with_the_same_amounts_are_one_operator_and_others_are_not() -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(n, 8, bias=False) for n in (8, 8, 8)))
+    found = module_features(layers, [torch.zeros(4, 8)], training=False)
+    assert [(o.calls, o.flops) for o in found.operators] == [(3, 3 * 2 * 4 * 8 * 8)]
+    both = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False), layers)
+    found = module_features(both, [torch.zeros(4, 16)], training=False)
+    assert sorted(o.calls for o in found.operators) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "kind"),
+    [
+        ("aten.mm.default", 1.0, OperatorKind.PRODUCT),
+        ("aten._scaled_dot_product_cudnn_attention.default", 1.0, OperatorKind.ATTENTION),
+        ("aten.convolution_backward.default", 1.0, OperatorKind.CONVOLUTION),
+        ("aten.native_layer_norm_backward.default", 0.0, OperatorKind.NORMALISATION),
+        ("aten.cudnn_batch_norm.default", 0.0, OperatorKind.NORMALISATION),
+        ("aten._log_softmax_backward_data.default", 0.0, OperatorKind.NORMALISATION),
+        ("aten.embedding_dense_backward.default", 0.0, OperatorKind.EMBEDDING),
+        ("aten.sum.dim_IntList", 0.0, OperatorKind.REDUCTION),
+        ("aten.max_pool2d_with_indices.default", 0.0, OperatorKind.REDUCTION),
+        ("aten.normal_.default", 0.0, OperatorKind.ELEMENTWISE),
+        ("aten.threshold_backward.default", 0.0, OperatorKind.ELEMENTWISE),
+        ("aten._to_copy.default", 0.0, OperatorKind.ELEMENTWISE),
+    ],
+)
+def test_kinds_of_operators(name: str, flops: float, kind: OperatorKind) -> None:
+    assert kind_of_operator(name, flops) is kind

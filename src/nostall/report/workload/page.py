@@ -25,7 +25,7 @@ MOST_DETAILED = 8
 """GPUs whose timeline and kernels are shown; the others are in the overview."""
 MOST_KERNELS = 20
 MOST_JOBS = 15
-MOST_LETTERS = 28
+MOST_LETTERS = 25
 
 MODEL_STYLES = {
     "data": "c-data",
@@ -52,9 +52,8 @@ def _jobs(answer: JobsAnswer) -> str:
         found = []
         for part in MODEL_PARTS:
             series = population.cdf(lambda s, part=part: s.share(part), by)  # type: ignore[misc]
-            found.append(
-                Line(part, f"l-{part}", series.values.tolist(), series.cumulative.tolist())
-            )
+            corners = steps(series.values.tolist(), series.cumulative.tolist())
+            found.append(Line(part, f"l-{part}", *corners))
         lines[by] = found
     weights = population.weights("gpu")
     sensitivity = [
@@ -87,7 +86,11 @@ def _jobs(answer: JobsAnswer) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= MOST_LETTERS else name[: MOST_LETTERS - 1] + "…"
+    """Both ends of a name: files of one job differ at either."""
+    if len(name) <= MOST_LETTERS:
+        return name
+    half = (MOST_LETTERS - 1) // 2
+    return f"{name[: MOST_LETTERS - 1 - half]}…{name[-half:]}"
 
 
 def _distribution(answer: JobsAnswer, target: str) -> tuple[list[float], list[float]]:
@@ -100,7 +103,7 @@ def _distribution(answer: JobsAnswer, target: str) -> tuple[list[float], list[fl
 
 def _traces(answer: TracesAnswer) -> str:
     rows = [
-        (r.name, {p: v / r.timeline.span for p, v in r.timeline.parts.items()})
+        (_short(r.name), {p: v / r.timeline.span for p, v in r.timeline.parts.items()})
         for r in answer.ranks
     ]
     detailed = [

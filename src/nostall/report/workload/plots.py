@@ -136,6 +136,8 @@ class _Frame:
             powers = range(math.floor(self.low), math.ceil(self.high) + 1)
             values = [m * 10.0**n for n in powers for m in steps]
             inside = [v for v in values if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]
+            if len(inside) < 2:  # less than a step of 1, 2, 5 across
+                inside = ticks(10**self.low, 10**self.high, 5)
             every = max(1, len(inside) // 7)
             return [(v, f"{v:.4g}") for v in inside[::every]]
         return [(t, f"{t:.6g}") for t in ticks(self.low, self.high, 6)]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from nostall.core.errors import BadHardware
 from nostall.workload.hardware.efficiency import Curve, Efficiency, flat
+from nostall.workload.hardware.operators import OperatorCurve
+from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.jobs.record import Resource
 
 
@@ -18,8 +20,9 @@ class Hardware:
     ``flops``: FLOP/s by precision.  ``memory``, ``pcie``, ``nvlink``, ``ethernet``: bytes/s in one
     direction (``memory``: read and write together; ``pcie``: of one of the ``pcie_links`` between a
     server's hosts and GPUs, which the replicas in the server share; ``ethernet``: of a server).  A
-    rate of 0 says that the link is not there.  ``memory_size``: bytes of one GPU.  ``sources``:
-    where each number was read.
+    rate of 0 says that the link is not there.  ``memory_size``: bytes of one GPU.
+    ``operators``: fitted curves by kind of operator, for jobs that say what theirs are.
+    ``sources``: where each number was read.
     """
 
     name: str
@@ -32,6 +35,9 @@ class Hardware:
     gpus_per_server: int
     pcie_links: int = 1
     efficiency: Efficiency = field(default_factory=flat)
+    operators: Mapping[OperatorKind, OperatorCurve] = field(
+        default_factory=dict[OperatorKind, OperatorCurve]
+    )
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -73,6 +79,16 @@ class Hardware:
                 "over it; choose another architecture or another hardware"
             )
         return self.curve(resource).seconds(amount, peak)
+
+    def operator_seconds(self, operator: Operator, precision: str = "fp32") -> float:
+        """Time of an operator's calls; at the resource's efficiency where its kind has no curve."""
+        curve = self.operators.get(operator.kind)
+        if curve is not None:
+            peak = self.rate(Resource.COMPUTE, precision)
+            return curve.seconds(operator, peak, self.memory)
+        if operator.kind.computes:
+            return self.seconds(Resource.COMPUTE, operator.flops, precision)
+        return self.seconds(Resource.MEMORY, operator.size)
 
     def curve(self, resource: Resource) -> Curve:
         """The efficiency of a resource; the published flat one where none was given."""

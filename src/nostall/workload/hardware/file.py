@@ -12,7 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from nostall.core.errors import BadHardware, BadInput
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.efficiency import Curve, flat
+from nostall.workload.hardware.operators import OperatorCurve
 from nostall.workload.hardware.quantity import quantity
+from nostall.workload.jobs.operators import OperatorKind
 from nostall.workload.jobs.record import Resource
 
 MOST_BYTES = 1 << 20
@@ -43,6 +45,13 @@ class _CurveFile(BaseModel):
     overhead: Seconds = 0.0
 
 
+class _OperatorFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    overhead: Seconds = 0.0
+    compute: float = Field(default=0.0, ge=0)
+    memory: float = Field(default=0.0, ge=0)
+
+
 class HardwareFile(BaseModel):
     """Schema of a hardware file.  ``sources`` names where each number was read."""
 
@@ -57,13 +66,15 @@ class HardwareFile(BaseModel):
     gpus_per_server: int = Field(ge=1, le=4096)
     pcie_links: int = Field(default=1, ge=1, le=4096)
     efficiency: dict[Resource, _CurveFile] = Field(default_factory=dict)
+    operators: dict[OperatorKind, _OperatorFile] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 
     def hardware(self) -> Hardware:
         """The description, with the published flat efficiency where the file gives none."""
         given = {r: Curve(c.share, c.overhead) for r, c in self.efficiency.items()}
-        fields = self.model_dump(exclude={"efficiency"})
-        return Hardware(**fields, efficiency={**flat(), **given})
+        operators = {k: OperatorCurve(**dict(c)) for k, c in self.operators.items()}
+        fields = self.model_dump(exclude={"efficiency", "operators"})
+        return Hardware(**fields, efficiency={**flat(), **given}, operators=operators)
 
 
 def presets() -> list[str]:
@@ -98,6 +109,8 @@ def _parse(text: str, where: str) -> Hardware:
         return HardwareFile.model_validate(tomllib.loads(text)).hardware()
     except tomllib.TOMLDecodeError as error:
         raise BadHardware(f"{where} is not TOML: {error}; see the presets for the form") from error
+    except BadInput as error:  # a curve that the schema allows and nothing can have
+        raise BadHardware(f"{where}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nostall.core.errors import BadJob
+from nostall.workload.jobs.operators import Operator
 
 
 class Resource(StrEnum):
@@ -66,8 +67,10 @@ class Job:
     ``touched_bytes``: the embedding rows that one replica's batch reads.  ``weight_traffic``: the
     paper's S_w, weight and gradient bytes a replica moves over each medium of its architecture;
     where it is None the closed forms of :mod:`nostall.workload.model.traffic` give it.
-    ``gpu_hours`` weights the job in a population (None: replicas times step time).
-    Raises :class:`~nostall.core.errors.BadJob` for values that no job can have.
+    ``operators`` say what the FLOP and memory bytes are made of, where that is known; hardware with
+    fitted operators then times each of them.  ``gpu_hours`` weights the job in a population (None:
+    replicas times step time).  Raises
+    :class:`~nostall.core.errors.BadJob` for values that no job can have.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Job:
     weight_traffic: float | None = None
     precision: str = "fp32"
     gpu_hours: float | None = None
+    operators: tuple[Operator, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _AMOUNTS:

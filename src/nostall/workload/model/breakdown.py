@@ -62,16 +62,33 @@ class Breakdown:
 def step(job: Job, hardware: Hardware) -> Breakdown:
     """The modelled step of one replica (arXiv:1910.05930, its analytical framework).
 
-    Replicas in one server share its PCIe links for their input.  Raises
+    Replicas in one server share its PCIe links for their input.  Ours: a job that lists its
+    operators, on hardware with fitted ones, is timed operator by operator.  Raises
     :class:`~nostall.core.errors.BadHardware` where the job needs a link or a precision that the
     hardware lacks.
     """
     local = min(job.replicas, hardware.gpus_per_server) if job.architecture.colocated else 1
     sharing = -(-local // hardware.pcie_links)
     moved = traffic(job, hardware.gpus_per_server)
+    compute, memory = _work(job, hardware)
     return Breakdown(
         data=hardware.seconds(Resource.PCIE, job.input_bytes * sharing),
-        compute=hardware.seconds(Resource.COMPUTE, job.flops, job.precision),
-        memory=hardware.seconds(Resource.MEMORY, job.memory_bytes),
+        compute=compute,
+        memory=memory,
         media={medium: hardware.seconds(medium, size) for medium, size in moved.items()},
     )
+
+
+def _work(job: Job, hardware: Hardware) -> tuple[float, float]:
+    """Seconds of compute-bound and of memory-bound operators."""
+    if not (job.operators and hardware.operators):
+        compute = hardware.seconds(Resource.COMPUTE, job.flops, job.precision)
+        return compute, hardware.seconds(Resource.MEMORY, job.memory_bytes)
+    compute = memory = 0.0
+    for operator in job.operators:
+        seconds = hardware.operator_seconds(operator, job.precision)
+        if operator.kind.computes:
+            compute += seconds
+        else:
+            memory += seconds
+    return compute, memory

@@ -10,12 +10,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from nostall.core.errors import BadJob
-from nostall.workload.modules.features import Operator
+from nostall.workload.jobs.operators import Operator
+from nostall.workload.modules.classes import kind_of_operator
 
 _LOOKUPS = ("aten.embedding.default", "aten._embedding_bag.default")
+_PICKS = ("aten.gather.", "aten.index_select.", "aten.index.", "aten.nll_loss_forward.")
+_ON_PROCESSORS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+"""Attention as it is called for a module on the processor; PyTorch's counter does not know it."""
 
 
 @dataclass(slots=True)
@@ -56,6 +63,14 @@ def count_step(
     return counter.result()
 
 
+def count_call(function: Callable[[], Any]) -> Counted:
+    """Count what the dispatcher sees of one call, on the tensors that ``function`` holds."""
+    counter = _Counter()
+    with counter:
+        function()
+    return counter.result()
+
+
 def _faked(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     found = mode.from_tensor(tensor.detach())
     return found.requires_grad_(tensor.requires_grad)
@@ -81,7 +96,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: dict[str, list[float]] = {}
+        self.calls: dict[tuple[str, float, float], int] = {}
         self.touched = 0.0
 
     def __torch_dispatch__(
@@ -95,38 +110,69 @@ class _Counter(TorchDispatchMode):  # type: ignore[misc]
         if func.is_view or not _writes(func, out):
             return out
         name = str(func)
-        row = self.rows.setdefault(name, [0, 0.0, 0.0])
-        formula = flop_registry.get(func._overloadpacket)
-        row[0] += 1
-        if formula is not None:
-            row[1] += float(formula(*args, **(kwargs or {}), out_val=out))
         if name in _LOOKUPS:
             # A look-up reads the rows it asks for, not the table.
             table, indices = args[0], args[1]
             rows = float(indices.numel() * table.shape[1] * table.element_size())
             self.touched += rows
-            row[2] += rows + _bytes(indices) + _bytes(out)
+            size = rows + _bytes(indices) + _bytes(out)
+        elif name.startswith(_PICKS):
+            # Of what they pick from they read as much as they give.
+            size = _bytes(args[1:]) + 2 * _bytes(out)
         else:
-            row[2] += _bytes((args, kwargs)) + _bytes(out)
+            size = _bytes((args, kwargs)) + _bytes(out)
+        key = (name, _flops(func, args, kwargs or {}, out), size)
+        self.calls[key] = self.calls.get(key, 0) + 1
         return out
 
     def result(self) -> Counted:
-        operators = [Operator(n, int(c), f, s) for n, (c, f, s) in self.rows.items()]
+        operators = [
+            Operator(kind_of_operator(name, flops), name, calls, calls * flops, calls * size)
+            for (name, flops, size), calls in self.calls.items()
+        ]
         return Counted(
-            flops=sum(o.flops for o in operators),
-            product_bytes=sum(o.size for o in operators if o.flops),
-            memory_bytes=sum(o.size for o in operators if not o.flops),
+            flops=sum(o.flops for o in operators if o.kind.computes),
+            product_bytes=sum(o.size for o in operators if o.kind.computes),
+            memory_bytes=sum(o.size for o in operators if not o.kind.computes),
             touched_bytes=self.touched,
             operators=tuple(sorted(operators, key=lambda o: (-o.flops, -o.size))),
         )
 
 
-_NOTHING = ("aten.empty", "aten.detach", "aten.sym_", "prim.", "aten.alias", "aten.lift")
+_NOTHING = (
+    "aten.empty",
+    "aten.new_empty",
+    "aten.detach",
+    "aten.sym_",
+    "prim.",
+    "aten.alias",
+    "aten.lift",
+    "aten._unsafe_view",
+    "aten._reshape_alias",
+    "aten.as_strided_",
+)
 
 
 def _writes(func: Any, out: Any) -> bool:
     """Whether the operator moves data: neither an allocation nor an alias."""
     return not str(func).startswith(_NOTHING) and bool(tree_leaves(out))
+
+
+def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    formula = flop_registry.get(func._overloadpacket)
+    formula = formula or _ON_PROCESSORS.get(func._overloadpacket)
+    if formula is None:
+        return 0.0
+    counted = float(formula(*args, **kwargs, out_val=out))
+    return counted / 2 if _causal(func, args, kwargs) else counted
+
+
+def _causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an attention's kernels skip the half that its mask hides."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.name == "is_causal":
+            return bool(args[at] if at < len(args) else kwargs.get("is_causal", False))
+    return False
 
 
 def _bytes(values: Any) -> float:

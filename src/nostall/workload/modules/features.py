@@ -2,8 +2,8 @@
 
 The step (forward, a scalar loss, backward) runs under fake tensors: shapes are computed, data are
 not, so that a model larger than this machine's memory can be described.  FLOP are those of
-PyTorch's own FLOP counter.  Bytes are what each operator reads and writes when nothing is cached or
-fused: an upper bound of memory traffic on a GPU.
+PyTorch's own FLOP counter, halved for causal attention, whose kernels skip what is masked.  Bytes
+are what each operator has to read and write once when nothing is cached or fused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nostall.core.errors import BadJob, MissingPart
+from nostall.workload.jobs.operators import Operator
 from nostall.workload.jobs.record import Architecture, Job
 
 if TYPE_CHECKING:
@@ -22,21 +23,11 @@ _PRECISION = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
-    """All calls of one operator in a step; ``flops`` 0: it counts as memory-bound."""
-
-    name: str
-    calls: int
-    flops: float
-    size: float
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleFeatures:
     """What one step of a module does, per replica.
 
-    ``flops`` and ``product_bytes``: of operators that PyTorch counts FLOP of (products and
-    convolutions); ``memory_bytes``: of all others.  ``touched_bytes``: embedding rows that the
+    ``flops`` and ``product_bytes``: of products, convolutions and attention; ``memory_bytes``: of
+    all other operators.  ``touched_bytes``: embedding rows that the
     batch looks up, with repetition.
     """
 
@@ -120,6 +111,7 @@ def job_of(
         embedding_bytes=features.embedding_bytes,
         touched_bytes=features.touched_bytes,
         precision=features.precision,
+        operators=features.operators,
     )
 
 

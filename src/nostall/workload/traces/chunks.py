@@ -37,6 +37,7 @@ _SPACE = b" \t\r\n,"
 Progress = Callable[[int], None]
 """Called with the bytes of the file read so far."""
 T = TypeVar("T")
+Decode = Callable[[bytes | memoryview], T]
 
 
 @dataclass(slots=True)
@@ -54,46 +55,47 @@ class TraceFile:
     damage: str | None = None
     _separator: bytes = field(default=b"", repr=False)
 
-    def lists(self, decode: Callable[[bytes], T]) -> Iterator[T]:
+    def lists(self, decode: Decode[T]) -> Iterator[T]:
         """Decoded lists of events, some megabytes at a time.
 
-        ``decode`` gets a JSON list and raises :class:`msgspec.DecodeError` where it is none.
+        ``decode`` gets a JSON list and raises :class:`msgspec.DecodeError` where it is none.  What
+        it returns may refer to the text it got, which stays as it was.
         Raises :class:`~nostall.core.errors.BadTrace` where the file holds no list of events;
         damage further on ends the iteration and is kept in ``damage``.
         """
         blocks = self._blocks()
-        head, buffer, start = self._head(blocks)
+        head, rest, start = self._head(blocks)
+        buffer = _framed(rest)
         ended = False
         while True:
             cut = self._guess(buffer)
-            found = _decoded(buffer[:cut], decode) if cut else None
+            found = _decoded(buffer, cut, decode) if cut else None
             closed = None
             if found is None and (ended or cut or len(buffer) >= CHUNK):
                 scan = _scan(buffer)
                 cut, closed = scan.end, scan.closed
-                found = _decoded(buffer[:cut], decode) if cut else None
+                found = _decoded(buffer, cut, decode) if cut else None
                 if cut and found is None:
-                    self.damage = _malformed(buffer[:cut], start, decode)
+                    self.damage = _malformed(bytes(buffer[1:cut]), start, decode)
                     return
             if found is not None:
                 yield found
             if closed is not None:
                 self._close(head, buffer, cut, closed, blocks)
                 return
-            rest = buffer[cut:].lstrip(_SPACE)
-            start, buffer = start + len(buffer) - len(rest), rest
+            rest = bytes(buffer[max(cut, 1) : -1]).lstrip(_SPACE)
+            start += len(buffer) - 2 - len(rest)
             if ended and not cut:
                 self.damage = self.damage or (
                     f"the list of events does not end: the file stops at byte {self.unpacked}"
                 )
                 return
-            if len(buffer) > MOST_HEAD:
+            if len(rest) > MOST_HEAD:
                 self.damage = f"an event at byte {start} is longer than {MOST_HEAD} bytes"
                 return
-            if (block := next(blocks, None)) is None:
-                ended = True
-            else:
-                buffer += block
+            block = next(blocks, None)
+            ended = block is None
+            buffer = _framed(rest, block or b"")
 
     def _head(self, blocks: Iterator[bytes]) -> tuple[bytes, bytes, int]:
         """(what stands before the first event, what was read of the events, their offset)."""
@@ -130,21 +132,21 @@ class TraceFile:
         except OSError as error:
             raise BadTrace(f"cannot read {self.path}: {error.strerror or error}") from error
 
-    def _guess(self, buffer: bytes) -> int:
+    def _guess(self, buffer: bytearray) -> int:
         """Where the last complete event of ``buffer`` likely ends; 0: no idea."""
         at = buffer.rfind(self._separator) if self._separator else -1
         if at < len(buffer) // 2:  # not learned yet, or events of another form follow
-            self._separator = _separator(buffer, max(at + 1, 0))
+            self._separator = _separator(buffer, max(at + 1, 1))
             at = max(at, buffer.rfind(self._separator) if self._separator else -1)
         return at + 1
 
     def _close(
-        self, head: bytes, buffer: bytes, end: int, closed: int, blocks: Iterator[bytes]
+        self, head: bytes, buffer: bytearray, end: int, closed: int, blocks: Iterator[bytes]
     ) -> None:
         """Keep what stands around the events; something far longer than a frame is left out."""
-        if buffer[end:closed].strip(_SPACE):
+        if buffer[max(end, 1) : closed].strip(_SPACE):
             self.damage = f"there is something else than events before byte {self.unpacked}"
-        tail = buffer[closed:]
+        tail = bytes(buffer[closed:-1])
         for block in blocks:
             if len(tail) <= MOST_HEAD:
                 tail += block
@@ -176,10 +178,15 @@ class _Scan:
     closed: int | None
 
 
-def _scan(buffer: bytes) -> _Scan:
+def _framed(*texts: bytes) -> bytearray:
+    """The texts behind each other, with room for a bracket on either side."""
+    return bytearray().join((b"[", *texts, b" "))
+
+
+def _scan(buffer: bytearray) -> _Scan:
     """Follow brackets and strings from between two events; exact, and ten times slower."""
     depth, end = 0, 0
-    for token in _TOKEN.finditer(buffer):
+    for token in _TOKEN.finditer(buffer, 1):
         first = buffer[token.start()]
         if first in b"{[":
             depth += 1
@@ -192,7 +199,7 @@ def _scan(buffer: bytes) -> _Scan:
     return _Scan(end, None)
 
 
-def _separator(buffer: bytes, start: int) -> bytes:
+def _separator(buffer: bytearray, start: int) -> bytes:
     """How events follow each other from ``start`` on: from a closing brace to the next first key.
 
     Nested objects have another indentation or another first key, so that looking for these bytes
@@ -205,19 +212,24 @@ def _separator(buffer: bytes, start: int) -> bytes:
         if first in b"}]" and depth <= 0:
             found = _NEXT_KEY.match(buffer, token.end())
             if depth == 0 or not found:
-                return b"}" + found.group() if found else b""
+                return b"}" + bytes(found.group()) if found else b""
             depth = 0  # ``start`` was just inside an event
     return b""
 
 
-def _decoded(events: bytes, decode: Callable[[bytes], T]) -> T | None:
+def _decoded(buffer: bytearray, cut: int, decode: Decode[T]) -> T | None:
+    """The events before ``cut``; the bracket behind them is written in place, without a copy."""
+    behind = buffer[cut]
+    buffer[cut] = ord("]")
     try:
-        return decode(b"[%b]" % events)
+        return decode(memoryview(buffer)[: cut + 1])
     except msgspec.DecodeError:
         return None
+    finally:
+        buffer[cut] = behind
 
 
-def _malformed(events: bytes, start: int, decode: Callable[[bytes], T]) -> str:
+def _malformed(events: bytes, start: int, decode: Decode[T]) -> str:
     """Where in the file the JSON breaks."""
     try:
         decode(b"[%b]" % events)

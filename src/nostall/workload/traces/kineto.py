@@ -97,7 +97,7 @@ class _Columns:
         self.matmuls: dict[int, Product] = {}
         self._dull: set[str | int | None] = set()
 
-    def decode(self, text: bytes) -> list[Event]:
+    def decode(self, text: bytes | memoryview) -> list[Event]:
         """A list of events; where a field of one has another type, that one is left out."""
         try:
             return self._events.decode(text)
