@@ -1,6 +1,6 @@
 """Steps per second of the assembly game on the model, one core, random legal play.
 
-    python -m benchmarks.game_steps --out benchmarks/results/game_steps.json
+python -m benchmarks.game_steps --out benchmarks/results/game_steps.json
 """
 
 from __future__ import annotations

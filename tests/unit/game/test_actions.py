@@ -9,11 +9,12 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the game needs the extra nostall[rl]")
 
+from tests.unit.game.kernels import CORPUS, dot_product, largest, transpose
+
 from nostall.sass.game.actions import MemorySlides
 from nostall.sass.game.adjacency import Adjacency
 from nostall.sass.schedule.moves import Slide
 from nostall.sass.schedule.space import ScheduleSpace
-from tests.unit.game.kernels import CORPUS, dot_product, largest, transpose
 
 KERNELS = {
     "transpose": transpose,
@@ -55,7 +56,7 @@ def test_every_exchange_of_neighbours_is_judged_as_the_space_does(name: str) -> 
 @EACH
 def test_the_mask_is_kept_up_to_date(name: str) -> None:
     space = KERNELS[name]()
-    actions, rng = MemorySlides(space), np.random.default_rng(2)
+    actions, rng = MemorySlides(space.function, space.graph), np.random.default_rng(2)
     state = space.start()
     mask = actions.mask(state)
     for _ in range(60):
@@ -72,5 +73,5 @@ def test_the_mask_is_kept_up_to_date(name: str) -> None:
         move = legal[int(rng.integers(len(legal)))]
         state = space.apply(state, move)
         mask = actions.mask(state, move)
-        assert np.array_equal(mask, MemorySlides(space).mask(state))
+        assert np.array_equal(mask, MemorySlides(space.function, space.graph).mask(state))
     assert not mask[-1]

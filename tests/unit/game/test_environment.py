@@ -7,19 +7,25 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-gymnasium = pytest.importorskip("gymnasium", reason="the game needs the extra nostall[rl]")
+pytest.importorskip("gymnasium", reason="the game needs the extra nostall[rl]")
 
+import gymnasium
 from gymnasium.utils.env_checker import check_env
+from tests.unit.game.kernels import CORPUS, NVCC, largest, launch, model, transpose
 
 from nostall.core import BadInput, Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.sass.game import ID, AssemblyGame, vectorised
 from nostall.sass.schedule import Schedule
-from tests.unit.game.kernels import NVCC, dot_product, launch, model, transpose
 
 BOTH = pytest.mark.parametrize("observation", ["matrix", "graph"])
 TRANSPOSE = {"program": transpose().program, "objective": model(transpose())}
-DOT = {"program": dot_product().program, "objective": model(dot_product(), "dot_product")}
+LARGER = largest(CORPUS / "memory.sm_75.cubin")
+OTHER = {
+    "program": LARGER.program,
+    "objective": model(LARGER),
+    "kernel": LARGER.function.name,
+}
 
 
 def played(game: AssemblyGame, seed: int, turns: int = 40) -> list[tuple]:
@@ -54,7 +60,7 @@ class Failing(Objective[Schedule]):
 def test_gymnasium_accepts_it(observation: str) -> None:
     env = gymnasium.make(
         ID,
-        program=NVCC / "transpose.sm_90.cubin",
+        program=transpose().program,
         objective="model",
         launch=launch(),
         observation=observation,
@@ -129,18 +135,18 @@ def test_matrix_rows_follow_the_order() -> None:
     moved = np.flatnonzero((start != after).any(axis=(0, 2)))
     assert len(moved) == 2 and moved[1] == moved[0] + 1
     assert np.array_equal(start[0, moved], after[0, moved[::-1]])
-    table = game.game.space.function.instructions
+    table = game.function.instructions
     stalls = [i.control.stall for i in sorted(table, key=lambda i: i.index)]
     assert start[0, :, 9].tolist() == stalls
 
 
 @BOTH
 def test_several_kernels_and_copies_in_one_vector(observation: str) -> None:
-    games = [{**game, "observation": observation} for game in (TRANSPOSE, DOT)]
+    games = [{**game, "observation": observation} for game in (TRANSPOSE, OTHER)]
     with pytest.raises(BadInput, match="at least one"):
         vectorised([])
     envs = vectorised(games, copies=2)
-    observations, infos = envs.reset(seed=0)
+    observations, _ = envs.reset(seed=0)
     assert envs.num_envs == 4
     rng = np.random.default_rng(0)
     own = [AssemblyGame(**game).action_space.n for game in games for _ in range(2)]
@@ -148,11 +154,16 @@ def test_several_kernels_and_copies_in_one_vector(observation: str) -> None:
     for _ in range(40):
         masks = np.stack(envs.call("action_masks"))
         assert all(not mask[n - 1 :].any() for mask, n in zip(masks, own, strict=True))
-        actions = [int(rng.choice(np.flatnonzero(mask))) for mask in masks]
-        observations, rewards, ended, cut, infos = envs.step(np.array(actions))
+        actions = [int(rng.choice(np.flatnonzero(mask))) if mask.any() else 0 for mask in masks]
+        observations, rewards, *_ = envs.step(np.array(actions))
         assert np.isfinite(rewards).all()
     assert envs.observation_space.contains(observations)
     envs.close()
+
+
+def test_a_cubin_is_read_from_its_path() -> None:
+    game = AssemblyGame(NVCC / "transpose.sm_90.cubin", model(transpose()))
+    assert game.function.name == transpose().function.name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nostall.sass.game.adjacency import Adjacency
-from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.program.program import Function
+from nostall.sass.schedule import Schedule
+from nostall.sass.schedule.graph import Graph
 from nostall.sass.schedule.moves import ScheduleMove, Slide
 
 PUBLISHED = ("LDGSTS", "LDG", "LDS", "STG")
@@ -40,12 +42,13 @@ class MemorySlides(Actions):
     published code their numbers follow the present order; here an action keeps its meaning).
     """
 
-    def __init__(self, space: ScheduleSpace, named: tuple[str, ...] = PUBLISHED) -> None:
-        graph = space.graph
+    def __init__(
+        self, function: Function, graph: Graph, named: tuple[str, ...] = PUBLISHED
+    ) -> None:
         self.candidates = np.array(
             [
                 i.index
-                for i in space.function.instructions
+                for i in function.instructions
                 if i.base in named and graph.memory[i.index] and not graph.fixed[i.index]
             ],
             dtype=np.int32,

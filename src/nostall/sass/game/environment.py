@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,13 +12,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from nostall.core import BadInput, LaunchSpec, Measurement, Objective
-from nostall.sass.game.actions import Actions, MemorySlides
+from nostall.core.measurement import Kind
+from nostall.sass.game.actions import MemorySlides
 from nostall.sass.game.game import Game
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES, GraphView
 from nostall.sass.game.matrix import HIGH, LOW, Matrix
 from nostall.sass.model import SmModel
-from nostall.sass.program.program import Program
+from nostall.sass.program.program import Function, Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.schedule.graph import Graph
 from nostall.sass.schedule.moves import ScheduleMove
 
 HORIZON = 32
@@ -46,34 +48,18 @@ class Sizes:
         )
 
 
-class AssemblyGame(gymnasium.Env[Observation, int]):
-    """Move memory instructions of a kernel up and down; earn the change in its speed.
+class Match(gymnasium.Env[Observation, np.int64]):
+    """A game as an environment; see :class:`AssemblyGame`."""
 
-    ``program`` is a cubin (path or bytes) or a :class:`Program`, ``kernel`` names the kernel where
-    there are several.  ``objective`` is an :class:`Objective` over its schedules or ``"model"``,
-    which needs the ``launch``.  An episode has at most ``horizon`` turns.
-
-    Actions: one line up or down for each global and shared access, and one that ends the episode
-    and is never legal.  ``info["action_mask"]`` and :meth:`action_masks` say what is legal; an
-    illegal action changes nothing.  Observations: ``"matrix"`` is CuAsmRL's (float32 [1,
-    instructions, columns]), ``"graph"`` a dictionary of ``nodes`` [n, features], ``edges`` [E, 2]
-    and ``edge_values`` [E, 3].  ``sizes`` are minimal shapes, for several kernels in one vector;
-    rows that stand for nothing are -1 (matrix, edges) or 0.
-
-    ``info`` tells ``cost`` (of the present schedule, in the objective's unit), ``ratio`` (original
-    / present), ``kind`` (measured or modelled) and ``failure`` where there is one.  With a modelled
-    objective everything is deterministic; the seed changes nothing.
-    """
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's own way)
 
     def __init__(
         self,
-        program: Program | Path | str | bytes,
-        objective: Objective[Schedule] | str = "model",
+        game: Game,
+        kind: Kind,
+        function: Function,
+        graph: Graph,
         *,
-        kernel: str | None = None,
-        launch: LaunchSpec | None = None,
         observation: str = "matrix",
         horizon: int = HORIZON,
         sizes: Sizes | None = None,
@@ -84,21 +70,11 @@ class AssemblyGame(gymnasium.Env[Observation, int]):
                 f"the game got observation={observation!r} and horizon={horizon}; allowed are "
                 "'matrix' or 'graph', and at least 1 turn"
             )
-        read = _read(program)
-        space = ScheduleSpace(read, read.kernel(kernel))
-        self.objective = _objective(objective, space, launch)
-        start = self.objective.evaluate([space.start()])[0]
-        if start.failure is not None:
-            raise BadInput(
-                f"the start state cannot be measured: {start.failure}; a game needs a start that "
-                "runs; make the unchanged program run first (`nostall bench` tries it alone)"
-            )
-        actions: Actions = MemorySlides(space)
-        self.game = Game(space, actions, self._judge, start.value)
+        self.game, self.kind, self.function = game, kind, function
         self.horizon, self.render_mode, self.turn = horizon, render_mode, 0
-        self._matrix = Matrix(space.function) if observation == "matrix" else None
-        self._graph = GraphView(space.function, space.graph) if observation == "graph" else None
-        own = self._own_sizes(actions.count)
+        self._matrix = Matrix(function) if observation == "matrix" else None
+        self._graph = GraphView(function, graph) if observation == "graph" else None
+        own = self._own_sizes(game.actions.count)
         self.sizes = own | sizes if sizes is not None else own
         self.action_space = spaces.Discrete(self.sizes.actions)
         self.observation_space = self._space()
@@ -111,7 +87,7 @@ class AssemblyGame(gymnasium.Env[Observation, int]):
         self.turn = 0
         return self._observe(), self._info(None)
 
-    def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One turn.  ``terminated``: the game is over (see :class:`Turn`); ``truncated``: only the
         horizon is reached, and more could have been earned."""
         turn = self.game.play(int(action))
@@ -125,16 +101,13 @@ class AssemblyGame(gymnasium.Env[Observation, int]):
         mask[: len(self.game.mask)] = self.game.mask
         return mask
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The present order as text, one instruction a line, in mode ``ansi``."""
         if self.render_mode != "ansi":
             return None
-        by_index = {i.index: i for i in self.game.space.function.instructions}
+        by_index = {i.index: i for i in self.function.instructions}
         order = self.game.state.order.tolist()
         return "\n".join(f"{i:4} {self.game.state.control(i)} {by_index[i].text}" for i in order)
-
-    def _judge(self, move: ScheduleMove, state: Schedule) -> Measurement:
-        return self.objective.evaluate([state])[0]
 
     def _own_sizes(self, actions: int) -> Sizes:
         if self._matrix is not None:
@@ -173,11 +146,66 @@ class AssemblyGame(gymnasium.Env[Observation, int]):
             "action_mask": self.action_masks(),
             "cost": self.game.cost / self.game.speed,
             "ratio": self.game.speed,
-            "kind": self.objective.kind,
+            "kind": self.kind,
         }
         if measurement is not None and measurement.failure is not None:
             info["failure"] = measurement.failure
         return info
+
+
+class AssemblyGame(Match):
+    """Move memory instructions of a kernel up and down; earn the change in its speed.
+
+    ``program`` is a cubin (path or bytes) or a :class:`Program`, ``kernel`` names the kernel where
+    there are several.  ``objective`` is an :class:`Objective` over its schedules or ``"model"``,
+    which needs the ``launch``.  An episode has at most ``horizon`` turns.
+
+    Actions: one line up or down for each global and shared access, and one that ends the episode
+    and is never legal.  ``info["action_mask"]`` and :meth:`action_masks` say what is legal; an
+    illegal action changes nothing.  Observations: ``"matrix"`` is CuAsmRL's (float32 [1,
+    instructions, columns]), ``"graph"`` a dictionary of ``nodes`` [n, features], ``edges`` [E, 2]
+    and ``edge_values`` [E, 3].  ``sizes`` are minimal shapes, for several kernels in one vector;
+    rows that stand for nothing are -1 (matrix, edges) or 0.
+
+    ``info`` tells ``cost`` (of the present schedule, in the objective's unit), ``ratio`` (original
+    / present), ``kind`` (measured or modelled) and ``failure`` where there is one.  With a modelled
+    objective everything is deterministic; the seed changes nothing.
+    """
+
+    def __init__(
+        self,
+        program: Program | Path | str | bytes,
+        objective: Objective[Schedule] | str = "model",
+        *,
+        kernel: str | None = None,
+        launch: LaunchSpec | None = None,
+        observation: str = "matrix",
+        horizon: int = HORIZON,
+        sizes: Sizes | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        read = _read(program)
+        space = ScheduleSpace(read, read.kernel(kernel))
+        self.objective = _objective(objective, space, launch)
+        start = self.objective.evaluate([space.start()])[0]
+        if start.failure is not None:
+            raise BadInput(
+                f"the start state cannot be measured: {start.failure}; a game needs a start that "
+                "runs; make the unchanged program run first (`nostall bench` tries it alone)"
+            )
+        super().__init__(
+            Game(space, MemorySlides(space.function, space.graph), self._judge, start.value),
+            self.objective.kind,
+            space.function,
+            space.graph,
+            observation=observation,
+            horizon=horizon,
+            sizes=sizes,
+            render_mode=render_mode,
+        )
+
+    def _judge(self, move: ScheduleMove, state: Schedule) -> Measurement:
+        return self.objective.evaluate([state])[0]
 
 
 def _filled(array: NDArray[Any], shape: tuple[int, ...], value: int) -> NDArray[Any]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nostall.core import Measurement
+from nostall.core import Measurement, Space
 from nostall.sass.game.actions import Actions
-from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.schedule import Schedule
 from nostall.sass.schedule.moves import ScheduleMove
 
 Judge = Callable[[ScheduleMove, Schedule], Measurement]
@@ -39,7 +39,9 @@ class Game:
     state earns -1 and ends the episode.  An illegal action changes nothing and earns nothing.
     """
 
-    def __init__(self, space: ScheduleSpace, actions: Actions, judge: Judge, cost: float) -> None:
+    def __init__(
+        self, space: Space[Schedule, ScheduleMove], actions: Actions, judge: Judge, cost: float
+    ) -> None:
         self.space, self.actions, self.judge, self.cost = space, actions, judge, cost
         self.reset()
 

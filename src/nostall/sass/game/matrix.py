@@ -8,16 +8,45 @@ in [0, 1] in order of first appearance: destination, then sources, filled up wit
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from nostall.sass.game.actions import PUBLISHED
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
 from nostall.sass.schedule import Schedule
+from nostall.sass.schedule.state import Bytes
+
+Floats = NDArray[np.float32]
 
 _CONTROL = 10
 LOW, HIGH = -1.0, 16.0
 """Bounds of all entries."""
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _fill(
+    rows: Floats,
+    fixed: Floats,
+    order: NDArray[np.int32],
+    stall: Bytes,
+    yields: Bytes,
+    write_sb: Bytes,
+    read_sb: Bytes,
+    wait: Bytes,
+    reuse: Bytes,
+) -> None:
+    """One row per position: control fields, then the part that never changes."""
+    for p in range(len(order)):
+        i = order[p]
+        for slot in range(6):
+            rows[p, slot] = slot if wait[i] >> slot & 1 else -1
+        rows[p, 6] = read_sb[i] if read_sb[i] < 6 else -1
+        rows[p, 7] = write_sb[i] if write_sb[i] < 6 else -1
+        rows[p, 8] = yields[i]
+        rows[p, 9] = stall[i]
+        for column in range(fixed.shape[1]):
+            rows[p, _CONTROL + column] = fixed[i, column]
 
 
 class Matrix:
@@ -41,16 +70,7 @@ class Matrix:
     def of(self, state: Schedule) -> NDArray[np.float32]:
         """The table of ``state``, float32 ``shape``."""
         table = np.empty(self.shape, dtype=np.float32)
-        order, rows = state.order, table[0]
-        waits = state.wait[order]
-        for slot in range(6):
-            rows[:, slot] = np.where(waits >> slot & 1, slot, -1)
-        for column, boards in ((6, state.read_sb), (7, state.write_sb)):
-            board = boards[order].astype(np.float32)
-            rows[:, column] = np.where(board < 6, board, -1.0)
-        rows[:, 8] = state.yields[order]
-        rows[:, 9] = state.stall[order]
-        rows[:, _CONTROL:] = self._fixed[order]
+        _fill(table[0], self._fixed, *state.arrays())
         return table
 
 

@@ -8,6 +8,7 @@ from operator import or_
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from nostall.core import BadInput
@@ -30,7 +31,7 @@ def vectorised(
             "one of each"
         )
     sizes = reduce(or_, (AssemblyGame(**game).sizes for game in games))
-    one: list[Callable[[], gymnasium.Env[Observation, int]]] = [
+    one: list[Callable[[], gymnasium.Env[Observation, np.int64]]] = [
         partial(AssemblyGame, **{**game, "sizes": sizes}) for game in games for _ in range(copies)
     ]
     return SyncVectorEnv(one, autoreset_mode=mode)
