@@ -34,13 +34,14 @@ from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.sass.model.agreement import caution
-from nostall.search import make
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assemblers import ASSEMBLER
 from nostall.tuning.job import Settings, Tuned, describe
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.source import Source
 from nostall.tuning.stored import record
+from nostall.tuning.strategies import LOGS
+from nostall.tuning.strategies import strategy as strategy_named
 
 
 def tune(
@@ -52,7 +53,9 @@ def tune(
     ] = None,
     launch: Annotated[Path | None, typer.Option(help="Launch specification (TOML).")] = None,
     arch: ArchOption = None,
-    strategy: Annotated[str, typer.Option(help="anneal, sip or random.")] = "anneal",
+    strategy: Annotated[
+        str, typer.Option(help="anneal, sip, random or cuasmrl (learns; extra nostall[rl]).")
+    ] = "anneal",
     objective: Annotated[
         str, typer.Option(help="model (no GPU needed) or gpu (measure every candidate).")
     ] = "model",
@@ -126,7 +129,7 @@ def tune(
     with (
         _discarded_if_empty(run, fresh=resume is None),
         run,
-        measuring(source, settings, scheduler) as (search, device),
+        measuring(source, settings, scheduler, run.path / LOGS) as (search, device),
         bar,
         Interruption() as interruption,
     ):
@@ -181,7 +184,7 @@ def _reopen(
 
 def _check(settings: Settings, scheduler: str | None) -> None:
     """Refuse what could never work before anything is compiled or written."""
-    make(settings.strategy)
+    strategy_named(settings.strategy)
     if settings.objective not in ("model", "gpu"):
         raise BadInput(f"--objective is {settings.objective!r}; give model or gpu")
     if settings.workers is not None and settings.workers < 1:

@@ -38,8 +38,10 @@ from nostall.sass.model import SmModel
 from nostall.sass.program import Function
 from nostall.sass.safety import verify
 from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.tuning.judged import JudgedCheckpoints
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
 from nostall.tuning.source import Source
+from nostall.tuning.strategies import LEARNING
 
 _FINALISTS = "finalists.json"
 _INTERVALS = ("ratio", "low", "high", "null_low", "null_high")
@@ -136,7 +138,7 @@ def tune(
         cost,
         settings.budget,
         seed=settings.seed,
-        observers=[*observers, *_kept_in(run, measured)],
+        observers=[*observers, *_judged(search, space, source, run), *_kept_in(run, measured)],
         resume=_resumed(run, measured) if resume else None,
     )
     best = found.best
@@ -174,6 +176,15 @@ def _sanitized(source: Source, candidate: bytes, settings: Settings) -> Mapping[
         return {}
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     return sanitize(kernel, candidate, settings.plan)
+
+
+def _judged(
+    search: Search, space: ScheduleSpace, source: Source, run: Run | None
+) -> list[Observer]:
+    """What judges a learning strategy's checkpoints, before they are written."""
+    if getattr(search, "name", "") not in LEARNING:
+        return []
+    return [JudgedCheckpoints(space, lambda candidate: _verified(source, candidate, run))]
 
 
 def _verified(source: Source, candidate: bytes, run: Run | None) -> Verdict:

@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
-for name in ("gymnasium", "torch", "sb3_contrib"):
-    pytest.importorskip(name, reason="CuAsmRL needs the extra nostall[rl]")
+pytest.importorskip("gymnasium", reason="CuAsmRL needs the extra nostall[rl]")
+pytest.importorskip("torch", reason="CuAsmRL needs the extra nostall[rl]")
+pytest.importorskip("sb3_contrib", reason="CuAsmRL needs the extra nostall[rl]")
 
 import torch
 from tests.unit.game.kernels import model, transpose
@@ -17,16 +18,16 @@ from nostall.core import BadInput, Budget
 from nostall.sass.game.cuasmrl import Cuasmrl
 from nostall.testing import Disorder, Permutations, check_search
 
-SMALL = Cuasmrl(iterations=6, steps=8, horizon=5, epochs=1, features=8)
+SMALL = Cuasmrl(iterations=6, steps=4, minibatch=4, horizon=5, epochs=1, features=8)
 
 
 def test_it_keeps_the_contract_of_a_search() -> None:
-    check_search(SMALL, transpose(), model(transpose()), seed=3, evaluations=30)
+    check_search(SMALL, transpose(), model(transpose()), seed=3, evaluations=18)
 
 
 def test_it_is_finished_after_the_published_number_of_turns() -> None:
     found = SMALL.run(transpose(), model(transpose()), Budget(evaluations=1000), seed=1)
-    assert found.stopped == "finished" and found.evaluations == 1 + 6 * 8
+    assert found.stopped == "finished" and found.evaluations == 1 + 6 * 4
 
 
 def test_the_published_parameters() -> None:

@@ -8,7 +8,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 
-class Convolutions(BaseFeaturesExtractor):
+class Convolutions(BaseFeaturesExtractor):  # type: ignore[misc]
     """Three convolutions over the table and one dense layer, as published.
 
     Convolutions: 1 → 32, 5 x 3, stride 2 x 1, padding 1; 32 → 64, 4 x 4, stride 2, padding 0 x 1;
