@@ -15,7 +15,7 @@ import math
 from time import monotonic
 from typing import Generic
 
-from nostall.core import Measurement, SearchResult
+from nostall.core import BadRun, Measurement, SearchResult
 from nostall.core.search import Stop
 from nostall.core.space import M, S
 from nostall.search.loop import (
@@ -58,7 +58,7 @@ class Ledger(Generic[S, M]):
         spent.  Every visit is evaluated."""
         self._asked += 1
         if self._asked <= self.replayed:
-            return self._again(self._values[self._asked - 1])
+            return self._again(self._values[self._asked - 1], state)
         if self.task.clock.spent(self.point.evaluations):
             raise Ended
         if monotonic() >= self._due:
@@ -77,10 +77,16 @@ class Ledger(Generic[S, M]):
         self._values.append(measurement.value)
         self.point = point
 
-    def _again(self, value: float) -> Measurement:
+    def _again(self, value: float, state: S) -> Measurement:
         kind, unit = self.task.objective.kind, self.task.objective.unit
         if math.isinf(value):
             return Measurement(unit, (), kind, failure="it failed before the search was resumed")
+        space = self.task.space
+        if self._asked == self.replayed and space.key(state) != space.key(self.point.current):
+            raise BadRun(
+                f"the {self.replayed} values of the checkpoint belong to another game: the "
+                "strategy's parameters or its libraries are not the same; start the run anew"
+            )
         return Measurement(unit, (value,), kind)
 
     def _memory(self, point: Point[S]) -> dict[str, float]:

@@ -11,7 +11,10 @@ from pathlib import Path
 from nostall.core import BadInput, Search
 from nostall.search import make, strategies
 
-LEARNING = {"cuasmrl": ("nostall.sass.game.cuasmrl", "Cuasmrl")}
+LEARNING = {
+    "cuasmrl": ("nostall.sass.game.cuasmrl", "Cuasmrl"),
+    "ppo": ("nostall.sass.game.ppo", "LearnedSearch"),
+}
 """Module and class of each strategy that learns."""
 
 LOGS = "tensorboard"

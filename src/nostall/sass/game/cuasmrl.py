@@ -35,7 +35,7 @@ from nostall.core.search import Stop
 from nostall.core.space import M, S
 from nostall.sass.game.actions import MemorySlides
 from nostall.sass.game.environment import HORIZON, Match, Observation
-from nostall.sass.game.game import Game
+from nostall.sass.game.game import Game, playable
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search.ledger import Ended, Ledger
 from nostall.search.loop import begin
@@ -165,13 +165,3 @@ class _UntilHorizon(gymnasium.Wrapper[Observation, np.int64, Observation, np.int
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward), terminated or truncated, False, info
-
-
-def playable(space: Space[Any, Any]) -> ScheduleSpace:
-    """``space`` as what the game is played on; raises :class:`BadInput` when it is not."""
-    if not (hasattr(space, "graph") and hasattr(space, "function")):
-        raise BadInput(
-            f"the assembly game is played on SASS schedules, not on {type(space).__name__}; give a "
-            "ScheduleSpace, or choose another strategy"
-        )
-    return cast(ScheduleSpace, space)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nostall.core import Measurement, Space
+from nostall.core import BadInput, Measurement, Space
 from nostall.sass.game.actions import Actions
-from nostall.sass.schedule import Schedule
+from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
 Judge = Callable[[ScheduleMove, Schedule], Measurement]
@@ -32,7 +33,7 @@ class Turn:
 
 
 class Game:
-    """One kernel's game.  Every episode begins with the start state, whose ``cost`` is known.
+    """One kernel's game; ``cost`` is the start state's.
 
     The reward of a move is CuAsmRL's: the change of throughput since the last turn in per cent of
     the original's, (t0 / t - t0 / t_last) * 100; throughput needs no FLOP count for that.  A failed
@@ -45,9 +46,10 @@ class Game:
         self.space, self.actions, self.judge, self.cost = space, actions, judge, cost
         self.reset()
 
-    def reset(self) -> None:
-        self.state = self.space.start()
-        self.speed = 1.0
+    def reset(self, state: Schedule | None = None, speed: float = 1.0) -> None:
+        """A new episode, from the start state or from another of known ``speed`` (t0 / t)."""
+        self.state = self.space.start() if state is None else state
+        self.speed = speed
         self.mask: NDArray[np.bool_] = self.actions.mask(self.state)
 
     def play(self, action: int) -> Turn:
@@ -69,3 +71,13 @@ class Game:
         reward = (speed - self.speed) * 100.0
         self.speed = speed
         return Turn(reward, not self.mask.any(), move, measurement)
+
+
+def playable(space: Space[Any, Any]) -> ScheduleSpace:
+    """``space`` as what the game is played on; raises :class:`BadInput` when it is not."""
+    if not (hasattr(space, "graph") and hasattr(space, "function")):
+        raise BadInput(
+            f"the assembly game is played on SASS schedules, not on {type(space).__name__}; give a "
+            "ScheduleSpace, or choose another strategy"
+        )
+    return cast(ScheduleSpace, space)
