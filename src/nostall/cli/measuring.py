@@ -24,7 +24,7 @@ def measuring(
 
     ``logs`` is where a strategy that learns leaves its curves.
     """
-    search = strategy(settings.strategy, logs=logs)
+    search = strategy(settings.strategy, logs=logs, policy=settings.policy)
     if settings.objective != "gpu":
         yield search, None
         return

@@ -64,6 +64,7 @@ class Settings:
     cold: bool = False
     tolerance: Tolerance | None = None
     sanitizer: bool = False
+    policy: Path | None = None
 
     @property
     def budget(self) -> Budget:
@@ -220,6 +221,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "cold": settings.cold,
         "tolerance": settings.tolerance.model_dump() if settings.tolerance else None,
         "sanitizer": settings.sanitizer,
+        "policy": settings.policy.name if settings.policy else None,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }

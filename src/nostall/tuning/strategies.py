@@ -21,17 +21,29 @@ LOGS = "tensorboard"
 """Directory of their curves in a run's directory."""
 
 
-def strategy(name: str, *, logs: Path | None = None) -> Search:
-    """The strategy of that name with its usual parameters; ``logs`` is where a learning one leaves
-    its curves for TensorBoard.
+POLICY = "policy.safetensors"
+"""Name of the policy file in a training's directory, and of the one that a run began with."""
 
-    Raises :class:`BadInput` for an unknown name, :class:`~nostall.core.MissingPart` where the
-    extra is not installed.
+
+def need_learning(name: str) -> type[Search]:
+    """The class of a strategy that learns; :class:`~nostall.core.MissingPart` without the extra."""
+    module, cls = LEARNING[name]
+    found: type[Search] = getattr(import_module(module), cls)
+    return found
+
+
+def strategy(name: str, *, logs: Path | None = None, policy: Path | None = None) -> Search:
+    """The strategy of that name with its usual parameters; ``logs`` is where a learning one leaves
+    its curves for TensorBoard, ``policy`` the file that ``ppo`` begins with.
+
+    Raises :class:`BadInput` for an unknown name or a policy that another strategy cannot use,
+    :class:`~nostall.core.MissingPart` where the extra is not installed.
     """
+    if policy is not None and name != "ppo":
+        raise BadInput(f"strategy {name!r} begins with no policy; leave it out, or choose ppo")
     if name in LEARNING:
-        module, cls = LEARNING[name]
-        made: Search = getattr(import_module(module), cls)(logs=logs)
-        return made
+        given = {} if policy is None else {"policy": policy}
+        return need_learning(name)(logs=logs, **given)  # type: ignore[call-arg]
     if name not in strategies:
         known = ", ".join(sorted({*strategies, *LEARNING}))
         raise BadInput(f"unknown strategy {name!r}; there are {known}; choose one of them")

@@ -76,6 +76,8 @@ def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="anneal, cuasmrl, random, sip"):
+    with pytest.raises(BadInput, match="anneal, cuasmrl, ppo, random, sip"):
         strategy("dreaming")
     assert strategy("sip").name == "sip"
+    with pytest.raises(BadInput, match="begins with no policy"):
+        strategy("anneal", policy=Path("x"))
