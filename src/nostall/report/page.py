@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core.run import write_atomically
+from nostall.report.carried import carried
 from nostall.report.curve import curve, improvements
 from nostall.report.lineup import lineup
 from nostall.report.listing_data import page_data, texts
@@ -55,6 +56,7 @@ def render(run: LoadedRun) -> str:
         failures=sum(t.failure is not None for t in run.trials),
         steps=steps[-LAST_IMPROVEMENTS:],
         improvements=len(steps) - 1,
+        carried=carried(run.path),
         compared=found,
         no_samples=no_samples,
         spread=spread(found) if found else "",

@@ -38,6 +38,7 @@ from nostall.sass.model import SmModel
 from nostall.sass.program import Function
 from nostall.sass.safety import verify
 from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.tuning.ablation import ablate, told
 from nostall.tuning.judged import JudgedCheckpoints
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
 from nostall.tuning.source import Source
@@ -167,6 +168,9 @@ def tune(
         sanitized=sanitized,
     )
     if run is not None:
+        if improved:
+            rows, total = ablate(space, cost, best, found.start_measurement.value)
+            run.write("ablation.json", json.dumps(told(rows, total, cost.kind), indent=1).encode())
         _keep(run, source, settings, program, tuned, measured)
     return tuned
 

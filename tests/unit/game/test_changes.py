@@ -1,0 +1,89 @@
+"""What tells schedules apart, each change taken back, and the ablation of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.unit.game.kernels import NVCC, launch, model, transpose
+
+from nostall.core import Run
+from nostall.report import write_report
+from nostall.report.carried import carried
+from nostall.sass.schedule.changes import changes, without
+from nostall.sass.schedule.moves import Restall, Slide
+from nostall.search import Anneal
+from nostall.tuning.ablation import ablate
+from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.source import load_cubin
+
+
+def test_no_change_no_words() -> None:
+    assert changes(transpose(), transpose().start()) == []
+
+
+def test_one_slide_is_told_and_taken_back() -> None:
+    space = transpose()
+    far = max(
+        (m for m in space.moves(space.start()) if isinstance(m, Slide) and m.by < 0),
+        key=lambda m: -m.by,
+    )
+    state = space.apply(space.start(), far)
+    slid = [c for c in changes(space, state) if isinstance(c.back, Slide)]
+    assert [c.index for c in slid] == [far.index]
+    name = space.function.instructions[far.index].base
+    assert slid[0].text.startswith(f"{name} #{far.index} hoisted above ")
+    assert f"in block {space.graph.block_of[far.index]}" in slid[0].text
+    back = without(space, state, slid[0])
+    assert back is not None and np.array_equal(back.order, space.start().order)
+
+
+def test_a_stall_is_told_and_taken_back() -> None:
+    space = transpose()
+    move = next(m for m in space.moves(space.start()) if isinstance(m, Restall))
+    state = space.apply(space.start(), move)
+    (change,) = changes(space, state)
+    before = space.start().stall[move.index]
+    assert f"stall {move.stall} instead of {before}" in change.text
+    assert without(space, state, change) == space.start()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_taking_changes_back_one_after_the_other_leads_home(seed: int) -> None:
+    """Until nothing can be taken back alone; places and stalls only ever get closer."""
+    space, rng = transpose(), np.random.default_rng(seed)
+    state = space.start()
+    for _ in range(6):
+        move = space.propose(state, rng)
+        assert move is not None
+        state = space.apply(state, move)
+    for _ in range(60):
+        left = changes(space, state)
+        options = [s for c in left if (s := without(space, state, c)) is not None]
+        if not options:
+            break
+        state = options[-1]
+    assert len(changes(space, state)) <= 2
+
+
+def test_the_ablation_of_a_run_is_kept_and_shown(tmp_path: Path) -> None:
+    source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch())
+    settings = Settings("anneal", 0, None, 300)
+    with Run.create(tmp_path / "run", "test", describe(source, settings)) as run:
+        tuned = tune(source, Anneal(), settings, run=run)
+    assert tuned.improved
+    kept = json.loads((run.path / "ablation.json").read_text())
+    assert kept["kind"] == "modelled" and kept["rows"]
+    space = transpose()
+    objective = model(space)
+    rows, total = ablate(space, objective, tuned.search.best, 1.0)
+    assert total == len(changes(space, tuned.search.best)) == len(rows)
+    page = write_report(run.path).read_text()
+    found = carried(run.path)
+    assert found is not None and "What carried the gain" in page
+    for row in found.shown:
+        assert row.text in page
+    (run.path / "ablation.json").write_text("{}")
+    assert "What carried the gain" not in write_report(run.path).read_text()
