@@ -22,13 +22,15 @@ class Row(BaseModel):
 
 
 class Ablation(BaseModel):
-    """The whole file; ``changes`` counts also those that were not looked at."""
+    """The whole file; ``total`` counts all changes, ``idle`` those that were taken back together
+    without any loss."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     schema_version: Literal[1]
     kind: Literal["modelled", "measured"]
-    changes: int
+    total: int
+    idle: int
     rows: tuple[Row, ...]
 
     @property

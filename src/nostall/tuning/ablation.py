@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from nostall.core import Objective
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.changes import Change, changes, without
+from nostall.sass.schedule.moves import Slide
 
 MOST = 64
-"""Changes that are looked at, in original order."""
+"""Changes that are measured: those of memory accesses first, then the longest slides."""
 
+_PASSES = 3
 _REPEATS = 7
 """Looks at a measured state, of which the median counts."""
 
@@ -32,23 +33,64 @@ class Carried:
     lost: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """``rows``: the changes that carry the gain, the greatest part first; ``total``: changes in
+    all; ``idle``: changes that were taken back together without any loss."""
+
+    rows: tuple[Carried, ...]
+    total: int
+    idle: int
+    kind: str
+
+    def to_json(self) -> dict[str, object]:
+        """The contents of ``ablation.json``."""
+        return {"schema_version": 1, **asdict(self)}
+
+
 def ablate(
     space: ScheduleSpace, objective: Objective[Schedule], best: Schedule, start: float
-) -> tuple[list[Carried], int]:
-    """Each change's part, the greatest first, and how many changes there are in all.
+) -> Ablation:
+    """What carries the gain of ``best``; ``start`` is the original's value.
 
-    ``start`` is the original's value in the objective's unit.
+    A search leaves many changes that do nothing.  On a model, whose values are exact, those are
+    taken back first; the others are judged by taking back each alone.
     """
-    found = changes(space, best)
-    value = _value(objective, best)
-    rows = [_carried(space, objective, best, change, value, start) for change in found[:MOST]]
-    return sorted(rows, key=_rank), len(found)
+    total = len(changes(space, best))
+    state = best
+    if objective.kind == "modelled":
+        for _ in range(_PASSES):
+            before, state = state, _stripped(space, objective, state)
+            if before == state:
+                break
+    left = changes(space, state)
+    idle = total - len(left)
+    if objective.kind == "measured":
+        left = sorted(left, key=lambda change: _promise(space, change))[:MOST]
+    value = _value(objective, state)
+    rows = [_carried(space, objective, state, change, value, start) for change in left]
+    return Ablation(tuple(sorted(rows, key=_rank)), total, idle, objective.kind)
 
 
-def told(rows: Sequence[Carried], total: int, kind: str) -> dict[str, object]:
-    """The ablation as it goes into ``ablation.json``."""
-    kept = [{"text": r.text, "block": r.block, "index": r.index, "lost": r.lost} for r in rows]
-    return {"schema_version": 1, "kind": kind, "changes": total, "rows": kept}
+def _stripped(space: ScheduleSpace, objective: Objective[Schedule], state: Schedule) -> Schedule:
+    """``state`` without the changes that cost nothing to take back, tried in original order."""
+    value = objective.evaluate([state])[0].value
+    for number in range(len(space.graph.blocks)):
+        tried: set[tuple[int, str]] = set()
+        left = changes(space, state, [number])
+        while left:
+            change = left.pop(0)
+            key = (change.index, type(change.back).__name__)
+            rest = None if key in tried else without(space, state, change)
+            tried.add(key)
+            if rest is not None and objective.evaluate([rest])[0].value <= value:
+                state, left = rest, changes(space, rest, [number])
+    return state
+
+
+def _promise(space: ScheduleSpace, change: Change) -> tuple[bool, int]:
+    far = abs(change.back.by) if isinstance(change.back, Slide) else 0
+    return not space.graph.memory[change.index], -far
 
 
 def _carried(

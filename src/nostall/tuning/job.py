@@ -38,7 +38,7 @@ from nostall.sass.model import SmModel
 from nostall.sass.program import Function
 from nostall.sass.safety import verify
 from nostall.sass.schedule import Schedule, ScheduleSpace
-from nostall.tuning.ablation import ablate, told
+from nostall.tuning.ablation import ablate
 from nostall.tuning.judged import JudgedCheckpoints
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
 from nostall.tuning.source import Source
@@ -169,8 +169,8 @@ def tune(
     )
     if run is not None:
         if improved:
-            rows, total = ablate(space, cost, best, found.start_measurement.value)
-            run.write("ablation.json", json.dumps(told(rows, total, cost.kind), indent=1).encode())
+            parts = ablate(space, cost, best, found.start_measurement.value)
+            run.write("ablation.json", json.dumps(parts.to_json(), indent=1).encode())
         _keep(run, source, settings, program, tuned, measured)
     return tuned
 

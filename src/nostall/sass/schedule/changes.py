@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from nostall.core.errors import IllegalMove
 from nostall.sass.schedule.moves import Board, Restall, ScheduleMove, Slide, Yield
 from nostall.sass.schedule.space import ScheduleSpace
@@ -26,18 +28,20 @@ class Change:
     back: ScheduleMove
 
 
-def changes(space: ScheduleSpace, state: Schedule) -> list[Change]:
+def changes(space: ScheduleSpace, state: Schedule, blocks: Sequence[int] = ()) -> list[Change]:
     """How ``state`` differs from the start state: places, stalls, yields, scoreboards.
 
     Reuse flags (cleared where neighbours change) and wait masks (which follow the scoreboards) are
-    consequences and not listed.
+    consequences and not listed.  ``blocks`` are those to look at (none: all).
     """
-    found: list[Change] = []
-    for number, block in enumerate(space.graph.blocks):
-        span = state.order[block.start : block.end].tolist()
-        found += _moved(space, number, span)
-        for index in sorted(span):
-            found += _retimed(space, state, number, index)
+    start, found = space.start(), list[Change]()
+    fields = ("stall", "yields", "write_sb", "read_sb")
+    differ = np.any([getattr(start, f) != getattr(state, f) for f in fields], axis=0)
+    for number in blocks or range(len(space.graph.blocks)):
+        block = space.graph.blocks[number]
+        found += _moved(space, number, state.order[block.start : block.end].tolist())
+        for index in np.flatnonzero(differ[block.start : block.end]) + block.start:
+            found += _retimed(space, state, number, int(index))
     return found
 
 
@@ -58,8 +62,8 @@ def _moved(space: ScheduleSpace, number: int, span: list[int]) -> list[Change]:
         if index not in away:
             continue
         before = bisect_left(stayed, index)
-        rest = [other for other in span if other != index]
-        to = rest.index(stayed[before - 1]) + 1 if before else 0
+        to = span.index(stayed[before - 1]) + 1 if before else 0
+        to -= to > at
         above = [other for other in span[at + 1 :] if other < index]
         below = [other for other in span[:at] if other > index]
         crossed, verb = (
