@@ -3,9 +3,10 @@
     python -m benchmarks.game --evaluations 12800 --seeds 5 --out benchmarks/results/game.json
 
 Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what is
-missing.  ``ppo-trained`` begins with a policy that learned on the kernels of the other half, for
-``--rollouts`` rollouts each; those turns are not in its evaluations.  ``sip`` is restarted when its
-one published run ends.  Evaluations to 95 % of the best known gain count from each run's beginning.
+missing.  ``--jobs`` runs so many at a time, each with one thread.  ``ppo-trained`` begins with a
+policy that learned on the kernels of the other half, for ``--rollouts`` rollouts each; those turns
+are not in its evaluations.  ``sip`` is restarted when its one published run ends.  Evaluations to
+95 % of the best known gain count from each run's beginning.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -82,14 +86,23 @@ def teach(kernels: Mapping[str, tuple[ScheduleSpace, SmModel]], rollouts: int, p
     save_policy(policy, path, {"kernels": list(kernels), "rollouts": rollouts})
 
 
+@cache
+def kernel(arch: str, name: str) -> tuple[ScheduleSpace, SmModel]:
+    """The space and the model of an example kernel; each process makes its own."""
+    return next(modelled(source) for other, source in sources(arch) if other == name)
+
+
 def race(
-    search: Search, space: ScheduleSpace, model: SmModel, evaluations: int, seed: int
+    arch: str, name: str, strategy: str, policy: Path, evaluations: int, seed: int
 ) -> dict[str, Any]:
     """One run: its gain, its curve and its cost."""
-    curve, began = Curve(), process_time()
+    space, model = kernel(arch, name)
+    curve, began, search = Curve(), process_time(), strategies(policy)[strategy]
     found = search.run(space, model, Budget(evaluations=evaluations), seed=seed, observers=[curve])
     start = found.start_measurement.value
     return {
+        "kernel": name,
+        "strategy": strategy,
         "kind": "modelled",
         "seed": seed,
         "evaluations": found.evaluations,
@@ -154,6 +167,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=100, help="of training, per kernel")
     parser.add_argument("--kernel", nargs="*", default=KERNELS)
     parser.add_argument("--strategy", nargs="*", default=list(strategies(Path())))
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("runs/game"), help="for policies")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -173,18 +187,21 @@ def main() -> None:
             parser.error(f"{options.out} was made with other settings; choose another file")
         records = before["records"]
     done = {(r["kernel"], r["strategy"], r["seed"]) for r in records}
-    for seed in range(options.seeds):
-        for number, name in enumerate(names):
-            # A policy that has not seen this kernel.
-            contestants = strategies(policies[1 - number % 2])
-            for strategy in options.strategy:
-                space, model = kernels[name]
-                if (name, strategy, seed) in done or (strategy == "sip" and not model.flops):
-                    continue
-                found = race(contestants[strategy], space, model, options.evaluations, seed)
-                records.append({"kernel": name, "strategy": strategy, **found})
-                print(f"{name:20} {strategy:12} seed {seed} {found['ratio']:.4f}", flush=True)
-                save(options.out, **asked, summary=summary(records), records=records)
+    jobs = [
+        # A policy that has not seen this kernel.
+        (options.arch, name, strategy, policies[1 - number % 2], options.evaluations, seed)
+        for seed in range(options.seeds)
+        for number, name in enumerate(names)
+        for strategy in options.strategy
+        if (name, strategy, seed) not in done and (strategy != "sip" or kernels[name][1].flops)
+    ]
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for found in as_completed(pool.submit(race, *job) for job in jobs):
+            records.append(found.result())
+            last = records[-1]
+            said = f"{last['kernel']:20} {last['strategy']:12} seed {last['seed']}"
+            print(f"{said} {last['ratio']:.4f} {last['processor_s']:.0f} s", flush=True)
+            save(options.out, **asked, summary=summary(records), records=records)
 
 
 if __name__ == "__main__":

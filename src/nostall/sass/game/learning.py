@@ -33,7 +33,7 @@ class Ppo:
 
     steps: int = 128
     horizon: int = HORIZON
-    epochs: int = 4
+    epochs: int = 2
     minibatch: int = 32
     rate: float = 1e-3
     discount: float = 0.99

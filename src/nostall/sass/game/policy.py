@@ -48,12 +48,9 @@ class GraphPolicy(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.width, self.rounds = width, rounds
         self.enter = nn.Linear(len(NODE_FEATURES), width)
-        self.along = nn.ModuleList(
-            nn.Linear(width + len(EDGE_FEATURES), width) for _ in range(rounds)
-        )
-        self.against = nn.ModuleList(
-            nn.Linear(width + len(EDGE_FEATURES), width) for _ in range(rounds)
-        )
+        self.room = nn.Linear(len(EDGE_FEATURES), width)
+        self.along = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
+        self.against = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
         self.join = nn.ModuleList(nn.Linear(3 * width, width) for _ in range(rounds))
         self.score = nn.Sequential(
             nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, len(VARIANTS))
@@ -70,10 +67,18 @@ class GraphPolicy(nn.Module):  # type: ignore[misc]
         edges = torch.from_numpy(
             np.concatenate([s.edges + o for s, o in zip(sights, offsets, strict=True)])
         ).long()
-        values = torch.from_numpy(np.concatenate([s.values for s in sights]))
+        room = self.room(torch.from_numpy(np.concatenate([s.values for s in sights])))
         found = torch.relu(self.enter(nodes))
+        ways = [(edges[:, 0], edges[:, 1]), (edges[:, 1], edges[:, 0])]
+        shares = [1.0 / there.bincount(minlength=len(nodes)).clamp(min=1) for _, there in ways]
         for along, against, join in zip(self.along, self.against, self.join, strict=True):
-            found = found + self._round(found, edges, values, along, against, join)
+            heard = [found]
+            for layer, (here, there), share in zip((along, against), ways, shares, strict=True):
+                # What is said is made of the speaker's features and the dependence's room.
+                said = torch.relu(layer(found)[here] + room)
+                sums = torch.zeros_like(found).index_add(0, there, said)
+                heard.append(sums * share[:, None])
+            found = found + torch.relu(join(torch.cat(heard, dim=1)))
         state_of = torch.from_numpy(np.repeat(np.arange(len(sights)), sizes))
         whole = found.new_zeros((len(sights), self.width)).index_add(0, state_of, found)
         whole = whole / torch.from_numpy(sizes.astype(np.float32))[:, None]
@@ -85,26 +90,6 @@ class GraphPolicy(nn.Module):  # type: ignore[misc]
         mask = torch.from_numpy(np.concatenate([s.mask for s in sights]))
         each = of.repeat_interleave(len(VARIANTS))
         return _normalised(scores, mask, each, len(sights)), each, self.worth(whole)[:, 0]
-
-    def _round(
-        self,
-        found: Tensor,
-        edges: Tensor,
-        values: Tensor,
-        along: nn.Module,
-        against: nn.Module,
-        join: nn.Module,
-    ) -> Tensor:
-        """What the instructions hear from those before and after them."""
-        heard = [found]
-        for layer, here, there in ((along, 0, 1), (against, 1, 0)):
-            said = torch.relu(layer(torch.cat([found[edges[:, here]], values], dim=1)))
-            sums = torch.zeros_like(found).index_add(0, edges[:, there], said)
-            count = found.new_zeros(len(found)).index_add(
-                0, edges[:, there], found.new_ones(len(edges))
-            )
-            heard.append(sums / count.clamp(min=1.0)[:, None])
-        return torch.relu(join(torch.cat(heard, dim=1)))
 
 
 def _normalised(scores: Tensor, mask: Tensor, each: Tensor, states: int) -> Tensor:
