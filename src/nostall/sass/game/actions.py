@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from nostall.sass.game.adjacency import Adjacency
@@ -78,10 +79,31 @@ class MemorySlides(Actions):
 
     def _look(self, state: Schedule, number: int) -> None:
         block, members = self._graph.blocks[number], self._members[number]
-        legal = np.zeros(block.end - block.start + 1, dtype=np.bool_)
-        legal[1:-1] = self._adjacency.exchanges(state, number)
-        at = np.empty(block.end - block.start, dtype=np.int32)
-        at[state.order[block.start : block.end] - block.start] = np.arange(len(at))
-        places = at[self.candidates[members] - block.start]
-        self._mask[2 * members] = legal[places]
-        self._mask[2 * members + 1] = legal[places + 1]
+        span = state.order[block.start : block.end]
+        _spread(
+            span,
+            block.start,
+            self.candidates,
+            members,
+            self._adjacency.exchanges(state, number),
+            self._mask,
+        )
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _spread(
+    span: NDArray[np.int32],
+    start: int,
+    candidates: NDArray[np.int32],
+    members: NDArray[np.int64],
+    exchanges: NDArray[np.bool_],
+    mask: NDArray[np.bool_],
+) -> None:
+    """Actions of a block's candidates from the legal exchanges of its neighbours."""
+    at = np.empty(len(span), np.int32)
+    for p in range(len(span)):
+        at[span[p] - start] = p
+    for c in members:
+        p = at[candidates[c] - start]
+        mask[2 * c] = p > 0 and exchanges[p - 1]
+        mask[2 * c + 1] = p + 1 < len(span) and exchanges[p]
