@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+NAME = "ablation.json"
 SHOWN = 20
 
 
@@ -47,6 +48,11 @@ class Ablation(BaseModel):
 def carried(path: Path) -> Ablation | None:
     """The run's ablation; None where it has none, or one that cannot be read."""
     try:
-        return Ablation.model_validate_json((path / "ablation.json").read_text())
+        return Ablation.model_validate_json((path / NAME).read_text())
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
+
+
+def has_ablation(path: Path) -> bool:
+    """Whether the file is there at all."""
+    return (path / NAME).exists()

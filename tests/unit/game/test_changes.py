@@ -1,26 +1,19 @@
-"""What tells schedules apart, each change taken back, and the ablation of a run."""
+"""What tells schedules apart, each change taken back, and which of them matter."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
-from tests.unit.game.kernels import NVCC, launch, transpose
+from tests.unit.game.kernels import transpose
 
-from nostall.core import Measurement, Objective, Run
+from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind
-from nostall.report import write_report
-from nostall.report.carried import carried
 from nostall.sass.schedule import Schedule
 from nostall.sass.schedule.changes import changes, without
 from nostall.sass.schedule.moves import Restall, Slide
-from nostall.search import Anneal
 from nostall.tuning.ablation import ablate
-from nostall.tuning.job import Settings, describe, tune
-from nostall.tuning.source import load_cubin
 
 
 def test_no_change_no_words() -> None:
@@ -104,20 +97,3 @@ def test_only_the_change_that_matters_is_left() -> None:
     assert found.total == len(changes(space, state)) and found.idle > 5
     (row,) = [row for row in found.rows if row.lost]
     assert row.lost == pytest.approx(10.0) and row.index in (over, move.index)
-
-
-def test_the_ablation_of_a_run_is_kept_and_shown(tmp_path: Path) -> None:
-    source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch())
-    settings = Settings("anneal", 0, None, 300)
-    with Run.create(tmp_path / "run", "test", describe(source, settings)) as run:
-        tuned = tune(source, Anneal(), settings, run=run)
-    assert tuned.improved
-    kept = json.loads((run.path / "ablation.json").read_text())
-    assert kept["kind"] == "modelled" and kept["rows"]
-    page = write_report(run.path).read_text()
-    found = carried(run.path)
-    assert found is not None and "What carried the gain" in page
-    for row in found.shown:
-        assert row.text in page
-    (run.path / "ablation.json").write_text("{}")
-    assert "What carried the gain" not in write_report(run.path).read_text()

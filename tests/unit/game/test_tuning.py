@@ -54,15 +54,15 @@ def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
     pytest.importorskip("sb3_contrib", reason="CuAsmRL needs the extra nostall[rl]")
     pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
     source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch())
-    settings = Settings("cuasmrl", 0, None, 80)
+    settings = Settings("cuasmrl", 0, None, 40)
     small = dataclasses.replace(
-        strategy("cuasmrl", logs=tmp_path / LOGS), features=8, steps=16, epochs=1
+        strategy("cuasmrl", logs=tmp_path / LOGS), features=8, steps=8, epochs=1
     )
     with Run.create(tmp_path / "run", "test", describe(source, settings)) as run:
         tuned = tune(source, small, settings, run=run)
-    assert tuned.verdict.safe and tuned.search.evaluations == 80
+    assert tuned.verdict.safe and tuned.search.evaluations == 40
     assert tuned.search.stopped == "budget"
-    assert len(list(Run.open(tmp_path / "run").trials())) == 80
+    assert len(list(Run.open(tmp_path / "run").trials())) == 40
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
     assert list((tmp_path / LOGS).rglob("events.*"))
 
