@@ -10,11 +10,11 @@ from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.changes import Change, changes, without
 from nostall.sass.schedule.moves import Slide
 
-MOST = 64
+MOST = 32
 """Changes that are measured: those of memory accesses first, then the longest slides."""
 
 _PASSES = 3
-_REPEATS = 7
+_REPEATS = 5
 """Looks at a measured state, of which the median counts."""
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,9 @@ def tune(
         sanitized=sanitized,
     )
     if run is not None:
-        if improved:
-            parts = ablate(space, cost, best, found.start_measurement.value)
-            run.write("ablation.json", json.dumps(parts.to_json(), indent=1).encode())
         _keep(run, source, settings, program, tuned, measured)
+        if improved:
+            _explain(run, space, cost, best, found.start_measurement.value)
     return tuned
 
 
@@ -181,6 +181,19 @@ def _sanitized(source: Source, candidate: bytes, settings: Settings) -> Mapping[
         return {}
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     return sanitize(kernel, candidate, settings.plan)
+
+
+def _explain(
+    run: Run,
+    space: ScheduleSpace,
+    objective: Objective[Schedule],
+    best: Schedule,
+    start: float,
+) -> None:
+    """Keep what carried the gain, beside a result that is kept already: Ctrl-C only ends this."""
+    with suppress(KeyboardInterrupt):
+        parts = ablate(space, objective, best, start)
+        run.write("ablation.json", json.dumps(parts.to_json(), indent=1).encode())
 
 
 def _judged(
