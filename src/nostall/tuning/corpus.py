@@ -40,8 +40,12 @@ def sources(corpus: Sequence[str], arch: str | None) -> Iterator[tuple[str, Sour
 
 
 def modelled(source: Source) -> tuple[ScheduleSpace, SmModel]:
-    """The space of a source's kernel and the SM model of its launch."""
-    assert source.launch is not None
+    """The space of a source's kernel and the SM model of its launch; :class:`BadInput` without."""
+    if source.launch is None:
+        raise BadInput(
+            f"{source.origin}: the SM model needs to know how {source.kernel!r} is launched; give "
+            "its file a LAUNCH, or a TOML beside the cubin"
+        )
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)
     return ScheduleSpace(program, function), SmModel(program, function, source.launch)

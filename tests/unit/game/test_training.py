@@ -13,6 +13,7 @@ pytest.importorskip("safetensors", reason="learning needs the extra nostall[rl]"
 import torch
 from tests.unit.game.kernels import NVCC, dot_product, model, transpose
 
+from nostall.cli import train as command
 from nostall.core import BadInput, BadRun
 from nostall.sass.game.learning import Ppo
 from nostall.sass.game.policy import GraphPolicy, load_policy
@@ -77,3 +78,27 @@ def test_a_corpus_is_cubins_with_their_launches(monkeypatch: pytest.MonkeyPatch)
     for wrong in (str(NVCC / "nothing"), str(NVCC.parent)):
         with pytest.raises(BadInput, match="no kernel to learn on"):
             list(sources([wrong], "sm_90"))
+
+
+def test_the_command_trains_goes_on_and_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
+    monkeypatch.setattr("nostall.sass.game.learning.Ppo", lambda: TINY)
+    monkeypatch.setattr("nostall.cli.train.sources", lambda corpus, arch: [("transpose", None)])
+    monkeypatch.setattr(
+        "nostall.cli.train.modelled", lambda _: (LESSONS[0].space, LESSONS[0].objective)
+    )
+    out = tmp_path / "learned"
+    command.train(["x"], out, rollouts=1)
+    assert "use it: nostall tune KERNEL --policy" in capsys.readouterr().out
+    with pytest.raises(BadRun, match="holds a training already"):
+        command.train(["x"], out, rollouts=1)
+    command.train(["x"], out, rollouts=2, resume=True)
+    assert load_policy(out / "policy.safetensors")[1]["about"]["rollouts"] == 2
+    assert list((out / "tensorboard").glob("events.*"))
+    with pytest.raises(BadRun, match="holds none yet"):
+        command.train(["x"], tmp_path / "other", resume=True)
+    for wrong in ({"objective": "gpu"}, {"rollouts": 0}, {"seed": -1}):
+        with pytest.raises(BadInput, match="train got"):
+            command.train(["x"], tmp_path / "other", **wrong)
