@@ -44,7 +44,7 @@ def modelled(source: Source) -> tuple[ScheduleSpace, SmModel]:
     if source.launch is None:
         raise BadInput(
             f"{source.origin}: the SM model needs to know how {source.kernel!r} is launched; give "
-            "its file a LAUNCH, or a TOML beside the cubin"
+            "its file an entry in LAUNCHES, or a TOML beside the cubin"
         )
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)

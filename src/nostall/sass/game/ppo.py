@@ -54,9 +54,10 @@ class _Exhausted(Exception):
 class LearnedSearch(Search):
     """PPO that slides instructions over several places and changes control codes.
 
-    Without a ``policy`` file the network begins with random weights, the first ``seeds``
-    evaluations are annealing, and half of the first ``seeded`` episodes begin with the best states
-    that it met.  With one, the trained policy plays at once; either way it goes on learning.
+    Without a ``policy`` file the network begins with random weights and the first ``seeds``
+    evaluations are annealing.  With one, the trained policy plays at once; either way it goes on
+    learning.  Every second episode begins with one of the eight best states that were met so far,
+    those of the annealing included.
     ``logs``: a directory for TensorBoard.
 
     A modelled state is charged once.  When ``_IDLE`` turns in a row met only known states, the
@@ -69,14 +70,11 @@ class LearnedSearch(Search):
     settings: Ppo = field(default_factory=Ppo)
     policy: Path | None = None
     seeds: int = 512
-    seeded: int = 32
     logs: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.seeds < 0 or self.seeded < 0:
-            raise BadInput(
-                f"ppo got seeds={self.seeds} and seeded={self.seeded}; allowed are numbers from 0"
-            )
+        if self.seeds < 0:
+            raise BadInput(f"ppo got seeds={self.seeds}; allowed are numbers from 0")
 
     def run(
         self,
@@ -108,8 +106,9 @@ class LearnedSearch(Search):
             with kept_apart():
                 torch.manual_seed(seed)
                 policy = trained or GraphPolicy(self.settings.width, self.settings.rounds)
-                pool = [] if trained else judge.anneal(schedules, self.seeds, seed)
-                self._play(Learner(policy, self.settings, seed), game, level, pool)
+                if trained is None:
+                    judge.anneal(schedules, self.seeds, seed)
+                self._play(Learner(policy, self.settings, seed), game, level, judge)
         except Ended:
             stopped = "budget"
         except _Exhausted:
@@ -118,17 +117,15 @@ class LearnedSearch(Search):
             stopped = "interrupted"
         return ledger.conclude(stopped)
 
-    def _play(
-        self, learner: Learner, game: Game, level: ScheduleSpace, pool: list[Opening]
-    ) -> None:
+    def _play(self, learner: Learner, game: Game, level: ScheduleSpace, memory: _Memory) -> None:
         """Rollouts and updates without end; the ledger ends them."""
         episodes = 0
 
         def opening() -> Opening | None:
             nonlocal episodes
             episodes += 1
-            early = episodes <= self.seeded and episodes % 2 == 0
-            return pool[episodes // 2 % len(pool)] if early and pool else None
+            best = memory.best
+            return best[episodes // 2 % len(best)] if best and episodes % 2 == 0 else None
 
         player = Player(game, level.function, level.graph, self.settings.horizon, opening)
         log = curves(self.logs)
@@ -140,16 +137,18 @@ class LearnedSearch(Search):
 
 
 class _Memory:
-    """Asks the ledger for values, for each modelled state once."""
+    """Asks the ledger for values, for each modelled state once; ``best`` are the best states
+    met so far, best first, with their speeds."""
 
     def __init__(self, ledger: Ledger[Schedule, ScheduleMove], kind: str) -> None:
         self.ledger = ledger
         self._known: dict[bytes, Measurement] | None = {} if kind == "modelled" else None
         self._idle = 0
+        self.best: list[Opening] = []
 
     def __call__(self, move: ScheduleMove, state: Schedule) -> Measurement:
         if self._known is None:
-            return self.ledger.judge(move, state)
+            return self._rank(state, self.ledger.judge(move, state))
         key = state.key()
         if key in self._known:
             self._idle += 1
@@ -157,26 +156,28 @@ class _Memory:
                 raise _Exhausted
             return self._known[key]
         self._idle = 0
-        measurement = self._known[key] = self.ledger.judge(move, state)
+        measurement = self._known[key] = self._rank(state, self.ledger.judge(move, state))
         return measurement
 
-    def anneal(
-        self, space: Space[Schedule, ScheduleMove], evaluations: int, seed: int
-    ) -> list[Opening]:
-        """The best states that a short annealing meets, best first, with their speeds."""
-        met: dict[bytes, Opening] = {}
-        objective = _asking(self, space, met)
-        if evaluations:
-            found = Anneal().run(space, objective, Budget(evaluations=evaluations + 1), seed=seed)
-            if found.stopped == "interrupted":
-                raise KeyboardInterrupt
-        return sorted(met.values(), key=lambda opening: -opening[1])[:_POOL]
+    def _rank(self, state: Schedule, measurement: Measurement) -> Measurement:
+        if measurement.failure is None:
+            others = [opening for opening in self.best if opening[0] != state]
+            others.append((state, self.ledger.start / measurement.value))
+            self.best = sorted(others, key=lambda opening: -opening[1])[:_POOL]
+        return measurement
+
+    def anneal(self, space: Space[Schedule, ScheduleMove], evaluations: int, seed: int) -> None:
+        """Meet states by a short annealing."""
+        if not evaluations:
+            return
+        budget = Budget(evaluations=evaluations + 1)
+        found = Anneal().run(space, _asking(self, space), budget, seed=seed)
+        if found.stopped == "interrupted":
+            raise KeyboardInterrupt
 
 
-def _asking(
-    memory: _Memory, space: Space[Schedule, ScheduleMove], met: dict[bytes, Opening]
-) -> Objective[Schedule]:
-    """The memory as an objective; states that do not fail go to ``met``."""
+def _asking(memory: _Memory, space: Space[Schedule, ScheduleMove]) -> Objective[Schedule]:
+    """The memory as an objective; the start state is known."""
     task, start = memory.ledger.task, memory.ledger.start
     first = space.key(space.start())
 
@@ -190,10 +191,7 @@ def _asking(
         def _ask(self, state: Schedule) -> Measurement:
             if state.key() == first:
                 return Measurement(self.unit, (start,), self.kind)
-            measurement = memory(cast(ScheduleMove, "annealing"), state)
-            if measurement.failure is None:
-                met[state.key()] = (state, start / measurement.value)
-            return measurement
+            return memory(cast(ScheduleMove, "annealing"), state)
 
     return Asking()
 
