@@ -22,7 +22,7 @@ SMALL = Cuasmrl(iterations=6, steps=4, minibatch=4, horizon=5, epochs=1, feature
 
 
 def test_it_keeps_the_contract_of_a_search() -> None:
-    check_search(SMALL, transpose(), model(transpose()), seed=3, evaluations=12)
+    check_search(SMALL, transpose(), model(transpose()), seed=3, evaluations=9)
 
 
 def test_it_is_finished_after_the_published_number_of_turns() -> None:
