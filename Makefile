@@ -26,7 +26,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 # Only the tests want PyTorch; where it cannot be had beside the pinned Triton they say so and skip.
 $(VENV)/.torch: $(VENV)/.ready
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch-tests]' || \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch-tests,rl]' || \
 	  echo "PyTorch cannot be installed beside this Triton here; tests that need it are skipped"
 	touch $@
 

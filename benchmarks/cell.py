@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -26,6 +27,7 @@ from nostall.search import Anneal, Sip
 from nostall.search.anneal import wander
 from nostall.tuning.job import Settings, Tuned, tune
 from nostall.tuning.source import Source, load_cubin
+from nostall.tuning.strategies import strategy as learning
 
 Open = Callable[[Kernel, Plan], AbstractContextManager[Device]]
 
@@ -33,7 +35,8 @@ Open = Callable[[Kernel, Plan], AbstractContextManager[Device]]
 @dataclass(frozen=True)
 class Cell:
     """What to search, for how long, from the fastest of which ``baseline`` (None: none was tried),
-    and how many fresh inputs the winner has to pass."""
+    and how many fresh inputs the winner has to pass.  ``policy`` is what ``ppo-trained`` begins
+    with."""
 
     entry: Entry
     strategy: str
@@ -43,6 +46,7 @@ class Cell:
     baseline: tuple[Configuration, ...] | None = None
     options: Options | None = None
     open: Open = LocalGpu
+    policy: Path | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -54,6 +58,13 @@ def strategies() -> dict[str, Search]:
     return {"anneal": Anneal(), "sip": Sip(restarts=True)}
 
 
+def contestant(name: str, policy: Path | None) -> Search:
+    """One of :func:`strategies`, or one that learns: ``cuasmrl``, ``ppo``, ``ppo-trained``."""
+    if name == "ppo-trained":
+        return learning("ppo", policy=policy)
+    return strategies()[name] if name in strategies() else learning(name)
+
+
 def measure(cell: Cell) -> Record:
     """Search for ``cell.seconds``, race the finalists, decide in a fresh process; then ask the
     model about the candidates."""
@@ -62,7 +73,7 @@ def measure(cell: Cell) -> Record:
     assert source.launch is not None
     began = monotonic()
     settings = Settings(cell.strategy, cell.seed, cell.seconds, objective="gpu", checks=cell.checks)
-    watched = Watched(strategies()[cell.strategy])
+    watched = Watched(contestant(cell.strategy, cell.policy))
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     with cell.open(kernel, Plan(seed=cell.seed)) as gpu:
         counting = Counting(gpu)

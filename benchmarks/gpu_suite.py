@@ -59,6 +59,7 @@ def matrix(
                     baseline=tried,
                     options=best.options if best else None,
                     open=opened,
+                    policy=options.policy,
                 )
                 if cell.key not in done:
                     cells.append(cell)
@@ -115,10 +116,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of search, per record")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--strategy", nargs="*", default=list(strategies()))
+    parser.add_argument("--policy", type=Path, help="what ppo-trained begins with")
     parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
     options = parser.parse_args()
+    if "ppo-trained" in options.strategy and options.policy is None:
+        parser.error("ppo-trained begins with a policy; give --policy FILE of `nostall train`")
     until = monotonic() + options.limit
     found = gpus.visible()
     if not found:

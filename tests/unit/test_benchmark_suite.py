@@ -38,7 +38,14 @@ def pretended(kernel: Kernel, plan: Plan) -> Iterator[Device]:
 
 
 def asked(**changes: object) -> argparse.Namespace:
-    given = {"seeds": 2, "strategy": ["anneal", "sip"], "kernel": ["*"], "skip": [], "seconds": 0.6}
+    given = {
+        "seeds": 2,
+        "strategy": ["anneal", "sip"],
+        "kernel": ["*"],
+        "skip": [],
+        "seconds": 0.6,
+        "policy": None,
+    }
     return argparse.Namespace(**{**given, **changes})
 
 

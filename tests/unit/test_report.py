@@ -10,6 +10,7 @@ import pytest
 
 from nostall.core import BadRun, Run, Trial
 from nostall.report import write_report
+from nostall.report.carried import carried
 from nostall.report.curve import curve, improvements
 from nostall.report.lineup import lineup, out_of_order
 from nostall.report.loaded_run import load
@@ -79,6 +80,20 @@ def test_the_page_is_one_file_without_any_address(run: Path) -> None:
     assert not re.search(r"https?:|\bsrc=|<link|@import|url\(", text)
     assert target.stat().st_size < 1_000_000
     assert write_report(run).read_text() == text
+
+
+def test_what_carried_the_gain(run: Path) -> None:
+    kept = json.loads((run / "ablation.json").read_text())
+    assert kept["kind"] == "modelled" and kept["rows"]
+    assert len(kept["rows"]) + kept["idle"] == kept["total"]
+    found, text = carried(run), page(run)
+    assert found is not None and found.shown and "What carried the gain" in text
+    assert all(row.text in text for row in found.shown)
+    for odd in ("", "{}", json.dumps({**kept, "rows": [{"text": 1}]})):
+        (run / "ablation.json").write_text(odd)
+        assert carried(run) is None
+    text = page(run)
+    assert "What carried the gain" not in text and "ablation.json cannot be read" in text
 
 
 def test_the_head_says_what_was_found_and_what_to_do(run: Path) -> None:

@@ -22,6 +22,7 @@ from nostall.cli import (
     plan,
     report,
     store,
+    train,
     tune,
     verify,
 )
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
+app.command("train")(train.train)
 app.command("bench")(bench.bench)
 app.command("verify")(verify.verify)
 app.command("apply")(apply.apply)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from nostall import farm
 from nostall.core import BadInput, Search
 from nostall.gpu import Device, Kernel, LocalGpu
-from nostall.search import make
 from nostall.tuning.chains import Chains
 from nostall.tuning.job import Settings
 from nostall.tuning.source import Source
+from nostall.tuning.strategies import strategy
 
 
 @contextmanager
 def measuring(
-    source: Source, settings: Settings, scheduler: str | None
+    source: Source, settings: Settings, scheduler: str | None, logs: Path | None = None
 ) -> Iterator[tuple[Search, Device | None]]:
-    """The search and the device that ``settings`` ask for; no device for a modelled objective."""
-    search = make(settings.strategy)
+    """The search and the device that ``settings`` ask for; no device for a modelled objective.
+
+    ``logs`` is where a strategy that learns leaves its curves.
+    """
+    search = strategy(settings.strategy, logs=logs, policy=settings.policy)
     if settings.objective != "gpu":
         yield search, None
         return

@@ -25,7 +25,7 @@ from nostall.cli.checks import (
 )
 from nostall.cli.checks import tolerance as read_tolerance
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
-from nostall.cli.inputs import ArchOption, best_assembled
+from nostall.cli.inputs import ArchOption, best_assembled, read_bytes
 from nostall.cli.inputs import source as read_source
 from nostall.cli.interruption import Interruption
 from nostall.cli.measuring import measuring
@@ -34,13 +34,14 @@ from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
 from nostall.sass.model.agreement import caution
-from nostall.search import make
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assemblers import ASSEMBLER
 from nostall.tuning.job import Settings, Tuned, describe
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.source import Source
 from nostall.tuning.stored import record
+from nostall.tuning.strategies import LOGS, POLICY
+from nostall.tuning.strategies import strategy as strategy_named
 
 
 def tune(
@@ -52,7 +53,13 @@ def tune(
     ] = None,
     launch: Annotated[Path | None, typer.Option(help="Launch specification (TOML).")] = None,
     arch: ArchOption = None,
-    strategy: Annotated[str, typer.Option(help="anneal, sip or random.")] = "anneal",
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="anneal (usual), sip, random; cuasmrl, ppo (learn; extra nostall[rl])."),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Begin with this policy file of `nostall train` (ppo).")
+    ] = None,
     objective: Annotated[
         str, typer.Option(help="model (no GPU needed) or gpu (measure every candidate).")
     ] = "model",
@@ -102,7 +109,7 @@ def tune(
         if seconds is None and evaluations is None:
             seconds = 60.0
         settings = Settings(
-            strategy,
+            strategy or ("ppo" if policy else "anneal"),
             seed,
             seconds,
             evaluations,
@@ -113,6 +120,7 @@ def tune(
             cold=cold,
             tolerance=read_tolerance(tolerance),
             sanitizer=sanitizer,
+            policy=policy,
         )
         _check(settings, scheduler)
         source = read_source(target, kernel, launch, arch)
@@ -121,12 +129,14 @@ def tune(
         place = out_dir or _fresh(source.kernel)
         line = shlex.join(["nostall", *sys.argv[1:]])
         files = {"original.cubin": source.cubin}
+        if policy is not None:
+            files[POLICY] = read_bytes(policy)
         run = Run.create(place, line, describe(source, settings), files)
     bar = Progress(settings.budget, enabled=not quiet and format is Format.TABLE)
     with (
         _discarded_if_empty(run, fresh=resume is None),
         run,
-        measuring(source, settings, scheduler) as (search, device),
+        measuring(source, settings, scheduler, run.path / LOGS) as (search, device),
         bar,
         Interruption() as interruption,
     ):
@@ -172,6 +182,7 @@ def _reopen(
             cold=saved.get("cold", False),
             tolerance=Tolerance.model_validate(near) if near else None,
             sanitizer=saved.get("sanitizer", False),
+            policy=path / POLICY if saved.get("policy") else None,
         )
         _ = settings.budget
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -181,7 +192,7 @@ def _reopen(
 
 def _check(settings: Settings, scheduler: str | None) -> None:
     """Refuse what could never work before anything is compiled or written."""
-    make(settings.strategy)
+    strategy_named(settings.strategy, policy=settings.policy)
     if settings.objective not in ("model", "gpu"):
         raise BadInput(f"--objective is {settings.objective!r}; give model or gpu")
     if settings.workers is not None and settings.workers < 1:
@@ -206,7 +217,7 @@ def _check(settings: Settings, scheduler: str | None) -> None:
 @contextmanager
 def _discarded_if_empty(run: Run, *, fresh: bool) -> Iterator[None]:
     """Take away a new run directory when the job ends before its first trial."""
-    made = ("run.json", "original.cubin")
+    made = ("run.json", "original.cubin", POLICY)
     try:
         yield
     except BaseException:

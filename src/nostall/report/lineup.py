@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nostall.sass.model.loops import natural_loops
 from nostall.sass.program import Function
+from nostall.sass.schedule.changes import out_of_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +53,3 @@ def lineup(original: Function, candidate: Function) -> list[BlockLineup]:
             )
         )
     return found
-
-
-def out_of_order(items: Sequence[int], places: Sequence[int]) -> list[int]:
-    """The fewest items whose removal leaves ``places`` increasing.
-
-    A slide by ten positions displaces ten neighbours by one; only the slid item is reported.
-    """
-    tails: list[int] = []
-    ends: list[int] = []
-    before: list[int] = []
-    for at, place in enumerate(places):
-        length = bisect_left(tails, place)
-        before.append(ends[length - 1] if length else -1)
-        if length == len(tails):
-            tails.append(place)
-            ends.append(at)
-        else:
-            tails[length], ends[length] = place, at
-    kept: set[int] = set()
-    at = ends[-1] if ends else -1
-    while at >= 0:
-        kept.add(at)
-        at = before[at]
-    return [item for at, item in enumerate(items) if at not in kept]

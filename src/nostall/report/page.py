@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core.run import write_atomically
+from nostall.report.carried import carried, has_ablation
 from nostall.report.curve import curve, improvements
 from nostall.report.lineup import lineup
 from nostall.report.listing_data import page_data, texts
@@ -41,6 +42,8 @@ def render(run: LoadedRun) -> str:
     blocks = lineup(run.original, run.candidate)
     waits, no_waits = explain(run)
     found, no_samples = compared(run)
+    parts = carried(run.path)
+    odd = ["ablation.json cannot be read"] if parts is None and has_ablation(run.path) else []
     head = summarise(run, blocks)
     steps = improvements(run.trials)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -50,11 +53,12 @@ def render(run: LoadedRun) -> str:
     return template.render(
         head=head,
         what=run.what,
-        notes=run.notes,
+        notes=[*run.notes, *odd],
         curve=curve(run.trials, head.scale, head.kind),
         failures=sum(t.failure is not None for t in run.trials),
         steps=steps[-LAST_IMPROVEMENTS:],
         improvements=len(steps) - 1,
+        carried=parts,
         compared=found,
         no_samples=no_samples,
         spread=spread(found) if found else "",

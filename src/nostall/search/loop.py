@@ -117,7 +117,7 @@ def begin(
             start, measurement.value, start, measurement, 1, 0, memory, rng.bit_generator.state
         )
         if observers:
-            _tell(task, Trial(0, point.value, True, point.value, "start", 0, clock.elapsed))
+            tell(task, Trial(0, point.value, True, point.value, "start", 0, clock.elapsed))
         return task, point
 
     _restore(rng, resume, strategy, seed)
@@ -160,19 +160,26 @@ def run(
                 break
             point = outcome
             if monotonic() >= due:
-                _tell(task, checkpoint(task, point, memory))
+                tell(task, checkpoint(task, point, memory))
                 due = monotonic() + CHECKPOINT_SECONDS
     except KeyboardInterrupt:
         stopped = "interrupted"
+    return conclude(task, point, stopped, memory)
+
+
+def conclude(
+    task: Task[S, M], point: Point[S], stopped: Stop, memory: Memory[S] | None = None
+) -> SearchResult[S]:
+    """The result of a search that ends at ``point``; observers get the last checkpoint."""
     last = checkpoint(task, point, memory)
-    _tell(task, last)
+    tell(task, last)
     return SearchResult(
         best=point.best,
         best_measurement=point.best_measurement,
         start_measurement=task.start_measurement,
         evaluations=point.evaluations,
         rejected=point.rejected,
-        seconds=clock.elapsed,
+        seconds=task.clock.elapsed,
         stopped=stopped,
         checkpoint=last,
     )
@@ -203,7 +210,7 @@ def settle(
     if task.observers:
         # Told before the point is taken: whoever is interrupted here sees the trial twice, and
         # a log that takes the last row of an index has no gap.
-        _tell(
+        tell(
             task,
             Trial(
                 point.evaluations,
@@ -314,7 +321,8 @@ def _restore(rng: np.random.Generator, saved: Checkpoint, strategy: str, seed: i
         ) from error
 
 
-def _tell(task: Task[S, M], news: Trial | Checkpoint) -> None:
+def tell(task: Task[S, M], news: Trial | Checkpoint) -> None:
+    """Pass news on to the observers."""
     for observer in task.observers:
         if isinstance(news, Trial):
             observer.on_trial(news)

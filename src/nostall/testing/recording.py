@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,8 @@ def recorded(
 
 
 class InterruptedSpace(Space[S, M]):
-    """Passes on to ``inner``; Ctrl-C comes in the ``calls``-th draw, proposal or application."""
+    """Passes on to ``inner``, what a level adds to its spaces too; Ctrl-C comes in the
+    ``calls``-th draw, proposal or application."""
 
     def __init__(self, inner: Space[S, M], calls: int) -> None:
         self.inner = inner
@@ -115,6 +117,9 @@ class InterruptedSpace(Space[S, M]):
 
     def load(self, text: str) -> S:
         return self.inner.load(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
 
     def _count(self) -> None:
         self.calls -= 1

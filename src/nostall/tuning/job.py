@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ from nostall.sass.model import SmModel
 from nostall.sass.program import Function
 from nostall.sass.safety import verify
 from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.tuning.ablation import ablate
+from nostall.tuning.judged import JudgedCheckpoints
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
 from nostall.tuning.source import Source
+from nostall.tuning.strategies import LEARNING
 
 _FINALISTS = "finalists.json"
 _INTERVALS = ("ratio", "low", "high", "null_low", "null_high")
@@ -62,6 +66,7 @@ class Settings:
     cold: bool = False
     tolerance: Tolerance | None = None
     sanitizer: bool = False
+    policy: Path | None = None
 
     @property
     def budget(self) -> Budget:
@@ -136,7 +141,7 @@ def tune(
         cost,
         settings.budget,
         seed=settings.seed,
-        observers=[*observers, *_kept_in(run, measured)],
+        observers=[*observers, *_judged(search, space, source, run), *_kept_in(run, measured)],
         resume=_resumed(run, measured) if resume else None,
     )
     best = found.best
@@ -165,6 +170,8 @@ def tune(
     )
     if run is not None:
         _keep(run, source, settings, program, tuned, measured)
+        if improved:
+            _explain(run, space, cost, best, found.start_measurement.value)
     return tuned
 
 
@@ -174,6 +181,28 @@ def _sanitized(source: Source, candidate: bytes, settings: Settings) -> Mapping[
         return {}
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     return sanitize(kernel, candidate, settings.plan)
+
+
+def _explain(
+    run: Run,
+    space: ScheduleSpace,
+    objective: Objective[Schedule],
+    best: Schedule,
+    start: float,
+) -> None:
+    """Keep what carried the gain, beside a result that is kept already: Ctrl-C only ends this."""
+    with suppress(KeyboardInterrupt):
+        parts = ablate(space, objective, best, start)
+        run.write("ablation.json", json.dumps(parts.to_json(), indent=1).encode())
+
+
+def _judged(
+    search: Search, space: ScheduleSpace, source: Source, run: Run | None
+) -> list[Observer]:
+    """What judges a learning strategy's checkpoints, before they are written."""
+    if getattr(search, "name", "") not in LEARNING:
+        return []
+    return [JudgedCheckpoints(space, lambda candidate: _verified(source, candidate, run))]
 
 
 def _verified(source: Source, candidate: bytes, run: Run | None) -> Verdict:
@@ -209,6 +238,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "cold": settings.cold,
         "tolerance": settings.tolerance.model_dump() if settings.tolerance else None,
         "sanitizer": settings.sanitizer,
+        "policy": settings.policy.name if settings.policy else None,
         "launch": source.launch.model_dump(mode="json") if source.launch else None,
         "provenance": dict(source.provenance),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,16 @@ class Schedule:
             array.setflags(write=False)
 
     def arrays(self) -> tuple[NDArray[np.int32] | Bytes, ...]:
-        """The arrays in the order of the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        """The arrays in the order of the fields (named: this runs at every move)."""
+        return (
+            self.order,
+            self.stall,
+            self.yields,
+            self.write_sb,
+            self.read_sb,
+            self.wait,
+            self.reuse,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self.key() == other.key()
