@@ -111,7 +111,7 @@ class LocalGpu:
     def _asked(self, question: tuple[Any, ...], seconds: float) -> Pending:
         """Send a question."""
         if self._owed:
-            self._stop()  # whoever asked was interrupted; that answer must not be taken for this one
+            self._stop()  # whoever asked was interrupted: that answer is not for this question
         if self._pipe is None:
             self._start()
         assert self._pipe is not None
