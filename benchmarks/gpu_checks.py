@@ -82,12 +82,11 @@ def inputs() -> Body:
         got, expected, wrong = near_pairs(dtype, near.rtol, near.atol)
         spec = Buffer(name="y", dtype=dtype, shape=(len(got),), role="out")
         buffers = Buffers(cuda, LaunchSpec(args=(spec,)), 1, 0, near)
-        for values in (expected, got):
-            cuda.call(
-                "cuMemcpyHtoDAsync", buffers.pointers["y"], values, values.nbytes, cuda.stream
-            )
+        for values, is_expected in ((expected, True), (got, False)):
+            data = np.ascontiguousarray(values)
+            cuda.call("cuMemcpyHtoDAsync", buffers.pointers["y"], data, data.nbytes, cuda.stream)
             cuda.synchronize()
-            if values is expected:
+            if is_expected:
                 buffers.expect(0)
         compared[dtype] = {"wrong": buffers.wrong(0), "numpy": wrong}
         buffers.release()

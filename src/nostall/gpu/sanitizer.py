@@ -77,8 +77,10 @@ def _one(tool: str, which: str, files: Mapping[str, Path], run: Run) -> Sanitize
 
 
 def _command(tool: str, which: str, file: Path) -> list[str]:
+    # The worker itself asks the driver questions that may be answered with an error.
+    own = ("--report-api-errors", "no") if which == "memcheck" else ()
     return [
-        *(tool, "--tool", which, "--error-exitcode", str(_FOUND), "--print-limit", "20"),
+        *(tool, "--tool", which, "--error-exitcode", str(_FOUND), "--print-limit", "20", *own),
         *(sys.executable, "-m", "nostall.gpu.sanitized", str(file)),
     ]
 
