@@ -30,7 +30,6 @@ from nostall.core import (
     Trial,
 )
 from nostall.core.errors import ContractBroken
-from nostall.core.measurement import Kind
 from nostall.gpu import Clock, Device, Kernel, Plan
 from nostall.gpu.sanitizer import Sanitized, sanitize
 from nostall.sass import Program, Verdict, validate
@@ -40,13 +39,13 @@ from nostall.sass.program import Function
 from nostall.sass.safety import verify
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
+from nostall.tuning.evidence import compared_how, comparison_of, notes_on, verdict_of
 from nostall.tuning.judged import JudgedCheckpoints
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
 from nostall.tuning.source import Source
 from nostall.tuning.strategies import LEARNING
 
 _FINALISTS = "finalists.json"
-_INTERVALS = ("ratio", "low", "high", "null_low", "null_high")
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def _verified(source: Source, candidate: bytes, run: Run | None) -> Verdict:
         return verdict
     if run is not None:
         run.write("refused.cubin", candidate)
-        run.finish("failed", {"verdict": _verdict(verdict)})
+        run.finish("failed", {"verdict": verdict_of(verdict)})
     raise ContractBroken(
         f"the verifier refuses the schedule that the search built: {verdict.findings[0]}; the "
         "original is kept; please report this with the run directory"
@@ -340,12 +339,14 @@ def _keep(
         "rejected": found.rejected,
         "seconds": found.seconds,
         "stopped": found.stopped,
-        "verdict": _verdict(tuned.verdict),
+        "verdict": verdict_of(tuned.verdict),
         "model": dict(found.start_measurement.provenance),
     }
     if measured is not None and tuned.decision is not None:
+        how = compared_how(settings.checks, settings.tolerance)
         result |= {
-            "comparison": _comparison(tuned.decision) | _checked(settings),
+            "comparison": comparison_of(tuned.decision)
+            | compared_how(settings.checks, settings.tolerance),
             "fates": dict(measured.fates),
             "spent": {part: round(s, 3) for part, s in measured.spent.items()},
             "faults": measured.faults[:100],
@@ -354,46 +355,12 @@ def _keep(
     run.finish("interrupted" if found.stopped == "interrupted" else "done", result)
 
 
-def _checked(settings: Settings) -> dict[str, Any]:
-    """On how much, and how strictly, the winner's outputs were compared with the original's."""
-    near = settings.tolerance
-    return {
-        "checks": settings.checks,
-        "equal": f"within {near}" if near else "bit by bit",
-        "tolerance": near.model_dump() if near else None,
-    }
-
-
-def _comparison(decision: Decision) -> dict[str, Any]:
-    """The decision with all its samples."""
-    compared, timing = decision.comparison, decision.outcome.timing
-    if compared is None or timing is None:
-        return {"fate": decision.outcome.fate, "detail": decision.outcome.detail}
-    return {
-        "fate": decision.outcome.fate,
-        "verdict": compared.verdict,
-        **{key: getattr(compared, key) for key in _INTERVALS},
-        "samples": {
-            "original": timing.original,
-            "candidate": timing.candidate,
-            "null": timing.null,
-        },
-    }
-
-
-def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "safe": verdict.safe,
-        "checked": verdict.checked,
-        "findings": [str(f) for f in verdict.findings[:20]],
-    }
-
-
 def _provenance(
     source: Source, program: Program, settings: Settings, tuned: Tuned
 ) -> Mapping[str, Any]:
     """Everything needed to know what the optimised bytes are and where they came from."""
     kind = tuned.search.best_measurement.kind
+    how = compared_how(settings.checks, settings.tolerance)
     return {
         "nostall": __version__,
         "python": platform.python_version(),
@@ -404,18 +371,10 @@ def _provenance(
         "original_sha256": hashlib.sha256(source.cubin).hexdigest(),
         "best_sha256": hashlib.sha256(tuned.cubin).hexdigest(),
         "source": dict(source.provenance),
-        "verified": _verdict(tuned.verdict),
-        "compared": _checked(settings) if tuned.decision is not None else None,
+        "verified": verdict_of(tuned.verdict),
+        "compared": compared_how(settings.checks, settings.tolerance)
+        if tuned.decision is not None
+        else None,
         "gain": {"kind": kind, "ratio": tuned.ratio},
         "notes": notes_on(program.sm, kind),
     }
-
-
-def notes_on(sm: int, kind: Kind) -> tuple[str, ...]:
-    """What the user of an optimised cubin should know about it."""
-    notes = [".debug_line and .nv_debug_line_sass still describe the original order"]
-    if sm >= 100:
-        notes.append(".nv.capmerc keeps the original code")
-        if kind == "modelled":
-            notes.append("not measured on this architecture")
-    return tuple(notes)

@@ -17,7 +17,8 @@ from nostall.sass.safety import Verdict, verify
 from nostall.store import BadBundle, Compared, Provenance, Row, Store, Verification, bundle
 from nostall.store.artefacts import name
 from nostall.store.store import CUBIN
-from nostall.tuning.job import Settings, Tuned, describe, notes_on
+from nostall.tuning.evidence import notes_on
+from nostall.tuning.job import Settings, Tuned, describe
 from nostall.tuning.source import Source
 
 
