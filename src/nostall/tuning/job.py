@@ -345,8 +345,7 @@ def _keep(
     if measured is not None and tuned.decision is not None:
         how = compared_how(settings.checks, settings.tolerance)
         result |= {
-            "comparison": comparison_of(tuned.decision)
-            | compared_how(settings.checks, settings.tolerance),
+            "comparison": comparison_of(tuned.decision) | how,
             "fates": dict(measured.fates),
             "spent": {part: round(s, 3) for part, s in measured.spent.items()},
             "faults": measured.faults[:100],
@@ -372,9 +371,7 @@ def _provenance(
         "best_sha256": hashlib.sha256(tuned.cubin).hexdigest(),
         "source": dict(source.provenance),
         "verified": verdict_of(tuned.verdict),
-        "compared": compared_how(settings.checks, settings.tolerance)
-        if tuned.decision is not None
-        else None,
+        "compared": how if tuned.decision is not None else None,
         "gain": {"kind": kind, "ratio": tuned.ratio},
         "notes": notes_on(program.sm, kind),
     }
