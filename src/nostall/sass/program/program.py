@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from nostall.core import collector
 from nostall.core.errors import BadBinary, BadInput
 from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin, TextSection
@@ -81,8 +82,9 @@ class Program:
         :class:`~nostall.core.errors.MissingPart` when nvdisasm is not there.
         """
         cubin = Cubin.parse(data)
-        listings = disassemble(cubin)
-        return cls(cubin, tuple(_function(cubin, text, listings) for text in cubin.texts))
+        with collector.paused():
+            listings = disassemble(cubin)
+            return cls(cubin, tuple(_function(cubin, text, listings) for text in cubin.texts))
 
     @property
     def sm(self) -> int:
