@@ -67,7 +67,8 @@ class Results:
 
     def add(self, record: dict[str, Any]) -> None:
         """Keep a record, at once and for good."""
-        self.records.append({"session": len(self.sessions) - 1, **record})
+        plan = {"plan": Path(record["plan"]).name} if "plan" in record else {}
+        self.records.append({"session": len(self.sessions) - 1, **record, **plan})
         body = {
             "kind": "measured",
             "sessions": self.sessions,
