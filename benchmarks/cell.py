@@ -119,7 +119,9 @@ def record(
     if timing is not None:
         parts = (timing.original, timing.candidate, timing.null)
         original_us, candidate_us, null_us = map(_microseconds, parts)
-        samples = Samples(original=original_us, candidate=candidate_us, null=null_us)
+        samples = Samples(
+            original=original_us, candidate=candidate_us, null=null_us, loads=timing.loads
+        )
         original = float(np.median(samples.original))
     return Record(
         kernel=cell.entry.name,

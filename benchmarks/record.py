@@ -78,6 +78,8 @@ class Samples(_Strict):
     original: tuple[float, ...] = Field(min_length=2)
     candidate: tuple[float, ...] = Field(min_length=2)
     null: tuple[float, ...] = Field(min_length=2)
+    loads: int = Field(default=1, ge=1)
+    """Of so many loads of all three, in equal shares and in this order."""
 
 
 class Modelled(_Strict):

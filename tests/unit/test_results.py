@@ -131,7 +131,9 @@ def test_the_samples_give_the_numbers_of_the_record(path: Path) -> None:
         if r.samples is None or r.ratio is None or r.ci_low is None or r.null_high is None:
             continue
         given = r.samples
-        again = Comparison.of(given.original, given.candidate, given.null, kind="measured")
+        again = Comparison.of(
+            given.original, given.candidate, given.null, kind="measured", loads=given.loads
+        )
         assert again.ratio == pytest.approx(r.ratio, rel=2e-3)
         assert again.low == pytest.approx(r.ci_low, rel=2e-3)
         assert again.null_high == pytest.approx(r.null_high, rel=2e-3)

@@ -107,7 +107,7 @@ def test_it_learns_the_one_rewarded_action() -> None:
 
     game = Game(space, actions, judge, 1.0)
     player = Player(game, space.function, space.graph, horizon=1)
-    settings = Ppo(steps=32, horizon=1, minibatch=16, width=8, rounds=1, rate=1e-2)
+    settings = Ppo(steps=256, horizon=1, minibatch=64, width=8, rounds=2, rate=1e-2)
 
     def chance() -> float:
         player.begin()
@@ -118,7 +118,7 @@ def test_it_learns_the_one_rewarded_action() -> None:
         torch.manual_seed(0)
         learner = Learner(GraphPolicy(8, 1), settings, 0)
         before = chance()
-        for _ in range(8):
+        for _ in range(4):
             learner.learn([player])
         assert before < 0.05 and chance() > 2 * before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nostall.core.errors import BadHardware
 from nostall.workload.hardware.description import Hardware
@@ -38,16 +39,28 @@ def kernel_times(timeline: Timeline, hardware: Hardware | None = None) -> list[K
     kind = kinds(own, recording.names)
     length = own.end - own.start
     order = np.argsort(own.name, kind="stable")
+    operator = _of_longest(own.operator, length)
     groups = np.split(order, np.flatnonzero(np.diff(own.name[order])) + 1) if len(order) else []
     found = []
     for group in groups:
         name = recording.names[own.name[group[0]]]
-        operators = own.operator[group].tolist()
+        operators = operator[group].tolist()
         placed, placement = _placed(timeline, name, operators, length[group].tolist(), hardware)
         seconds = float(length[group].sum())
         of = Kind(int(kind[group[0]]))
         found.append(KernelTime(name, of, len(group), seconds, placed, placement))
     return sorted(found, key=lambda k: -k.seconds)
+
+
+def _of_longest(operator: NDArray[np.int64], length: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The operators, but -1 where another kernel of the same operator took longer: a product that
+    is split and then summed up is done by the kernel that does most of it."""
+    order = np.lexsort((length, operator))
+    last = np.ones(len(order), dtype=np.bool_)
+    last[:-1] = operator[order][1:] != operator[order][:-1]
+    found = np.full_like(operator, -1)
+    found[order[last]] = operator[order[last]]
+    return found
 
 
 def _placed(
