@@ -209,13 +209,17 @@ def shifted(edit: Edit, by: int) -> Edit:
     return Edit({at + by: c for at, c in edit.controls.items()}, move, edit.patches)
 
 
-def in_blocks(find: Callable[[Sequence[Instruction]], Iterator[Edit]]) -> Mutation:
-    """A mutation whose places are found block by block."""
+def in_blocks(
+    find: Callable[[Sequence[Instruction]], Iterator[Edit]], *, frozen: bool = True
+) -> Mutation:
+    """A mutation whose places are found block by block; without ``frozen`` not in those next to
+    code that cannot be seen, where nothing may change."""
 
     def everywhere(_: Program, function: Function) -> Iterator[Edit]:
         for start, order in blocks(function):
-            for edit in find(order):
-                yield shifted(edit, start)
+            if frozen or start not in function.frozen:
+                for edit in find(order):
+                    yield shifted(edit, start)
 
     everywhere.__name__ = find.__name__
     everywhere.__doc__ = find.__doc__

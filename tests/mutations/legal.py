@@ -144,11 +144,11 @@ def _covers_others(order: Order, at: int) -> bool:
 
 LEGAL: dict[str, Mutation] = {
     "no change": mutation(_nothing),
-    "larger stall": in_blocks(_larger_stall),
-    "yield flipped": in_blocks(_yield_flipped),
-    "reuse cleared": in_blocks(_reuse_cleared),
-    "wait added": in_blocks(_wait_added),
-    "independent swap": in_blocks(_independent_swap),
-    "slide by three": in_blocks(_long_slide),
-    "scoreboard renamed": in_blocks(_renamed),
+    "larger stall": in_blocks(_larger_stall, frozen=False),
+    "yield flipped": in_blocks(_yield_flipped, frozen=False),
+    "reuse cleared": in_blocks(_reuse_cleared, frozen=False),
+    "wait added": in_blocks(_wait_added, frozen=False),
+    "independent swap": in_blocks(_independent_swap, frozen=False),
+    "slide by three": in_blocks(_long_slide, frozen=False),
+    "scoreboard renamed": in_blocks(_renamed, frozen=False),
 }

@@ -61,3 +61,15 @@ def test_bytes_verify_against_themselves() -> None:
     verdict = verify(data, data)
     assert verdict.safe
     assert verdict.checked > 0
+
+
+def test_a_wait_for_an_asynchronous_operation_may_come_earlier() -> None:
+    """Who waited for it before then finds it done."""
+    program = read(catalogue.NVCC / "hopper.sm_90a.cubin")
+    function = program.function("specialised_gemm")
+    arrive, early, late = (function.instructions[at] for at in (0x1C8, 0x1DE, 0x18B))
+    assert arrive.control.read_sb == 2 and arrive.base == "SYNCS"
+    assert 2 in late.control.waits and 2 not in early.control.waits
+    control = early.control.with_(wait=early.control.wait | 1 << 2)
+    data = perform(program, function, Edit({early.index: control}))
+    assert verify_program(program, reread(program, data)).safe

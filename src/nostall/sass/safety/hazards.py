@@ -35,6 +35,9 @@ class Observed:
     findings: list[Finding]
     distances: Distances
     async_waits: set[tuple[int, int]]
+    """(asynchronous operation, instruction that waits for it)."""
+    unfinished: set[tuple[int, int]]
+    """(asynchronous operation, instruction that issues while it may be in flight)."""
     gaps: dict[tuple[int, int], int]
     """(first, second) -> stall between neighbours of a block."""
 
@@ -51,7 +54,7 @@ class HazardValidator:
         order = function.instructions
         position = {ins.index: at_ for at_, ins in enumerate(order)}
         facts = {i.index: facts_of(i, self.sm, self.floors.ceiling(i)) for i in order}
-        seen = Observed([], {}, set(), {})
+        seen = Observed([], {}, set(), set(), {})
         report = _Reporter(function.name, position, seen.findings)
         for instruction in order:
             self._encoding(instruction, report)
@@ -86,11 +89,13 @@ class HazardValidator:
         for instruction, reason in changed_reuse(original, candidate):
             report("stale-reuse", instruction, reason)
         for producer, waiter in sorted(before.async_waits - after.async_waits):
-            report(
-                "lost-wait",
-                by_index[waiter],
-                f"no longer waits for {at(by_index[producer])}, an asynchronous operation",
-            )
+            passed = (producer < waiter) != (position[producer] < position[waiter])
+            if passed or (producer, waiter) in after.unfinished:
+                report(
+                    "lost-wait",
+                    by_index[waiter],
+                    f"no longer waits for {at(by_index[producer])}, an asynchronous operation",
+                )
         return after.findings
 
     def _walk(
@@ -113,6 +118,8 @@ class HazardValidator:
                         f"waits {item.elapsed} cycle after {at(facts[index].instruction)} set the "
                         f"scoreboard; at least {WAITER_GAP} are needed",
                     )
+            index = here.instruction.index
+            seen.unfinished.update((p, index) for p, role in in_flight if role == pending.ORDER)
             for hit in pending.conflicts(here, in_flight, facts):
                 self._judge(hit, seen, report)
 
