@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nostall.sass.schedule.graph import BlockGraph, Graph
-from nostall.sass.schedule.legality import Broken, settle_block
+from nostall.sass.schedule.legality import Broken, settled
 from nostall.sass.schedule.state import Bytes, Schedule
 
 Ints = NDArray[np.int32]
@@ -26,15 +26,15 @@ def _exchanges(
     into: Ints,
     first: Ints,
     cycles: Ints,
-    out: Ints,
-    second: Ints,
-    out_cycles: Ints,
     after_start: Ints,
     before_end: Ints,
     pipe: Ints,
     gap: Ints,
     next_original: Ints,
     stall_original: Ints,
+    out: Ints,
+    second: Ints,
+    out_cycles: Ints,
     write_sb: Bytes,
     read_sb: Bytes,
     wait: Bytes,
@@ -116,17 +116,8 @@ class Adjacency:
         _exchanges(
             span,
             state.stall,
-            block.start,
-            block.into,
-            block.first,
-            block.cycles,
+            *g.rules(block),
             *self._outgoing[number],
-            block.after_start,
-            block.before_end,
-            g.pipe,
-            g.gap,
-            g.next_original,
-            g.stall_original,
             state.write_sb,
             state.read_sb,
             state.wait,
@@ -146,28 +137,7 @@ class Adjacency:
         return legal
 
     def _settled(self, state: Schedule, block: BlockGraph, span: Ints) -> bool:
-        g = self.graph
-        code = settle_block(
-            span,
-            state.stall.copy(),
-            False,
-            block.start,
-            block.into,
-            block.first,
-            block.cycles,
-            block.after_start,
-            block.before_end,
-            g.pipe,
-            g.gap,
-            g.next_original,
-            g.stall_original,
-            state.yields,
-            state.write_sb,
-            state.read_sb,
-            state.wait,
-            g.drains,
-        )
-        return bool(code == Broken.OK)
+        return settled(self.graph, block, state, span, state.stall.copy()) is Broken.OK
 
 
 def _outgoing(block: BlockGraph) -> tuple[Ints, Ints, Ints]:

@@ -63,6 +63,24 @@ class Graph:
     slots: Ints
     edge_count: int
 
+    def rules(
+        self, block: BlockGraph
+    ) -> tuple[int, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
+        """What the compiled loops take of a block and of the function, in their order: from
+        ``start`` to ``stall_original``."""
+        return (
+            block.start,
+            block.into,
+            block.first,
+            block.cycles,
+            block.after_start,
+            block.before_end,
+            self.pipe,
+            self.gap,
+            self.next_original,
+            self.stall_original,
+        )
+
 
 def build(function: Function, sm: int) -> Graph:
     """Derive the constraints of ``function`` (in its original order)."""

@@ -8,6 +8,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nostall.sass.schedule.graph import BlockGraph, Graph
+from nostall.sass.schedule.state import Schedule
+
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
@@ -109,3 +112,22 @@ def settle_block(
             return 3
         stall[last] += short
     return 0
+
+
+def settled(
+    graph: Graph, block: BlockGraph, state: Schedule, span: Ints, stall: Bytes, repair: bool = False
+) -> Broken:
+    """Check the order ``span`` of one block with the stalls ``stall`` and all else as in ``state``;
+    with ``repair`` stalls that are too short are raised in place."""
+    code = settle_block(
+        span,
+        stall,
+        repair,
+        *graph.rules(block),
+        state.yields,
+        state.write_sb,
+        state.read_sb,
+        state.wait,
+        graph.drains,
+    )
+    return Broken(code)

@@ -13,7 +13,7 @@ from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.sass.program.program import Function, Program
 from nostall.sass.schedule import graph as graphs
 from nostall.sass.schedule.constraints import BoardUse
-from nostall.sass.schedule.legality import REASONS, Broken, settle_block
+from nostall.sass.schedule.legality import REASONS, Broken, settled
 from nostall.sass.schedule.moves import (
     Board,
     Restall,
@@ -171,27 +171,8 @@ class ScheduleSpace(Space[Schedule, ScheduleMove]):
         g = self.graph
         block = g.blocks[g.block_of[index]]
         stall = state.stall.copy()
-        code = settle_block(
-            state.order[block.start : block.end],
-            stall,
-            repair,
-            block.start,
-            block.into,
-            block.first,
-            block.cycles,
-            block.after_start,
-            block.before_end,
-            g.pipe,
-            g.gap,
-            g.next_original,
-            g.stall_original,
-            state.yields,
-            state.write_sb,
-            state.read_sb,
-            state.wait,
-            g.drains,
-        )
-        return Broken(code), stall
+        span = state.order[block.start : block.end]
+        return settled(g, block, state, span, stall, repair=repair), stall
 
     def _moved(
         self, state: Schedule, index: int, by: int, *, keep_stalls: bool
