@@ -1,4 +1,5 @@
-"""Write docs/results.md, and what is said beside modelled gains, from the committed GPU results.
+"""Write docs/results.md, the README's results and what is said beside modelled gains, from the
+committed GPU results.
 
     python -m benchmarks.results_page
 
@@ -14,17 +15,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
-from textwrap import fill
 
+from benchmarks.readme_regions import README, readme, seeds
 from benchmarks.record import RESULTS, BadResults, Record, Size, measured_files, read
 from nostall.core.run import write_atomically
 from nostall.sass.model.agreement import FILE, Agreement
 
 PAGE = RESULTS.parents[1] / "docs" / "results.md"
-README = RESULTS.parents[1] / "README.md"
 AGREEMENT = RESULTS.parents[1] / "src" / "nostall" / "sass" / "model" / FILE
+SUITE = RESULTS / "gpu_suite.json"
 HEADLINE = "anneal"
-_OPEN, _CLOSE = "<!-- agreement -->", "<!-- /agreement -->"
 SIZES: tuple[Size | None, ...] = ("published", "filling", None)
 
 _HEAD = """# Measured results
@@ -129,13 +129,12 @@ def _headline(
     kept = deployed(records, HEADLINE)
     if not kept:
         return [f"{title}: strategy `{HEADLINE}` was not measured."]
-    seeds = len({r.seed for r in records if r.strategy == HEADLINE})
-    over = f"{seeds} seeds" if seeds > 1 else "one seed"
     value = f"{title}: {geometric_mean(kept.values()):.4f}"
     value = f"**{value}**" if title.startswith("Headline") else value
     said = [
         f"{value}, the geometric mean over {len(kept)} kernels of what `{HEADLINE}` deploys, "
-        f"median over {over}; between {min(kept.values()):.4f} and {max(kept.values()):.4f}."
+        f"median over {seeds(records, HEADLINE)}; "
+        f"between {min(kept.values()):.4f} and {max(kept.values()):.4f}."
     ]
     faster = deployed(faster_path(records), HEADLINE)
     if faster and len(faster) < len(kept):
@@ -239,37 +238,26 @@ def agreement_of(records: Sequence[Record], source: str) -> Agreement | None:
     return Agreement(gpu=gpu, source=source, candidates=count, tau=tau)
 
 
-def readme(text: str, found: Agreement | None) -> str:
-    """The README with the present state of the model's agreement."""
-    before, _, rest = text.partition(_OPEN)
-    _, _, after = rest.partition(_CLOSE)
-    said = "How well it ranks what a GPU measures is not recorded yet."
-    if found is not None:
-        said = fill(
-            f"{found.sentence[0].upper()}{found.sentence[1:]} "
-            f"([JSON](benchmarks/results/{found.source})).",
-            100,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return f"{before}{_OPEN}\n{said}\n{_CLOSE}{after}"
-
-
 def newest_agreement(files: Sequence[Path]) -> Agreement | None:
     """Of the last file, by name, in which the model was asked."""
     found = [agreement_of(read(path).records, path.name) for path in files]
     return next((a for a in reversed(found) if a is not None), None)
 
 
+def suite() -> Sequence[Record]:
+    """The records that the README shows; none before they are measured."""
+    return read(SUITE).records if SUITE.exists() else ()
+
+
 def main() -> int:
     try:
         files = measured_files()
-        text, found = page(files), newest_agreement(files)
+        text, found, records = page(files), newest_agreement(files), suite()
     except BadResults as error:
         print(error, file=sys.stderr)
         return 2
     write_atomically(PAGE, text.encode())
-    write_atomically(README, readme(README.read_text(), found).encode())
+    write_atomically(README, readme(README.read_text(), found, records).encode())
     if found is not None:
         write_atomically(AGREEMENT, (found.model_dump_json(indent=1) + "\n").encode())
     return 0

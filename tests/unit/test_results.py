@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from benchmarks.agreement import agreement, kendall
 from benchmarks.cell import Cell, Counting, record
+from benchmarks.readme_regions import README, readme, seeds
 from benchmarks.record import (
     RESULTS,
     SCHEMA,
@@ -25,14 +26,13 @@ from benchmarks.record import (
 from benchmarks.results_page import (
     HEADLINE,
     PAGE,
-    README,
     agreement_of,
     best_of_all,
     deployed,
     newest_agreement,
     page,
-    readme,
     section,
+    suite,
 )
 from benchmarks.suite_kernels import Entry
 from pydantic import ValidationError
@@ -257,7 +257,7 @@ def test_sizes_and_paths_stand_apart() -> None:
 def test_what_is_said_beside_modelled_gains_comes_from_the_committed_file() -> None:
     found = newest_agreement(FILES)
     assert known() == found, "run `python -m benchmarks.results_page`"
-    assert README.read_text() == readme(README.read_text(), found)
+    assert README.read_text() == readme(README.read_text(), found, suite())
 
 
 def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,9 +271,19 @@ def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("nostall.sass.model.agreement.known", lambda: found)
     assert "on G its ranking of 4 measured candidates of 2 kernels" in caution()
     assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in caution()
-    text = readme(README.read_text(), found)
+    text = readme(README.read_text(), found, ())
     assert "On G its ranking" in text and "results/x.json" in text
-    assert readme(text, None) == readme(README.read_text(), None)
+    assert readme(text, None, ()) == readme(README.read_text(), None, ())
+
+
+def test_the_readme_says_how_many_seeds_each_kernel_had() -> None:
+    one = records(a=[(HEADLINE, 0, 1.1)], b=[(HEADLINE, 0, 1.2)])
+    some = records(a=[(HEADLINE, 0, 1.1), (HEADLINE, 1, 1.3)], b=[(HEADLINE, 0, 1.2)])
+    assert (seeds(one, HEADLINE), seeds(some, HEADLINE)) == ("one seed", "1 to 2 seeds")
+    regions = "".join(f"<!-- {name} --><!-- /{name} -->" for name in ("agreement", "results"))
+    text = readme(regions, None, some)
+    assert "**1.2000** in the geometric mean over 2 kernels, between 1.2000 and 1.2000" in text
+    assert "| a | " in text and "| 1.2000 | – |" in text
 
 
 def test_no_headline_without_its_strategy() -> None:
