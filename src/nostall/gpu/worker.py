@@ -199,7 +199,7 @@ def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: in
     except NostallError as error:
         pipe.send(error)
         return
-    except Exception as error:
+    except Exception as error:  # the driver's own errors: the parent says it to the user
         pipe.send(f"could not run the original ({error})")
         return
     with suppress(EOFError):  # the parent is done with this worker
@@ -210,6 +210,6 @@ def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: in
             except NostallError as error:
                 pipe.send(error)
                 return
-            except Exception as error:
+            except Exception as error:  # a fault of the candidate, whatever the driver calls it
                 pipe.send(f"{type(error).__name__}: {error}")
                 return

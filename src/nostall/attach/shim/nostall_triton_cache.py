@@ -10,7 +10,7 @@ from triton.runtime.cache import FileCacheManager
 
 try:
     from nostall.attach.triton_cache import StoreCacheManager as Manager
-except Exception as error:
+except Exception as error:  # whatever is wrong with nostall here, the program must run
     print(f"nostall: not usable in {sys.executable} ({error}); originals run", file=sys.stderr)
 
     class Manager(FileCacheManager):  # type: ignore[no-redef,misc]
