@@ -23,7 +23,7 @@ from benchmarks import gpus
 from benchmarks.baseline import fastest, wanted
 from benchmarks.baseline import load as load_baselines
 from benchmarks.cell import Cell, Open, measure, strategies
-from benchmarks.provenance import head
+from benchmarks.provenance import head, text
 from benchmarks.record import Configuration, Record, ResultFile, read
 from benchmarks.suite_kernels import Entry, entries
 from nostall.core.run import write_atomically
@@ -81,7 +81,8 @@ def fill(cells: list[Cell], names: list[str], found: list[str], until: float, ou
             continue
         records.append(answer.result)
         print(line(answer.result), flush=True)
-        write_atomically(out, (file_of(records, names).model_dump_json(indent=1) + "\n").encode())
+        made = file_of(records, names).model_dump(mode="json")
+        write_atomically(out, text(made).encode())
     if seen < len(cells):
         print(f"{len(cells) - seen} of {len(cells)} are left, the time is up; run again for them")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 from nostall.core.run import write_atomically
 
 _PACKAGES = ("nostall", "numpy", "numba", "triton", "nvidia-cuda-nvdisasm")
+_NUMBERS = re.compile(r"\[\n([^][{}\"]*)\]")
+"""A list of plain values: json puts each on a line; inside strings it writes no newline."""
 
 
 def head() -> dict[str, Any]:
@@ -29,7 +32,16 @@ def head() -> dict[str, Any]:
 def save(path: Path, **body: Any) -> None:
     """Write a result file with its head."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps({**head(), **body}, indent=1) + "\n").encode())
+    write_atomically(path, text({**head(), **body}).encode())
+
+
+def text(body: dict[str, Any]) -> str:
+    """JSON to be read and compared line by line; numbers of one list share a line."""
+    return _NUMBERS.sub(_one_line, json.dumps(body, indent=1)) + "\n"
+
+
+def _one_line(found: re.Match[str]) -> str:
+    return f"[{', '.join(found[1].replace(',', ' ').split())}]"
 
 
 def _command() -> str:
