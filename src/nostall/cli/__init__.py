@@ -11,46 +11,24 @@ import sys
 
 import typer
 
-from nostall.cli import (
-    apply,
-    bench,
-    characterize,
-    console,
-    doctor,
-    inspect,
-    launch,
-    plan,
-    report,
-    store,
-    train,
-    tune,
-    verify,
-)
+from nostall.cli import console
+from nostall.cli.verbs import Verbs
 from nostall.core.errors import NostallError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, where nothing could be kept."""
 
 app = typer.Typer(
-    name="nostall",
-    help="Find where a GPU kernel waits, and take the wait out.",
+    cls=Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("doctor")(doctor.doctor)
-app.command("inspect")(inspect.inspect)
-app.command("tune")(tune.tune)
-app.command("train")(train.train)
-app.command("bench")(bench.bench)
-app.command("verify")(verify.verify)
-app.command("apply")(apply.apply)
-app.command("characterize")(characterize.characterize)
-app.command("report")(report.report)
-app.command("plan")(plan.plan)
-app.command("simulate")(plan.simulate)
-app.command("launch")(launch.launch)
-app.add_typer(store.app, name="store")
+
+
+@app.callback()
+def nostall() -> None:
+    """Find where a GPU kernel waits, and take the wait out."""
 
 
 def main() -> None:
