@@ -25,13 +25,14 @@ from nostall.search.ahead import Ahead
 from nostall.search.loop import Point, Task, begin, move_to, run, settle
 from nostall.search.memo import Memo
 
-DRIFT, STROLL, COOL = 0, 1, 2
-"""The phases of a search, in this order."""
+DRIFT, STROLL, COOL, AGAIN = 0, 1, 2, 3
+"""The phases of a search, in this order; ``AGAIN`` interrupts the cooling."""
 
 _NEARBY: Tags = frozenset(("memory", "slide", "distance=1"))
 _FAVOURED: Tags = frozenset(("memory",))
 _DRIFT_SHARE = 0.7
 _DRIFT_STEPS = 200
+_AGAIN_STEPS = 400
 _ATTEMPTS = 20
 
 
@@ -43,8 +44,9 @@ class Anneal(Search):
     ``opening`` of the budget explores and accepts everything: long walks of single slides of memory
     instructions (SIP's moves), each from the best so far, then walks of ``walk`` steps from the
     start, half of them moves of memory instructions, half any.  The rest is annealing over all
-    moves (again half of them of memory instructions).  Elsewhere all of the budget is annealing
-    over all moves: far from the start, noise finds more winners than speed does.
+    moves (again half of them of memory instructions); whenever it brings nothing better for
+    ``idle`` evaluations, a long walk from the best comes between.  Elsewhere all of the budget is
+    annealing over all moves: far from the start, noise finds more winners than speed does.
 
     Cost differences are compared with the running mean of their sizes, so neither the unit nor the
     size of typical gains needs tuning: the temperature is that mean times a factor that falls
@@ -66,17 +68,18 @@ class Anneal(Search):
     cold: float = 0.001
     opening: float = 0.6
     walk: int = 64
+    idle: int = 300
     memo: int = 16384
     stuck: int = 100
     throws: int = 40
 
     def __post_init__(self) -> None:
-        counts = (self.walk, self.stuck, self.throws)
+        counts = (self.walk, self.idle, self.stuck, self.throws)
         cools = 0 < self.cold <= self.hot and 0 <= self.opening < 1
         if not cools or min(counts) < 1 or self.memo < 0:
             raise BadInput(
                 f"anneal got {self}; allowed are 0 < cold <= hot, 0 <= opening < 1, memo >= 0, "
-                "and walk, stuck and throws >= 1; leave out what you do not mean to change"
+                "and walk, idle, stuck and throws >= 1; leave out what you do not mean to change"
             )
 
     def run(
@@ -90,7 +93,7 @@ class Anneal(Search):
         resume: Checkpoint | None = None,
     ) -> SearchResult[S]:
         """Anneal until the budget is spent or a modelled space is exhausted."""
-        counts = ("phase", "walked", "spread", "seen", "free", "throws")
+        counts = ("phase", "walked", "gained", "spread", "seen", "free", "throws")
         fresh = dict.fromkeys(counts, 0.0) | {"favours": -1.0}
         task, point = begin(self.name, space, objective, budget, seed, observers, resume, fresh)
         memo = Memo(self.memo if objective.kind == "modelled" else 0)
@@ -111,9 +114,12 @@ class Anneal(Search):
                 return self._throw(task, point, memo)
             opening = self.opening * point.memory["favours"]
             phase, part = _phase(task.progress(point.evaluations), opening)
-            limit = {DRIFT: _DRIFT_STEPS, STROLL: self.walk, COOL: math.inf}[phase]
-            if phase > point.memory["phase"] or point.memory["walked"] >= limit:
-                memory = {**point.memory, "phase": float(phase), "walked": 0.0}
+            if phase == COOL and opening:
+                phase = self._cooling(point)
+            limit = {DRIFT: _DRIFT_STEPS, STROLL: self.walk}.get(phase, math.inf)
+            if phase != point.memory["phase"] or point.memory["walked"] >= limit:
+                begun = {"phase": float(phase), "walked": 0.0, "gained": float(point.evaluations)}
+                memory = {**point.memory, **begun}
                 if phase == STROLL:
                     start = task.start_measurement.value
                     return move_to(task, point, task.start, start, memory)
@@ -125,12 +131,21 @@ class Anneal(Search):
                 if proposed is None:
                     return _go_back(task, point)
                 return _measured_step(task, point, ahead, *proposed, heat)
-            move = _draw(space, point.current, task.rng, _NEARBY if phase == DRIFT else wanted)
+            wanted = _NEARBY if phase in (DRIFT, AGAIN) else wanted
+            move = _draw(space, point.current, task.rng, wanted)
             if move is None:
                 return _go_back(task, point)
             return _step(task, point, memo, move, heat)
 
         return run(task, point, step, lambda at: at.memory | memo.saved(at.evaluations))
+
+    def _cooling(self, point: Point[S]) -> int:
+        """Whether the cooling goes on, or a long walk comes between."""
+        now = point.memory["phase"]
+        if now == AGAIN:
+            return AGAIN if point.memory["walked"] < _AGAIN_STEPS else COOL
+        idle = point.evaluations - point.memory["gained"]
+        return AGAIN if now == COOL and idle >= self.idle else COOL
 
     def _throw(self, task: Task[S, M], point: Point[S], memo: Memo) -> Point[S] | Stop:
         """Go a few moves away from the best state, further with each throw in vain."""
@@ -168,6 +183,8 @@ def _step(task: Task[S, M], point: Point[S], memo: Memo, move: M, heat: float) -
         if accepted:
             return move_to(task, point, candidate, value, held)
         return move_to(task, point, point.current, point.value, held)
+    if value < point.best_measurement.value:
+        memory["gained"] = float(point.evaluations)
     return settle(task, point, move, candidate, measurement, accepted, _learnt(memory, change))
 
 
