@@ -22,18 +22,18 @@ def readme(text: str, found: Agreement | None, records: Sequence[Record]) -> str
     """The README with what the records say."""
     said = "How well it ranks what a GPU measures is not recorded yet."
     if found is not None:
-        said = _wrapped(
+        said = wrapped(
             f"{found.sentence[0].upper()}{found.sentence[1:]} "
             f"([JSON](benchmarks/results/{found.source}))."
         )
-    text = _region(text, "agreement", said)
-    return _region(text, "results", results(records)) if records else text
+    text = region(text, "agreement", said)
+    return region(text, "results", results(records)) if records else text
 
 
 def results(records: Sequence[Record]) -> str:
     """How it was measured, the headline, and a table for each size."""
     sizes = [s for s in ("published", "filling", None) if any(r.size == s for r in records)]
-    parts = [_wrapped(_origin(records))]
+    parts = [wrapped(_origin(records))]
     for size in sizes:
         mine = [r for r in records if r.size == size]
         title = _SHAPES.get(size or "", "other kernels")
@@ -98,11 +98,11 @@ def _deployed(records: Sequence[Record], strategy: str) -> dict[str, float]:
     }
 
 
-def _region(text: str, name: str, content: str) -> str:
+def region(text: str, name: str, content: str) -> str:
     before, opened, rest = text.partition(f"<!-- {name} -->")
     _, closed, after = rest.partition(f"<!-- /{name} -->")
     return f"{before}{opened}\n{content}\n{closed}{after}"
 
 
-def _wrapped(text: str) -> str:
+def wrapped(text: str) -> str:
     return fill(text, 100, break_long_words=False, break_on_hyphens=False)

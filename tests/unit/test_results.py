@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from benchmarks import modelled_page
 from benchmarks.agreement import agreement, kendall
 from benchmarks.cell import Cell, Counting, record
 from benchmarks.readme_regions import README, readme, seeds
@@ -258,6 +259,24 @@ def test_what_is_said_beside_modelled_gains_comes_from_the_committed_file() -> N
     found = newest_agreement(FILES)
     assert known() == found, "run `python -m benchmarks.results_page`"
     assert README.read_text() == readme(README.read_text(), found, suite())
+
+
+def test_pages_without_a_gpu_say_what_the_files_say() -> None:
+    said = "run `python -m benchmarks.modelled_page`"
+    assert modelled_page.PAGE.read_text() == modelled_page.page(modelled_page.PAGE.read_text()), (
+        said
+    )
+    assert README.read_text() == modelled_page.readme(README.read_text()), said
+
+
+def test_a_mean_comes_with_its_error() -> None:
+    ratios = {"anneal": (1.1, 1.3), "random": (1.05,)}
+    found = [
+        {"kernel": "k", "strategy": strategy, "seed": seed, "ratio": ratio}
+        for strategy, values in ratios.items()
+        for seed, ratio in enumerate(values)
+    ]
+    assert modelled_page.search(found).endswith("| k | 1.2000 ± 0.1000 | – | 1.0500 |")
 
 
 def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> None:
