@@ -1,6 +1,6 @@
 """Strategies at equal numbers of evaluations on the example kernels, modelled objective.
 
-    python -m benchmarks.search --evaluations 5000 --seeds 3 --out benchmarks/results/search.json
+    python -m benchmarks.search --evaluations 5000 --seeds 8 --out benchmarks/results/search.json
 
 ``sip`` is the published annealing; its one run ends after 998 steps, so it is restarted from the
 original until the evaluations are used up (``restarts=True``), which can only help it.
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--evaluations", type=int, default=5000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=8)
     options = parser.parse_args()
     records = []
     for name, source in sources(options.arch):

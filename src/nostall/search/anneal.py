@@ -30,7 +30,7 @@ DRIFT, STROLL, COOL, AGAIN = 0, 1, 2, 3
 
 _NEARBY: Tags = frozenset(("memory", "slide", "distance=1"))
 _FAVOURED: Tags = frozenset(("memory",))
-_DRIFT_SHARE = 0.7
+_DRIFT_SHARE = 0.3
 _DRIFT_STEPS = 200
 _AGAIN_STEPS = 400
 _ATTEMPTS = 20
