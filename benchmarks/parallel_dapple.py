@@ -33,7 +33,7 @@ from benchmarks.provenance import save
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.planners import Effort, make_plan
-from nostall.parallel.simulate import simulate, simulated_s
+from nostall.parallel.simulate import simulated_s
 
 CLUSTERS = Path(__file__).parents[1] / "examples" / "clusters"
 PLAN_TOLERANCE, SPEED_TOLERANCE = 0.02, 0.10

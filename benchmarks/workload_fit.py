@@ -2,7 +2,7 @@
 
     python -m benchmarks.workload_fit benchmarks/results/workload_gpu.json \\
         --out benchmarks/results/workload_fit.json --preset h200-measured \\
-        --ranks tests/unit/workload/h200/ddp_rank0.json.gz tests/unit/workload/h200/ddp_rank1.json.gz
+        --ranks tests/unit/workload/h200/ddp_rank?.json.gz
 
 The efficiencies are fitted to single operators, copies and AllReduces.  The steps of whole models
 are predicted from their modules and compared with their profiles; nothing is fitted to those.  The

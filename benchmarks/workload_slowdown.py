@@ -8,9 +8,9 @@ as 123 has one replica on one node, two on the next, three on the third.
 
 The compute time of a step is the same model's on one node, with the same local batch and as many
 GPUs as the step's fullest node has; the network is fitted on the other models only.  Buckets are
-those of PyTorch's DistributedDataParallel, on which Pollux builds, at its default.  The 90 % interval
-is that of measured over modelled on those other models.  Where the folder also has imagenet, yolov3
-and deepspeech2, a fit on the first three models is judged on these.
+those of PyTorch's DistributedDataParallel, on which Pollux builds, at its default.  The 90 %
+interval is that of measured over modelled on those other models.  Where the folder also has
+imagenet, yolov3 and deepspeech2, a fit on the first three models is judged on these.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ found with all six in sight."""
 
 
 def measured(root: Path, model: str) -> list[MeasuredStep]:
-    """Every multi-node step whose local batch was also measured on one node as full as its fullest.
-    """
+    """Every multi-node step that was also measured on one node as full as its fullest."""
     with _placements(root, model).open(newline="") as file:
         rows = list(csv.DictReader(file))
     gradients = 4.0 * {**PARAMETERS, **UNSEEN}[model]

@@ -1,9 +1,9 @@
 """Plans for torchtitan: the schedule as CSV, and the modules of each stage.
 
 What torchtitan 0.3 reads: ``parallelism.pipeline_parallel_schedule_csv``, a row of actions for each
-pipeline rank, and ``parallelism.module_fqns_per_model_part``, module names for each stage.  It drops
-what it does not understand without a word (a name inside a block keeps nothing of the block), so
-what it cannot run is refused here.
+pipeline rank, and ``parallelism.module_fqns_per_model_part``, module names for each stage.  It
+drops what it does not understand without a word (a name inside a block keeps nothing of the block),
+so what it cannot run is refused here.
 """
 
 from __future__ import annotations

@@ -36,9 +36,7 @@ def runtime(own: list[int], stages: int, micro_batches: int) -> Any:
     import torch
     from torch.distributed.pipelining import PipelineStage, schedules
 
-    made = [
-        PipelineStage(torch.nn.Linear(1, 1), s, stages, torch.device("cpu")) for s in own
-    ]
+    made = [PipelineStage(torch.nn.Linear(1, 1), s, stages, torch.device("cpu")) for s in own]
     return schedules._PipelineScheduleRuntime(
         made, n_microbatches=micro_batches, loss_fn=torch.nn.MSELoss(), scale_grads=False
     )

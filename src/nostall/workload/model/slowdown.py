@@ -10,8 +10,8 @@ its backward pass has ended.  So
 with ``last`` the time of one bucket, or of everything where that is less.  The bucket is a setting
 of the training program (25 MiB in PyTorch's DistributedDataParallel), not fitted.  T_c is the step
 on one machine with as many GPUs as the fullest has, so that what GPUs of a machine take from each
-other (input, memory, PCIe) is measured, not modelled.  Between two machines all of a ring's traffic,
-both directions, runs between one pair; such steps get a share of the peak of their own.
+other (input, memory, PCIe) is measured, not modelled.  Between two machines all of a ring's
+traffic, both directions, runs between one pair; such steps get a share of the peak of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _QUANTILES = np.linspace(0.0025, 0.9975, 200)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step on several machines: its length, the same work on one of them, and the bytes exchanged.
+    """A step on several machines, its length, the same work on one of them, the bytes exchanged.
 
     ``last`` is the share of these bytes that computation cannot hide (see :func:`last_share`),
     ``pair`` whether there are two machines only.  ``group`` (a model's name) has the same weight in
@@ -73,9 +73,7 @@ class SlowdownFit:
     pair_share: float = 1.0
     spread: tuple[float, ...] = ()
 
-    def seconds(
-        self, compute: float, moved: float, last: float = 0.0, pair: bool = False
-    ) -> float:
+    def seconds(self, compute: float, moved: float, last: float = 0.0, pair: bool = False) -> float:
         """Modelled length of a step; ``last`` and ``pair`` as in :class:`MeasuredStep`."""
         peak = self.peak * (self.pair_share if pair else 1.0)
         exposed = self.curve.seconds(moved, peak) - self.hidden * compute
