@@ -26,6 +26,8 @@ def test_the_installed_torch_has_every_part() -> None:
 )
 def test_a_missing_part_is_named(path: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_PARTS", {path: ("no_such",)})
+    private.lacking.cache_clear()
     with pytest.raises(MissingPart, match=said) as told:
         private.require()
+    private.lacking.cache_clear()
     assert told.value.exit_code == 3 and "--engine p2p" in str(told.value)

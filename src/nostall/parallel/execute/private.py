@@ -34,6 +34,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 """What is used, and the arguments that are given by name."""
 
 
+@cache  # asked at every split backward pass
 def lacking() -> str:
     """The first part that the installed torch does not have; '' when all are there."""
     for path, arguments in _PARTS.items():
