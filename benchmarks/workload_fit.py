@@ -1,10 +1,12 @@
 """From what workload_gpu measured: fitted efficiencies, a hardware preset, errors of predictions.
 
     python -m benchmarks.workload_fit benchmarks/results/workload_gpu.json \\
-        --out benchmarks/results/workload_fit.json --preset h200-measured
+        --out benchmarks/results/workload_fit.json --preset h200-measured \\
+        --ranks tests/unit/workload/h200/ddp_rank?.json.gz
 
 The efficiencies are fitted to single operators, copies and AllReduces.  The steps of whole models
-are predicted from their modules and compared with their profiles; nothing is fitted to those.
+are predicted from their modules and compared with their profiles; nothing is fitted to those.  The
+traces of all ranks tell how much of a rank's communication was waiting for the others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.jobs.record import Resource
 from nostall.workload.model.traffic import ring_allreduce
 from nostall.workload.modules import ModuleFeatures, job_of
+from nostall.workload.timeline.meetings import meetings
+from nostall.workload.traces.ranks import read_ranks
 
 BASE = "h200-dgx"
 PRECISION = "bf16"
@@ -41,6 +45,7 @@ def main() -> None:
     parser.add_argument("measured", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--preset", help="write a preset of this name beside the others")
+    parser.add_argument("--ranks", type=Path, nargs="*", help="one step of every rank of a model")
     given = parser.parse_args()
     body = json.loads(given.measured.read_text())
     found = {k: v for k, v in body["steps"].items() if "failed" not in v}
@@ -59,6 +64,7 @@ def main() -> None:
     ]
     ranks = found.get("ranks", {"models": [], "world": 1})
     exchanged = [exchange(one, ranks["world"], flat, fitted) for one in ranks["models"]]
+    met = together(given.ranks, fitted) if given.ranks else None
     if given.preset:
         place = resources.files("nostall.workload.hardware").joinpath("presets")
         source = f"fitted to {given.measured.name} ({body['date'][:10]}, {body['about']['device']})"
@@ -74,8 +80,10 @@ def main() -> None:
         links={r.value: _said(f) for r, f in links.items()},
         models=models,
         exchanged=exchanged,
+        **({"all_ranks": met} if met else {}),
     )
     show(models, exchanged)
+    print(met)
 
 
 def fitted_operators(
@@ -170,6 +178,26 @@ def exchange(
         result |= {f"{name}_ms": _ms(said), f"{name}_error": _error(said, measured)}
     exposed = one["measured"]["parts_seconds"]["weights"]
     return {**result, "measured_ms": _ms(measured), "measured_exposed_ms": _ms(exposed)}
+
+
+def together(paths: Sequence[Path], fitted: Hardware) -> dict[str, Any]:
+    """The AllReduces of one step on all ranks: waiting taken out, predicted bucket by bucket."""
+    found = [m for m in meetings(read_ranks(paths).recordings) if "AllReduce" in m.name]
+    world = len(paths)
+    said = sum(
+        fitted.curve(Resource.NVLINK).seconds(ring_allreduce(world, m.message), fitted.nvlink)
+        for m in found
+    )
+    transfer = sum(m.transfer for m in found)
+    return {
+        "traces": [path.name for path in paths],
+        "buckets_mb": [round(m.message / 1e6, 2) for m in found],
+        "rank_ms": [_ms(sum(m.seconds[r] for m in found)) for r in range(world)],
+        "waited_ms": [_ms(sum(m.waits[r] for m in found)) for r in range(world)],
+        "transfer_ms": _ms(transfer),
+        "fitted_ms": _ms(said),
+        "fitted_error": _error(said, transfer),
+    }
 
 
 def preset(base: str, name: str, fitted: Hardware, links: Sequence[Resource], source: str) -> str:

@@ -4,7 +4,8 @@
         python -m benchmarks.workload_gpu_ranks --out part.json --trace bert
 
 is one rank; workload_gpu starts all of them.  The steps are PyTorch's DistributedDataParallel with
-its default buckets; every rank keeps its own trace.
+its default buckets; every rank keeps its own traces, so that workload_fit can tell transfer from
+waiting for the other rank.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from benchmarks.workload_gpu_models import make, train_step
 from benchmarks.workload_gpu_profile import described, profiled
 
 MODELS = ("bert", "gpt", "resnet")
-TRACED = "bert"
 REPEATS, TIMED, WARM = 7, 5, 4
 
 
@@ -48,10 +48,9 @@ def main() -> None:
         body["allreduce"].append(all_reduce(2**exponent, given.device))
     _keep(body, given.out, rank)
     for name in MODELS[: 1 if given.tiny else None]:
-        path = given.out.with_name(f"{given.trace}_rank{rank}.json.gz") if given.trace else None
-        body["models"].append(
-            data_parallel(name, given.device, given.tiny, path if name == TRACED else None)
-        )
+        begin = given.trace if name == MODELS[0] else f"{given.trace}_{name}"
+        path = given.out.with_name(f"{begin}_rank{rank}.json.gz") if given.trace else None
+        body["models"].append(data_parallel(name, given.device, given.tiny, path))
         _keep(body, given.out, rank)
     dist.barrier()
     dist.destroy_process_group()

@@ -17,7 +17,7 @@ from nostall.parallel.execute.executor import agree
 from nostall.parallel.execute.gradients import GradientSums
 from nostall.parallel.execute.groups import Groups
 from nostall.parallel.execute.passes import StagePasses
-from nostall.parallel.execute.private import make_schedule, make_stage
+from nostall.parallel.execute.private import lacking, make_schedule, make_stage, require
 from nostall.parallel.execute.slow import SlowLinks
 from nostall.parallel.execute.warming import warm_up
 from nostall.parallel.module.job import on_device, part_of
@@ -32,6 +32,8 @@ def stands_against(model: Model, work: Workload, plan: Plan) -> str:
     """Why torch's runtime cannot run the plan; '' when it can."""
     sizes = {len(stage.gpus) for stage in plan.stages}
     replicas = max(sizes)
+    if part := lacking():
+        return f"this torch has no {part}"
     if len(plan.stages) == 1:
         return "there is one stage only"
     if len(sizes) > 1:
@@ -89,6 +91,7 @@ class TorchPipeline:
         groups: Groups,
         slow: SlowLinks | None = None,
     ) -> None:
+        require()
         if why := stands_against(model, work, plan):
             raise BadPlan(
                 f"torch.distributed.pipelining cannot run this plan: {why}; use --engine p2p"
