@@ -35,8 +35,10 @@ def _rows(kind: Kind, arity: int, names: str) -> list[Operation]:
 
 _TABLE = [
     Operation("input", "input", 0),
-    # The same value everywhere; `value` is an int, a float or a bool.
+    # Known without reading memory: the same value everywhere (an int, a float or a bool), or
+    # start, start + step, ... along one axis.
     Operation("constant", "constant", 0, ("value",)),
+    Operation("iota", "constant", 0, ("start", "step")),
     Operation("opaque", "opaque", None, ("target",)),
     # Views.  `view` keeps the elements in row-major order, `expand` follows numpy's broadcasting,
     # `permute` puts old axis dims[i] at i, `slice` takes start, start + step, ... of one axis.
@@ -44,9 +46,8 @@ _TABLE = [
     Operation("expand", "layout", 1),
     Operation("permute", "layout", 1, ("dims",)),
     Operation("slice", "layout", 1, ("dim", "start", "step")),
-    # Elementwise: operands broadcast as numpy's do.  `cast` rounds to the node's dtype, `copy`
-    # only changes strides; `iota` is start, start + step, ... of one axis.
-    Operation("iota", "light", 0, ("start", "step")),
+    # Elementwise: operands broadcast as numpy's do.  `cast` rounds to the node's dtype, `copy` only
+    # changes strides.
     *_rows("light", 1, "cast copy neg abs relu sign floor ceil round trunc square"),
     *_rows("light", 1, "logical_not bitwise_not isnan isinf"),
     *_rows("light", 2, "add sub mul maximum minimum eq ne lt le gt ge"),

@@ -143,7 +143,7 @@ def test_every_operation_has_an_interpretation() -> None:
     """One operand of each dtype family goes through every operator of the table."""
     values = {"float32": np.array([[0.5, 1.5]]), "int32": np.array([[1, 2]], np.int32)}
     for row in OPERATIONS.values():
-        if row.kind not in COMPUTE:
+        if row.kind not in COMPUTE and row.name != "iota":
             continue
         for dtype, value in values.items():
             integer = dtype == "int32"

@@ -98,6 +98,7 @@ def _traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Gra
     graphs: list[GraphModule] = []
 
     def keep(graph: GraphModule, _: Sequence[Any]) -> Any:
+        _free_random_numbers(graph)
         graphs.append(graph)
         return make_boxed_func(graph.forward)
 
@@ -137,3 +138,16 @@ def _fake_mode(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     mode = modes[0] if modes else FakeTensorMode()
     with mode:
         yield [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in tensors]
+
+
+def _free_random_numbers(module: GraphModule) -> None:
+    """Random tensors read others only for their shape; without that they are borders to nothing."""
+    for node in module.graph.find_nodes(op="call_function", target=_aten.rand_like.default):
+        value = node.meta["val"]
+        with module.graph.inserting_before(node):
+            given = {"dtype": value.dtype, "device": value.device}
+            plain = module.graph.call_function(_aten.rand.default, (list(value.shape),), given)
+        plain.meta.update(node.meta)
+        node.replace_all_uses_with(plain)
+        module.graph.erase_node(node)
+    module.recompile()
