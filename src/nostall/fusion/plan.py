@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import Graph
@@ -20,12 +21,16 @@ def mask_of(indices: Iterable[int]) -> Mask:
     return found
 
 
-def members(mask: Mask) -> Iterator[int]:
+# Explorers ask for the same sets again and again.
+@lru_cache(maxsize=1 << 16)
+def members(mask: Mask) -> tuple[int, ...]:
     """The nodes of a set, ascending."""
+    found = []
     while mask:
         lowest = mask & -mask
-        yield lowest.bit_length() - 1
+        found.append(lowest.bit_length() - 1)
         mask ^= lowest
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Plan:
     @property
     def kernels(self) -> tuple[tuple[int, ...], ...]:
         """The operators of each kernel, ascending."""
-        return tuple(tuple(members(mask)) for mask in self.groups)
+        return tuple(members(mask) for mask in self.groups)
 
     def check(self, graph: Graph) -> None:
         """Raise :class:`BadFusion` where this is no partition, or kernels wait for each other."""
@@ -61,14 +66,14 @@ class Plan:
         for mask in self.groups:
             if not mask or covered & mask:
                 raise BadFusion(
-                    f"kernel {tuple(members(mask))} is empty or shares operators with another; "
+                    f"kernel {members(mask)} is empty or shares operators with another; "
                     "every operator belongs to one kernel"
                 )
             covered |= mask
         wanted = mask_of(graph.operators)
         if covered != wanted:
             raise BadFusion(
-                f"nodes {tuple(members(covered ^ wanted))} are operators in no kernel, or none; a "
+                f"nodes {members(covered ^ wanted)} are operators in no kernel, or none; a "
                 "plan covers the operators of its graph and nothing else"
             )
         if not graph.is_acyclic(self.kernels):

@@ -12,7 +12,7 @@ patterns add.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from nostall.fusion.evaluate.legality import (
 )
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph import Graph
-from nostall.fusion.plan import Mask, Plan, members
+from nostall.fusion.plan import Mask, Plan, mask_of, members
 
 _WARPS = 32
 """Warps an SM is taken to hold: the simplified evaluator knows no register counts."""
@@ -66,7 +66,9 @@ class Delta:
         self.graph = graph
         self.hardware = hardware
         self.work = Work(graph)
+        self.operators = mask_of(graph.operators)
         self._known: dict[Mask, Parts | None] = {}
+        self._gains: dict[Mask, float | None] = {}
         self._single = {i: self._kernel([1 << i], [self._alone(i)]) for i in graph.operators}
 
     def _alone(self, index: int) -> Mapping:
@@ -86,8 +88,10 @@ class Delta:
 
     def gain(self, mask: Mask) -> float | None:
         """f(P) in seconds; None where P is no legal kernel, 0 for a single operator."""
-        parts = self.parts(mask)
-        return None if parts is None else self.single(mask) - parts.total
+        if mask not in self._gains:
+            parts = self.parts(mask)
+            self._gains[mask] = None if parts is None else self.single(mask) - parts.total
+        return self._gains[mask]
 
     def terms(self, mask: Mask) -> tuple[float, float, float] | None:
         """T_reduced_mem, T_reduced_calls and T_penalty."""
@@ -118,7 +122,9 @@ class Delta:
     def _evaluate(self, mask: Mask) -> Parts | None:
         if not mask & (mask - 1):
             return self._single[mask.bit_length() - 1]
-        if mask.bit_count() > MOST_OPERATORS or not self.is_convex(mask):
+        if mask.bit_count() > MOST_OPERATORS or mask & ~self.operators:
+            return None
+        if not self.is_convex(mask):
             return None
         pieces = connected(self.work, mask)
         if len(pieces) > MOST_PACKED:
@@ -142,13 +148,19 @@ class Delta:
         return mask | above & below
 
     def _arguments(self, mask: Mask) -> int:
-        sources = {edge.source for index in members(mask) for edge in self.work.edges[index]}
-        inside = sum(1 for index in sources if not mask >> index & 1)
-        return inside + sum(1 for index in members(mask) if self.written(index, mask))
+        inside = set(members(mask))
+        sources = {edge.source for index in inside for edge in self.work.edges[index]}
+        return len(sources - inside) + sum(1 for index in inside if self.written(index, inside))
 
-    def written(self, index: int, mask: Mask) -> bool:
-        """Whether a kernel has to write the value of one of its operators."""
-        return bool(self.work.kept >> index & 1 or self.work.used[index] & ~mask)
+    def written(self, index: int, inside: Set[int]) -> bool:
+        """Whether a kernel of these operators has to write the value of this one of them."""
+        return index in self.graph.results or not inside.issuperset(self.graph.consumers[index])
+
+    def _ends(self, index: int, inside: Set[int]) -> bool:
+        """Whether an operator is a reduction across blocks at the end of a kernel: its partial
+        results need another stage."""
+        crossing = index in self.work.crossing
+        return crossing and inside.isdisjoint(self.graph.consumers[index])
 
     def _kernel(self, pieces: Sequence[Mask], mappings: Sequence[Mapping]) -> Parts:
         """Parts of a kernel share the launch, the ramp and the memory's latency."""
@@ -161,7 +173,8 @@ class Delta:
             instructions += self.instructions(mask, laid)
             warps += self._warps(mask, laid)
             delay = max(delay, laid.levels * _BARRIER / hardware.clock_hz)
-            if self._ends_across(mask):
+            inside = set(members(mask))
+            if any(self._ends(index, inside) for index in inside):
                 stages = 2
         full = hardware.copy_bytes_per_second
         resident = max(1.0, min(warps, hardware.sms * _WARPS))
@@ -175,25 +188,22 @@ class Delta:
         beyond = max(stretched, computing) - memory + delay
         return Parts(memory, stages * (hardware.launch_s + hardware.ramp_s), beyond)
 
-    def _ends_across(self, mask: Mask) -> bool:
-        """Whether a reduction across blocks is at the end: its partial results need another."""
-        return any(not self.work.used[i] & mask for i in members(mask & self.work.crossing))
-
     def _traffic(self, mask: Mask, laid: Mapping) -> tuple[float, float]:
         """Bytes that move, and bytes that move again: because a row does not fit on the chip, or
         because what one row reads lies in others."""
         straight: dict[int, dict[int, int]] = {}
         across: dict[int, int] = {}
         written = partial = 0
+        inside = set(members(mask))
         for index in members(mask):
             for edge in self.work.edges[index]:
                 if laid.levels and edge.rows % laid.rows:
                     across[edge.source] = max(across.get(edge.source, 0), edge.touched)
-                elif not mask >> edge.source & 1:
+                elif edge.source not in inside:
                     straight.setdefault(edge.source, {})[edge.view] = edge.touched
-            if self.written(index, mask):
+            if self.written(index, inside):
                 written += self.work.bytes[index]
-            if laid.levels and self.work.crossing >> index & 1 and not self.work.used[index] & mask:
+            if laid.levels and self._ends(index, inside):
                 partial += self._partial(index)
         read = [min(self.work.bytes[s], sum(views.values())) for s, views in straight.items()]
         wide = sum(size for size in read if size * _NARROW > max(read)) if laid.levels else 0
@@ -209,20 +219,21 @@ class Delta:
     def instructions(self, mask: Mask, laid: Mapping) -> float:
         """Of all lanes.  A value smaller than its readers is computed once for each row that a
         block holds; where rows are too wide for that, by everything that reads it."""
-        total = 0.0
+        inside = set(members(mask))
+        times: dict[int, float] = {}
         for index in members(mask):
-            work = self.work.instructions[index]
-            elements = self.graph[index].elements
-            for user in members(self.work.used[index] & mask):
-                rows = self.work.meeting[index, user]
-                if self.work.iterated[user] > elements and (
-                    rows % laid.rows or laid.columns > WIDEST_ROW
-                ):
-                    times = self.work.iterated[user] / max(1, elements)
-                    each = min(times, laid.rows) if laid.columns <= WIDEST_ROW else times
-                    work = max(work, self.work.instructions[index] * each)
-            total += work
-        return total
+            for edge in self.work.edges[index]:
+                if edge.stretch <= 1 or edge.source not in inside:
+                    continue
+                if laid.columns > WIDEST_ROW:
+                    again = edge.stretch
+                elif edge.rows % laid.rows:
+                    again = min(edge.stretch, laid.rows)
+                else:
+                    continue
+                times[edge.source] = max(times.get(edge.source, 1.0), again)
+        counted = self.work.instructions
+        return sum(counted[index] * times.get(index, 1.0) for index in inside)
 
     def _warps(self, mask: Mask, laid: Mapping) -> float:
         widest = max(self.work.iterated[index] for index in members(mask))

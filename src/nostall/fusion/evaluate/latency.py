@@ -112,8 +112,9 @@ class Latency:
     def _accesses(self, mask: Mask, widest: int) -> int:
         """Row-wide values that are read or written."""
         graph = self.delta.graph
-        read = {s for i in members(mask) for s in graph.sources[i] if not mask >> s & 1}
-        written = {i for i in members(mask) if self.delta.written(i, mask)}
+        inside = set(members(mask))
+        read = {source for index in inside for source in graph.sources[index]} - inside
+        written = {index for index in inside if self.delta.written(index, inside)}
         return sum(graph[index].elements * _WIDE > widest for index in read | written)
 
 

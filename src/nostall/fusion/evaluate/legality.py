@@ -40,43 +40,24 @@ def mapping(work: Work, mask: Mask) -> Mapping | None:
     Leaves may reduce across rows: they end in partial results and a second stage.  What is added to
     a set only adds constraints, so a superset of a set without a layout has none either.
     """
-    rows = widest = 0
-    middle = False
+    rows = widest = levels = 0
+    inside = set(members(mask))
+    level: dict[int, int] = {}
     for index in members(mask):
         widest = max(widest, work.iterated[index])
-        used = bool(work.used[index] & mask)
-        reduces = bool(work.reductions >> index & 1)
-        middle = middle or (reduces and used)
+        used = not inside.isdisjoint(work.graph.consumers[index])
+        reduces = index in work.reductions
+        above = 0
         for edge in work.edges[index]:
-            if _waits(work, edge.source, mask) if not reduces else used:
+            waits = level.get(edge.source, 0)
+            above = max(above, waits)
+            if used if reduces else waits:
                 rows = math.gcd(rows, edge.rows)
+        level[index] = above + (reduces and used)
+        levels = max(levels, level[index])
     rows = max(1, rows)
     columns = -(-widest // rows)
-    if not middle:
-        return Mapping(rows, columns, 0)
-    return Mapping(rows, columns, _levels(work, mask)) if columns <= WIDEST_ROW else None
-
-
-def _waits(work: Work, source: int, mask: Mask) -> bool:
-    """Whether a value inside the kernel has a reduction above it there, so that no row can just
-    compute it again."""
-    if not mask >> source & 1:
-        return False
-    above = work.graph.ancestors[source] | 1 << source
-    return bool(above & mask & work.reductions)
-
-
-def _levels(work: Work, mask: Mask) -> int:
-    """Most reductions on a path that stays inside the kernel, without those at its end."""
-    level: dict[int, int] = {}
-    most = 0
-    for index in members(mask):
-        above = max((level[e.source] for e in work.edges[index] if e.source in level), default=0)
-        if work.reductions >> index & 1 and work.used[index] & mask:
-            above += 1
-        level[index] = above
-        most = max(most, above)
-    return most
+    return None if levels and columns > WIDEST_ROW else Mapping(rows, columns, levels)
 
 
 def connected(work: Work, mask: Mask) -> list[Mask]:

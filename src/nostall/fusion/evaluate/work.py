@@ -39,8 +39,8 @@ _INSTRUCTIONS = {
     "cos": 20,
     "erf": 18,
 }
-"""Instructions for each element of a heavy operator in fp32, assumed from the code that libdevice and
-the special function unit need; light operators take 1."""
+"""Instructions for each element of a heavy operator in fp32, assumed from the code that libdevice
+and the special function unit need; light operators take 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,14 @@ class Edge:
 
     ``rows``: both meet in R rows for every divisor R of it; 0: in any number.  ``touched``: bytes
     that are read.  ``view`` tells apart different parts of one source.
+    ``stretch``: how often each element is used.
     """
 
     source: int
     rows: int
     touched: int
     view: int
+    stretch: float
 
 
 class Work:
@@ -72,30 +74,10 @@ class Work:
             self.edges[index] = tuple(self._edges(node))
 
     @cached_property
-    def reductions(self) -> int:
-        """Mask of reductions and dots: operators that their consumers cannot just recompute."""
+    def reductions(self) -> frozenset[int]:
+        """Reductions and dots: what consumers in another row cannot just compute again."""
         kinds = ("reduce", "dot")
-        return sum(1 << i for i in self.graph.operators if self.graph[i].kind in kinds)
-
-    @cached_property
-    def used(self) -> tuple[int, ...]:
-        """Of every node a mask of its consumers."""
-        return tuple(sum(1 << user for user in users) for users in self.graph.consumers)
-
-    @cached_property
-    def meeting(self) -> dict[tuple[int, int], int]:
-        """Rows in which a source and an operator that reads it meet, over all its operands."""
-        found: dict[tuple[int, int], int] = {}
-        for user, edges in self.edges.items():
-            for edge in edges:
-                pair = edge.source, user
-                found[pair] = math.gcd(found.get(pair, 0), edge.rows)
-        return found
-
-    @cached_property
-    def kept(self) -> int:
-        """Mask of the operators whose values have to be in memory at the end."""
-        return sum(1 << i for i in self.graph.operators if i in self.graph.results)
+        return frozenset(i for i in self.graph.operators if self.graph[i].kind in kinds)
 
     @cached_property
     def bytes(self) -> tuple[int, ...]:
@@ -103,11 +85,11 @@ class Work:
         return tuple(node.bytes for node in self.graph)
 
     @cached_property
-    def crossing(self) -> int:
-        """Mask of the large reductions whose pieces do not lie together: as a kernel's end, several
-        blocks share each result, and a second stage adds up."""
-        return sum(
-            1 << index
+    def crossing(self) -> frozenset[int]:
+        """The large reductions whose pieces do not lie together: as a kernel's end, several blocks
+        share each result, and a second stage adds up."""
+        return frozenset(
+            index
             for index in self.graph.operators
             if self.graph[index].kind == "reduce"
             and 0 < math.gcd(*(edge.rows for edge in self.edges[index])) < FEW_ROWS
@@ -135,7 +117,8 @@ class Work:
             rows = math.gcd(self._entering(node, operand), self._through(operand, base))
             size = DTYPE_BYTES.get(source.dtype, 0)
             touched = min(self.graph[operand].elements, source.elements) * size
-            found.append(Edge(base, rows, touched, operand))
+            stretch = self.iterated[node.index] / max(1, source.elements)
+            found.append(Edge(base, rows, touched, operand, stretch))
         return found
 
     def _entering(self, node: Node, operand: int) -> int:

@@ -13,20 +13,23 @@ class Contraction:
         self.graph = graph
         self.owner: dict[int, Mask] = {}
         self.grouped: Mask = 0
-        self.last = -1
+        # Of every node the last operator of the kernels that begin before it and end behind it.
+        self.reach = list(range(len(graph)))
 
     def copy(self) -> Contraction:
         """Another one with the same kernels."""
         made = Contraction(self.graph)
-        made.owner, made.grouped, made.last = dict(self.owner), self.grouped, self.last
+        made.owner, made.grouped, made.reach = dict(self.owner), self.grouped, self.reach.copy()
         return made
 
     def add(self, mask: Mask) -> None:
         """Choose a kernel; it must be disjoint from the others and :meth:`admits` it."""
         if mask & (mask - 1):
-            self.owner.update(dict.fromkeys(members(mask), mask))
+            inside = members(mask)
+            self.owner.update(dict.fromkeys(inside, mask))
             self.grouped |= mask
-            self.last = max(self.last, mask.bit_length() - 1)
+            for index in range(inside[0], inside[-1]):
+                self.reach[index] = max(self.reach[index], inside[-1])
 
     def remove(self, mask: Mask) -> None:
         """Give up a kernel; its operators run by themselves again."""
@@ -34,7 +37,7 @@ class Contraction:
             for index in members(mask):
                 del self.owner[index]
             self.grouped &= ~mask
-            # `last` stays: too late a last operator costs time, nothing else.
+            # `reach` stays: too far costs time, nothing else.
 
     def admits(self, mask: Mask) -> bool:
         """Whether a convex set stays without a way back to itself through other kernels."""
@@ -48,12 +51,14 @@ class Contraction:
         # The way back enters a kernel below the set and leaves one above it.
         if not below & ~mask & self.grouped or not above & ~mask & self.grouped:
             return True
-        last = max(self.last, mask.bit_length() - 1)
+        # Behind `last` no kernel leads back before it, and every way only leads further down.
+        last = mask.bit_length() - 1
+        while self.reach[last] > last:
+            last = self.reach[last]
         waiting = [u for i in members(mask) for u in graph.consumers[i] if not mask >> u & 1]
         seen = mask
         while waiting:
             index = waiting.pop()
-            # Behind the last operator of all kernels every way only leads further down.
             if seen >> index & 1 or index > last:
                 continue
             together = self.owner.get(index, 1 << index)

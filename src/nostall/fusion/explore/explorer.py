@@ -21,20 +21,40 @@ from nostall.fusion.plan import Mask, Plan
 from nostall.search import Anneal
 
 _ROUNDS = 10
+_STUCK, _THROWS = 30, 10
+"""Small graphs have few plans; annealing ends soon after it knows them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """``plan`` is what to generate; ``connected`` the same before remote fusion."""
+    """``plan`` is what to generate; ``connected`` the same before remote fusion, ``composed`` what
+    the beam search alone had come to."""
 
     plan: Plan
     connected: Plan
+    composed: Plan
 
 
 def explore(delta: Delta, *, top: int = TOP, width: int = WIDTH) -> Explored:
     """The published explorer: the delta-evaluator inside, the latency-evaluator at the end."""
-    plans = beam(delta, candidates(delta, top), width)
-    return _chosen(delta, [joined(delta, plan, _gained(delta), _ROUNDS) for plan in plans])
+    latency = Latency(delta)
+    found = []
+    for composed in beam(delta, candidates(delta, top), width):
+        connected = joined(delta, composed, _gained(delta), _ROUNDS)
+        found.append(Explored(packed(delta, connected), connected, composed))
+    return min(found, key=lambda explored: latency.cost(explored.plan))
+
+
+def refined(delta: Delta, plan: Plan, *, evaluations: int = 300, seed: int = 0) -> Explored:
+    """nostall's own addition: annealing from a plan of connected patterns, then remote fusion.
+
+    By the delta-evaluator ``connected`` is never worse than ``plan``; same seed, same result.
+    """
+    space = PlanSpace(delta, plan)
+    search = Anneal(stuck=_STUCK, throws=_THROWS)
+    budget = Budget(evaluations=evaluations)
+    best = search.run(space, DeltaObjective(delta), budget, seed=seed).best
+    return Explored(packed(delta, best), best, plan)
 
 
 def _gained(delta: Delta) -> Score:
@@ -46,20 +66,3 @@ def _gained(delta: Delta) -> Score:
         return None if both is None else both - apart
 
     return score
-
-
-def refined(delta: Delta, plan: Plan, *, evaluations: int = 3000, seed: int = 0) -> Explored:
-    """nostall's own addition: annealing from a plan of connected patterns, then remote fusion.
-
-    Never worse than ``plan`` by the delta-evaluator; same seed, same result.
-    """
-    space = PlanSpace(delta, plan)
-    budget = Budget(evaluations=evaluations)
-    result = Anneal().run(space, DeltaObjective(delta), budget, seed=seed)
-    return _chosen(delta, [result.best])
-
-
-def _chosen(delta: Delta, plans: list[Plan]) -> Explored:
-    latency = Latency(delta)
-    pairs = [Explored(packed(delta, plan), plan) for plan in plans]
-    return min(pairs, key=lambda pair: latency.cost(pair.plan))
