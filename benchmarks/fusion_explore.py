@@ -4,9 +4,9 @@
 
 Every distinct region of 5 to 60 operators of ``benchmarks.fusion_models``, forward and backward.
 All plans are compared by the delta-evaluator, as plans of connected patterns (before remote
-fusion), because those are the programme's columns; ``packed`` is the explorer's final plan.  Regions
-with more than ``--columns`` legal patterns are not proven and counted apart.  Then the explorer's
-seconds on models repeated to 100 ... 5,000 nodes.
+fusion), because those are the programme's columns; ``packed`` is the explorer's final plan.
+Regions with more than ``--columns`` legal patterns are not proven and counted apart.  Then the
+explorer's seconds on models repeated to 100 ... 5,000 nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from benchmarks.fusion_graphs import Named, captured, repeated, subgraphs
 from benchmarks.provenance import save
 from nostall.fusion import Graph
 from nostall.fusion.evaluate import Delta
-from nostall.fusion.explore import explore, greedy, optimum, refined
+from nostall.fusion.explore import explore, greedy, refined
+from nostall.fusion.explore.programme import optimum
 from nostall.fusion.plan import Plan
 from nostall.fusion.regions import regions
 

@@ -57,7 +57,7 @@ def _evaluate(node: Node, operands: list[Array]) -> Any:
 
 def _cast(node: Node, value: Array) -> Array:
     if node.dtype == "bool":
-        return value != 0
+        return np.asarray(value != 0)
     if "float" in node.dtype or value.dtype.kind != "f":
         return value
     # What an integer makes of NaN and Inf is undefined; 0 says that nothing may be expected.
@@ -77,17 +77,17 @@ def _iota(node: Node) -> Array:
 def _slice(node: Node, value: Array) -> Array:
     dim, start, step = node["dim"], node["start"], node["step"]
     assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
-    count = node.shape[dim]
-    return np.take(value, start + step * np.arange(count), axis=dim)
+    places = start + step * np.arange(node.shape[dim])
+    return np.asarray(np.take(value, places, axis=dim))
 
 
 def _erf(value: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(value)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(value))
 
 
 def _sigmoid(value: Array) -> Array:
     small = np.exp(-np.abs(value))
-    return np.where(value >= 0, 1 / (1 + small), small / (1 + small))
+    return np.asarray(np.where(value >= 0, 1 / (1 + small), small / (1 + small)))
 
 
 def _sign(value: Array) -> Array:

@@ -113,10 +113,10 @@ def _given(node: Node, build: Builder) -> Value:
 def _lowered(node: Node, build: Builder, values: dict[Node, Value], changed: set[Node]) -> Value:
     """The value of an ATen call; raises :class:`Unfit`."""
     if node.target is operator.getitem:
-        whole = values[node.args[0]]  # type: ignore[index]
+        whole = values[node.args[0]]
         if isinstance(whole, int):
             raise Unfit("part of an opaque result")
-        return whole[int(node.args[1])]  # type: ignore[arg-type]
+        return whole[int(node.args[1])]
     rule = RULES.get(str(node.target))
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
@@ -155,7 +155,7 @@ def _check_tensor(value: Any) -> None:
 
 def _border(node: Node, build: Builder, values: dict[Node, Value]) -> int:
     """An opaque node for what is left to others."""
-    inputs = []
+    inputs: list[int] = []
     for operand in node.all_input_nodes:
         value = values[operand]
         inputs += [value] if isinstance(value, int) else value

@@ -69,9 +69,9 @@ class Call:
         dtype = torch.result_type(torch.empty(1, dtype=beside), value)
         return "float64" if dtype == torch.float64 else _wide(dtype)
 
-    def add(self, op: str, *inputs: int, dtype: str = "", **attributes: Attribute) -> int:
+    def add(self, op: str, *inputs: int, dtype: str | None = None, **attributes: Any) -> int:
         """An inner step: row-major, of the operands' dtype where none is said."""
-        return self.build(op, *inputs, dtype=dtype or None, **attributes)
+        return self.build(op, *inputs, dtype=dtype, **attributes)
 
     def finish(self, op: str, *inputs: int, **attributes: Attribute) -> int:
         """The last step: shape, dtype and strides are those that ATen gives."""
@@ -326,7 +326,7 @@ def _unbind(call: Call) -> Value:
 
 
 def _full(call: Call) -> Value:
-    place = {"scalar_tensor": 0}.get(call.node.target._opname, 1)  # type: ignore[union-attr]
+    place = {"scalar_tensor": 0}.get(call.node.target._opname, 1)
     value = call.argument(place, "fill_value")
     if not isinstance(value, (bool, int, float)):
         raise Unfit("a filling value that is no number")

@@ -12,7 +12,7 @@ patterns add.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -152,11 +152,11 @@ class Delta:
         sources = {edge.source for index in inside for edge in self.work.edges[index]}
         return len(sources - inside) + sum(1 for index in inside if self.written(index, inside))
 
-    def written(self, index: int, inside: Set[int]) -> bool:
+    def written(self, index: int, inside: set[int]) -> bool:
         """Whether a kernel of these operators has to write the value of this one of them."""
         return index in self.graph.results or not inside.issuperset(self.graph.consumers[index])
 
-    def _ends(self, index: int, inside: Set[int]) -> bool:
+    def _ends(self, index: int, inside: set[int]) -> bool:
         """Whether an operator is a reduction across blocks at the end of a kernel: its partial
         results need another stage."""
         crossing = index in self.work.crossing

@@ -31,7 +31,8 @@ def candidates(delta: Delta, top: int = TOP) -> dict[int, tuple[Mask, ...]]:
         if kind in ("layout", "constant"):
             continue
         own = 1 << index if kind in COMPUTE else 0
-        groups = [found[user] for user in graph.consumers[index] if found.get(user)]
+        readers = (user for user in graph.consumers[index] if graph[user].kind in COMPUTE)
+        groups = [found[user] for user in readers]
         reduced = _reduction(delta, own, groups, top)
         best = [mask for gain, mask in reduced if gain > 0 and mask & (mask - 1)][:top]
         found[index] = (*best, own) if own else tuple(best)
