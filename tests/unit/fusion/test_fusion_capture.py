@@ -118,6 +118,15 @@ def test_what_is_changed_in_place_is_left_alone() -> None:
     assert {"changes a tensor in place", "reads a tensor that is changed in place"} <= found.keys()
 
 
+def test_a_list_of_tensors_that_is_changed_is_left_alone() -> None:
+    def changes(x: Any, y: Any) -> Any:
+        torch._foreach_add_([x, y], 1.0)
+        return x * y
+
+    found = refusals(changes, torch.rand(3), torch.rand(3))
+    assert found["reads a tensor that is changed in place"] == "aten.mul.Tensor"
+
+
 def test_shapes_that_are_no_numbers_stay_opaque() -> None:
     dynamic = refusals(lambda x: x.exp() * 2, torch.rand(4, 6), mode="symbolic")
     assert dynamic.keys() == {"dynamic shape"}

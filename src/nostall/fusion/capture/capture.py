@@ -185,9 +185,11 @@ def _changed(nodes: Iterable[Node]) -> set[Node]:
             continue
         for place, argument in enumerate(schema.arguments):
             operand = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            if not isinstance(operand, Node) or argument.alias_info is None:
+            if argument.alias_info is None:
                 continue
-            memory[node] = memory[operand]
-            if argument.alias_info.is_write:
-                written.add(memory[operand])
+            for one in operand if isinstance(operand, (list, tuple)) else [operand]:
+                if isinstance(one, Node):
+                    memory[node] = memory[one]
+                    if argument.alias_info.is_write:
+                        written.add(memory[one])
     return {node for node in every if memory[node] in written}

@@ -144,6 +144,8 @@ def _free_random_numbers(module: GraphModule) -> None:
     """Random tensors read others only for their shape; without that they are borders to nothing."""
     for node in module.graph.find_nodes(op="call_function", target=_aten.rand_like.default):
         value = node.meta["val"]
+        if not value.is_contiguous():
+            continue  # the plain call would lay it out otherwise
         with module.graph.inserting_before(node):
             given = {"dtype": value.dtype, "device": value.device}
             plain = module.graph.call_function(_aten.rand.default, (list(value.shape),), given)
