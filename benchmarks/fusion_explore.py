@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -47,6 +48,7 @@ def main() -> None:
         save(
             options.out,
             kind="modelled",
+            libraries={name: version(name) for name in ("torch", "scipy")},
             columns=options.columns,
             summary=_summary(records),
             growth=growth,
