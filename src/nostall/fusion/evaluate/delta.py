@@ -196,8 +196,10 @@ class Delta:
         written = partial = 0
         inside = set(members(mask))
         for index in members(mask):
+            # What only reduces takes the values of each row as they come.
+            last = index in self.work.reductions and inside.isdisjoint(self.graph.consumers[index])
             for edge in self.work.edges[index]:
-                if laid.levels and edge.rows % laid.rows:
+                if laid.levels and edge.rows % laid.rows and not last:
                     across[edge.source] = max(across.get(edge.source, 0), edge.touched)
                 elif edge.source not in inside:
                     straight.setdefault(edge.source, {})[edge.view] = edge.touched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore.contraction import Contraction
@@ -18,41 +18,45 @@ def joined(delta: Delta, plan: Plan, score: Score, rounds: int) -> Plan:
     what they were, the kernel is legal and no circle arises; repeat until nothing changes."""
     beside = neighbours(delta.graph)
     owner = {index: mask for mask in plan.groups for index in members(mask)}
-    kernels = _contraction(delta, owner)
+    kernels = Contraction(delta.graph)
+    for mask in plan.groups:
+        kernels.add(mask)
     for _ in range(rounds):
-        pairs = {
-            (owner[one], owner[other])
-            for one in owner
-            for other in members(beside[one] & ~owner[one])
-            if owner[one] < owner[other]
-        }
-        worth = ((score(one, other), one, other) for one, other in pairs)
-        ranked = sorted((-value, one, other) for value, one, other in worth if value is not None)
         changed = False
-        for value, one, other in ranked:
-            if value >= 0 or owner[_first(one)] != one or owner[_first(other)] != other:
+        for one, other in _ranked(owner, beside, score):
+            if owner[_first(one)] != one or owner[_first(other)] != other:
                 continue
-            both = one | other
-            if delta.parts(both) is None:
-                continue
-            kernels.remove(one)
-            kernels.remove(other)
-            changed_here = kernels.admits(both)
-            for mask in (both,) if changed_here else (one, other):
-                kernels.add(mask)
-            if changed_here:
-                owner.update(dict.fromkeys(members(both), both))
+            if delta.parts(one | other) is not None and _joins(kernels, one, other):
+                owner.update(dict.fromkeys(members(one | other), one | other))
                 changed = True
         if not changed:
             break
     return Plan.of(set(owner.values()))
 
 
-def _contraction(delta: Delta, owner: dict[int, Mask]) -> Contraction:
-    kernels = Contraction(delta.graph)
-    for mask in set(owner.values()):
+def _ranked(
+    owner: Mapping[int, Mask], beside: Mapping[int, Mask], score: Score
+) -> list[tuple[Mask, Mask]]:
+    """Pairs of kernels that share data and are worth joining, best first."""
+    pairs = {
+        (owner[one], owner[other])
+        for one in owner
+        for other in members(beside[one] & ~owner[one])
+        if owner[one] < owner[other]
+    }
+    worth = ((score(one, other), one, other) for one, other in pairs)
+    ranked = sorted((-value, one, other) for value, one, other in worth if value and value > 0)
+    return [(one, other) for _, one, other in ranked]
+
+
+def _joins(kernels: Contraction, one: Mask, other: Mask) -> bool:
+    """Join two kernels unless the rest then waits in a circle."""
+    kernels.remove(one)
+    kernels.remove(other)
+    free = kernels.admits(one | other)
+    for mask in (one | other,) if free else (one, other):
         kernels.add(mask)
-    return kernels
+    return free
 
 
 def _first(mask: Mask) -> int:
