@@ -88,10 +88,17 @@ class Call:
             raise Unfit("operands of unexpected shape")
         return made
 
+    @property
+    def dtype(self) -> str:
+        """The dtype of the result."""
+        return dtype_name(self.result.dtype)
+
     def shape(self, index: int) -> Shape:
+        """The shape of a node."""
         return self.build.nodes[index].shape
 
     def axis(self, axis: int, rank: int) -> int:
+        """An axis, or a place on one, counted from 0."""
         return axis + rank if axis < 0 else axis
 
 
@@ -124,7 +131,7 @@ def _scaled(op: str) -> Rule:
         one, two = call.operand(0), call.operand(1)
         alpha = call.argument(2, "alpha", 1)
         if alpha != 1:
-            two = call.add("mul", two, call.number(alpha))
+            two = call.add("mul", two, call.number(alpha), dtype=call.dtype)
         return call.finish(op, one, two)
 
     return rule
@@ -137,7 +144,7 @@ def _power(call: Call) -> Value:
     if exponent == 1 and call.build.nodes[x].dtype == dtype_name(call.result.dtype):
         return x
     if exponent == 3:
-        return call.finish("mul", call.add("square", x), x)
+        return call.finish("mul", call.add("square", x, dtype=call.dtype), x)
     if exponent in simple:
         return call.finish(simple[exponent], x)
     return call.finish("pow", x, call.operand(1))
@@ -150,7 +157,8 @@ def _clamp(call: Call) -> Value:
     for at, (op, bound) in enumerate(bounds):
         limit = call.values[bound] if isinstance(bound, Node) else call.number(bound)
         assert isinstance(limit, int)
-        x = call.finish(op, x, limit) if at == len(bounds) - 1 else call.add(op, x, limit)
+        last = at == len(bounds) - 1
+        x = call.finish(op, x, limit) if last else call.add(op, x, limit, dtype=call.dtype)
     return x
 
 
