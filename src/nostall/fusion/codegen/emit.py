@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.frame import row_block, whole_row
+from nostall.fusion.codegen.frame import is_zero, row_block, whole_row
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.passes import emit_looped, emit_split
 from nostall.fusion.codegen.plan import KernelPlan, refusal
@@ -14,7 +14,7 @@ from nostall.fusion.errors import BadFusion
 
 
 def emit(of: Schedule, plan: KernelPlan) -> Program:
-    """The source of one pattern.  Raises :class:`BadFusion` for a plan that is none of its plans."""
+    """The source of one pattern.  Raises :class:`BadFusion` where the plan does not fit it."""
     reason = refusal(of, plan)
     if reason is not None:
         raise BadFusion(f"plan {plan} does not fit: {reason}; take one of plans(schedule).legal")
@@ -37,7 +37,7 @@ def _flat(of: Schedule, plan: KernelPlan) -> Program:
         lines("pid = tl.program_id(0)")
         lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
         lines("inside = c < count")
-        rows = Rows((), 1, "0", None, "pid == 0")
+        rows = Rows((), 1, "0", None, is_zero("pid"))
         tile = Tile(of, of.rows, rows, (Chunk(width, "c", "inside", ""),), lines)
         tile.write(of.body)
     arguments = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))

@@ -8,14 +8,19 @@ from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.tile import Chunk, Rows
 
 
+def is_zero(scalar: str) -> str:
+    """A condition on a number of the program, as the tensor that a mask has to be."""
+    return f"{scalar} + tl.zeros((1, 1), tl.int32) == 0"
+
+
 def row_block(of: Schedule, plan: KernelPlan, lines: Lines, block: str) -> Rows:
     """Rows of the block of rows number ``block``; ``count`` is the number of all rows."""
     if plan.rows == 1:
         lines(f"r = {block} + tl.zeros((1, 1), tl.int32)")
-        return Rows(of.rows, 1, "r", None, f"{block} == 0")
+        return Rows(of.rows, 1, "r", None, is_zero(block))
     lines(f"r = {block} * {plan.rows} + tl.arange(0, {plan.rows})[:, None]")
     lines("live = r < count")
-    return Rows(of.rows, plan.rows, "r", "live", f"{block} == 0")
+    return Rows(of.rows, plan.rows, "r", "live", is_zero(block))
 
 
 def whole_row(of: Schedule, plan: KernelPlan, lines: Lines) -> tuple[Chunk, ...]:

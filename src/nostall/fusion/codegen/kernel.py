@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
@@ -17,8 +18,6 @@ from nostall.fusion.codegen.program import Program
 from nostall.fusion.graph import Node
 from nostall.store.artefacts import Artefacts
 from nostall.store.store import home
-
-Tensor = torch.Tensor
 
 
 class BadTensor(BadInput):
@@ -94,8 +93,9 @@ class StitchedKernel:
 
 def empty(node: Node, device: torch.device) -> Tensor:
     """Memory for a node's value, with its strides."""
-    dtype = getattr(torch, node.dtype)
-    return torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
+    dtype: torch.dtype = getattr(torch, node.dtype)
+    found: Tensor = torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
+    return found
 
 
 def load(program: Program, folder: Path | None = None) -> StitchedKernel:

@@ -337,7 +337,7 @@ def _through(graph: Graph, index: int, places: _Drafted) -> tuple[int, _Drafted]
         node = graph[index]
         below = graph[node.inputs[0]]
         if node.op == "permute":
-            back = {axis: place for axis, place in zip(node.dims, places, strict=True)}
+            back = dict(zip(node.dims, places, strict=True))
             places = tuple(back[axis] for axis in range(len(places)))
         elif node.op == "expand":
             aligned = places[len(places) - len(below.shape) :]

@@ -9,7 +9,7 @@ the result does not depend on which program was first.
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.frame import row_block
+from nostall.fusion.codegen.frame import is_zero, row_block
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
@@ -91,7 +91,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
             tile = _tile(of, plan, rows, lines)
             for index in part.finished:
                 _put_together(tile, index, plan.parts)
-            _narrow(tile, part, only="part == 0")
+            _narrow(tile, part, only=is_zero("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
                 stop = f"tl.minimum(start + {span}, {of.column_count})"

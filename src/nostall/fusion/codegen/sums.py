@@ -8,7 +8,7 @@ No atomics: the bits are the same in every run.
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.frame import whole_row
+from nostall.fusion.codegen.frame import is_zero, whole_row
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import KernelPlan, power_above
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
@@ -98,11 +98,11 @@ def _rows_of_group(of: Schedule, plan: KernelPlan, lines: Lines) -> Rows:
     """``count`` rows are summed for each kept one."""
     if plan.rows == 1:
         lines("r = kept * count + first + tl.zeros((1, 1), tl.int32)")
-        return Rows(of.rows, 1, "r", None, "kept + first == 0")
+        return Rows(of.rows, 1, "r", None, is_zero("kept + first"))
     lines(f"m = first + tl.arange(0, {plan.rows})[:, None]")
     lines("live = m < count")
     lines("r = kept * count + m")
-    return Rows(of.rows, plan.rows, "r", "live", "kept + first == 0")
+    return Rows(of.rows, plan.rows, "r", "live", is_zero("kept + first"))
 
 
 def _held(tail: _Tail, chunk: Chunk | None) -> str:
@@ -158,7 +158,7 @@ def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, 
         lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
         lines("inside = c < count")
         lines(f"group = tl.arange(0, {plan.parts})[:, None]")
-        rows = Rows((), 1, "0", None, "pid == 0")
+        rows = Rows((), 1, "0", None, is_zero("pid"))
         tile = Tile(of, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
         for tail in tails:
             _total(tile, tail, results)
