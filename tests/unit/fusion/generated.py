@@ -18,12 +18,15 @@ from nostall.fusion.shapes import broadcast, contiguous
 
 SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 40, 100)
 MOST_ELEMENTS = 6000
+# fmt: off
 SMOOTH = (
-    "neg abs relu square tanh sigmoid exp log sqrt rsqrt reciprocal sin cos erf expm1 log1p copy"
-).split()
-JUMPING = "sign floor ceil round trunc".split()
-PAIRS = "add sub mul maximum minimum div".split()
-COMPARISONS = "eq ne lt le gt ge".split()
+    "neg", "abs", "relu", "square", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "reciprocal",
+    "sin", "cos", "erf", "expm1", "log1p", "copy",
+)
+# fmt: on
+JUMPING = ("sign", "floor", "ceil", "round", "trunc")
+PAIRS = ("add", "mul", "sub", "maximum", "minimum", "div")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,9 @@ class _Drawing:
 
     def _pair(self) -> int | None:
         left, right = self.pick(floating=True), self.pick()
-        op = self.draw(st.sampled_from(PAIRS))
-        return self.fitting(op, left, right)
+        # PyTorch subtracts no bools.
+        arithmetic = PAIRS[:2] if self.build.nodes[right].dtype == "bool" else PAIRS
+        return self.fitting(self.draw(st.sampled_from(arithmetic)), left, right)
 
     def fitting(self, op: str, *operands: int, dtype: str | None = None) -> int | None:
         shape = broadcast([self.build.nodes[v].shape for v in operands])

@@ -97,7 +97,9 @@ def guarded(stitched: StitchedGraph) -> StitchedGraph:
     return replace(stitched, steps=steps)  # type: ignore[arg-type]
 
 
-def inputs_for(graph: Graph, seed: int, device: str = "cpu", *, special: bool = True) -> list[Tensor]:
+def inputs_for(
+    graph: Graph, seed: int, device: str = "cpu", *, special: bool = True
+) -> list[Tensor]:
     """Random values, with some NaN, Inf and -0.0 where ``special``."""
     random = torch.Generator().manual_seed(seed)
     found = []
@@ -197,5 +199,3 @@ def _kind(value: Tensor) -> Tensor:
     kind[value == float("inf")] = 2
     kind[value == float("-inf")] = 3
     return kind
-
-

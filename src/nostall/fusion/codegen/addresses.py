@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from nostall.fusion.codegen.mapping import Loops, Place
 
+ZERO = "tl.zeros((1, 1), tl.int32)"
+"""Added to a number to make it a tensor: every value of a kernel has two axes."""
+
 
 @dataclass(frozen=True)
 class Offset:

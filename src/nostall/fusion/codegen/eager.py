@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import Node
+from nostall.fusion.operations import ELEMENTWISE, OPERATIONS
 
 
 def run(node: Node, operands: Sequence[Tensor]) -> Tensor:
@@ -54,12 +55,12 @@ def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
     return found
 
 
-_SAME = frozenset(
-    "neg abs relu sign floor ceil round trunc square logical_not bitwise_not isnan isinf add sub "
-    "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
-    "bitwise_or bitwise_xor where exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal tanh sigmoid "
-    "sin cos erf div pow remainder fmod".split()
-)
+# Every other elementwise operator has PyTorch's own name.
+_SAME = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENTWISE) - {
+    "cast",
+    "copy",
+    "iota",
+}
 
 
 def _one_by_one(node: Node, value: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:

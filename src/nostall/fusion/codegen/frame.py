@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nostall.fusion.codegen.addresses import ZERO
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.schedule import Schedule
@@ -10,13 +11,13 @@ from nostall.fusion.codegen.tile import Chunk, Rows
 
 def is_zero(scalar: str) -> str:
     """A condition on a number of the program, as the tensor that a mask has to be."""
-    return f"{scalar} + tl.zeros((1, 1), tl.int32) == 0"
+    return f"{scalar} + {ZERO} == 0"
 
 
 def row_block(of: Schedule, plan: KernelPlan, lines: Lines, block: str) -> Rows:
     """Rows of the block of rows number ``block``; ``count`` is the number of all rows."""
     if plan.rows == 1:
-        lines(f"r = {block} + tl.zeros((1, 1), tl.int32)")
+        lines(f"r = {block} + {ZERO}")
         return Rows(of.rows, 1, "r", None, is_zero(block))
     lines(f"r = {block} * {plan.rows} + tl.arange(0, {plan.rows})[:, None]")
     lines("live = r < count")

@@ -18,6 +18,7 @@ from nostall.fusion.codegen.templates import check_template
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import Graph, Node
 from nostall.fusion.operations import COMPUTE
+from nostall.fusion.shapes import Shape, contiguous
 
 Loops = tuple[int, ...]
 
@@ -139,6 +140,8 @@ class _Drafts:
         self.own = {i: tuple(fresh(size) for size in graph[i].shape) for i in operators}
         self.operands: dict[int, list[tuple[int, _Drafted]]] = {}
         self.reduced: dict[int, Row] = {}
+        self.seen: dict[int, _Drafted] = {}
+        """What reductions read, before views: a broadcast axis has its loop here only."""
 
     # -- what operators and views say ------------------------------------------------------------
 
@@ -177,6 +180,7 @@ class _Drafts:
                 gone.extend(row)
             rows.append(_Draft(row))
         self.reduced[node.index] = tuple(gone)
+        self.seen[node.index] = tuple(rows)
         return tuple(rows)
 
     def _agree(self, node: Node, source: int, places: _Drafted) -> None:
@@ -205,14 +209,11 @@ class _Drafts:
         for at, (source, places) in enumerate(reads):
             for other, elsewhere in reads[:at]:
                 if other == source and _steps(places) == _steps(elsewhere):
-                    self._join(
-                        [a for p in elsewhere for a in leaves(p.row)],
-                        [a for p in places for a in leaves(p.row)],
-                    )
+                    self._join(_loops(elsewhere), _loops(places))
         rows = list(self.reduced.values())
-        for at, row in enumerate(rows):
-            for other in rows[:at]:
-                self._join(list(leaves(other)), list(leaves(row)))
+        for at, later in enumerate(rows):
+            for earlier in rows[:at]:
+                self._join(list(leaves(earlier)), list(leaves(later)))
 
     def _join(self, left: list[Axis], right: list[Axis]) -> None:
         """Unify two rows of loops if only loops of reductions change and no value is then read
@@ -249,7 +250,9 @@ class _Drafts:
             yield tuple(a for row in rows for a in leaves(row))
         for operands in self.operands.values():
             for _, places in operands:
-                yield tuple(a for place in places for a in leaves(place.row))
+                yield tuple(_loops(places))
+        for places in self.seen.values():
+            yield tuple(_loops(places))
 
     # -- the result ------------------------------------------------------------------------------
 
@@ -286,8 +289,8 @@ class _Drafts:
         """All loops, as they lie in the largest tensor that has all of them, slowest first."""
         everything = {id(a): a for row in self._rows() for a in row}
         best: tuple[tuple[bool, int], list[Axis]] | None = None
-        for in_memory, node, places in self._tensors():
-            row = [a for place in places for a in leaves(place.row)]
+        for in_memory, node, strides, places in self._tensors():
+            row = _loops(places)
             if len({id(a) for a in row}) < len(row):
                 raise BadFusion(
                     f"{node} would be read along a diagonal; put its readers into different kernels"
@@ -296,7 +299,7 @@ class _Drafts:
                 continue
             rank = (in_memory, node.bytes)
             if best is None or rank > best[0]:
-                best = (rank, _by_stride(node, places))
+                best = (rank, _by_stride(strides, places))
         if best is None:
             raise BadFusion(
                 f"operators {self.operators} have no common space of loops; make them separate "
@@ -304,23 +307,33 @@ class _Drafts:
             )
         return best[1]
 
-    def _tensors(self) -> Iterator[tuple[bool, Node, _Drafted]]:
+    def _tensors(self) -> Iterator[tuple[bool, Node, Shape, _Drafted]]:
+        """Every tensor with its places: whether it is in memory, the node, the strides."""
         for index, rows in self.own.items():
-            is_output = index in self.graph.results
-            yield is_output, self.graph[index], tuple(_Draft(row) for row in rows)
+            node = self.graph[index]
+            places = tuple(_Draft(row) for row in rows)
+            yield index in self.graph.results, node, node.strides, places
         for operands in self.operands.values():
             for source, places in operands:
-                yield source not in self.own, self.graph[source], places
+                node = self.graph[source]
+                yield source not in self.own, node, node.strides, places
+        for index, places in self.seen.items():
+            node = self.graph[self.graph[index].inputs[0]]
+            yield False, node, contiguous(node.shape), places
+
+
+def _loops(places: _Drafted) -> list[Axis]:
+    return [axis for place in places for axis in leaves(place.row)]
 
 
 def _steps(places: _Drafted) -> list[tuple[int, int]]:
     return [(place.start, place.step) for place in places]
 
 
-def _by_stride(node: Node, places: _Drafted) -> list[Axis]:
+def _by_stride(strides: Shape, places: _Drafted) -> list[Axis]:
     """The loops of a tensor, the one with the longest step in memory first."""
     weighed: list[tuple[int, Axis]] = []
-    for place, stride in zip(places, node.strides, strict=True):
+    for place, stride in zip(places, strides, strict=True):
         row = leaves(place.row)
         for at, axis in enumerate(row):
             inner = math.prod(other.size for other in row[at + 1 :])

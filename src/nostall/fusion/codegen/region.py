@@ -123,7 +123,9 @@ def stitch(
     groups += [(index,) for index in graph.operators if index not in held]
     order = graph.order(groups)
     if order is None:
-        raise BadFusion("the patterns wait for each other; give a plan whose contraction is acyclic")
+        raise BadFusion(
+            "the patterns wait for each other; give a plan whose contraction is acyclic"
+        )
     steps: list[StitchedKernel | int] = []
     refused: Counter[str] = Counter()
     for at in order:

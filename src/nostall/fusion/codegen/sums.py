@@ -8,6 +8,7 @@ No atomics: the bits are the same in every run.
 
 from __future__ import annotations
 
+from nostall.fusion.codegen.addresses import ZERO
 from nostall.fusion.codegen.frame import is_zero, whole_row
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import KernelPlan, power_above
@@ -97,7 +98,7 @@ def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, La
 def _rows_of_group(of: Schedule, plan: KernelPlan, lines: Lines) -> Rows:
     """``count`` rows are summed for each kept one."""
     if plan.rows == 1:
-        lines("r = kept * count + first + tl.zeros((1, 1), tl.int32)")
+        lines(f"r = kept * count + first + {ZERO}")
         return Rows(of.rows, 1, "r", None, is_zero("kept + first"))
     lines(f"m = first + tl.arange(0, {plan.rows})[:, None]")
     lines("live = m < count")
@@ -110,29 +111,31 @@ def _held(tail: _Tail, chunk: Chunk | None) -> str:
 
 
 def _accumulate(tile: Tile, tail: _Tail) -> None:
-    lines, how, index = tile.lines, tail.how, tail.index
-    lines(f"# {tile.graph[index]}")
-    for chunk in tile.chunks if tail.wide else (None,):
-        if tail.wide:
-            text, has_rows = tile.partial(index, how, chunk)
-        elif tail.over_columns:
-            parts = []
-            for each in tile.chunks:
-                inner, has_rows = tile.partial(index, how, each)
-                parts.append(how.along(inner, 1))
-            text = parts[0]
-            for other in parts[1:]:
-                text = how.both(text, other)
-        else:
-            entry = tile.operand(tile.mapping.operands[index][0], None)
-            text, has_rows = how.partial(entry.value), entry.rows
-        if tile.rows.mask:
-            width = chunk.width if chunk else 1
-            if not has_rows:
-                text = f"tl.broadcast_to({text}, ({tile.rows.count}, {width}))"
-            text = f"tl.where({tile.rows.mask}, {text}, {how.neutral})"
-        held = _held(tail, chunk)
-        lines(f"{held} = {how.both(held, text)}")
+    tile.lines(f"# {tile.graph[tail.index]}")
+    if tail.wide:
+        for chunk in tile.chunks:
+            text, has_rows = tile.partial(tail.index, tail.how, chunk)
+            _add(tile, tail, _held(tail, chunk), text, has_rows, chunk.width)
+        return
+    if not tail.over_columns:
+        entry = tile.operand(tile.mapping.operands[tail.index][0], None)
+        _add(tile, tail, _held(tail, None), tail.how.partial(entry.value), entry.rows, 1)
+        return
+    total, has_rows = "", False
+    for chunk in tile.chunks:
+        text, has_rows = tile.partial(tail.index, tail.how, chunk)
+        text = tail.how.along(text, 1)
+        total = tail.how.both(total, text) if total else text
+    _add(tile, tail, _held(tail, None), total, has_rows, 1)
+
+
+def _add(tile: Tile, tail: _Tail, held: str, text: str, has_rows: bool, width: int) -> None:
+    """Put the rows of this block to what a tail holds; rows that do not exist are neutral."""
+    if tile.rows.mask:
+        if not has_rows:
+            text = f"tl.broadcast_to({text}, ({tile.rows.count}, {width}))"
+        text = f"tl.where({tile.rows.mask}, {text}, {tail.how.neutral})"
+    tile.lines(f"{held} = {tail.how.both(held, text)}")
 
 
 def _store_partial(
@@ -140,7 +143,7 @@ def _store_partial(
 ) -> None:
     group = f"(group * {kept} + kept)" if kept > 1 else "group"
     if chunk is None:
-        lines(f"tl.store(w{tail.index} + {group} + tl.zeros((1, 1), tl.int32), {text})")
+        lines(f"tl.store(w{tail.index} + {group} + {ZERO}, {text})")
         return
     mask = f", mask={chunk.mask}" if chunk.mask else ""
     lines(f"tl.store(w{tail.index} + {group} * {columns} + {chunk.counter}, {text}{mask})")
@@ -179,7 +182,7 @@ def _total(tile: Tile, tail: _Tail, results: int) -> None:
     if tail.results == results:
         where, mask = "c", ", mask=inside"
     elif tail.results == 1:
-        where, mask = "tl.zeros((1, 1), tl.int32)", ""
+        where, mask = ZERO, ""
     else:
         where, mask = f"c // {results // tail.results}", ", mask=inside"
     lines(f"a{index} = tl.load(w{index} + group * {tail.results} + {where}{mask})")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.addresses import first_of_missing, offset, terms
+from nostall.fusion.codegen.addresses import ZERO, first_of_missing, offset, terms
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place
 from nostall.fusion.codegen.schedule import Schedule
@@ -118,7 +118,7 @@ class Tile:
     def _iota(self, index: int, chunk: Chunk | None) -> Entry:
         node = self.graph[index]
         by_row, by_column = self._terms(self.mapping.places[index], (1,), chunk)
-        count = " + ".join(by_row + by_column) or "tl.zeros((1, 1), tl.int32)"
+        count = " + ".join(by_row + by_column) or ZERO
         dtype = computed(node.dtype)
         text = f"({count}).to({TRITON_DTYPES[dtype]})"
         start, step = node["start"], node["step"]
@@ -160,9 +160,8 @@ class Tile:
         at = known.index(operand)
         name = f"x{operand.source}{f'at{at}' if at else ''}{suffix}"
         start = offset(operand.places, node.strides, self.mapping.sizes).start
-        address = " + ".join(
-            [f"p{operand.source}", *([str(start)] if start else []), *by_row, *by_column]
-        )
+        begin = [f"p{operand.source}", *([str(start)] if start else [])]
+        address = " + ".join([*begin, *((by_row + by_column) or [ZERO])])
         masks = [self.rows.mask if by_row else None, chunk.mask if chunk and by_column else None]
         mask = " & ".join(m for m in masks if m)
         text = f"tl.load({address}{f', mask={mask}' if mask else ''})"
@@ -189,15 +188,13 @@ class Tile:
         if by_row:
             masks += [self.rows.mask] if self.rows.mask else []
             masks += first_of_missing(loops, self.rows.loops, sizes, self.rows.counter)
-        elif self.rows.first:
+        elif self.rows.loops or not chunk:
+            # Every program has this value; the first one writes it.
             masks.append(f"({self.rows.first})")
         if chunk:
             masks += [chunk.mask] if chunk.mask else []
             masks += first_of_missing(loops, self.columns, sizes, chunk.counter)
-        # One element needs a tensor of addresses too.
-        address = " + ".join([f"p{index}", *by_row, *by_column])
-        if not by_row and not by_column:
-            address += " + tl.zeros((1, 1), tl.int32)"
+        address = " + ".join([f"p{index}", *((by_row + by_column) or [ZERO])])
         text = stored(self.entries[index, chunk.suffix if chunk else ""].value.text, node.dtype)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         self.lines(f"tl.store({address}, {text}{mask})")
