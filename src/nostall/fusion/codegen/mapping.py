@@ -98,7 +98,7 @@ def map_pattern(graph: Graph, operators: Iterable[int]) -> Mapping:
             f"operators {chosen} look at the same values as axes without common factors; put what "
             "is before and what is after the view into different kernels"
         ) from None
-    drafts.join_reductions()
+    drafts.join()
     return drafts.settled()
 
 
@@ -195,11 +195,14 @@ class _Drafts:
                 )
             unify(own, place.row)
 
-    # -- loops that nothing ties down ------------------------------------------------------------
+    # -- loops that nothing ties together --------------------------------------------------------
 
-    def join_reductions(self) -> None:
-        """Let reductions share loops where they may: first those that read the same memory at the
-        same place, then those of the same length."""
+    def join(self) -> None:
+        """Let values share loops where nothing says that they are different.
+
+        First those that read the same memory at the same place, then reductions of the same
+        length, then what is left of values of the same shape.
+        """
         reads = [
             (source, places)
             for operands in self.operands.values()
@@ -214,35 +217,23 @@ class _Drafts:
         for at, later in enumerate(rows):
             for earlier in rows[:at]:
                 self._join(list(leaves(earlier)), list(leaves(later)))
+        values = [[a for row in rows for a in leaves(row)] for rows in self.own.values()]
+        widest = max(values, key=lambda row: math.prod(a.size for a in row))
+        for value in values:
+            self._join(list(leaves(widest)), list(leaves(value)))
 
     def _join(self, left: list[Axis], right: list[Axis]) -> None:
-        """Unify two rows of loops if only loops of reductions change and no value is then read
-        along a diagonal."""
+        """Unify two rows of loops unless some value would then be on a diagonal."""
         if [a.size for a in left] != [a.size for a in right]:
             return
-        free = self._free()
-        same: dict[int, Axis] = {}
-        for one, two in zip(left, right, strict=True):
-            if one is two:
-                continue
-            if id(two) in free:
-                same[id(two)] = one
-            elif id(one) in free:
-                same[id(one)] = two
-            else:
-                return
+        pairs = [(one, two) for one, two in zip(left, right, strict=True) if one is not two]
+        same = {id(two): one for one, two in pairs}
         for row in self._rows():
-            renamed = [same.get(id(a), a) for a in row]
-            if len({id(a) for a in renamed}) < len(renamed):
+            renamed = [same.get(id(axis), axis) for axis in row]
+            if len({id(axis) for axis in renamed}) < len(renamed):
                 return
-        for one, two in zip(left, right, strict=True):
-            if one is not two:
-                unify((one,), (two,))
-
-    def _free(self) -> set[int]:
-        """Loops of reductions that no value computed here has."""
-        tied = {id(a) for rows in self.own.values() for row in rows for a in leaves(row)}
-        return {id(a) for row in self.reduced.values() for a in leaves(row)} - tied
+        for one, two in pairs:
+            unify((one,), (two,))
 
     def _rows(self) -> Iterator[Row]:
         """The loops of every value and of every read."""

@@ -21,6 +21,8 @@ Scheme = Literal["thread", "warp", "block", "looped", "split", "column"]
 
 MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
+WIDE = 512
+"""Columns from which that is held to; of fewer, several rows share a warp and either may win."""
 WARP = 32
 REGISTERS_SM = 65536
 REGISTERS_THREAD = 255
@@ -162,7 +164,7 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         return f"{lanes} threads would repeat the work of {plan.rows * min(plan.chunks)}"
     if plan.scheme in ("warp", "block", "column"):
         idle = idle_share(of.column_count, plan.chunks)
-        if idle > MOST_IDLE and sum(plan.chunks) >= WARP and len(cut(of.column_count)) > 1:
+        if idle > MOST_IDLE and of.column_count >= WIDE:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
     needed = registers(of, plan)
     most = min(REGISTERS_THREAD, REGISTERS_SM // lanes)
