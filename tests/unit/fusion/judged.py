@@ -15,7 +15,7 @@ from nostall.fusion.codegen.region import StitchedGraph
 from nostall.fusion.graph import Graph, Node
 from nostall.fusion.reference import interpret
 
-BAND = 64
+BAND = 4096
 """Elements before and after every tensor that no kernel may touch."""
 TIMES_EAGER = 16
 """How much larger than operator-by-operator execution in fp32 the largest error may be."""

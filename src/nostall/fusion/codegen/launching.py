@@ -50,9 +50,7 @@ def _spec(program: Program, launch: Launch) -> LaunchSpec:
         Scalar(name=name, dtype="i32", value=value)
         for name, value in zip(COUNTS, launch.counts, strict=False)
     ]
-    return LaunchSpec(
-        grid=(*launch.grid, 1), args=(*buffers, *counts), num_warps=launch.num_warps
-    )
+    return LaunchSpec(grid=(*launch.grid, 1), args=(*buffers, *counts), num_warps=launch.num_warps)
 
 
 def _dtype(dtype: str) -> DType:

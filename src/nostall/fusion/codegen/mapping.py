@@ -226,13 +226,20 @@ class _Drafts:
         """Unify two rows of loops unless some value would then be on a diagonal."""
         if [a.size for a in left] != [a.size for a in right]:
             return
-        pairs = [(one, two) for one, two in zip(left, right, strict=True) if one is not two]
-        same = {id(two): one for one, two in pairs}
+        same: dict[int, Axis] = {}
+
+        def root(axis: Axis) -> Axis:
+            while id(axis) in same:
+                axis = same[id(axis)]
+            return axis
+
+        for one, two in zip(left, right, strict=True):
+            if root(one) is not root(two):
+                same[id(root(two))] = root(one)
         for row in self._rows():
-            renamed = [same.get(id(axis), axis) for axis in row]
-            if len({id(axis) for axis in renamed}) < len(renamed):
+            if len({id(root(axis)) for axis in row}) < len(row):
                 return
-        for one, two in pairs:
+        for one, two in zip(left, right, strict=True):
             unify((one,), (two,))
 
     def _rows(self) -> Iterator[Row]:
