@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
@@ -42,6 +43,8 @@ def different(of: Schedule) -> list[KernelPlan]:
 
 
 def programs(of: Schedule, plan: KernelPlan) -> float:
+    if plan.scheme == "thread":
+        return of.row_count / plan.chunks[0]
     return of.row_count / plan.rows * plan.parts
 
 
@@ -127,6 +130,7 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 def main() -> None:
     prepare()
+    torch.set_num_threads(1)
     folder, examples = Path(sys.argv[1]), int(sys.argv[2])
     found, seen = random_graphs(folder, examples)
     result = {

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = 8
+EXAMPLES = 5
 
 
 @pytest.fixture(scope="module")
