@@ -68,9 +68,11 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
         outputs = guarded(stitched)(*inputs)
         if ON_GPU:
             torch.cuda.synchronize()
-        wrong += judge(made.graph, inputs, outputs)
+        wrong += judge(stitched, inputs, outputs)
     except Stray as stray:
         wrong.append(str(stray))
+    except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
+        wrong.append(f"{type(error).__name__}: {error}")
     return wrong
 
 

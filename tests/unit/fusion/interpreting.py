@@ -51,7 +51,7 @@ def programs(of: Schedule, plan: KernelPlan) -> float:
 def wrong(graph: Graph, stitched: StitchedGraph, seed: int) -> list[str]:
     inputs = inputs_for(graph, seed)
     try:
-        return judge(graph, inputs, guarded(stitched)(*inputs))
+        return judge(stitched, inputs, guarded(stitched)(*inputs))
     except Stray as stray:
         return [str(stray)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -121,8 +121,15 @@ def inputs_for(
     return found
 
 
-def in_fp32(graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The graph operator by operator, floats in fp32; only casts round to less."""
+def in_memory(stitched: StitchedGraph) -> frozenset[int]:
+    """The values that stand in memory between kernels, where they have their dtype's width."""
+    kernels = (step for step in stitched.steps if not isinstance(step, int))
+    return frozenset(index for kernel in kernels for index in kernel.program.outputs)
+
+
+def in_fp32(graph: Graph, inputs: Sequence[Tensor], rounded: Container[int]) -> list[Tensor]:
+    """The graph operator by operator, floats in fp32; only casts and what is ``rounded`` are
+    narrower for a moment."""
     wide = [value.float() if value.dtype.is_floating_point else value for value in inputs]
     values: list[Tensor] = []
     given = iter(wide)
@@ -131,29 +138,32 @@ def in_fp32(graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
         operands = [values[index] for index in node.inputs]
         if node.op == "input":
             values.append(next(given))
-        elif node.op == "constant":
-            values.append(torch.full(node.shape, node["value"], dtype=getattr(torch, kept.dtype)))
-        elif node.op == "iota":
-            count = torch.arange(node.shape[0])
-            values.append((node["start"] + node["step"] * count).to(getattr(torch, kept.dtype)))
+        elif node.kind == "constant":
+            values.append(eager.known(kept, _DEVICE))
         elif node.kind == "layout":
             values.append(eager.view(node, operands[0]))
         elif node.op == "cast":
             values.append(operands[0].to(getattr(torch, node.dtype)).to(getattr(torch, kept.dtype)))
         else:
             values.append(eager.run(kept, operands))
+        if node.index in rounded and "float" in node.dtype:
+            values[-1] = values[-1].to(getattr(torch, node.dtype)).float()
     return [values[index] for index in graph.outputs]
 
 
-def judge(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[str]:
+def judge(
+    stitched: StitchedGraph, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[str]:
     """What is wrong with ``outputs``; nothing where they are right.
 
     Their error against fp64 may be the rounding of their dtype and 16 times the largest error of
-    PyTorch's operators in fp32 one by one.  NaN and Inf stand where fp64 or fp32 has them.
+    PyTorch's operators in fp32 one by one, with what lies between kernels in its own dtype.  NaN
+    and Inf stand where fp64 or fp32 has them.
     """
+    graph = stitched.graph
     on_cpu = [value.cpu() for value in inputs]
     exact = interpret(graph, [_array(value) for value in on_cpu])
-    single = in_fp32(graph, on_cpu)
+    single = in_fp32(graph, on_cpu, in_memory(stitched))
     wrong = []
     for index, got, wide, narrow in zip(graph.outputs, outputs, exact, single, strict=True):
         node = graph[index]

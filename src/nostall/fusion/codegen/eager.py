@@ -44,6 +44,18 @@ def view(node: Node, below: Tensor) -> Tensor:
     return found
 
 
+def known(node: Node, device: torch.device) -> Tensor:
+    """The value of a constant or a counter."""
+    dtype = getattr(torch, node.dtype)
+    found: Tensor
+    if node.op == "iota":
+        count = torch.arange(node.shape[0], device=device)
+        found = (node["start"] + node["step"] * count).to(dtype)
+    else:
+        found = torch.full(node.shape, node["value"], dtype=dtype, device=device)
+    return found
+
+
 def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
     found: Tensor
     if node.op in _SAME:
@@ -59,7 +71,6 @@ def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
 _SAME = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENTWISE) - {
     "cast",
     "copy",
-    "iota",
 }
 
 

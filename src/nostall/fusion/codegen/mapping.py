@@ -314,7 +314,8 @@ class _Drafts:
         for operands in self.operands.values():
             for source, places in operands:
                 node = self.graph[source]
-                yield source not in self.own, node, node.strides, places
+                in_memory = source not in self.own and node.kind != "constant"
+                yield in_memory, node, node.strides, places
         for index, places in self.seen.items():
             node = self.graph[self.graph[index].inputs[0]]
             yield False, node, contiguous(node.shape), places

@@ -29,14 +29,14 @@ def scheduled(graph: Graph, operators: Iterable[int]) -> Schedule:
     return schedule(map_pattern(graph, operators))
 
 
-def cover(graph: Graph) -> list[tuple[int, ...]]:
-    """A partition of the operators into sets that are kernels, grown greedily along producers.
+def cover(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
+    """A partition of operators (all, if none are said) into kernels, grown along producers.
 
     Not a plan to be proud of: it is for graphs that nobody explored, and for tests.  Operators for
     which there is no kernel stand alone.
     """
     groups: list[set[int]] = []
-    for index in graph.operators:
+    for index in graph.operators if operators is None else sorted(operators):
         near = [group for group in groups if group & set(graph.sources[index])]
         everything = {index}.union(*near)
         for union in (everything, *({index} | group for group in reversed(near)), {index}):
@@ -63,6 +63,11 @@ class StitchedGraph:
     steps: tuple[StitchedKernel | int, ...]
     refused: Counter[str]
 
+    @property
+    def kernels(self) -> int:
+        """Stitched patterns; the operators beside them run in PyTorch."""
+        return sum(not isinstance(step, int) for step in self.steps)
+
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs; they may be views of each other where the graph's are."""
         values: dict[int, Tensor] = dict(zip(self.graph.inputs, inputs, strict=True))
@@ -73,10 +78,7 @@ class StitchedGraph:
             else:
                 node = self.graph[step]
                 operands = [self._value(index, values, inputs) for index in node.inputs]
-                if node.op == "iota":
-                    values[step] = self._iota(step, inputs)
-                else:
-                    values[step] = eager.run(node, operands)
+                values[step] = eager.run(node, operands)
         return tuple(self._value(index, values, inputs) for index in self.graph.outputs)
 
     def _value(self, index: int, values: dict[int, Tensor], inputs: Sequence[Tensor]) -> Tensor:
@@ -85,18 +87,7 @@ class StitchedGraph:
             return values[index]
         if node.kind == "layout":
             return eager.view(node, self._value(node.inputs[0], values, inputs))
-        number = node["value"]
-        found: Tensor = torch.full(
-            node.shape, number, dtype=getattr(torch, node.dtype), device=_device(inputs)
-        )
-        return found
-
-    def _iota(self, index: int, inputs: Sequence[Tensor]) -> Tensor:
-        node = self.graph[index]
-        start, step = node["start"], node["step"]
-        count = torch.arange(node.shape[0], device=_device(inputs))
-        found: Tensor = (start + step * count).to(getattr(torch, node.dtype))
-        return found
+        return eager.known(node, _device(inputs))
 
 
 def _device(inputs: Sequence[Tensor]) -> torch.device:
@@ -121,6 +112,12 @@ def stitch(
     groups = [tuple(sorted(group)) for group in (cover(graph) if patterns is None else patterns)]
     held = {index for group in groups for index in group}
     groups += [(index,) for index in graph.operators if index not in held]
+    # A plan may be made of more than code generation can do; then smaller kernels do.
+    groups = [
+        part
+        for group in groups
+        for part in ([group] if _is_kernel(graph, group) else cover(graph, group))
+    ]
     order = graph.order(groups)
     if order is None:
         raise BadFusion(

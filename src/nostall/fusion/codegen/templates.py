@@ -346,8 +346,8 @@ def check_template(node: Node, operands: Sequence[Node]) -> None:
     """Raises :class:`BadFusion` where ``node`` cannot be written as Triton."""
     if node.kind == "reduce":
         reduction(node)
-    elif node.op != "iota":
-        values = [
-            constant(o) if o.kind == "constant" else Value("x", computed(o.dtype)) for o in operands
-        ]
-        expression(node, values)
+        return
+    values = [
+        constant(o) if o.op == "constant" else Value("x", computed(o.dtype)) for o in operands
+    ]
+    expression(node, values)

@@ -100,35 +100,23 @@ class Tile:
     def _operate(self, index: int, chunk: Chunk | None) -> None:
         node = self.graph[index]
         name = f"v{index}{chunk.suffix if chunk else ''}"
-        if node.op == "iota":
-            entry = self._iota(index, chunk)
+        operands = [self.operand(o, chunk) for o in self.mapping.operands[index]]
+        if node.kind == "reduce":
+            # It removes axes of 1 only.
+            how = reduction(node)
+            value = how.result(how.partial(operands[0].value))
         else:
-            operands = [self.operand(o, chunk) for o in self.mapping.operands[index]]
-            if node.kind == "reduce":
-                # It removes axes of 1 only.
-                how = reduction(node)
-                value = how.result(how.partial(operands[0].value))
-            else:
-                value = expression(node, [o.value for o in operands])
-            entry = Entry(value, any(o.rows for o in operands), any(o.columns for o in operands))
+            value = expression(node, [o.value for o in operands])
+        entry = Entry(value, any(o.rows for o in operands), any(o.columns for o in operands))
         self.lines(f"{name} = {entry.value.text}")
         named = Entry(Value(name, entry.value.dtype), entry.rows, entry.columns)
         self.entries[index, chunk.suffix if chunk else ""] = named
 
-    def _iota(self, index: int, chunk: Chunk | None) -> Entry:
-        node = self.graph[index]
-        by_row, by_column = self._terms(self.mapping.places[index], (1,), chunk)
-        count = " + ".join(by_row + by_column) or ZERO
-        dtype = computed(node.dtype)
-        text = f"({count}).to({TRITON_DTYPES[dtype]})"
-        start, step = node["start"], node["step"]
-        text = text if step == 1 else f"{text} * {step}"
-        text = text if start == 0 else f"{start} + {text}"
-        return Entry(Value(text, dtype), bool(by_row), bool(by_column))
-
     def operand(self, operand: Operand, chunk: Chunk | None) -> Entry:
         """The value of an operand, for the columns of ``chunk`` where it has any."""
         node = self.graph[operand.source]
+        if node.op == "iota":
+            return self._iota(operand, chunk)
         if node.kind == "constant":
             return Entry(constant(node))
         if operand.source in self.mapping.places:
@@ -136,6 +124,19 @@ class Tile:
             assert chunk or not wide
             return self.entries[operand.source, chunk.suffix if chunk and wide else ""]
         return self._read(operand, chunk)
+
+    def _iota(self, operand: Operand, chunk: Chunk | None) -> Entry:
+        """A counter: its value follows from its place."""
+        node = self.graph[operand.source]
+        by_row, by_column = self._terms(operand.places, (1,), chunk)
+        begin = offset(operand.places, (1,), self.mapping.sizes).start
+        count = " + ".join([*([str(begin)] if begin else []), *((by_row + by_column) or [ZERO])])
+        dtype = computed(node.dtype)
+        text = f"({count}).to({TRITON_DTYPES[dtype]})"
+        start, step = node["start"], node["step"]
+        text = text if step == 1 else f"{text} * {step}"
+        text = text if start == 0 else f"({start} + {text})"
+        return Entry(Value(text, dtype), bool(by_row), bool(by_column))
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -185,9 +186,14 @@ class Tile:
         by_row, by_column = self._terms(places, node.strides, chunk)
         loops, sizes = self.mapping.loops[index], self.mapping.sizes
         masks = [f"({only})"] if only else []
+        entry = self.entries[index, chunk.suffix if chunk else ""]
         if by_row:
             masks += [self.rows.mask] if self.rows.mask else []
             masks += first_of_missing(loops, self.rows.loops, sizes, self.rows.counter)
+        elif entry.rows:
+            # All rows have the same value.
+            by_row = [f"{self.rows.counter} * 0"]
+            masks.append(f"({self.rows.counter} == 0)")
         elif self.rows.loops or not chunk:
             # Every program has this value; the first one writes it.
             masks.append(f"({self.rows.first})")
@@ -195,7 +201,7 @@ class Tile:
             masks += [chunk.mask] if chunk.mask else []
             masks += first_of_missing(loops, self.columns, sizes, chunk.counter)
         address = " + ".join([f"p{index}", *((by_row + by_column) or [ZERO])])
-        text = stored(self.entries[index, chunk.suffix if chunk else ""].value.text, node.dtype)
+        text = stored(entry.value.text, node.dtype)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         self.lines(f"tl.store({address}, {text}{mask})")
 
