@@ -65,8 +65,8 @@ def fuse(
     It is traced when it is called, again for other shapes.  What cannot be stitched runs as it was
     and is counted in :attr:`Fused.refused`.
     """
-    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
 
     fused = Fused(function)
 

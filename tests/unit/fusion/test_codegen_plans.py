@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from nostall.fusion import BadFusion, Builder
 from nostall.fusion.codegen.axes import Axis, Mismatch, leaves, regroup, unify
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.mapping import map_pattern
-from nostall.fusion.codegen.plan import MOST_IDLE, KernelPlan, cut, idle_share, plans
+from nostall.fusion.codegen.plan import MOST_IDLE, KernelPlan, cut, idle_share, plans, power_above
 from nostall.fusion.codegen.schedule import Schedule, schedule
 from nostall.fusion.graph import Graph
 
@@ -145,6 +148,17 @@ def test_a_cut_leaves_few_lanes_idle(columns: int) -> None:
     assert 0 <= idle_share(columns, chunks) <= MOST_IDLE
     assert sum(chunks[:-1]) < columns
     assert list(chunks) == sorted(chunks, reverse=True)
+
+
+def test_the_table_in_the_docs_is_what_cut_does() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "fusion_codegen.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) % \| ([\d +]+) \| ([\d.]+) % \|$", text, re.M)
+    assert len(rows) >= 8
+    for columns, one, chunks, masked in rows:
+        count = int(columns)
+        assert chunks == " + ".join(map(str, cut(count)))
+        assert one == f"{100 * idle_share(count, (power_above(count),)):.1f}"
+        assert masked == f"{100 * idle_share(count, cut(count)):.1f}"
 
 
 def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
