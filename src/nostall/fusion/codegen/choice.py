@@ -20,6 +20,7 @@ LAUNCH_S = 1.3e-6
 # again to cover what they do in between.
 THREADS_TO_FILL_SM = 1024
 BYTES_AT_ONCE = 16
+SECTOR_BYTES = 32
 
 
 def first_choice(of: Schedule) -> KernelPlan:
@@ -59,6 +60,9 @@ def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
     widest = max((of.mapping.graph[i].bytes for i in of.mapping.inputs), default=0)
     per_element = max(1.0, widest / max(1, of.row_count * max(1, of.column_count)))
     busy *= min(1.0, max(0.25, plan.elements_per_thread * per_element / BYTES_AT_ONCE))
+    # Memory gives 32 bytes at least; where rows lie along it, a tile reads as many as it has rows.
+    along = plan.rows if of.columns and len(of.mapping.sizes) - 1 in of.rows else plan.chunks[0]
+    busy *= min(1.0, along * per_element / SECTOR_BYTES)
     # More than a few accesses for each thread only cost registers.
     crowding = 1 + 0.02 * max(0.0, plan.elements_per_thread * per_element / BYTES_AT_ONCE - 2)
     return (reads + writes) / COPY_BYTES_PER_S / busy * crowding + launches * LAUNCH_S
