@@ -63,3 +63,10 @@ def test_a_gain_counts_only_beyond_the_null() -> None:
     noisy = [time * (1.2 if i % 2 else 0.8) for i, time in enumerate(steady)]
     found = compared({**samples, "eager again": noisy, "stitched": [t * 0.49 for t in steady]})
     assert found["compile"]["verdict"] == "same"
+
+
+def test_a_row_that_is_read_again_stays_in_the_cache() -> None:
+    """Many rows in a program would fill L2 and have every pass go to memory."""
+    graph = graph_of(CHAINS["log-sum-exp + softmax 8192x32000"])
+    plan = first_choice(scheduled(graph, graph.operators))
+    assert (plan.scheme, plan.rows) == ("looped", 1)
