@@ -168,6 +168,14 @@ def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
     assert any(plan.chunks == (2048, 1024) for plan in found.legal)
 
 
+def test_a_row_of_32000_can_be_held_by_a_block() -> None:
+    found = plans(scheduled(layer_norm((64, 32000), "float16")))
+    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal)
+    reasons = [r.reason for r in found.refused if r.plan == KernelPlan("block", 1, (32768,), 2)]
+    assert len(reasons) == 1
+    assert "255 at 64 threads" in reasons[0]
+
+
 def test_a_plan_that_was_refused_is_not_emitted() -> None:
     of = scheduled(layer_norm((64, 3000), "float16"))
     with pytest.raises(BadFusion, match="take one of"):

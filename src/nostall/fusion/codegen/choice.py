@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.passes import passes
-from nostall.fusion.codegen.plan import WARP, KernelPlan, idle_share, plans
+from nostall.fusion.codegen.plan import (
+    MOST_SHARE,
+    WARP,
+    KernelPlan,
+    idle_share,
+    most_registers,
+    plans,
+    registers,
+)
 from nostall.fusion.codegen.schedule import Schedule
 
 # H200: 132 SMs; copy bandwidth as measured for issue 5 of this project; the launch cost under CUDA
@@ -73,4 +81,6 @@ def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
     busy *= min(1.0, along * per_element / SECTOR_BYTES)
     # More than a few accesses for each thread only cost registers.
     crowding = 1 + 0.02 * max(0.0, plan.elements_per_thread * per_element / BYTES_AT_ONCE - 2)
+    # What may not fit into registers may be spilled.
+    crowding *= max(1.0, registers(of, plan, MOST_SHARE) / most_registers(plan))
     return (reads + writes) / COPY_BYTES_PER_S / busy * crowding + launches * LAUNCH_S
