@@ -1,16 +1,13 @@
-"""Run in a process of its own: fused PyTorch functions in Triton's interpreter, results as JSON."""
+"""Fused PyTorch functions in Triton's interpreter; run by ``tests.unit.fusion.interpreting``."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.fuse import fuse
 
 
@@ -31,11 +28,9 @@ def largest(one: Tensor, other: Tensor) -> float:
     return float((one - other).detach().abs().max())
 
 
-def main() -> None:
-    prepare()
-    torch.set_num_threads(1)
+def fused_and_plain(folder: Path) -> dict[str, object]:
+    """Largest differences between fused functions and the same without, kernels, refusals."""
     torch.manual_seed(0)
-    folder = Path(sys.argv[1])
     model, x = Block(), torch.randn(3, 4, 24)
     fused = fuse(model, folder=folder)
     result: dict[str, object] = {}
@@ -50,20 +45,12 @@ def main() -> None:
         largest(p.grad, want) for p, want in zip(model.parameters(), gradients, strict=True)
     )
     result["graphs"] = [graph.kernels for graph in fused.graphs]
-    # Another shape is another trace; a structured result and a number come back as they were.
-    other = torch.randn(2, 24)
 
     def several(a: Tensor, scale: float) -> dict[str, Tensor]:
         return {"sum": (a * scale).sum(-1), "sorted": torch.sort(a.exp(), -1).values}
 
-    more = fuse(several, folder=folder)
-    with torch.no_grad():
-        result["other shape"] = largest(fused(other), model(other))
-        found, want = more(other, 2.0), several(other, 2.0)
+    more, other = fuse(several, folder=folder), torch.randn(2, 24)
+    found, want = more(other, 2.0), several(other, 2.0)
     result["structure"] = {key: largest(found[key], want[key]) for key in want}
     result["refused"] = [f"{operator}: {why}" for why, operator in more.refused]
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
+    return result

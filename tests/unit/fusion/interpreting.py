@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from tests.unit.fusion.fusing import fused_and_plain
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.patterns import PATTERNS
@@ -138,6 +139,7 @@ def main() -> None:
         "random": found,
         "seen": seen,
         "broken": dict(broken(folder)),
+        "fused": fused_and_plain(folder),
     }
     print(json.dumps(result))
 

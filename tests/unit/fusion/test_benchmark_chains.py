@@ -17,7 +17,6 @@ from nostall.fusion.codegen.region import cover, scheduled
 FIRST = {
     "softmax + mask 16384x3000": "block 1x2048+1024",
     "log-sum-exp + softmax 64x131072": "split",
-    "norm backward 8192x4096": "column",
     "SwiGLU 16384x5504": "thread",
 }
 

@@ -47,17 +47,9 @@ def _everything() -> Graph:
     )
 
 
-def wide_sum() -> Graph:
-    """A row for which one program is not enough."""
-    build = Builder()
-    x = build.input((4, 32000), "bfloat16")
-    return build.graph(build("exp", build("sum", x, dims=(1,), keepdim=True)))
-
-
 CASES = {
     "two chunks": (layer_norm((64, 3000), "bfloat16"), KernelPlan("block", 1, (2048, 1024), 4)),
     "column": (norm_backward((64, 768), "bfloat16"), KernelPlan("column", 1, (512, 256), 8, 16)),
-    "split": (wide_sum(), KernelPlan("split", 1, (4096,), 16, 4)),
     "everything": (_everything(), KernelPlan("warp", 4, (64,), 4)),
 }
 

@@ -22,8 +22,9 @@ EXAMPLES = 5
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
+    what = ("tests.unit.fusion.interpreting", str(folder), str(EXAMPLES))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.fusion.interpreting", str(folder), str(EXAMPLES)],
+        [sys.executable, "-W", "ignore", "-m", *what],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -48,3 +49,15 @@ def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
 def test_damaged_kernels_are_found(interpreted: Any) -> None:
     assert len(interpreted["broken"]) == 6
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
+
+
+def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> None:
+    result = interpreted["fused"]
+    assert result["forward"] < 1e-5
+    assert result["backward"] < 1e-4
+    forward, backward = result["graphs"]
+    assert forward >= 3
+    assert backward >= 3
+    assert result["structure"].keys() == {"sum", "sorted"}
+    assert max(result["structure"].values()) < 1e-5
+    assert result["refused"] == ["aten.sort.default: unsupported operator"]

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from nostall.fusion.codegen.axes import Axis, Mismatch, Row, fresh, leaves, regroup, unify
+from nostall.fusion.codegen.axes import Axis, Mismatch, Row, fresh, leaves, unify
 from nostall.fusion.codegen.templates import check_template
+from nostall.fusion.codegen.views import Draft, Drafted, through
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import Graph, Node
 from nostall.fusion.operations import COMPUTE
@@ -115,22 +116,6 @@ def _check(graph: Graph, node: Node) -> None:
     check_template(node, [graph[graph.base(index)] for index in node.inputs])
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A :class:`Place` before the loops are known."""
-
-    row: Row
-    start: int = 0
-    step: int = 1
-
-    def covers(self, size: int) -> bool:
-        """Whether it goes through the whole axis of ``size``, in order."""
-        return math.prod(a.size for a in self.row) == size and (self.start, self.step) == (0, 1)
-
-
-_Drafted = tuple[_Draft, ...]
-
-
 class _Drafts:
     """The propagation itself: places of values and of reads, made of axes not yet known."""
 
@@ -138,9 +123,9 @@ class _Drafts:
         self.graph = graph
         self.operators = operators
         self.own = {i: tuple(fresh(size) for size in graph[i].shape) for i in operators}
-        self.operands: dict[int, list[tuple[int, _Drafted]]] = {}
+        self.operands: dict[int, list[tuple[int, Drafted]]] = {}
         self.reduced: dict[int, Row] = {}
-        self.seen: dict[int, _Drafted] = {}
+        self.seen: dict[int, Drafted] = {}
         """What reductions read, before views: a broadcast axis has its loop here only."""
 
     # -- what operators and views say ------------------------------------------------------------
@@ -153,20 +138,20 @@ class _Drafts:
                 seen = (
                     self._reduction(node) if node.kind == "reduce" else self._spread(node, operand)
                 )
-                source, places = _through(self.graph, operand, seen)
+                source, places = through(self.graph, operand, seen)
                 if source in self.own:
                     self._agree(node, source, places)
                 self.operands[index].append((source, places))
 
-    def _spread(self, node: Node, operand: int) -> _Drafted:
+    def _spread(self, node: Node, operand: int) -> Drafted:
         """The operand of an elementwise operator; its axes of 1 are broadcast."""
         shape = self.graph[operand].shape
         aligned = self.own[node.index][len(node.shape) - len(shape) :]
         return tuple(
-            _Draft(row if size > 1 else ()) for row, size in zip(aligned, shape, strict=True)
+            Draft(row if size > 1 else ()) for row, size in zip(aligned, shape, strict=True)
         )
 
-    def _reduction(self, node: Node) -> _Drafted:
+    def _reduction(self, node: Node) -> Drafted:
         """The operand of a reduction: its kept axes, and new loops for those it removes."""
         kept = iter(self.own[node.index])
         rows = []
@@ -178,12 +163,12 @@ class _Drafts:
                 next(kept)
             if removed:
                 gone.extend(row)
-            rows.append(_Draft(row))
+            rows.append(Draft(row))
         self.reduced[node.index] = tuple(gone)
         self.seen[node.index] = tuple(rows)
         return tuple(rows)
 
-    def _agree(self, node: Node, source: int, places: _Drafted) -> None:
+    def _agree(self, node: Node, source: int, places: Drafted) -> None:
         """A value computed here is read where it is made."""
         for own, place, size in zip(
             self.own[source], places, self.graph[source].shape, strict=True
@@ -305,11 +290,11 @@ class _Drafts:
             )
         return best[1]
 
-    def _tensors(self) -> Iterator[tuple[bool, Node, Shape, _Drafted]]:
+    def _tensors(self) -> Iterator[tuple[bool, Node, Shape, Drafted]]:
         """Every tensor with its places: whether it is in memory, the node, the strides."""
         for index, rows in self.own.items():
             node = self.graph[index]
-            places = tuple(_Draft(row) for row in rows)
+            places = tuple(Draft(row) for row in rows)
             yield index in self.graph.results, node, node.strides, places
         for operands in self.operands.values():
             for source, places in operands:
@@ -321,15 +306,15 @@ class _Drafts:
             yield False, node, contiguous(node.shape), places
 
 
-def _loops(places: _Drafted) -> list[Axis]:
+def _loops(places: Drafted) -> list[Axis]:
     return [axis for place in places for axis in leaves(place.row)]
 
 
-def _steps(places: _Drafted) -> list[tuple[int, int]]:
+def _steps(places: Drafted) -> list[tuple[int, int]]:
     return [(place.start, place.step) for place in places]
 
 
-def _by_stride(strides: Shape, places: _Drafted) -> list[Axis]:
+def _by_stride(strides: Shape, places: Drafted) -> list[Axis]:
     """The loops of a tensor, the one with the longest step in memory first."""
     weighed: list[tuple[int, Axis]] = []
     for place, stride in zip(places, strides, strict=True):
@@ -338,63 +323,3 @@ def _by_stride(strides: Shape, places: _Drafted) -> list[Axis]:
             inner = math.prod(other.size for other in row[at + 1 :])
             weighed.append((stride * place.step * inner, axis))
     return [axis for _, axis in sorted(weighed, key=lambda pair: -pair[0])]
-
-
-# -- views -----------------------------------------------------------------------------------------
-
-
-def _through(graph: Graph, index: int, places: _Drafted) -> tuple[int, _Drafted]:
-    """The node under a chain of views, and where it is read when ``index`` is at ``places``."""
-    while graph[index].kind == "layout":
-        node = graph[index]
-        below = graph[node.inputs[0]]
-        if node.op == "permute":
-            back = dict(zip(node.dims, places, strict=True))
-            places = tuple(back[axis] for axis in range(len(places)))
-        elif node.op == "expand":
-            aligned = places[len(places) - len(below.shape) :]
-            places = tuple(
-                place if size > 1 else _Draft(())
-                for place, size in zip(aligned, below.shape, strict=True)
-            )
-        elif node.op == "slice":
-            places = _sliced(node, places)
-        else:
-            places = _viewed(node, below, places)
-        index = below.index
-    return index, places
-
-
-def _sliced(node: Node, places: _Drafted) -> _Drafted:
-    dim, start, step = node["dim"], node["start"], node["step"]
-    assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
-    old = places[dim]
-    cut = _Draft(old.row, start + step * old.start, step * old.step)
-    return (*places[:dim], cut, *places[dim + 1 :])
-
-
-def _viewed(node: Node, below: Node, places: _Drafted) -> _Drafted:
-    """Places in the tensor under a view: axes in runs of equal product are regrouped."""
-    above = [(s, p) for s, p in zip(node.shape, places, strict=True) if s > 1]
-    under = [size for size in below.shape if size > 1]
-    found: list[_Draft] = []
-    i = j = 0
-    while i < len(above):
-        run, sizes = [above[i]], [under[j]]
-        i, j = i + 1, j + 1
-        while (have := math.prod(s for s, _ in run)) != (want := math.prod(sizes)):
-            if have < want:
-                run.append(above[i])
-                i += 1
-            else:
-                sizes.append(under[j])
-                j += 1
-        if len(run) == len(sizes) == 1:
-            found.append(run[0][1])
-            continue
-        if not all(place.covers(size) for size, place in run):
-            raise BadFusion(f"{node} is a view of a slice; put them into different kernels")
-        row = [axis for _, place in run for axis in place.row]
-        found.extend(_Draft(group) for group in regroup(row, sizes))
-    rest = iter(found)
-    return tuple(next(rest) if size > 1 else _Draft(()) for size in below.shape)
