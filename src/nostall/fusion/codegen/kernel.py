@@ -64,7 +64,10 @@ class StitchedKernel:
             tensors[f"p{index}"] = tensor
         for function, launch in zip(self.functions, self.program.launches, strict=True):
             arguments = [tensors[name] for name in launch.arguments]
-            function[launch.grid](*arguments, *launch.counts, num_warps=launch.num_warps)
+            # Triton's default for fused multiply-adds changes with its version.
+            function[launch.grid](
+                *arguments, *launch.counts, num_warps=launch.num_warps, enable_fp_fusion=True
+            )
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self.program.inputs):
