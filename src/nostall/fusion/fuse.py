@@ -145,8 +145,9 @@ class StitchedModule:
             if isinstance(step.what, StitchedGraph):
                 results = step.what(*map(value, step.reads))
             else:
-                results = (step.what.target(*map_arg(step.what.args, held),
-                                            **map_arg(step.what.kwargs, held)),)  # fmt: skip
+                call = step.what
+                arguments, named = map_arg(call.args, held), map_arg(call.kwargs, held)
+                results = (call.target(*arguments, **named),)
             known.update(zip(step.gives, results, strict=True))
             for index in step.last_read:
                 del known[index]
