@@ -1,0 +1,186 @@
+"""Chains of memory-bound operators as users write them, at the sizes of issue 5 and beyond.
+
+Every chain is a function of tensors.  Backward passes are ATen's own calls, so that each method
+sees the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+HALF, SINGLE, BOOL = torch.float16, torch.float32, torch.bool
+_aten = torch.ops.aten
+
+
+Given = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of an input."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A program and the shape and dtype of each of its inputs."""
+
+    name: str
+    function: Callable[..., Tensor | tuple[Tensor, ...]]
+    inputs: tuple[Given, ...]
+
+    def tensors(self, device: torch.device | str) -> list[Tensor]:
+        """Random inputs; under a fake mode they cost nothing."""
+        made = []
+        for shape, dtype in self.inputs:
+            value = torch.rand(shape, device=device)
+            made.append(value < 0.8 if dtype == BOOL else ((value - 0.5) * 4).to(dtype))
+        return made
+
+
+def norm_gelu_mask(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, x.shape[-1:], weight, bias)) * mask
+
+
+def residual_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    rms = torch.rsqrt(total.float().square().mean(-1, keepdim=True) + 1e-6)
+    return (total * rms).to(x.dtype) * weight, total
+
+
+def double_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    first = F.layer_norm(x + residual, x.shape[-1:], weight, bias)
+    return F.layer_norm(F.silu(first) + residual, x.shape[-1:], weight, bias)
+
+
+def norm_quantise(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """RMSNorm, then int8 with a scale for each row."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight
+    scale = normed.abs().amax(-1, keepdim=True) / 127
+    return torch.clamp(torch.round(normed / scale), -127, 127).to(torch.int8), scale
+
+
+def softmax_mask(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, x * 0.125, -1e4).softmax(-1)
+
+
+def lse_and_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
+    wide = x.float()
+    return torch.logsumexp(wide, -1), wide.softmax(-1).to(x.dtype)
+
+
+def log_softmax_entropy(x: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = x.float().log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1), log_p.to(x.dtype)
+
+
+def norm_backward(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = _aten.native_layer_norm_backward(
+        dy, x, list(x.shape[-1:]), mean, rstd, weight, bias, [True, True, True]
+    )
+    return found
+
+
+def softmax_backward(dy: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    gradient = _aten._softmax_backward_data(dy, y, -1, y.dtype)
+    return torch.where(mask, gradient * 0.125, 0.0)
+
+
+def swiglu(a: Tensor, b: Tensor) -> Tensor:
+    return F.silu(a) * b
+
+
+def swiglu_backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    gate = torch.sigmoid(a)
+    silu = a * gate
+    return dy * b * (gate + silu * (1 - gate)), dy * silu
+
+
+def bias_gelu_backward(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    dx = _aten.gelu_backward(dy, x + bias)
+    return dx, dx.sum(0)
+
+
+def lstm_cell(gates: Tensor, bias: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = (gates + bias).chunk(4, -1)
+    new = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(new), new
+
+
+def pooled_attention(scores: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    """Weights over a history, as recommenders pool it: (batch, time) and (batch, time, width)."""
+    weights = torch.where(mask, scores, -1e4).softmax(-1)
+    return (weights[..., None] * values).sum(1)
+
+
+def channel_softmax(x: Tensor) -> Tensor:
+    """Over an outer axis."""
+    return x.softmax(1)
+
+
+def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Groups of 16 channels; written out, because ATen's own call restrides its result."""
+    batch, channels = x.shape[:2]
+    grouped = x.float().view(batch, channels // 16, -1)
+    mean = grouped.mean(-1, keepdim=True)
+    variance = (grouped - mean).square().mean(-1, keepdim=True)
+    normed = ((grouped - mean) * torch.rsqrt(variance + 1e-5)).view(x.shape)
+    return F.silu(normed * weight[:, None, None] + bias[:, None, None]).to(x.dtype)
+
+
+def _rows(
+    rows: int, columns: int, dtype: torch.dtype = HALF
+) -> tuple[tuple[int, ...], torch.dtype]:
+    return (rows, columns), dtype
+
+
+def _vector(columns: int, dtype: torch.dtype = HALF) -> Given:
+    return (columns,), dtype
+
+
+def _norm_inputs(rows: int, columns: int) -> Sequence[Given]:
+    return [_rows(rows, columns), *[_rows(rows, 1, SINGLE)] * 2, *[_vector(columns)] * 2]
+
+
+def _chains() -> list[Chain]:
+    found: list[Chain] = []
+
+    def add(name: str, function: Callable[..., object], *inputs: object) -> None:
+        found.append(Chain(name, function, tuple(inputs)))  # type: ignore[arg-type]
+
+    for m, n in ((65536, 768), (4096, 5000), (16384, 3000)):
+        add(f"norm + gelu + mask {m}x{n}", norm_gelu_mask,
+            _rows(m, n), _vector(n), _vector(n), _rows(m, n))  # fmt: skip
+    for m, n in ((16384, 4096), (8192, 5120), (4096, 12288)):
+        add(f"residual + RMSNorm {m}x{n}", residual_norm, _rows(m, n), _rows(m, n), _vector(n))
+    for m, n in ((16384, 2048), (16384, 2500)):
+        add(f"double norm {m}x{n}", double_norm,
+            _rows(m, n), _rows(m, n), _vector(n), _vector(n))  # fmt: skip
+    for m, n in ((16384, 4096), (8192, 7168)):
+        add(f"RMSNorm + int8 {m}x{n}", norm_quantise, _rows(m, n), _vector(n))
+    for m, n in ((32768, 1024), (16384, 3000)):
+        add(f"softmax + mask {m}x{n}", softmax_mask, _rows(m, n), _rows(m, n, BOOL))
+        add(f"softmax backward {m}x{n}", softmax_backward,
+            _rows(m, n), _rows(m, n), _rows(m, n, BOOL))  # fmt: skip
+    for m, n in ((8192, 32000), (64, 131072)):
+        add(f"log-sum-exp + softmax {m}x{n}", lse_and_gradient, _rows(m, n))
+    add("log-softmax + entropy 8192x5000", log_softmax_entropy, _rows(8192, 5000))
+    for m, n in ((8192, 4096), (16384, 3000)):
+        add(f"norm backward {m}x{n}", norm_backward, _rows(m, n), *_norm_inputs(m, n))
+    add("SwiGLU 16384x5504", swiglu, _rows(16384, 5504), _rows(16384, 5504))
+    add("SwiGLU backward 16384x5504", swiglu_backward, *[_rows(16384, 5504)] * 3)
+    add("bias + gelu backward 16384x3072", bias_gelu_backward,
+        _rows(16384, 3072), _rows(16384, 3072), _vector(3072))  # fmt: skip
+    add("LSTM cell 8192x1024", lstm_cell, _rows(8192, 4096), _vector(4096), _rows(8192, 1024))
+    add("attention pooling 2048x200x128", pooled_attention,
+        _rows(2048, 200), _rows(2048, 200, BOOL), ((2048, 200, 128), HALF))  # fmt: skip
+    add("softmax over channels 32x150x64x64", channel_softmax, ((32, 150, 64, 64), HALF))
+    add("group norm + silu 32x512x32x32", group_norm_silu,
+        ((32, 512, 32, 32), HALF), _vector(512), _vector(512))  # fmt: skip
+    return found
+
+
+CHAINS = {chain.name: chain for chain in _chains()}

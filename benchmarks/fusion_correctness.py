@@ -1,0 +1,136 @@
+"""Random operator graphs, stitched and compared with fp64: in Triton's interpreter, or on a GPU.
+
+    python -m benchmarks.fusion_correctness --graphs 300 [--out FILE] [--seed N]
+
+Where there is a GPU, kernels are compiled and all dtypes take part; elsewhere they are interpreted
+and inputs are fp32, fp16, int32 and bool.  Every graph runs with a plan of each kernel that is
+drawn by chance, every tensor lies between guard bands, a third of the graphs get NaN, Inf and -0.0.
+Exit code 1 where a graph is wrong or an operator was not stitched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from tests.unit.fusion.generated import Made, operator_graphs
+from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+
+from benchmarks.provenance import save
+from nostall.fusion.codegen.interpreted import prepare
+from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.region import stitch
+from nostall.fusion.codegen.schedule import Schedule
+
+ON_GPU = torch.cuda.is_available()
+FLOATS = ("float32", "float16", "bfloat16") if ON_GPU else ("float32", "float16")
+MOST_INTERPRETED = 64
+"""Programs of one kernel that the interpreter should run."""
+
+
+def drawn(of: Schedule, draw: random.Random) -> KernelPlan:
+    """A legal plan: first its scheme by chance, so that rare ones are not rare here."""
+    legal = plans(of).legal
+    if not ON_GPU:
+        few = [p for p in legal if of.row_count / p.rows * p.parts <= MOST_INTERPRETED]
+        legal = tuple(few) or legal
+    schemes: dict[tuple[str, bool], list[KernelPlan]] = {}
+    for plan in legal:
+        schemes.setdefault((plan.scheme, len(plan.chunks) > 1), []).append(plan)
+    return draw.choice(schemes[draw.choice(sorted(schemes))])
+
+
+def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
+    """What is wrong with one graph; counts schemes, kernels and refusals."""
+    draw = random.Random(made.seed)
+
+    def choice(of: Schedule) -> KernelPlan:
+        plan = drawn(of, draw)
+        seen[f"{plan.scheme}, chunks" if len(plan.chunks) > 1 else plan.scheme] += 1
+        return plan
+
+    stitched = stitch(made.graph, choice=choice, folder=folder)
+    seen["graphs"] += 1
+    seen["graphs with NaN and Inf"] += made.seed % 3 == 0
+    seen["kernels"] += sum(not isinstance(step, int) for step in stitched.steps)
+    wrong = [f"not stitched: {reason}" for reason in stitched.refused]
+    inputs = inputs_for(made.graph, made.seed, "cuda" if ON_GPU else "cpu")
+    try:
+        outputs = guarded(stitched)(*inputs)
+        if ON_GPU:
+            torch.cuda.synchronize()
+        wrong += judge(stitched, inputs, outputs)
+    except Stray as stray:
+        wrong.append(str(stray))
+    except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
+        wrong.append(f"{type(error).__name__}: {error}")
+    return wrong
+
+
+def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
+    """``graphs`` graphs from the hypothesis generator; the record to keep."""
+    seen: Counter[str] = Counter()
+    failures: list[dict[str, Any]] = []
+    started = time.monotonic()
+
+    @seed(chosen)
+    @settings(
+        max_examples=graphs,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operator_graphs(FLOATS))
+    def check(made: Made) -> None:
+        if wrong := one(made, folder, seen):
+            failures.append({"graph": str(made.graph), "seed": made.seed, "wrong": wrong})
+        if seen["graphs"] % 50 == 0:
+            print(f"{seen['graphs']} graphs, {len(failures)} wrong", file=sys.stderr, flush=True)
+
+    check()
+    return {
+        "how": "compiled" if ON_GPU else "Triton's interpreter",
+        "gpu": torch.cuda.get_device_name() if ON_GPU else None,
+        "torch": torch.__version__,
+        "floats": FLOATS,
+        "seed": chosen,
+        "seconds": round(time.monotonic() - started, 1),
+        "seen": dict(sorted(seen.items())),
+        "wrong": failures,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--graphs", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if not ON_GPU:
+        os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
+        prepare()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
+        record = measured(options.graphs, options.seed, Path(folder))
+    if options.out:
+        save(options.out, **record)
+    seen = record["seen"]
+    print(
+        f"{seen['graphs']} graphs, {seen['kernels']} kernels, {len(record['wrong'])} wrong "
+        f"({record['how']}, {record['seconds']} s)"
+    )
+    sys.exit(bool(record["wrong"]))
+
+
+if __name__ == "__main__":
+    main()

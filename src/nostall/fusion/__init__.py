@@ -1,0 +1,17 @@
+"""Fusion of memory-intensive operators: which of them become one kernel, and at what cost."""
+
+from nostall.fusion.build import Builder
+from nostall.fusion.errors import BadCapture, BadFusion, BadGraph
+from nostall.fusion.graph import Graph, Node
+from nostall.fusion.operations import OPERATIONS, Operation
+
+__all__ = [
+    "OPERATIONS",
+    "BadCapture",
+    "BadFusion",
+    "BadGraph",
+    "Builder",
+    "Graph",
+    "Node",
+    "Operation",
+]

@@ -1,0 +1,474 @@
+"""ATen operators in terms of nostall's: one rule each, in a table.
+
+A rule gets what it lowers and returns the node of the result (or a tuple of nodes).  It raises
+:class:`Unfit` where the operator, called like this, is none that a fused kernel computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from nostall.fusion.build import Builder
+from nostall.fusion.operations import OPERATIONS, Attribute
+from nostall.fusion.shapes import Shape
+
+Value = int | tuple[int, ...]
+"""A node of the operator graph, or one for each part of a result of several tensors."""
+
+MOST_FLOPS_PER_BYTE = 8.0
+"""A batched product is fused where it waits for memory even without tensor cores: an H200 does
+67e12 fp32 operations a second without them (vendor) and copies 4.3e12 bytes; half of that ratio."""
+
+
+class Unfit(Exception):
+    """Why an operator is left to others; the text is counted, so it names no sizes."""
+
+
+class Call:
+    """One ATen call: its operands as nodes of the graph that is built."""
+
+    def __init__(self, node: Node, build: Builder, values: Mapping[Node, Value]) -> None:
+        self.node = node
+        self.build = build
+        self.values = values
+        self.result: torch.Tensor = node.meta["val"]
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """What was passed at a place or by name."""
+        args = self.node.args
+        return args[place] if place < len(args) else self.node.kwargs.get(name, default)
+
+    def tensor(self, place: int) -> int:
+        """The node of a tensor operand."""
+        operand = self.node.args[place]
+        value = self.values.get(operand) if isinstance(operand, Node) else None
+        if not isinstance(value, int):
+            raise Unfit("an operand is no tensor")
+        return value
+
+    def operand(self, place: int) -> int:
+        """The node of an operand, a constant where it is a number."""
+        given = self.node.args[place]
+        if isinstance(given, (bool, int, float)):
+            return self.number(given)
+        return self.tensor(place)
+
+    def number(self, value: bool | int | float, dtype: str | None = None) -> int:
+        """A constant; numbers do not widen the tensors that they meet."""
+        return self.build.constant(value, dtype or self._dtype_beside(value))
+
+    def _dtype_beside(self, value: bool | int | float) -> str:
+        tensors = [arg.meta["val"] for arg in self.node.all_input_nodes]
+        beside = next((t.dtype for t in tensors if t.dim() > 0), None)
+        beside = beside or next((t.dtype for t in tensors), torch.float32)
+        dtype = torch.result_type(torch.empty(1, dtype=beside), value)
+        return "float64" if dtype == torch.float64 else _wide(dtype)
+
+    def add(self, op: str, *inputs: int, dtype: str | None = None, **attributes: Any) -> int:
+        """An inner step: row-major, of the operands' dtype where none is said."""
+        return self.build(op, *inputs, dtype=dtype, **attributes)
+
+    def finish(self, op: str, *inputs: int, **attributes: Attribute) -> int:
+        """The last step: shape, dtype and strides are those that ATen gives."""
+        shape = tuple(self.result.shape)
+        made = self.build(
+            op,
+            *inputs,
+            shape=shape,
+            dtype=dtype_name(self.result.dtype),
+            strides=tuple(self.result.stride()),
+            **attributes,
+        )
+        if self.build.nodes[made].shape != shape:
+            raise Unfit("operands of unexpected shape")
+        return made
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the result."""
+        return dtype_name(self.result.dtype)
+
+    def shape(self, index: int) -> Shape:
+        """The shape of a node."""
+        return self.build.nodes[index].shape
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis, or a place on one, counted from 0."""
+        return axis + rank if axis < 0 else axis
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _wide(dtype: torch.dtype) -> str:
+    """What ATen computes in: fp32 for the narrow floats."""
+    narrow = dtype.is_floating_point and dtype != torch.float64
+    return "float32" if narrow else dtype_name(dtype)
+
+
+Rule = Callable[[Call], Value]
+
+
+def _elementwise(op: str) -> Rule:
+    def rule(call: Call) -> Value:
+        arity = OPERATIONS[op].arity or 0
+        return call.finish(op, *(call.operand(place) for place in range(arity)))
+
+    return rule
+
+
+def _scaled(op: str) -> Rule:
+    """Sums and differences, whose second operand may carry a factor."""
+
+    def rule(call: Call) -> Value:
+        one, two = call.operand(0), call.operand(1)
+        alpha = call.argument(2, "alpha", 1)
+        if alpha != 1:
+            two = call.add("mul", two, call.number(alpha), dtype=call.dtype)
+        return call.finish(op, one, two)
+
+    return rule
+
+
+def _power(call: Call) -> Value:
+    exponent = call.argument(1, "exponent")
+    x = call.tensor(0)
+    simple = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if exponent == 1 and call.build.nodes[x].dtype == dtype_name(call.result.dtype):
+        return x
+    if exponent == 3:
+        return call.finish("mul", call.add("square", x, dtype=call.dtype), x)
+    if exponent in simple:
+        return call.finish(simple[exponent], x)
+    return call.finish("pow", x, call.operand(1))
+
+
+def _clamp(call: Call) -> Value:
+    low, high = call.argument(1, "min"), call.argument(2, "max")
+    bounds = [(op, b) for op, b in (("maximum", low), ("minimum", high)) if b is not None]
+    x = call.tensor(0)
+    for at, (op, bound) in enumerate(bounds):
+        limit = call.values[bound] if isinstance(bound, Node) else call.number(bound)
+        assert isinstance(limit, int)
+        last = at == len(bounds) - 1
+        x = call.finish(op, x, limit) if last else call.add(op, x, limit, dtype=call.dtype)
+    return x
+
+
+def _convert(call: Call) -> Value:
+    operand = call.node.args[0]
+    assert isinstance(operand, Node)
+    if operand.meta["val"].device != call.result.device:
+        raise Unfit("copies between devices")
+    same = operand.meta["val"].dtype == call.result.dtype
+    return call.finish("copy" if same else "cast", call.tensor(0))
+
+
+def _axes(call: Call, x: int, place: int = 1) -> tuple[int, ...]:
+    """The axes of a reduction; all of them where none are said."""
+    rank = len(call.shape(x))
+    said = call.argument(place, "dim")
+    said = [said] if isinstance(said, int) else said
+    return tuple(sorted(call.axis(axis, rank) for axis in (said or range(rank))))
+
+
+def _reduction(op: str) -> Rule:
+    def rule(call: Call) -> Value:
+        x = call.tensor(0)
+        axes = _axes(call, x)
+        wanted = dtype_name(call.result.dtype)
+        given = call.build.nodes[x].dtype
+        if not axes:
+            return call.finish("copy" if wanted == given else "cast", x)
+        if op in ("sum", "prod") and wanted != given:
+            x = call.add("cast", x, dtype=wanted)
+        return call.finish(op, x, dims=axes, keepdim=bool(call.argument(2, "keepdim", False)))
+
+    return rule
+
+
+def _count(call: Call, x: int, axes: Sequence[int]) -> int:
+    count = math.prod(call.shape(x)[axis] for axis in axes)
+    if not count:
+        raise Unfit("mean of nothing")
+    return count
+
+
+def _average(call: Call, x: int, axes: tuple[int, ...], keepdim: bool, divisor: float) -> int:
+    """Sum over axes divided by a number, in the precision that ATen sums in."""
+    wide = _wide(getattr(torch, call.build.nodes[x].dtype))
+    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=wide)
+    return call.add("mul", total, call.number(1.0 / divisor, wide), dtype=wide)
+
+
+def _mean(call: Call) -> Value:
+    x = call.tensor(0)
+    axes = _axes(call, x)
+    if not axes:
+        return call.finish("copy", x)
+    keepdim = bool(call.argument(2, "keepdim", False))
+    wide = _wide(call.result.dtype)
+    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=wide)
+    return call.finish("mul", total, call.number(1.0 / _count(call, x, axes), wide))
+
+
+def _variance(call: Call, x: int) -> tuple[int, int, tuple[int, ...], bool]:
+    """Variance and mean, both with the reduced axes kept, in the wide dtype."""
+    axes = _axes(call, x)
+    if not axes:
+        raise Unfit("variance of one number")
+    correction = call.argument(2, "correction")
+    count = _count(call, x, axes)
+    divisor = count - (1 if correction is None else correction)
+    if divisor <= 0:
+        raise Unfit("variance of one number")
+    mean = _average(call, x, axes, True, count)
+    away = call.add("sub", x, mean, dtype=call.build.nodes[mean].dtype)
+    variance = _average(call, call.add("square", away), axes, True, divisor)
+    return variance, mean, axes, bool(call.argument(3, "keepdim", False))
+
+
+def _narrowed(call: Call, index: int, axes: tuple[int, ...], keepdim: bool, like: Any) -> int:
+    """A statistic in the dtype and shape that ATen gives it."""
+    dtype = dtype_name(like.dtype)
+    if call.build.nodes[index].dtype != dtype:
+        index = call.add("cast", index, dtype=dtype)
+    if keepdim:
+        return index
+    kept = tuple(s for axis, s in enumerate(call.shape(index)) if axis not in axes)
+    return call.build("view", index, shape=kept)
+
+
+def _var(call: Call) -> Value:
+    variance, _, axes, keepdim = _variance(call, call.tensor(0))
+    return _narrowed(call, variance, axes, keepdim, call.result)
+
+
+def _var_mean(call: Call) -> Value:
+    results: Any = call.result
+    variance, mean, axes, keepdim = _variance(call, call.tensor(0))
+    return tuple(
+        _narrowed(call, index, axes, keepdim, like)
+        for index, like in zip((variance, mean), results, strict=True)
+    )
+
+
+def _same(call: Call) -> Value:
+    return call.tensor(0)
+
+
+def _view(call: Call) -> Value:
+    return call.finish("view", call.tensor(0))
+
+
+def _expand(call: Call) -> Value:
+    return call.finish("expand", call.tensor(0))
+
+
+def _permute(call: Call) -> Value:
+    x = call.tensor(0)
+    rank = len(call.shape(x))
+    order = [call.axis(axis, rank) for axis in call.argument(1, "dims")]
+    return call.finish("permute", x, dims=tuple(order))
+
+
+def _transpose(call: Call) -> Value:
+    x = call.tensor(0)
+    order = list(range(len(call.shape(x))))
+    one, two = (call.axis(call.argument(place, ""), len(order)) for place in (1, 2))
+    order[one], order[two] = order[two], order[one]
+    return call.finish("permute", x, dims=tuple(order))
+
+
+def _slice(call: Call) -> Value:
+    x = call.tensor(0)
+    shape = call.shape(x)
+    dim = call.axis(call.argument(1, "dim", 0), len(shape))
+    start, step = call.argument(2, "start") or 0, call.argument(4, "step", 1)
+    start = min(max(start + shape[dim] if start < 0 else start, 0), shape[dim])
+    return call.finish("slice", x, dim=dim, start=start, step=step)
+
+
+def _select(call: Call) -> Value:
+    x = call.tensor(0)
+    shape = call.shape(x)
+    dim = call.axis(call.argument(1, "dim"), len(shape))
+    at = call.axis(call.argument(2, "index"), shape[dim])
+    one = (*shape[:dim], 1, *shape[dim + 1 :])
+    return call.finish("view", call.build("slice", x, shape=one, dim=dim, start=at, step=1))
+
+
+def _split(call: Call) -> Value:
+    x = call.tensor(0)
+    results: Any = call.result
+    shape = call.shape(x)
+    dim = call.axis(call.argument(2, "dim", 0), len(shape))
+    parts, start = [], 0
+    for part in results:
+        sizes, laid = tuple(part.shape), tuple(part.stride())
+        made = call.build("slice", x, shape=sizes, strides=laid, dim=dim, start=start, step=1)
+        parts.append(made)
+        start += sizes[dim]
+    return tuple(parts)
+
+
+def _unbind(call: Call) -> Value:
+    x = call.tensor(0)
+    results: Any = call.result
+    shape = call.shape(x)
+    dim = call.axis(call.argument(1, "dim", 0), len(shape))
+    one = (*shape[:dim], 1, *shape[dim + 1 :])
+    parts = []
+    for at, part in enumerate(results):
+        made = call.build("slice", x, shape=one, dim=dim, start=at, step=1)
+        laid = tuple(part.stride())
+        parts.append(call.build("view", made, shape=tuple(part.shape), strides=laid))
+    return tuple(parts)
+
+
+def _full(call: Call) -> Value:
+    place = {"scalar_tensor": 0}.get(call.node.target._opname, 1)
+    value = call.argument(place, "fill_value")
+    if not isinstance(value, (bool, int, float)):
+        raise Unfit("a filling value that is no number")
+    shape = tuple(call.result.shape)
+    return call.build.constant(value, dtype_name(call.result.dtype), shape)
+
+
+def _arange(call: Call) -> Value:
+    start, step = call.argument(0, "start"), call.argument(2, "step", 1)
+    if not all(isinstance(value, (int, float)) for value in (start, step)):
+        raise Unfit("dynamic shape")
+    return call.finish("iota", start=start, step=step)
+
+
+def _one_hot(call: Call, x: int, dim: int, index: int) -> int:
+    """Where an axis of ``x`` has the place that ``index`` (1 long there) names."""
+    shape = call.shape(x)
+    if call.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
+        raise Unfit("gather or scatter of more than one element a row")
+    places = call.build("iota", shape=(shape[dim],), start=0, step=1)
+    beside = (shape[dim],) + (1,) * (len(shape) - dim - 1)
+    return call.add("eq", call.build("view", places, shape=beside), index)
+
+
+def _gather(call: Call) -> Value:
+    """One element a row, as cross-entropy takes it, is a masked sum along with the others."""
+    x, index = call.tensor(0), call.tensor(2)
+    dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
+    hot = _one_hot(call, x, dim, index)
+    kept = call.add("where", hot, x, call.number(0, call.build.nodes[x].dtype))
+    return call.finish("sum", kept, dims=(dim,), keepdim=True)
+
+
+def _scatter(call: Call) -> Value:
+    x, index = call.tensor(0), call.tensor(2)
+    dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
+    value = call.number(call.argument(3, "value"), dtype_name(call.result.dtype))
+    return call.finish("where", _one_hot(call, x, dim, index), value, x)
+
+
+def _bmm(call: Call) -> Value:
+    left, right = call.tensor(0), call.tensor(1)
+    (_, m, k), n = call.shape(left), call.shape(right)[-1]
+    size = call.result.element_size()
+    if 2 * m * n * k > MOST_FLOPS_PER_BYTE * size * (m * k + k * n + m * n):
+        raise Unfit("matrix product that does not wait for memory")
+    return call.finish("dot", left, right)
+
+
+_PLAIN = {
+    "neg": "neg.default",
+    "abs": "abs.default",
+    "relu": "relu.default",
+    "sign": "sign.default",
+    "floor": "floor.default",
+    "ceil": "ceil.default",
+    "round": "round.default",
+    "trunc": "trunc.default",
+    "logical_not": "logical_not.default",
+    "bitwise_not": "bitwise_not.default",
+    "isnan": "isnan.default",
+    "isinf": "isinf.default",
+    "mul": "mul.Tensor mul.Scalar",
+    "maximum": "maximum.default",
+    "minimum": "minimum.default",
+    "eq": "eq.Tensor eq.Scalar",
+    "ne": "ne.Tensor ne.Scalar",
+    "lt": "lt.Tensor lt.Scalar",
+    "le": "le.Tensor le.Scalar",
+    "gt": "gt.Tensor gt.Scalar",
+    "ge": "ge.Tensor ge.Scalar",
+    "logical_and": "logical_and.default",
+    "logical_or": "logical_or.default",
+    "logical_xor": "logical_xor.default",
+    "bitwise_and": "bitwise_and.Tensor bitwise_and.Scalar",
+    "bitwise_or": "bitwise_or.Tensor bitwise_or.Scalar",
+    "bitwise_xor": "bitwise_xor.Tensor bitwise_xor.Scalar",
+    "where": "where.self",
+    "exp": "exp.default",
+    "exp2": "exp2.default",
+    "expm1": "expm1.default",
+    "log": "log.default",
+    "log2": "log2.default",
+    "log1p": "log1p.default",
+    "sqrt": "sqrt.default",
+    "rsqrt": "rsqrt.default",
+    "reciprocal": "reciprocal.default",
+    "tanh": "tanh.default",
+    "sigmoid": "sigmoid.default",
+    "sin": "sin.default",
+    "cos": "cos.default",
+    "erf": "erf.default",
+    "div": "div.Tensor div.Scalar",
+    "pow": "pow.Tensor_Tensor pow.Scalar",
+    "remainder": "remainder.Tensor remainder.Scalar",
+    "fmod": "fmod.Tensor fmod.Scalar",
+    "copy": "clone.default",
+}
+
+_SPECIAL: list[tuple[Rule, str]] = [
+    (_scaled("add"), "add.Tensor add.Scalar"),
+    (_scaled("sub"), "sub.Tensor sub.Scalar"),
+    (_power, "pow.Tensor_Scalar"),
+    (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
+    (_convert, "_to_copy.default"),
+    (_reduction("sum"), "sum.dim_IntList sum.default"),
+    (_reduction("prod"), "prod.dim_int"),
+    (_reduction("amax"), "amax.default"),
+    (_reduction("amin"), "amin.default"),
+    (_reduction("any"), "any.default any.dim any.dims"),
+    (_reduction("all"), "all.default all.dim all.dims"),
+    (_mean, "mean.dim mean.default"),
+    (_var, "var.correction"),
+    (_var_mean, "var_mean.correction"),
+    (_same, "alias.default detach.default lift_fresh_copy.default"),
+    (_view, "view.default reshape.default _unsafe_view.default unsqueeze.default"),
+    (_view, "squeeze.dims squeeze.dim squeeze.default"),
+    (_expand, "expand.default"),
+    (_permute, "permute.default"),
+    (_transpose, "transpose.int"),
+    (_slice, "slice.Tensor"),
+    (_select, "select.int"),
+    (_split, "split.Tensor split_with_sizes.default"),
+    (_unbind, "unbind.int"),
+    (_full, "full.default full_like.default scalar_tensor.default"),
+    (_arange, "arange.start_step"),
+    (_gather, "gather.default"),
+    (_scatter, "scatter.value"),
+    (_bmm, "bmm.default"),
+]
+
+RULES: dict[str, Rule] = {
+    **{f"aten.{name}": _elementwise(op) for op, names in _PLAIN.items() for name in names.split()},
+    **{f"aten.{name}": rule for rule, names in _SPECIAL for name in names.split()},
+    "prims.convert_element_type.default": _convert,
+}
+"""The rule of every ATen overload that can be part of a fused kernel, by its full name."""

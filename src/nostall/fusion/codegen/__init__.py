@@ -1,0 +1,1 @@
+"""Patterns become Triton kernels: loops, rows and columns, plans, source, launch."""

@@ -1,0 +1,94 @@
+"""Operators one by one in PyTorch: what a region falls back to where no kernel can be stitched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nostall.fusion.errors import BadFusion
+from nostall.fusion.graph import Node
+from nostall.fusion.operations import ELEMENTWISE, OPERATIONS
+
+
+def run(node: Node, operands: Sequence[Tensor]) -> Tensor:
+    """The value of an operator, with the dtype and strides of ``node``.
+
+    Raises :class:`BadFusion` for opaque nodes.
+    """
+    value = _value(node, operands).to(getattr(torch, node.dtype))
+    if value.shape == torch.Size(node.shape) and value.stride() == node.strides:
+        return value
+    result: Tensor = torch.empty_strided(
+        node.shape, node.strides, dtype=value.dtype, device=value.device
+    )
+    return result.copy_(value)
+
+
+def view(node: Node, below: Tensor) -> Tensor:
+    """What a layout node shows of ``below``."""
+    found: Tensor
+    if node.op == "permute":
+        found = below.permute(node.dims)
+    elif node.op == "expand":
+        found = below.expand(node.shape)
+    elif node.op == "slice":
+        dim, start, step = node["dim"], node["start"], node["step"]
+        assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
+        stop = start + step * (node.shape[dim] - 1) + 1 if node.shape[dim] else start
+        found = below[(slice(None),) * dim + (slice(start, stop, step),)]
+    else:
+        found = below.reshape(node.shape)
+    return found
+
+
+def known(node: Node, device: torch.device) -> Tensor:
+    """The value of a constant or a counter."""
+    dtype = getattr(torch, node.dtype)
+    found: Tensor
+    if node.op == "iota":
+        count = torch.arange(node.shape[0], device=device)
+        found = (node["start"] + node["step"] * count).to(dtype)
+    else:
+        found = torch.full(node.shape, node["value"], dtype=dtype, device=device)
+    return found
+
+
+def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
+    found: Tensor
+    if node.op in _SAME:
+        found = getattr(torch, node.op)(*operands)
+    elif node.op in _OTHERS:
+        found = _OTHERS[node.op](node, *operands)
+    else:
+        raise BadFusion(f"{node} cannot be run here; run opaque nodes where the graph comes from")
+    return found
+
+
+# Every other elementwise operator has PyTorch's own name.
+_SAME = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENTWISE) - {
+    "cast",
+    "copy",
+}
+
+
+def _one_by_one(node: Node, value: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """A reduction that PyTorch does along one axis, along several."""
+    for axis in sorted(node.dims, reverse=True):
+        value = function(value, axis)
+    return value.reshape(node.shape)
+
+
+_OTHERS: Mapping[str, Callable[..., Any]] = {
+    "cast": lambda node, x: x.to(getattr(torch, node.dtype)),
+    "copy": lambda node, x: x,
+    "dot": lambda node, a, b: torch.matmul(a, b),
+    "sum": lambda node, x: x.sum(node.dims, keepdim=node.keepdim),
+    "amax": lambda node, x: x.amax(node.dims, keepdim=node.keepdim),
+    "amin": lambda node, x: x.amin(node.dims, keepdim=node.keepdim),
+    "prod": lambda node, x: _one_by_one(node, x, lambda v, axis: v.prod(axis)),
+    "any": lambda node, x: _one_by_one(node, x, lambda v, axis: v.any(axis)),
+    "all": lambda node, x: _one_by_one(node, x, lambda v, axis: v.all(axis)),
+}

@@ -1,0 +1,70 @@
+"""Readable Triton for a schedule and a plan; equal ones give equal bytes."""
+
+from __future__ import annotations
+
+from nostall.fusion.codegen.frame import is_zero, row_block, whole_row
+from nostall.fusion.codegen.lines import Lines
+from nostall.fusion.codegen.passes import emit_looped, emit_split
+from nostall.fusion.codegen.plan import KernelPlan, refusal
+from nostall.fusion.codegen.program import Launch, Program, base_name, program
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.sums import emit_column
+from nostall.fusion.codegen.tile import Chunk, Rows, Tile
+from nostall.fusion.errors import BadFusion
+
+
+def emit(of: Schedule, plan: KernelPlan) -> Program:
+    """The source of one pattern.  Raises :class:`BadFusion` where the plan does not fit it."""
+    reason = refusal(of, plan)
+    if reason is not None:
+        raise BadFusion(f"plan {plan} does not fit: {reason}; take one of plans(schedule).legal")
+    if plan.scheme == "thread":
+        return _flat(of, plan)
+    if plan.scheme == "looped":
+        return emit_looped(of, plan)
+    if plan.scheme == "split":
+        return emit_split(of, plan)
+    if plan.scheme == "column":
+        return emit_column(of, plan)
+    return _held(of, plan)
+
+
+def _flat(of: Schedule, plan: KernelPlan) -> Program:
+    """No reductions: all loops are columns of one long row."""
+    lines = Lines()
+    width = plan.chunks[0]
+    with lines.block():
+        lines("pid = tl.program_id(0)")
+        lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
+        lines("inside = c < count")
+        rows = Rows((), 1, "0", None, is_zero("pid"))
+        tile = Tile(of, of.rows, rows, (Chunk(width, "c", "inside", ""),), lines)
+        tile.write(of.body)
+    arguments = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
+    launch = Launch(
+        base_name(of.mapping, plan),
+        arguments,
+        (of.row_count,),
+        (-(-of.row_count // width), 1),
+        plan.num_warps,
+    )
+    return program(of.mapping, plan, [(lines, launch)])
+
+
+def _held(of: Schedule, plan: KernelPlan) -> Program:
+    """Whole rows in registers, across all reductions."""
+    lines = Lines()
+    with lines.block():
+        lines("pid = tl.program_id(0)")
+        rows = row_block(of, plan, lines, "pid")
+        chunks = whole_row(of, plan, lines)
+        Tile(of, of.columns, rows, chunks, lines).write(of.body)
+    arguments = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
+    launch = Launch(
+        base_name(of.mapping, plan),
+        arguments,
+        (of.row_count,),
+        (-(-of.row_count // plan.rows), 1),
+        plan.num_warps,
+    )
+    return program(of.mapping, plan, [(lines, launch)])

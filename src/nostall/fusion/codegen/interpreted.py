@@ -1,0 +1,65 @@
+"""Triton's interpreter made able to run stitched kernels, for checks without a GPU.
+
+``TRITON_INTERPRET=1`` has to be set before Triton is imported.  The interpreter has no libdevice
+and calls the combine function of a reduction for every element; numpy stands in for both.  It is no
+oracle for bf16 and fp8, whose conversions it gets wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nostall.core.errors import BadInput
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "expm1": np.expm1,
+    "log1p": np.log1p,
+    "tanh": np.tanh,
+    "rint": np.rint,
+    "trunc": np.trunc,
+    "pow": np.power,
+    "fmod": np.fmod,
+}
+_COMBINED: dict[str, Callable[..., Any]] = {"_max": np.max, "_min": np.min, "_mul": np.prod}
+
+
+def prepare() -> None:
+    """Put the stand-ins in place.  Raises :class:`BadInput` where Triton does not interpret."""
+    import triton
+    from triton.language.extra import libdevice
+
+    if not triton.knobs.runtime.interpret:
+        raise BadInput(
+            "Triton compiles here; set TRITON_INTERPRET=1 before it is imported to interpret"
+        )
+    from triton.runtime.interpreter import ReduceOps
+
+    np.seterr(all="ignore")
+    for name, function in _FUNCTIONS.items():
+        setattr(libdevice, name, functools.partial(_elementwise, function))
+    original = ReduceOps.apply_impl
+
+    def apply_impl(self: Any, operands: Any) -> Any:
+        function = _COMBINED.get(getattr(self.combine_fn, "__name__", ""))
+        if function is None:
+            return original(self, operands)
+        data, dtype = operands[0].handle.data, operands[0].dtype
+        # numpy would widen the product of narrow integers.
+        result = function(data, axis=self.axis, keepdims=self.keep_dims).astype(data.dtype)
+        return self.to_tensor(result, dtype)
+
+    ReduceOps.apply_impl = apply_impl
+
+
+def _elementwise(function: Callable[..., Any], *operands: Any) -> Any:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    data = np.asarray(function(*(operand.handle.data for operand in operands)))
+    scalar = operands[0].dtype
+    kind = tl.block_type(scalar, list(data.shape)) if operands[0].type.is_block() else scalar
+    return tl.core.tensor(TensorHandle(data.astype(operands[0].handle.data.dtype), scalar), kind)

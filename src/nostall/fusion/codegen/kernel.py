@@ -1,0 +1,142 @@
+"""Generated source as something that can be called: imported from a file, launched on tensors."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nostall.core.errors import BadInput, MissingPart
+from nostall.core.versions import TRITON_VERSIONS, knows_triton
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.graph import Node
+from nostall.store.artefacts import Artefacts
+from nostall.store.store import home
+
+
+class BadTensor(BadInput):
+    """A tensor does not have the shape, strides, dtype or device a kernel was made for."""
+
+
+@dataclass(frozen=True)
+class StitchedKernel:
+    """A pattern as a function of tensors; ``file`` holds its source."""
+
+    program: Program
+    file: Path
+    functions: tuple[Any, ...] = field(repr=False)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, on the device of the inputs.
+
+        Raises :class:`BadTensor` where the inputs are not those of ``program.inputs``.
+        """
+        self._check(inputs)
+        device = inputs[0].device if inputs else torch.device("cuda")
+        graph = self.program.graph
+        outputs = tuple(empty(graph[index], device) for index in self.program.outputs)
+        workspaces = {
+            space.name: torch.empty(
+                space.elements, dtype=getattr(torch, space.dtype), device=device
+            )
+            for space in self.program.workspaces
+        }
+        self.launch(inputs, outputs, workspaces)
+        return outputs
+
+    def launch(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        workspaces: Mapping[str, Tensor],
+    ) -> None:
+        """Run the kernels on memory that is there; nothing is checked or allocated."""
+        tensors = dict(workspaces)
+        for index, tensor in zip(self.program.inputs, inputs, strict=True):
+            tensors[f"p{index}"] = tensor
+        for index, tensor in zip(self.program.outputs, outputs, strict=True):
+            tensors[f"p{index}"] = tensor
+        for function, launch in zip(self.functions, self.program.launches, strict=True):
+            arguments = [tensors[name] for name in launch.arguments]
+            # Triton's default for fused multiply-adds changes with its version.
+            function[launch.grid](
+                *arguments, *launch.counts, num_warps=launch.num_warps, enable_fp_fusion=True
+            )
+
+    def _check(self, inputs: Sequence[Tensor]) -> None:
+        if len(inputs) != len(self.program.inputs):
+            raise BadTensor(
+                f"got {len(inputs)} tensors; the kernel takes {len(self.program.inputs)}: "
+                + ", ".join(str(self.program.graph[i]) for i in self.program.inputs)
+            )
+        for index, tensor in zip(self.program.inputs, inputs, strict=True):
+            node = self.program.graph[index]
+            wanted = (node.shape, node.strides, getattr(torch, node.dtype))
+            given = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            # The stride of an axis of 1 or of an empty tensor means nothing.
+            moves = [
+                (a, b)
+                for size, a, b in zip(node.shape, node.strides, tensor.stride(), strict=False)
+                if size > 1
+            ]
+            fits = wanted[0] == given[0] and wanted[2] == given[2] and all(a == b for a, b in moves)
+            if not fits or tensor.device != inputs[0].device:
+                raise BadTensor(
+                    f"input {node} got a tensor of shape, strides and dtype {given} on "
+                    f"{tensor.device}; it takes {wanted}, all on one device; make another kernel "
+                    "for other tensors"
+                )
+
+
+def empty(node: Node, device: torch.device) -> Tensor:
+    """Memory for a node's value, with its strides."""
+    dtype: torch.dtype = getattr(torch, node.dtype)
+    found: Tensor = torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
+    return found
+
+
+def load(program: Program, folder: Path | None = None) -> StitchedKernel:
+    """Write the source into ``folder`` (the store's, where none is given) and import it.
+
+    Files are named by their content; one that is there is checked, not trusted.
+    """
+    _needs_triton()
+    artefacts = Artefacts(folder if folder is not None else home() / "fusion")
+    data = program.source.encode()
+    name = artefacts.put(data, "py")
+    artefacts.get(name, "py")
+    module = _imported(artefacts.path(name, "py"))
+    functions = tuple(getattr(module, launch.name) for launch in program.launches)
+    return StitchedKernel(program, artefacts.path(name, "py"), functions)
+
+
+@functools.cache
+def _imported(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"nostall_stitched_{path.stem[:16]}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def _needs_triton() -> None:
+    allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"
+    try:
+        import triton
+    except ImportError as error:
+        raise MissingPart(
+            f"Triton cannot be imported ({error}); stitched kernels need Triton {allowed}: "
+            "pip install 'nostall[triton]'"
+        ) from error
+    if not knows_triton(triton.__version__):
+        raise MissingPart(
+            f"Triton {triton.__version__} is not supported; stitched kernels work with {allowed}: "
+            "pip install 'nostall[triton]'"
+        )

@@ -1,0 +1,211 @@
+"""The kernels that a schedule can become: composition scheme, tile, warps; all of them, or why not.
+
+``thread``: values stay in a thread's registers.  ``warp``: several rows for each warp, reductions
+by shuffles.  ``block``: a row is held by all warps, across several reductions.  Both keep the row
+in registers in one power of two or, where that would leave many lanes idle, in several (ours).
+``looped``: the row is read again for each level of reductions.  ``split``: a row is shared by
+several programs, one kernel for each level of reductions.  ``column``: ``warp`` or ``block`` whose
+programs walk over groups of rows and leave partial sums for a second kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from nostall.fusion.codegen.schedule import Schedule
+
+Scheme = Literal["thread", "warp", "block", "looped", "split", "column"]
+
+MOST_IDLE = 1 / 16
+"""Share of masked lanes above which a row is cut into several powers of two."""
+WIDE = 512
+"""Columns from which that is held to; of fewer, several rows share a warp and either may win."""
+WARP = 32
+REGISTERS_SM = 65536
+REGISTERS_THREAD = 255
+# Addresses, row values and what else the compiler keeps besides the tile's values.
+REGISTERS_OTHER = 24
+# Of one register for each live value and element, the share that a dozen chains compiled for sm_90
+# came to: fp16 values stay packed, and the compiler reorders element by element.
+LEAST_SHARE, MOST_SHARE = 0.25, 0.8
+MOST_TILE = 1 << 17
+"""Elements of one tensor in Triton are at most 2^20; tiles far below that already spill."""
+MOST_PARTS = 256
+"""Partial results of one row or column that the next kernel loads at once."""
+
+
+def power_above(count: int) -> int:
+    """The smallest power of two that is at least ``count``."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def idle_share(count: int, chunks: tuple[int, ...]) -> float:
+    """Share of the lanes of ``chunks`` that ``count`` columns leave masked."""
+    return 1 - count / sum(chunks)
+
+
+def cut(count: int, most_idle: float = MOST_IDLE) -> tuple[int, ...]:
+    """The fewest powers of two that hold ``count`` columns with at most ``most_idle`` masked.
+
+    Largest first; among equally many the ones that leave the fewest masked.  Each column is in
+    exactly one, so only the last one can be masked.
+    """
+    for parts in range(1, count.bit_length() + 1):
+        # Rounding up at the parts-th highest bit leaves at most that many bits set.
+        total = count
+        while total.bit_count() > parts:
+            total += total & -total
+        if 1 - count / total <= most_idle:
+            break
+    return tuple(1 << bit for bit in reversed(range(total.bit_length())) if total >> bit & 1)
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One way to run a schedule: tile of ``rows`` by ``chunks`` columns for each program.
+
+    ``parts``: for ``split`` programs that share a row, for ``column`` groups of rows.
+    """
+
+    scheme: Scheme
+    rows: int
+    chunks: tuple[int, ...]
+    num_warps: int
+    parts: int = 1
+
+    @property
+    def elements_per_thread(self) -> float:
+        return self.rows * sum(self.chunks) / (WARP * self.num_warps)
+
+    def __str__(self) -> str:
+        columns = "+".join(map(str, self.chunks))
+        parts = f", {self.parts} parts" if self.parts > 1 else ""
+        return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{parts}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A plan that was looked at and left out."""
+
+    plan: KernelPlan
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plans:
+    """All plans of a schedule; ``refused`` says why others are none."""
+
+    legal: tuple[KernelPlan, ...]
+    refused: tuple[Refused, ...]
+
+
+def plans(of: Schedule) -> Plans:
+    """Every plan worth a look; the refused ones with their reasons."""
+    legal, refused = [], []
+    for plan in _candidates(of):
+        reason = refusal(of, plan)
+        if reason is None:
+            legal.append(plan)
+        else:
+            refused.append(Refused(plan, reason))
+    return Plans(tuple(legal), tuple(refused))
+
+
+def _candidates(of: Schedule) -> Iterator[KernelPlan]:
+    if of.kind == "flat":
+        for warps in (1, 2, 4, 8):
+            for each in (1, 2, 4, 8, 16):
+                yield KernelPlan("thread", 1, (WARP * warps * each,), warps)
+        return
+    columns = of.column_count
+    shapes = list(dict.fromkeys([(power_above(columns),), cut(columns)]))
+    for chunks in shapes:
+        for warps in (1, 2, 4, 8, 16, 32):
+            for rows in (1, 2, 4, 8, 16, 32, 64):
+                scheme: Scheme = "warp" if rows >= warps else "block"
+                if of.kind == "dual":
+                    for parts in _parts(of.count(of.summed), rows):
+                        yield KernelPlan("column", rows, chunks, warps, parts)
+                else:
+                    yield KernelPlan(scheme, rows, chunks, warps)
+    if of.kind == "rows":
+        yield from _in_pieces(of)
+
+
+def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
+    """Plans that do not hold a row at once."""
+    columns = of.column_count
+    for width in (256, 1024, 4096):
+        if width * 2 > columns and width > 256:
+            continue
+        for rows in (1, 4, 16, 64):
+            warps = min(16, max(1, rows * width // (WARP * 8)))
+            yield KernelPlan("looped", rows, (width,), warps)
+            for parts in _parts(columns, width):
+                if parts > 1:
+                    yield KernelPlan("split", rows, (width,), warps, parts)
+
+
+def _parts(count: int, step: int) -> list[int]:
+    """Into how many groups of whole ``step``s ``count`` things may be split."""
+    steps = -(-count // step)
+    return [parts for parts in (1, 4, 16, 64, MOST_PARTS) if parts <= steps]
+
+
+def refusal(of: Schedule, plan: KernelPlan) -> str | None:
+    """Why a plan is none for this schedule; None if it is one."""
+    lanes = WARP * plan.num_warps
+    tile = plan.rows * sum(plan.chunks)
+    if tile > MOST_TILE:
+        return f"a tile of {tile} elements; at most {MOST_TILE}"
+    if plan.rows > power_above(of.row_count):
+        return f"{plan.rows} rows in a program; there are {of.row_count}"
+    if plan.rows * min(plan.chunks) < lanes and plan.num_warps > 1:
+        return f"{lanes} threads would repeat the work of {plan.rows * min(plan.chunks)}"
+    if plan.scheme in ("warp", "block", "column"):
+        idle = idle_share(of.column_count, plan.chunks)
+        if idle > MOST_IDLE and of.column_count >= WIDE:
+            return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
+    needed, most = registers(of, plan, LEAST_SHARE), most_registers(plan)
+    if needed > most:
+        return f"at least {needed} registers for each thread (modelled); {most} at {lanes} threads"
+    return None
+
+
+def most_registers(plan: KernelPlan) -> int:
+    """Registers that a thread can have."""
+    return min(REGISTERS_THREAD, REGISTERS_SM // (WARP * plan.num_warps))
+
+
+def registers(of: Schedule, plan: KernelPlan, share: float) -> int:
+    """Registers that a thread needs, *modelled*: ``share`` of the live values of the tile times
+    the elements of each; between the least and the most share only a compiler knows."""
+    each = max(1.0, plan.elements_per_thread)
+    return math.ceil(live_values(of) * each * share) + REGISTERS_OTHER
+
+
+def live_values(of: Schedule) -> int:
+    """How many values of the whole tile are live at once in the order in which they are emitted."""
+    mapping = of.mapping
+    order = {index: at for at, index in enumerate(mapping.operators)}
+    last: dict[object, int] = {}
+    first: dict[object, int] = {}
+    for index in mapping.operators:
+        for operand in mapping.operands[index]:
+            inside = operand.source in order
+            if inside and not of.is_wide(operand.source):
+                continue
+            if mapping.graph[operand.source].kind == "constant":
+                continue
+            value: object = operand.source if inside else operand
+            first.setdefault(value, order[index])
+            last[value] = order[index]
+        if of.is_wide(index):
+            first[index] = order[index]
+            last.setdefault(index, order[index])
+    accumulators = sum(of.is_wide(o.source) for i in of.tails for o in mapping.operands[i])
+    peak = max((sum(first[v] <= at <= last[v] for v in first) for at in order.values()), default=1)
+    return max(1, peak + accumulators)

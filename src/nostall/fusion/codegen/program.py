@@ -1,0 +1,124 @@
+"""What code generation hands over: source text and how its kernels are launched, one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nostall.fusion.codegen.lines import Lines
+from nostall.fusion.codegen.mapping import Mapping
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.templates import HELPERS
+from nostall.fusion.graph import Graph
+
+HEAD = """# ruff: noqa
+import triton
+import triton.language as tl
+"""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory for partial results between the kernels of one program."""
+
+    name: str
+    dtype: str
+    elements: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel.  ``arguments`` name tensors (``p`` and the node, or a workspace), ``counts`` are
+    the 32-bit integers that follow them."""
+
+    name: str
+    arguments: tuple[str, ...]
+    counts: tuple[int, ...]
+    grid: tuple[int, int]
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Source and launches of one stitched pattern; ``inputs`` and ``outputs`` are graph nodes."""
+
+    graph: Graph = field(repr=False)
+    plan: KernelPlan
+    source: str = field(repr=False)
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """sha256 of the source."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+def base_name(mapping: Mapping, plan: KernelPlan) -> str:
+    """A name for profiles: the first operators that are not trivial, and the scheme."""
+    ops = [mapping.graph[i] for i in mapping.operators]
+    telling = [n.op for n in ops if n.kind != "light"] or [n.op for n in ops]
+    return "_".join(["stitched", *list(dict.fromkeys(telling))[:4], plan.scheme])
+
+
+def program(
+    mapping: Mapping,
+    plan: KernelPlan,
+    kernels: Sequence[tuple[Lines, Launch]],
+    workspaces: Sequence[Workspace] = (),
+) -> Program:
+    """Put kernels, whose ``Lines`` are their bodies, together as one file.
+
+    The names carry a hash of the text, so equal patterns and plans give equal bytes and different
+    ones never share a name.
+    """
+    head = [HEAD]
+    bodies = "".join(str(lines) for lines, _ in kernels)
+    if "libdevice." in bodies:
+        head.append("from triton.language.extra import libdevice\n")
+    head.append(f"\n# {plan}\n")
+    head += [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in _calls(bodies)]
+    digest = hashlib.sha256(("".join(head) + bodies).encode()).hexdigest()[:8]
+    launches = []
+    text = "".join(head)
+    for lines, launch in kernels:
+        name = f"{launch.name}_{digest}"
+        signature = ", ".join([*launch.arguments, *_count_names(launch)])
+        text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{lines}"
+        launches.append(
+            Launch(name, launch.arguments, launch.counts, launch.grid, launch.num_warps)
+        )
+    return Program(
+        mapping.graph,
+        plan,
+        text,
+        mapping.inputs,
+        mapping.outputs,
+        tuple(launches),
+        tuple(workspaces),
+    )
+
+
+def _calls(bodies: str) -> str:
+    # tl.reduce names its function without calling it.
+    return (
+        bodies.replace(", _max,", ", _max(")
+        .replace(", _min,", ", _min(")
+        .replace(", _mul,", ", _mul(")
+    )
+
+
+COUNTS = ("count", "span")
+
+
+def _count_names(launch: Launch) -> tuple[str, ...]:
+    return COUNTS[: len(launch.counts)]
+
+
+def _unspecialised(launch: Launch) -> str:
+    # Otherwise Triton compiles again for a batch of 1 and for multiples of 16.
+    names = ", ".join(f'"{name}"' for name in _count_names(launch))
+    return f"(do_not_specialize=[{names}])" if names else ""

@@ -1,0 +1,135 @@
+"""A whole graph as stitched kernels: one for each of its patterns, PyTorch for what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nostall.core.errors import BadInput
+from nostall.fusion.codegen import eager
+from nostall.fusion.codegen.choice import first_choice
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.kernel import StitchedKernel, load
+from nostall.fusion.codegen.mapping import map_pattern
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.schedule import Schedule, schedule
+from nostall.fusion.errors import BadFusion
+from nostall.fusion.graph import Graph
+
+Choice = Callable[[Schedule], KernelPlan]
+
+
+def scheduled(graph: Graph, operators: Iterable[int]) -> Schedule:
+    """Rows and columns for a set of operators; :class:`BadFusion` where it is no kernel."""
+    return schedule(map_pattern(graph, operators))
+
+
+def cover(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
+    """A partition of operators (all, if none are said) into kernels, grown along producers.
+
+    Not a plan to be proud of: it is for graphs that nobody explored, and for tests.  Operators for
+    which there is no kernel stand alone.
+    """
+    groups: list[set[int]] = []
+    for index in graph.operators if operators is None else sorted(operators):
+        near = [group for group in groups if group & set(graph.sources[index])]
+        everything = {index}.union(*near)
+        for union in (everything, *({index} | group for group in reversed(near)), {index}):
+            rest = [group for group in groups if not group & union]
+            if len(union) == 1 or (_is_kernel(graph, union) and graph.is_acyclic([*rest, union])):
+                groups = [*rest, union]
+                break
+    return [tuple(sorted(group)) for group in groups]
+
+
+def _is_kernel(graph: Graph, operators: Iterable[int]) -> bool:
+    try:
+        first_choice(scheduled(graph, operators))
+    except BadInput:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class StitchedGraph:
+    """A graph as a function of its inputs.  ``refused`` counts why operators are not stitched."""
+
+    graph: Graph = field(repr=False)
+    steps: tuple[StitchedKernel | int, ...]
+    refused: Counter[str]
+
+    @property
+    def kernels(self) -> int:
+        """Stitched patterns; the operators beside them run in PyTorch."""
+        return sum(not isinstance(step, int) for step in self.steps)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs; they may be views of each other where the graph's are."""
+        values: dict[int, Tensor] = dict(zip(self.graph.inputs, inputs, strict=True))
+        for step in self.steps:
+            if not isinstance(step, int):
+                given = [values[index] for index in step.program.inputs]
+                values.update(zip(step.program.outputs, step(*given), strict=True))
+            else:
+                node = self.graph[step]
+                operands = [self._value(index, values, inputs) for index in node.inputs]
+                values[step] = eager.run(node, operands)
+        return tuple(self._value(index, values, inputs) for index in self.graph.outputs)
+
+    def _value(self, index: int, values: dict[int, Tensor], inputs: Sequence[Tensor]) -> Tensor:
+        node = self.graph[index]
+        if index in values:
+            return values[index]
+        if node.kind == "layout":
+            return eager.view(node, self._value(node.inputs[0], values, inputs))
+        return eager.known(node, _device(inputs))
+
+
+def _device(inputs: Sequence[Tensor]) -> torch.device:
+    return inputs[0].device if inputs else torch.device("cuda")
+
+
+def stitch(
+    graph: Graph,
+    patterns: Sequence[Iterable[int]] | None = None,
+    *,
+    choice: Choice = first_choice,
+    folder: Path | None = None,
+) -> StitchedGraph:
+    """Kernels for the patterns of a plan (:func:`cover` where none is given).
+
+    What cannot be one kernel runs in PyTorch, operator by operator, and is counted with its reason.
+    Raises :class:`BadFusion` for a graph with opaque nodes and for patterns that wait for each
+    other.
+    """
+    if opaque := [node for node in graph if node.kind == "opaque"]:
+        raise BadFusion(f"{opaque[0]} is opaque; give the regions between such nodes one by one")
+    groups = [tuple(sorted(group)) for group in (cover(graph) if patterns is None else patterns)]
+    held = {index for group in groups for index in group}
+    groups += [(index,) for index in graph.operators if index not in held]
+    # A plan may be made of more than code generation can do; then smaller kernels do.
+    groups = [
+        part
+        for group in groups
+        for part in ([group] if _is_kernel(graph, group) else cover(graph, group))
+    ]
+    order = graph.order(groups)
+    if order is None:
+        raise BadFusion(
+            "the patterns wait for each other; give a plan whose contraction is acyclic"
+        )
+    steps: list[StitchedKernel | int] = []
+    refused: Counter[str] = Counter()
+    for at in order:
+        try:
+            of = scheduled(graph, groups[at])
+            steps.append(load(emit(of, choice(of)), folder))
+        except BadInput as error:
+            refused[str(error)] += 1
+            steps.extend(groups[at])
+    return StitchedGraph(graph, tuple(steps), refused)

@@ -1,0 +1,132 @@
+"""How the loops of a pattern become rows and columns of a tile, from what its reductions remove.
+
+Reductions are the sub-roots that fix the mapping, all else inherits it (arXiv:2009.10924).  The
+tile is two-dimensional: *rows* are independent of each other, *columns* are what the reductions
+remove.  Reductions over rows as well (the weight gradient beside the input gradient of a norm) are
+*tails*: each program keeps partial results, a second kernel adds them up in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from nostall.fusion.codegen.mapping import Loops, Mapping
+from nostall.fusion.errors import BadFusion
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The pattern's loops as rows and columns, slowest first.
+
+    ``summed`` are the row loops that the tails remove (the last ones of ``rows``); ``tails`` are
+    those reductions and ``after`` what is computed from them.
+    """
+
+    mapping: Mapping
+    rows: Loops
+    columns: Loops
+    summed: Loops = ()
+    tails: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> Literal["flat", "rows", "dual"]:
+        if self.tails:
+            return "dual"
+        return "rows" if self.columns else "flat"
+
+    def count(self, loops: Loops) -> int:
+        return math.prod(self.mapping.sizes[loop] for loop in loops)
+
+    @property
+    def row_count(self) -> int:
+        return self.count(self.rows)
+
+    @property
+    def column_count(self) -> int:
+        return self.count(self.columns)
+
+    @cached_property
+    def body(self) -> tuple[int, ...]:
+        """The operators of the tile: all but the tails and what follows them."""
+        apart = {*self.tails, *self.after}
+        return tuple(i for i in self.mapping.operators if i not in apart)
+
+    @cached_property
+    def level(self) -> dict[int, int]:
+        """Of every operator of the body, how many reductions in a row its value waits for."""
+        found: dict[int, int] = {}
+        for index in self.body:
+            above = [found.get(o.source, 0) for o in self.mapping.operands[index]]
+            found[index] = max(above, default=0) + (index in self.mapping.reduced)
+        return found
+
+    def is_wide(self, index: int) -> bool:
+        """Whether an operator has one value for each column, or one for all of them."""
+        return bool(self.mapping.loops[index] & set(self.columns))
+
+
+def schedule(mapping: Mapping) -> Schedule:
+    """Rows and columns for a mapping.
+
+    Raises :class:`BadFusion` where its reductions remove loops that do not go together.
+    """
+    everything = tuple(range(len(mapping.sizes)))
+    families = sorted({frozenset(r) for r in mapping.reduced.values()}, key=sorted, reverse=True)
+    # A reduction of axes that are all 1 removes no loop: it is a copy.
+    families = [family for family in families if family]
+    if not families:
+        return Schedule(mapping, everything, ())
+    if len(families) == 1:
+        columns = families[0]
+        rows = tuple(loop for loop in everything if loop not in columns)
+        return Schedule(mapping, rows, tuple(sorted(columns)))
+    reasons = []
+    # The fastest loops come first in `families`: rows are best read along them.
+    for columns in families:
+        try:
+            return _with_tails(mapping, everything, columns)
+        except BadFusion as error:
+            reasons.append(str(error))
+    raise BadFusion(reasons[0])
+
+
+def _with_tails(mapping: Mapping, everything: Loops, columns: frozenset[int]) -> Schedule:
+    tails = tuple(i for i, r in mapping.reduced.items() if r and r != columns)
+    summed = {frozenset(mapping.reduced[i] - columns) for i in tails}
+    names = ", ".join(str(mapping.graph[i]) for i in tails)
+    if len(summed) > 1 or frozenset() in summed:
+        raise BadFusion(
+            f"{names} reduce over different axes than the others and than each other; put them "
+            "into different kernels"
+        )
+    (gone,) = summed
+    after: list[int] = []
+    apart = set(tails)
+    for index in mapping.operators:
+        inside = {o.source for o in mapping.operands[index] if o.source in mapping.places}
+        if index in tails:
+            whole = mapping.reduced[index]
+            if inside & apart or (whole & columns and not columns <= whole):
+                raise BadFusion(
+                    f"{mapping.graph[index]} is not a last step; give it its own kernel"
+                )
+            continue
+        if not inside & apart:
+            continue
+        if not inside <= apart or index in mapping.reduced or mapping.loops[index] & gone:
+            raise BadFusion(
+                f"{mapping.graph[index]} needs a sum over rows within the rows; give it its own "
+                "kernel"
+            )
+        apart.add(index)
+        after.append(index)
+    kept = tuple(loop for loop in everything if loop not in columns and loop not in gone)
+    last = tuple(sorted(gone))
+    found = Schedule(mapping, kept + last, tuple(sorted(columns)), last, tails, tuple(after))
+    if not any(mapping.reduced.get(i) for i in found.body):
+        raise BadFusion(f"{names} would be all reductions; there is nothing they run beside")
+    return found

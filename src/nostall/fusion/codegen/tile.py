@@ -1,0 +1,240 @@
+"""The body of a kernel: loads, operators, reductions and stores of one tile, line by line.
+
+A tile has ``rows`` rows and one or more chunks of columns.  Values are kept at the shape they
+need: (rows, 1) where a value has no columns, (1, columns) where it has no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from nostall.fusion.codegen.addresses import ZERO, first_of_missing, offset, terms
+from nostall.fusion.codegen.lines import Lines
+from nostall.fusion.codegen.mapping import Loops, Operand, Place
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.templates import (
+    TRITON_DTYPES,
+    Reduction,
+    Value,
+    computed,
+    constant,
+    expression,
+    reduction,
+    stored,
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a tile: the ``counter`` is (count, 1); ``mask`` says which exist (None: all);
+    ``first`` is true, for all of them, where they begin with row 0."""
+
+    loops: Loops
+    count: int
+    counter: str
+    mask: str | None
+    first: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some columns of a tile: the ``counter`` is (1, width).  ``suffix`` tells names apart."""
+
+    width: int
+    counter: str
+    mask: str | None
+    suffix: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value and whether its tensor has rows and columns."""
+
+    value: Value
+    rows: bool = False
+    columns: bool = False
+
+
+class Tile:
+    """Writes the values of one tile; every value once."""
+
+    def __init__(
+        self, of: Schedule, columns: Loops, rows: Rows, chunks: tuple[Chunk, ...], lines: Lines
+    ) -> None:
+        self.of = of
+        self.mapping = of.mapping
+        self.graph = of.mapping.graph
+        self.columns = columns
+        self.rows = rows
+        self.chunks = chunks
+        self.lines = lines
+        self.entries: dict[tuple[int | Operand, str], Entry] = {}
+        # The same node may be read at several places; names count them.
+        self._places: dict[int, list[Operand]] = {}
+
+    def is_wide(self, index: int) -> bool:
+        return bool(self.mapping.loops[index] & set(self.columns))
+
+    # -- operators -------------------------------------------------------------------------------
+
+    def write(self, indices: Iterable[int], stores: Container[int] | None = None) -> None:
+        """Write operators in topological order, with the stores of those that are outputs (or
+        of those among ``stores``)."""
+        chosen = self.mapping.outputs if stores is None else stores
+        for index in indices:
+            self.compute(index)
+            if index in chosen:
+                self.store(index)
+
+    def compute(self, index: int) -> None:
+        self.lines(f"# {self.graph[index]}")
+        if self.mapping.reduced.get(index):
+            self._reduce(index)
+        elif self.is_wide(index):
+            for chunk in self.chunks:
+                self._operate(index, chunk)
+        else:
+            self._operate(index, None)
+
+    def _operate(self, index: int, chunk: Chunk | None) -> None:
+        node = self.graph[index]
+        name = f"v{index}{chunk.suffix if chunk else ''}"
+        operands = [self.operand(o, chunk) for o in self.mapping.operands[index]]
+        if node.kind == "reduce":
+            # It removes axes of 1 only.
+            how = reduction(node)
+            value = how.result(how.partial(operands[0].value))
+        else:
+            value = expression(node, [o.value for o in operands])
+        entry = Entry(value, any(o.rows for o in operands), any(o.columns for o in operands))
+        self.lines(f"{name} = {entry.value.text}")
+        named = Entry(Value(name, entry.value.dtype), entry.rows, entry.columns)
+        self.entries[index, chunk.suffix if chunk else ""] = named
+
+    def operand(self, operand: Operand, chunk: Chunk | None) -> Entry:
+        """The value of an operand, for the columns of ``chunk`` where it has any."""
+        node = self.graph[operand.source]
+        if node.op == "iota":
+            return self._iota(operand, chunk)
+        if node.kind == "constant":
+            return Entry(constant(node))
+        if operand.source in self.mapping.places:
+            wide = self.is_wide(operand.source)
+            assert chunk or not wide
+            return self.entries[operand.source, chunk.suffix if chunk and wide else ""]
+        return self._read(operand, chunk)
+
+    def _iota(self, operand: Operand, chunk: Chunk | None) -> Entry:
+        """A counter: its value follows from its place."""
+        node = self.graph[operand.source]
+        by_row, by_column = self._terms(operand.places, (1,), chunk)
+        begin = offset(operand.places, (1,), self.mapping.sizes).start
+        count = " + ".join([*([str(begin)] if begin else []), *((by_row + by_column) or [ZERO])])
+        dtype = computed(node.dtype)
+        text = f"({count}).to({TRITON_DTYPES[dtype]})"
+        start, step = node["start"], node["step"]
+        text = text if step == 1 else f"{text} * {step}"
+        text = text if start == 0 else f"({start} + {text})"
+        return Entry(Value(text, dtype), bool(by_row), bool(by_column))
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def _terms(
+        self, places: tuple[Place, ...], strides: tuple[int, ...], chunk: Chunk | None
+    ) -> tuple[list[str], list[str]]:
+        """Offset of a tensor by row and by column; a constant part stands with the rows."""
+        where = offset(places, strides, self.mapping.sizes)
+        by_row = terms(where, self.rows.loops, self.mapping.sizes, self.rows.counter)
+        by_column = terms(where, self.columns, self.mapping.sizes, chunk.counter) if chunk else []
+        return by_row, by_column
+
+    def _read(self, operand: Operand, chunk: Chunk | None) -> Entry:
+        node = self.graph[operand.source]
+        by_row, by_column = self._terms(operand.places, node.strides, chunk)
+        suffix = chunk.suffix if chunk and by_column else ""
+        if (operand, suffix) in self.entries:
+            return self.entries[operand, suffix]
+        known = self._places.setdefault(operand.source, [])
+        if operand not in known:
+            known.append(operand)
+        at = known.index(operand)
+        name = f"x{operand.source}{f'at{at}' if at else ''}{suffix}"
+        start = offset(operand.places, node.strides, self.mapping.sizes).start
+        begin = [f"p{operand.source}", *([str(start)] if start else [])]
+        address = " + ".join([*begin, *((by_row + by_column) or [ZERO])])
+        masks = [self.rows.mask if by_row else None, chunk.mask if chunk and by_column else None]
+        mask = " & ".join(m for m in masks if m)
+        text = f"tl.load({address}{f', mask={mask}' if mask else ''})"
+        dtype = computed(node.dtype)
+        if node.dtype == "bool":
+            text = f"{text} != 0"
+        elif node.dtype != dtype:
+            text = f"{text}.to({TRITON_DTYPES[dtype]})"
+        self.lines(f"{name} = {text}")
+        entry = Entry(Value(name, dtype), bool(by_row), bool(by_column))
+        self.entries[operand, suffix] = entry
+        return entry
+
+    def store(self, index: int, only: str | None = None) -> None:
+        """Write an output to memory, by those programs only for which ``only`` holds."""
+        for chunk in self.chunks if self.is_wide(index) else (None,):
+            self._store(index, chunk, only)
+
+    def _store(self, index: int, chunk: Chunk | None, only: str | None) -> None:
+        node, places = self.graph[index], self.mapping.places[index]
+        by_row, by_column = self._terms(places, node.strides, chunk)
+        loops, sizes = self.mapping.loops[index], self.mapping.sizes
+        masks = [f"({only})"] if only else []
+        entry = self.entries[index, chunk.suffix if chunk else ""]
+        if by_row:
+            masks += [self.rows.mask] if self.rows.mask else []
+            masks += first_of_missing(loops, self.rows.loops, sizes, self.rows.counter)
+        elif entry.rows:
+            # All rows have the same value.
+            by_row = [f"{self.rows.counter} * 0"]
+            masks.append(f"({self.rows.counter} == 0)")
+        elif self.rows.loops or not chunk:
+            # Every program has this value; the first one writes it.
+            masks.append(f"({self.rows.first})")
+        if chunk:
+            masks += [chunk.mask] if chunk.mask else []
+            masks += first_of_missing(loops, self.columns, sizes, chunk.counter)
+        address = " + ".join([f"p{index}", *((by_row + by_column) or [ZERO])])
+        text = stored(entry.value.text, node.dtype)
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        self.lines(f"tl.store({address}, {text}{mask})")
+
+    # -- reductions ------------------------------------------------------------------------------
+
+    def _reduce(self, index: int) -> None:
+        how = reduction(self.graph[index])
+        parts = []
+        rows = False
+        for chunk in self.chunks:
+            text, rows = self.partial(index, how, chunk)
+            name = f"s{index}{chunk.suffix}"
+            self.lines(f"{name} = {how.along(text, 1)}")
+            parts.append(name)
+        total = parts[0]
+        for part in parts[1:]:
+            total = how.both(total, part)
+        self.keep_reduced(index, how, total, rows)
+
+    def partial(self, index: int, how: Reduction, chunk: Chunk) -> tuple[str, bool]:
+        """What ``chunk`` gives to the reduction ``index``, as a tensor with columns, and whether
+        it has rows; lanes beyond the last column are neutral."""
+        entry = self.operand(self.mapping.operands[index][0], chunk)
+        text = how.partial(entry.value)
+        if not entry.columns:
+            count = self.rows.count if entry.rows else 1
+            text = f"tl.broadcast_to({text}, ({count}, {chunk.width}))"
+        if chunk.mask:
+            text = f"tl.where({chunk.mask}, {text}, {how.neutral})"
+        return text, entry.rows
+
+    def keep_reduced(self, index: int, how: Reduction, text: str, rows: bool) -> None:
+        """Name the result of a reduction."""
+        result = how.result(text)
+        self.lines(f"v{index} = {result.text}")
+        self.entries[index, ""] = Entry(Value(f"v{index}", result.dtype), rows)

@@ -1,0 +1,77 @@
+"""Which sets of operators one kernel can compute.
+
+The limits are those of the code generator, not of FusionStitching, whose paper leaves them open.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nostall.fusion.evaluate.work import Work
+from nostall.fusion.plan import Mask, members
+
+MOST_OPERATORS = 64
+"""As Inductor's ``max_fusion_size``: longer kernels spill and compile for long."""
+MOST_ARGUMENTS = 64
+"""As BladeDISC's ``max_num_arguments_per_kernel``."""
+WIDEST_ROW = 65536
+"""Elements of a row that one block can pass over several times."""
+MOST_PACKED = 8
+"""Independent parts of one kernel, as Inductor's combo kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """How a set of connected operators is laid out: ``rows`` independent pieces, each of at most
+    ``columns`` elements; ``levels`` reductions one after the other inside a row (0: none is used
+    by what follows in the same kernel)."""
+
+    rows: int
+    columns: int
+    levels: int
+
+
+def mapping(work: Work, mask: Mask) -> Mapping | None:
+    """The layout of connected operators; None where no kernel can compute them together.
+
+    A reduction whose value the kernel uses itself has to meet what it reads in rows, and so has
+    everything that depends on it.  Anything else can be computed or read again where it is needed.
+    Leaves may reduce across rows: they end in partial results and a second stage.  What is added to
+    a set only adds constraints, so a superset of a set without a layout has none either.
+    """
+    rows = widest = levels = 0
+    inside = set(members(mask))
+    level: dict[int, int] = {}
+    for index in members(mask):
+        widest = max(widest, work.iterated[index])
+        used = not inside.isdisjoint(work.graph.consumers[index])
+        reduces = index in work.reductions
+        above = 0
+        for edge in work.edges[index]:
+            waits = level.get(edge.source, 0)
+            above = max(above, waits)
+            if used if reduces else waits:
+                rows = math.gcd(rows, edge.rows)
+        level[index] = above + (reduces and used)
+        levels = max(levels, level[index])
+    rows = max(1, rows)
+    columns = -(-widest // rows)
+    return None if levels and columns > WIDEST_ROW else Mapping(rows, columns, levels)
+
+
+def connected(work: Work, mask: Mask) -> list[Mask]:
+    """The parts of a set that neither pass data to each other nor read a common source."""
+    parts: list[tuple[Mask, set[int]]] = []
+    for index in members(mask):
+        touched = {edge.source for edge in work.edges[index]} | {index}
+        joined = 1 << index
+        apart = []
+        for part, sources in parts:
+            if sources & touched:
+                joined |= part
+                touched |= sources
+            else:
+                apart.append((part, sources))
+        parts = [*apart, (joined, touched)]
+    return sorted((part for part, _ in parts), key=lambda part: part & -part)

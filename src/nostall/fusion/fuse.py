@@ -1,0 +1,198 @@
+"""A PyTorch function with its memory-intensive regions stitched, everything else as it was.
+
+``torch.compile`` traces it and guards the result; each graph it hands over is captured, each region
+between opaque operators becomes stitched kernels, and the opaque ones run as PyTorch runs them.
+Nothing is measured here: whether that is faster than what the user had is for others to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
+
+from nostall.fusion.capture import Captured, capture
+from nostall.fusion.capture.trace import decompositions
+from nostall.fusion.codegen import eager
+from nostall.fusion.codegen.region import StitchedGraph, stitch
+from nostall.fusion.evaluate.delta import Delta
+from nostall.fusion.explore import explore
+from nostall.fusion.graph import Graph
+from nostall.fusion.plan import members
+from nostall.fusion.regions import regions
+
+Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
+
+
+def explored(graph: Graph) -> list[tuple[int, ...]]:
+    """The published explorer's plan, before independent patterns are packed."""
+    return [members(group) for group in explore(Delta(graph)).connected.groups]
+
+
+@dataclass
+class Fused:
+    """A fused function; ``graphs`` grows with every graph that is traced for it."""
+
+    function: Callable[..., Any] = field(repr=False)
+    graphs: list[StitchedModule] = field(default_factory=list)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    @property
+    def refused(self) -> Counter[tuple[str, str]]:
+        """(reason, operator) of everything that was left to PyTorch."""
+        found: Counter[tuple[str, str]] = Counter()
+        for graph in self.graphs:
+            found += graph.refused
+        return found
+
+
+def fuse(
+    function: Callable[..., Any], *, explorer: Explorer = explored, folder: Path | None = None
+) -> Fused:
+    """``function`` (or module) with stitched kernels, forward and backward, for static shapes.
+
+    It is traced when it is called, again for other shapes.  What cannot be stitched runs as it was
+    and is counted in :attr:`Fused.refused`.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    fused = Fused(function)
+
+    def compiler(module: GraphModule, _: Sequence[Any]) -> Any:
+        stitched = stitch_module(module, explorer, folder)
+        fused.graphs.append(stitched)
+        return make_boxed_func(stitched)
+
+    backend = aot_autograd(
+        fw_compiler=compiler, bw_compiler=compiler, decompositions=decompositions()
+    )
+    fused.function = torch.compile(function, backend=backend, dynamic=False)
+    return fused
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stitched region or a call as it was.  Numbers are nodes of the captured graph: what the
+    step reads and gives, and what nobody reads after it."""
+
+    what: StitchedGraph | FxNode
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+    last_read: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StitchedModule:
+    """An FX graph whose regions are stitched: ``steps`` in the order in which they run."""
+
+    module: GraphModule = field(repr=False)
+    captured: Captured = field(repr=False)
+    steps: tuple[Step, ...] = field(repr=False)
+
+    @property
+    def kernels(self) -> int:
+        """Stitched kernels of one run."""
+        stitched = (step.what for step in self.steps)
+        return sum(s.kernels for s in stitched if isinstance(s, StitchedGraph))
+
+    @property
+    def refused(self) -> Counter[tuple[str, str]]:
+        """(reason, operator) of what is left to PyTorch."""
+        found: Counter[tuple[str, str]] = Counter(self.captured.explanation.refused)
+        for step in self.steps:
+            if isinstance(step.what, StitchedGraph):
+                found.update({(why, "no kernel"): n for why, n in step.what.refused.items()})
+        return found
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's outputs, as its output node has them."""
+        graph, values = self.captured.graph, self.captured.values
+        device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cuda"))
+        known: dict[int, Any] = {}
+
+        def value(index: int) -> Any:
+            node = graph[index]
+            if index in known:
+                return known[index]
+            if node.kind == "layout":
+                return eager.view(node, value(node.inputs[0]))
+            return eager.known(node, device)
+
+        def held(node: FxNode) -> Any:
+            place = values[node]
+            return value(place) if isinstance(place, int) else tuple(map(value, place))
+
+        given = iter(args)
+        for node in self.module.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                place = values[node]
+                assert isinstance(place, int)
+                is_given = node.op == "placeholder"
+                known[place] = next(given) if is_given else getattr(self.module, node.target)
+        for step in self.steps:
+            if isinstance(step.what, StitchedGraph):
+                results = step.what(*map(value, step.reads))
+            else:
+                call = step.what
+                arguments, named = map_arg(call.args, held), map_arg(call.kwargs, held)
+                results = (call.target(*arguments, **named),)
+            known.update(zip(step.gives, results, strict=True))
+            for index in step.last_read:
+                del known[index]
+        (output,) = self.module.graph.find_nodes(op="output")
+        return map_arg(output.args[0], held)
+
+
+def stitch_module(
+    module: GraphModule, explorer: Explorer = explored, folder: Path | None = None
+) -> StitchedModule:
+    """Capture a functional ATen graph and stitch its regions."""
+    captured = capture(module)
+    graph = captured.graph
+    steps = []
+    for part in regions(graph):
+        stitched = stitch(part.graph, explorer(part.graph), folder=folder)
+        steps.append(Step(stitched, part.reads, part.gives))
+    for index, node in captured.origins.items():
+        if graph[index].kind == "opaque" and node.op == "call_function":
+            reads = {graph.base(i) for n in node.all_input_nodes for i in _places(captured, n)}
+            reads = {i for i in reads if graph[i].kind != "constant"}
+            steps.append(Step(node, tuple(sorted(reads)), (index,)))
+    (output,) = module.graph.find_nodes(op="output")
+    kept = {graph.base(i) for node in output.all_input_nodes for i in _places(captured, node)}
+    return StitchedModule(module, captured, tuple(_in_order(steps, kept)))
+
+
+def _places(captured: Captured, node: FxNode) -> tuple[int, ...]:
+    place = captured.values[node]
+    return (place,) if isinstance(place, int) else place
+
+
+def _in_order(steps: list[Step], kept: set[int]) -> list[Step]:
+    """Steps behind those whose results they read, each with the values that end with it."""
+    giver = {index: at for at, step in enumerate(steps) for index in step.gives}
+    before = {
+        at: [giver[index] for index in step.reads if index in giver]
+        for at, step in enumerate(steps)
+    }
+    ordered = [steps[at] for at in TopologicalSorter(before).static_order()]
+    seen = set(kept)
+    found = []
+    for step in reversed(ordered):
+        # Results that nobody reads end at once; an unused result of a call is one.
+        ends = {*step.reads, *step.gives} - seen
+        seen |= ends
+        found.append(replace(step, last_read=tuple(sorted(ends))))
+    return found[::-1]

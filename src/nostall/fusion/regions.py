@@ -1,0 +1,100 @@
+"""Maximal regions between opaque nodes: what fusion decides about at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nostall.fusion.graph import Graph
+from nostall.fusion.operations import COMPUTE
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a whole graph without opaque nodes.
+
+    ``graph`` is closed: what it reads from outside are its input nodes.  ``origins[i]`` is the node
+    of the whole graph that its node i stands for.
+    """
+
+    graph: Graph
+    origins: tuple[int, ...]
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Nodes of the whole graph, one for each input of ``graph``."""
+        return tuple(self.origins[index] for index in self.graph.inputs)
+
+    @property
+    def gives(self) -> tuple[int, ...]:
+        """Nodes of the whole graph, one for each output of ``graph``."""
+        return tuple(self.origins[index] for index in self.graph.outputs)
+
+
+def regions(whole: Graph, *, connected: bool = False) -> tuple[Region, ...]:
+    """All operators of the graph, in regions that can run one after the other.
+
+    Operators with equally many opaque nodes behind each other above them form one region, so no
+    path leaves a region and comes back.  ``connected``: each region in parts that exchange no data.
+    """
+    levels = _levels(whole)
+    groups: dict[tuple[int, int], list[int]] = {}
+    part = _parts(whole, levels) if connected else {}
+    for index in whole.operators:
+        groups.setdefault((levels[index], part.get(index, 0)), []).append(index)
+    return tuple(region(whole, groups[key]) for key in sorted(groups))
+
+
+def region(whole: Graph, operators: list[int]) -> Region:
+    """The operators as a graph of their own, with the views and constants that they read."""
+    chosen = set(operators)
+    needed: set[int] = set()
+    waiting = list(operators)
+    while waiting:
+        index = waiting.pop()
+        if index not in needed:
+            needed.add(index)
+            if index in chosen or whole[index].kind == "layout":
+                waiting.extend(whole[index].inputs)
+    order = sorted(needed)
+    place = {index: at for at, index in enumerate(order)}
+    nodes = []
+    for index in order:
+        node = whole[index]
+        if index in chosen or node.kind in ("layout", "constant"):
+            inputs = tuple(place[i] for i in node.inputs)
+            nodes.append(replace(node, index=place[index], inputs=inputs))
+        else:
+            outside = replace(node, op="input", inputs=(), attributes=())
+            nodes.append(replace(outside, index=place[index]))
+    outputs = tuple(
+        place[index]
+        for index in operators
+        if index in whole.results or not chosen.issuperset(whole.consumers[index])
+    )
+    return Region(Graph(tuple(nodes), outputs), tuple(order))
+
+
+def _levels(whole: Graph) -> list[int]:
+    """Of every node the most opaque nodes that a path to it passes through."""
+    levels: list[int] = []
+    for node in whole:
+        above = [levels[i] + (whole[i].kind == "opaque") for i in whole.sources[node.index]]
+        levels.append(max(above, default=0))
+    return levels
+
+
+def _parts(whole: Graph, levels: list[int]) -> dict[int, int]:
+    """Of every operator the first one of its part, joined where one reads the other."""
+    first = {index: index for index in whole.operators}
+
+    def root(index: int) -> int:
+        while first[index] != index:
+            first[index] = index = first[first[index]]
+        return index
+
+    for index in whole.operators:
+        for source in whole.sources[index]:
+            if whole[source].kind in COMPUTE and levels[source] == levels[index]:
+                one, two = sorted((root(source), root(index)))
+                first[two] = one
+    return {index: root(index) for index in whole.operators}

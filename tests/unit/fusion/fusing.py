@@ -1,0 +1,56 @@
+"""Fused PyTorch functions in Triton's interpreter; run by ``tests.unit.fusion.interpreting``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from nostall.fusion.fuse import fuse
+
+
+class Block(nn.Module):
+    """Two matrix products with a norm, a gate and a residual around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(24)
+        self.up, self.down = nn.Linear(24, 32), nn.Linear(32, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(F.gelu(self.up(self.norm(x))))
+        return (x + y).softmax(-1).log()
+
+
+def largest(one: Tensor, other: Tensor) -> float:
+    return float((one - other).detach().abs().max())
+
+
+def fused_and_plain(folder: Path) -> dict[str, object]:
+    """Largest differences between fused functions and the same without, kernels, refusals."""
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(3, 4, 24)
+    fused = fuse(model, folder=folder)
+    result: dict[str, object] = {}
+    expected = model(x)
+    expected.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    got = fused(x)
+    got.square().sum().backward()
+    result["forward"] = largest(got, expected)
+    result["backward"] = max(
+        largest(p.grad, want) for p, want in zip(model.parameters(), gradients, strict=True)
+    )
+    result["graphs"] = [graph.kernels for graph in fused.graphs]
+
+    def several(a: Tensor, scale: float) -> dict[str, Tensor]:
+        return {"sum": (a * scale).sum(-1), "sorted": torch.sort(a.exp(), -1).values}
+
+    more, other = fuse(several, folder=folder), torch.randn(2, 24)
+    found, want = more(other, 2.0), several(other, 2.0)
+    result["structure"] = {key: largest(found[key], want[key]) for key in want}
+    result["refused"] = [f"{operator}: {why}" for why, operator in more.refused]
+    return result

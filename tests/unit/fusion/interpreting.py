@@ -1,0 +1,148 @@
+"""Run in a process of its own: stitched kernels in Triton's interpreter, results as JSON.
+
+``python -m tests.unit.fusion.interpreting FOLDER EXAMPLES`` prints, for every chain, for random
+graphs and for kernels that were broken on purpose, what was found wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.unit.fusion.fusing import fused_and_plain
+from tests.unit.fusion.generated import Made, operator_graphs
+from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.patterns import PATTERNS
+
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.interpreted import prepare
+from nostall.fusion.codegen.kernel import load
+from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.region import StitchedGraph, scheduled, stitch
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.graph import Graph
+
+STRANGE, PLAIN = 3, 1
+"""Seeds with and without NaN and Inf among the inputs."""
+
+
+def different(of: Schedule) -> list[KernelPlan]:
+    """A plan of every scheme, with one and several chunks and parts: those of each kind that run
+    the fewest programs, which is what takes time here."""
+    kinds: dict[object, KernelPlan] = {}
+    for plan in sorted(plans(of).legal, key=lambda plan: programs(of, plan)):
+        kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.parts > 1), plan)
+    return list(kinds.values())
+
+
+def programs(of: Schedule, plan: KernelPlan) -> float:
+    if plan.scheme == "thread":
+        return of.row_count / plan.chunks[0]
+    return of.row_count / plan.rows * plan.parts
+
+
+def wrong(graph: Graph, stitched: StitchedGraph, seed: int) -> list[str]:
+    inputs = inputs_for(graph, seed)
+    try:
+        return judge(stitched, inputs, guarded(stitched)(*inputs))
+    except Stray as stray:
+        return [str(stray)]
+
+
+def chains(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    for name, make in PATTERNS.items():
+        graph = make()
+        found: list[str] = []
+        for at, plan in enumerate(different(scheduled(graph, graph.operators))):
+            whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
+            found += [f"refused: {reason}" for reason in whole.refused]
+            # NaN stays in its row: other rows show the numbers.
+            found += [f"{plan}: {text}" for text in wrong(graph, whole, PLAIN if at else STRANGE)]
+        yield name, found
+
+
+def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str]]:
+    found: list[str] = []
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operator_graphs())
+    def check(made: Made) -> None:
+        draw = random.Random(made.seed)
+
+        def choice(of: Schedule) -> KernelPlan:
+            few = [plan for plan in plans(of).legal if programs(of, plan) <= 32]
+            plan = draw.choice(few or different(of))
+            seen[plan.scheme] += 1
+            return plan
+
+        stitched = stitch(made.graph, choice=choice, folder=folder)
+        seen["graphs"] += 1
+        seen["not stitched"] += stitched.refused.total()
+        for text in wrong(made.graph, stitched, made.seed):
+            found.append(f"{text}\n{made.graph}")
+
+    check()
+    return found, seen
+
+
+# What is damaged: the chain, a pattern whose last match is replaced, and by what.
+DAMAGES = {
+    "masked lanes count": ("layer norm, two chunks", r"tl\.where\(inside\w*, (\w+), 0\)", r"\1"),
+    "lanes beyond the end are stored": ("bias and gelu", r", mask=inside\)", ")"),
+    "masked lanes are the least": ("sum of a broadcast", r'float\("inf"\)', "-100.0"),
+    "nan is dropped": ("gated", r"PropagateNan\.ALL", "PropagateNan.NONE"),
+    "a wrong stride": ("layer norm", r"r \* 100", "r * 99"),
+    "a row too many": ("norm backward", "live = m < count", "live = m < count + 1"),
+}
+
+
+def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """What is found when right kernels are damaged."""
+    for name, (chain, pattern, damaged) in DAMAGES.items():
+        graph = PATTERNS[chain]()
+        of = scheduled(graph, graph.operators)
+        right = [emit(of, plan) for plan in different(of)]
+        program, match = next(
+            (program, found[-1])
+            for program in right
+            if (found := list(re.finditer(pattern, program.source)))
+        )
+        source = program.source[: match.start()] + match.expand(damaged)
+        source += program.source[match.end() :]
+        kernel = load(replace(program, source=source), folder)
+        yield name, wrong(graph, StitchedGraph(graph, (kernel,), Counter()), STRANGE)
+
+
+def main() -> None:
+    prepare()
+    torch.set_num_threads(1)
+    folder, examples = Path(sys.argv[1]), int(sys.argv[2])
+    found, seen = random_graphs(folder, examples)
+    result = {
+        "chains": dict(chains(folder)),
+        "random": found,
+        "seen": seen,
+        "broken": dict(broken(folder)),
+        "fused": fused_and_plain(folder),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

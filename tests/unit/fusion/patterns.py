@@ -1,0 +1,156 @@
+"""Graphs of well-known chains, small enough for an interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nostall.fusion.build import Builder
+from nostall.fusion.graph import Graph
+
+Shape = tuple[int, ...]
+
+
+def _normed(build: Builder, x: int, axis: int, eps: float = 1e-5) -> tuple[int, int]:
+    """(x - mean) * rstd over one axis, and rstd."""
+    count = build.constant(float(build.nodes[x].shape[axis]))
+    mean = build("div", build("sum", x, dims=(axis,), keepdim=True), count)
+    centred = build("sub", x, mean)
+    squares = build("sum", build("square", centred), dims=(axis,), keepdim=True)
+    rstd = build("rsqrt", build("add", build("div", squares, count), build.constant(eps)))
+    return build("mul", centred, rstd), rstd
+
+
+def layer_norm(shape: Shape, dtype: str) -> Graph:
+    """With weight and bias; gives mean-free statistics for the backward pass too."""
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    weight, bias = build.input(shape[-1:], dtype), build.input(shape[-1:], dtype)
+    normed, rstd = _normed(build, x, len(shape) - 1)
+    scaled = build("add", build("mul", normed, weight), bias)
+    return build.graph(build("cast", scaled, dtype=dtype), rstd)
+
+
+def double_norm(shape: Shape, dtype: str) -> Graph:
+    """Residual, norm, gelu-like gate, norm: two chains of reductions in one kernel."""
+    build = Builder()
+    one, other = build.input(shape, dtype), build.input(shape, dtype)
+    total = build("add", one, other, dtype="float32")
+    first, _ = _normed(build, total, len(shape) - 1)
+    gated = build("mul", first, build("sigmoid", first))
+    second, _ = _normed(build, gated, len(shape) - 1)
+    return build.graph(build("cast", second, dtype=dtype), build("cast", total, dtype=dtype))
+
+
+def masked_softmax(shape: Shape, dtype: str) -> Graph:
+    """Scores of (batch, head, query, key), a bool mask of (batch, 1, 1, key)."""
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    mask = build.input((shape[0], 1, 1, shape[-1]), "bool")
+    scores = build("where", mask, x, build.constant(-1e9))
+    highest = build("amax", scores, dims=(3,), keepdim=True)
+    powers = build("exp", build("sub", scores, highest))
+    total = build("sum", powers, dims=(3,), keepdim=True)
+    return build.graph(build("cast", build("div", powers, total), dtype=dtype))
+
+
+def softmax_outer(shape: Shape, dtype: str) -> Graph:
+    """Softmax over axis 1 of (batch, channel, place): its columns are not contiguous."""
+    build = Builder()
+    x = build.input(shape, dtype)
+    highest = build("amax", x, dims=(1,), keepdim=True)
+    powers = build("exp", build("sub", x, highest))
+    return build.graph(build("div", powers, build("sum", powers, dims=(1,), keepdim=True)))
+
+
+def norm_backward(shape: Shape, dtype: str) -> Graph:
+    """Gradients of a LayerNorm: dx by row, and the weight's and bias's by column."""
+    build = Builder()
+    dy = build("cast", build.input(shape, dtype), dtype="float32")
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    weight = build.input(shape[-1:], dtype)
+    last, rows = (len(shape) - 1,), tuple(range(len(shape) - 1))
+    normed, rstd = _normed(build, x, last[0])
+    scaled = build("mul", dy, weight)
+    count = build.constant(float(shape[-1]))
+    along = build("div", build("sum", scaled, dims=last, keepdim=True), count)
+    with_x = build("sum", build("mul", scaled, normed), dims=last, keepdim=True)
+    projected = build("mul", normed, build("div", with_x, count))
+    dx = build("mul", rstd, build("sub", build("sub", scaled, along), projected))
+    dw = build("sum", build("mul", dy, normed), dims=rows, keepdim=False)
+    db = build("sum", dy, dims=rows, keepdim=False)
+    return build.graph(*(build("cast", value, dtype=dtype) for value in (dx, dw, db)))
+
+
+def mean_loss(shape: Shape, dtype: str) -> Graph:
+    """Log-sum-exp by row, its mean over rows, and the softmax as its gradient."""
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    highest = build("amax", x, dims=(1,), keepdim=True)
+    powers = build("exp", build("sub", x, highest))
+    total = build("sum", powers, dims=(1,), keepdim=True)
+    each = build("add", build("log", total), highest)
+    rows = build.constant(float(shape[0]))
+    loss = build("div", build("sum", each, dims=(0, 1), keepdim=False), rows)
+    gradient = build("div", build("div", powers, total), rows)
+    return build.graph(loss, build("cast", gradient, dtype=dtype))
+
+
+def bias_gelu(shape: Shape, dtype: str) -> Graph:
+    build = Builder()
+    x = build("add", build.input(shape, dtype), build.input(shape[-1:], dtype), dtype="float32")
+    inner = build("erf", build("mul", x, build.constant(0.7071067811865476)))
+    half = build("mul", x, build.constant(0.5))
+    gelu = build("mul", half, build("add", inner, build.constant(1.0)))
+    return build.graph(build("cast", gelu, dtype=dtype))
+
+
+def gated(shape: Shape, dtype: str) -> Graph:
+    """silu(a) * relu(b), both halves of one tensor."""
+    build = Builder()
+    x = build.input((*shape[:-1], shape[-1] * 2), dtype)
+    last = len(shape) - 1
+    a = build("slice", x, shape=shape, dim=last, start=0, step=1)
+    b = build("slice", x, shape=shape, dim=last, start=shape[-1], step=1)
+    return build.graph(build("mul", build("mul", a, build("sigmoid", a)), build("relu", b)))
+
+
+def heads(shape: Shape, dtype: str) -> Graph:
+    """A norm over each head of (batch, token, heads * width), seen through a view."""
+    build = Builder()
+    x = build.input(shape, dtype)
+    parts = build("view", x, shape=(*shape[:-1], 4, shape[-1] // 4))
+    normed, _ = _normed(build, build("cast", parts, dtype="float32"), 3)
+    whole = build("view", normed, shape=shape)
+    return build.graph(build("cast", build("add", whole, x), dtype=dtype))
+
+
+def column_sum(shape: Shape, dtype: str) -> Graph:
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    return build.graph(build("sum", x, dims=(0,), keepdim=False))
+
+
+def broadcast_sum(shape: Shape, dtype: str) -> Graph:
+    """A reduction over an axis that is only broadcast, and NaN-aware extremes."""
+    build = Builder()
+    x, y = build.input(shape, dtype), build.input((shape[0], 1), dtype)
+    wide = build("expand", y, shape=shape)
+    total = build("sum", wide, dims=(1,), keepdim=True)
+    lowest = build("amin", x, dims=(1,), keepdim=True)
+    return build.graph(build("add", total, lowest), build("amax", x, dims=(1,), keepdim=False))
+
+
+PATTERNS: dict[str, Callable[[], Graph]] = {
+    "layer norm": lambda: layer_norm((2, 3, 100), "float16"),
+    "layer norm, two chunks": lambda: layer_norm((3, 300), "float32"),
+    "double norm": lambda: double_norm((3, 160), "float16"),
+    "masked softmax": lambda: masked_softmax((2, 1, 4, 48), "float16"),
+    "softmax of an outer axis": lambda: softmax_outer((2, 24, 5), "float32"),
+    "norm backward": lambda: norm_backward((2, 3, 80), "float16"),
+    "mean loss": lambda: mean_loss((7, 70), "float16"),
+    "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
+    "gated": lambda: gated((2, 3, 30), "float16"),
+    "heads": lambda: heads((2, 1, 64), "float16"),
+    "column sum": lambda: column_sum((530, 12), "float32"),
+    "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),
+}

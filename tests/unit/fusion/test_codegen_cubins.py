@@ -1,0 +1,104 @@
+"""Stitched kernels compiled for sm_90 on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.fusion.patterns import norm_backward
+
+from nostall.core.errors import BadInput
+from nostall.fusion import Builder
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.launching import launch_specs
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.region import scheduled
+from nostall.fusion.graph import Graph
+from nostall.sass import validate
+from nostall.tuning.source import compile_triton
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+FROM_LIBDEVICE = ("tanh", "expm1", "log1p", "round", "trunc")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _everything() -> Graph:
+    """An operator of every kind that has a template of its own."""
+    build = Builder()
+    x, y = build.input((8, 64)), build.input((8, 64))
+    value = build("add", x, y)
+    for op in (*FROM_LIBDEVICE, "erf", "sin", "sigmoid", "rsqrt", "relu", "sign"):
+        value = build("add", value, build(op, x))
+    value = build("add", value, build("pow", x, y))
+    value = build("add", value, build("remainder", x, y))
+    told = build("logical_and", build("isnan", value), build("lt", x, y))
+    kept = build("where", told, value, build.constant(0.0))
+    return build.graph(
+        build("any", told, dims=(1,), keepdim=False),
+        build("prod", kept, dims=(1,), keepdim=False),
+        build("amin", kept, dims=(1,), keepdim=True),
+        build("cast", kept, dtype="bfloat16"),
+    )
+
+
+CASES = {
+    "column": (norm_backward((64, 768), "bfloat16"), KernelPlan("column", 1, (512, 256), 8, 16)),
+    "everything": (_everything(), KernelPlan("warp", 4, (64,), 4)),
+}
+
+
+def _program(name: str) -> Program:
+    graph, plan = CASES[name]
+    return emit(scheduled(graph, graph.operators), plan)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> None:
+    program = _program(name)
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    for kernel, launch in launch_specs(program).items():
+        source = compile_triton(path, kernel, launch, "sm_90")
+        verdict = validate(source.cubin)
+        assert verdict.safe, verdict.findings[:3]
+
+
+def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
+    old = ROOT / ".cache" / "triton-3.6.0"
+    if not old.is_dir():
+        pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
+    program = _program("everything")
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    (tmp_path / "launch.json").write_text(launch.model_dump_json())
+    text = (
+        "import sys; from pathlib import Path\n"
+        "from nostall.core import LaunchSpec\n"
+        "from nostall.tuning.source import compile_triton\n"
+        "folder = Path(sys.argv[1])\n"
+        "launch = LaunchSpec.model_validate_json((folder / 'launch.json').read_text())\n"
+        "print(compile_triton(folder / 'kernels.py', sys.argv[2], launch).provenance['compiler'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(tmp_path), name],
+        env=os.environ | {"PYTHONPATH": f"{old}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "triton 3.6.0\n", done.stderr[-2000:]
+
+
+def test_a_launch_cannot_be_written_down_with_fp8() -> None:
+    build = Builder()
+    graph = build.graph(build("cast", build.input((8, 64)), dtype="float8_e5m2"))
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    with pytest.raises(BadInput, match="float8_e5m2"):
+        launch_specs(program)

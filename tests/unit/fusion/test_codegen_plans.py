@@ -1,0 +1,218 @@
+"""Loops, rows and columns, plans and source of stitched kernels, without running any."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.fusion.patterns import PATTERNS, layer_norm, norm_backward
+
+from nostall.fusion import BadFusion, Builder
+from nostall.fusion.codegen.axes import Axis, Mismatch, leaves, regroup, unify
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.mapping import map_pattern
+from nostall.fusion.codegen.plan import MOST_IDLE, KernelPlan, cut, idle_share, plans, power_above
+from nostall.fusion.codegen.schedule import Schedule, schedule
+from nostall.fusion.graph import Graph
+
+
+def scheduled(graph: Graph) -> Schedule:
+    return schedule(map_pattern(graph, graph.operators))
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+
+def test_axes_split_at_their_common_factors() -> None:
+    wide, batch, heads, width = Axis(24), Axis(5), Axis(4), Axis(6)
+    unify((batch, wide), (Axis(5), heads, width))
+    assert [axis.size for axis in leaves((batch, wide))] == [5, 4, 6]
+    assert leaves((wide,)) == leaves((heads, width))
+
+
+def test_axes_without_common_factors_do_not_fit() -> None:
+    with pytest.raises(Mismatch):
+        unify((Axis(6), Axis(4)), (Axis(4), Axis(6)))
+    with pytest.raises(Mismatch):
+        regroup((Axis(6), Axis(4)), (4, 6))
+
+
+@given(st.lists(st.integers(2, 6), min_size=1, max_size=5), st.randoms())
+def test_groups_of_loops_are_the_same_loops(sizes: list[int], random: object) -> None:
+    row = tuple(Axis(size) for size in sizes)
+    whole = Axis(1)
+    for axis in row:
+        whole = Axis(whole.size * axis.size)
+    groups = regroup((whole,), sizes)
+    assert [axis.size for group in groups for axis in group] == sizes
+    assert leaves((whole,)) == tuple(axis for group in groups for axis in group)
+
+
+def test_a_view_in_the_middle_splits_loops() -> None:
+    of = scheduled(PATTERNS["heads"]())
+    assert [of.mapping.sizes[loop] for loop in of.columns] == [16]
+    assert of.row_count == 2 * 4
+
+
+def test_rows_are_in_the_order_of_memory() -> None:
+    """A tensor that lies transposed is walked as it lies."""
+    build = Builder()
+    x = build.input((8, 16, 4), strides=(4, 32, 1))
+    graph = build.graph(build("relu", x, strides=(4, 32, 1)))
+    program = emit(scheduled(graph), KernelPlan("thread", 1, (128,), 1))
+    assert "tl.load(p0 + c, mask=inside)" in program.source
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda b, x: b("add", b("exp", x), b("permute", b("exp", x), dims=(1, 0))), None),
+        (lambda b, x: _twice(b, x), "diagonal"),
+        (lambda b, x: b("relu", b("view", b("exp", x), shape=(2, 18))), None),
+        (lambda b, x: _three_ways(b, x), "without common factors"),
+        (lambda b, x: b("relu", _first_half(b, b("exp", x))), "reads a part"),
+        (lambda b, x: b("relu", b("cast", x, dtype="float64")), "float64"),
+        (lambda b, x: b("dot", x, x), "small dots"),
+        (lambda b, x: b("amax", b("isnan", x), dims=(0,), keepdim=False), "no amax of bools"),
+    ],
+)
+def test_what_is_no_kernel_says_why(make: object, reason: str | None) -> None:
+    build = Builder()
+    x = build.input((6, 6))
+    graph = build.graph(make(build, x))  # type: ignore[operator]
+    if reason is None:
+        assert scheduled(graph).mapping.outputs
+    else:
+        with pytest.raises(BadFusion, match=reason):
+            scheduled(graph)
+
+
+def _twice(build: Builder, x: int) -> int:
+    made = build("exp", x)
+    return build("add", made, build("permute", made, dims=(1, 0)))
+
+
+def _three_ways(build: Builder, x: int) -> int:
+    made = build("exp", x)
+    as_rows = build("relu", build("view", made, shape=(4, 9)))
+    return build("add", as_rows, build("view", build("exp", made), shape=(4, 9)))
+
+
+def _first_half(build: Builder, x: int) -> int:
+    return build("slice", x, shape=(6, 3), dim=1, start=0, step=1)
+
+
+def test_a_sum_over_rows_that_rows_need_is_no_tail() -> None:
+    build = Builder()
+    x = build.input((6, 10))
+    by_row = build("sub", x, build("sum", x, dims=(1,), keepdim=True))
+    graph = build.graph(build("sub", by_row, build("sum", by_row, dims=(0,), keepdim=True)))
+    with pytest.raises(BadFusion, match="sum over rows within the rows"):
+        scheduled(graph)
+
+
+def test_sums_over_rows_are_tails() -> None:
+    graph = norm_backward((3, 7, 80), "float16")
+    of = scheduled(graph)
+    assert of.kind == "dual"
+    assert {graph[i].op for i in of.tails} == {"sum"}
+    assert len(of.tails) == 2
+    assert {graph[i].op for i in of.after} == {"cast"}
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "chunks"),
+    [
+        (768, (512, 256)),
+        (1000, (1024,)),
+        (2500, (2048, 512)),
+        (3000, (2048, 1024)),
+        (5000, (4096, 1024)),
+        (32000, (32768,)),
+        (4096, (4096,)),
+    ],
+)
+def test_odd_rows_are_cut_into_powers_of_two(columns: int, chunks: tuple[int, ...]) -> None:
+    assert cut(columns) == chunks
+
+
+@given(st.integers(1, 1 << 20))
+def test_a_cut_leaves_few_lanes_idle(columns: int) -> None:
+    chunks = cut(columns)
+    assert 0 <= idle_share(columns, chunks) <= MOST_IDLE
+    assert sum(chunks[:-1]) < columns
+    assert list(chunks) == sorted(chunks, reverse=True)
+
+
+def test_the_table_in_the_docs_is_what_cut_does() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "fusion_codegen.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) % \| ([\d +]+) \| ([\d.]+) % \|$", text, re.M)
+    assert len(rows) >= 8
+    for columns, one, chunks, masked in rows:
+        count = int(columns)
+        assert chunks == " + ".join(map(str, cut(count)))
+        assert one == f"{100 * idle_share(count, (power_above(count),)):.1f}"
+        assert masked == f"{100 * idle_share(count, cut(count)):.1f}"
+
+
+def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
+    found = plans(scheduled(layer_norm((64, 3000), "float16")))
+    reasons = {r.reason for r in found.refused if r.plan.chunks == (4096,)}
+    assert "27% of the lanes would be masked; 6.2% are possible" in reasons
+    assert any(plan.chunks == (2048, 1024) for plan in found.legal)
+
+
+def test_a_row_of_32000_can_be_held_by_a_block() -> None:
+    found = plans(scheduled(layer_norm((64, 32000), "float16")))
+    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal)
+    reasons = [r.reason for r in found.refused if r.plan == KernelPlan("block", 1, (32768,), 2)]
+    assert len(reasons) == 1
+    assert "255 at 64 threads" in reasons[0]
+
+
+def test_a_plan_that_was_refused_is_not_emitted() -> None:
+    of = scheduled(layer_norm((64, 3000), "float16"))
+    with pytest.raises(BadFusion, match="take one of"):
+        emit(of, plans(of).refused[0].plan)
+
+
+# -- source ----------------------------------------------------------------------------------------
+
+
+def test_equal_patterns_and_plans_give_equal_bytes() -> None:
+    of, again = (scheduled(layer_norm((64, 3000), "float16")) for _ in range(2))
+    sources = {emit(of, plan).source for plan in plans(of).legal}
+    assert len(sources) == len(plans(of).legal)
+    assert sources == {emit(again, plan).source for plan in plans(again).legal}
+
+
+def test_the_source_of_a_small_chain() -> None:
+    build = Builder()
+    x, bias = build.input((32, 256), "float16"), build.input((256,), "float16")
+    total = build("sum", build("add", x, bias), dims=(1,), keepdim=True)
+    of = scheduled(build.graph(total))
+    source = emit(of, KernelPlan("warp", 4, (256,), 4)).source
+    body = source[source.index("    pid") :]
+    assert (
+        body
+        == """\
+    pid = tl.program_id(0)
+    r = pid * 4 + tl.arange(0, 4)[:, None]
+    live = r < count
+    c = tl.arange(0, 256)[None, :]
+    # %2 = add(%0, %1) float16 32x256
+    x0 = tl.load(p0 + r * 256 + c, mask=live).to(tl.float32)
+    x1 = tl.load(p1 + c).to(tl.float32)
+    v2 = x0 + x1
+    # %3 = sum(%2, dims=(1,), keepdim=True) float16 32x1
+    s3 = tl.sum(v2, 1, keep_dims=True)
+    v3 = s3
+    tl.store(p3 + r, v3.to(tl.float16), mask=live)
+"""
+    )

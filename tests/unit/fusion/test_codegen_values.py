@@ -1,0 +1,63 @@
+"""What stitched kernels compute, in Triton's interpreter in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.fusion.patterns import PATTERNS
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = 5
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("kernels")
+    what = ("tests.unit.fusion.interpreting", str(folder), str(EXAMPLES))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", *what],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
+    assert interpreted["chains"][name] == []
+
+
+def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
+    assert interpreted["random"] == []
+    assert interpreted["seen"]["graphs"] == EXAMPLES
+    assert interpreted["seen"]["not stitched"] == 0
+
+
+def test_damaged_kernels_are_found(interpreted: Any) -> None:
+    assert len(interpreted["broken"]) == 6
+    assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
+
+
+def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> None:
+    result = interpreted["fused"]
+    assert result["forward"] < 1e-5
+    assert result["backward"] < 1e-4
+    forward, backward = result["graphs"]
+    assert forward >= 3
+    assert backward >= 3
+    assert result["structure"].keys() == {"sum", "sorted"}
+    assert max(result["structure"].values()) < 1e-5
+    assert result["refused"] == ["aten.sort.default: unsupported operator"]

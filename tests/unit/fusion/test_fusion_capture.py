@@ -1,0 +1,184 @@
+"""PyTorch programs as operator graphs: same values, honest borders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
+
+from benchmarks.fusion_models import models  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from nostall.fusion import BadCapture  # noqa: E402
+from nostall.fusion.capture import (  # noqa: E402
+    capture,
+    inference_graph,
+    training_graphs,
+)
+from nostall.fusion.reference import interpret  # noqa: E402
+from nostall.fusion.regions import regions  # noqa: E402
+
+
+def values_of(module: Any) -> dict[Any, Any]:
+    """What every node of an FX graph computes for random inputs."""
+
+    class Keeper(torch.fx.Interpreter):
+        def run_node(self, node: Any) -> Any:
+            kept[node] = super().run_node(node)
+            return kept[node]
+
+    kept: dict[Any, Any] = {}
+    torch.manual_seed(0)
+    inputs = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        fake = node.meta["val"]
+        if fake.dtype.is_floating_point:
+            value = torch.rand(fake.shape, dtype=fake.dtype) + 0.5
+        else:
+            value = torch.randint(0, 2, fake.shape).to(fake.dtype)
+        inputs.append(torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype).copy_(value))
+    Keeper(module).run(*inputs)
+    return kept
+
+
+def check(module: Any, rtol: float = 1e-9) -> int:
+    """Every region of the graph gives what PyTorch gives; returns how many regions there are."""
+    found = capture(module)
+    values = values_of(module)
+
+    def array(index: int) -> Any:
+        return values[found.origins[index]].detach().numpy()
+
+    parts = regions(found.graph)
+    assert found.graph.is_acyclic(
+        [[part.origins[i] for i in part.graph.operators] for part in parts]
+    )
+    for part in parts:
+        results = interpret(part.graph, [array(index) for index in part.reads])
+        for index, result in zip(part.gives, results, strict=True):
+            wanted = array(index)
+            assert (
+                wanted.strides == tuple(s * wanted.itemsize for s in found.graph[index].strides)
+                or wanted.size < 2
+            )
+            np.testing.assert_allclose(result, wanted, rtol=rtol, atol=rtol / 100)
+    return len(parts)
+
+
+# The others give the same parts; they are traced by benchmarks/fusion_explore.py.
+CHOSEN = ("bert", "llama-mlp", "resnet-block", "cross-entropy", "quantised-norm")
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_regions_compute_what_the_model_does(name: str) -> None:
+    torch.manual_seed(0)
+    module, inputs = models(small=True)[name]()
+    doubled = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    if name == "quantised-norm":
+        graphs = [inference_graph(module.double(), *doubled)]
+    else:
+        graphs = list(training_graphs(module.double(), *doubled))
+    for graph in graphs:
+        assert check(graph) >= 1
+
+
+def traced(function: Any, *inputs: Any, mode: str = "fake") -> Any:
+    return make_fx(function, tracing_mode=mode)(*inputs)
+
+
+def refusals(function: Any, *inputs: Any, mode: str = "fake") -> dict[str, str]:
+    """ATen operator by reason, of all that stays opaque."""
+    found = capture(traced(function, *inputs, mode=mode))
+    return dict(found.explanation.refused.keys())
+
+
+def test_everything_that_is_left_out_has_a_reason() -> None:
+    x, square = torch.rand(4, 6), torch.rand(4, 4)
+    assert refusals(lambda x: (x @ x).cumsum(0), square).keys() == {"unsupported operator"}
+    assert refusals(lambda x: torch.rand_like(x) + x, x).keys() == {"random numbers"}
+    pairs = torch.rand(4, 3, 2)
+    assert "dtype complex64" in refusals(lambda x: torch.view_as_complex(x) * 2, pairs)
+    wide = torch.rand(70, 40), torch.rand(40, 50)
+    product = refusals(lambda a, b: torch.bmm(a[None], b[None]).exp(), *wide)
+    assert product.keys() == {"matrix product that does not wait for memory"}
+
+
+def test_what_is_changed_in_place_is_left_alone() -> None:
+    def changes(x: Any) -> Any:
+        rows = x.view(6, 4)
+        before = rows * 2
+        x.add_(1)
+        return before + rows
+
+    found = refusals(changes, torch.rand(4, 6))
+    assert {"changes a tensor in place", "reads a tensor that is changed in place"} <= found.keys()
+
+
+def test_a_list_of_tensors_that_is_changed_is_left_alone() -> None:
+    def changes(x: Any, y: Any) -> Any:
+        torch._foreach_add_([x, y], 1.0)
+        return x * y
+
+    found = refusals(changes, torch.rand(3), torch.rand(3))
+    assert found["reads a tensor that is changed in place"] == "aten.mul.Tensor"
+
+
+def test_shapes_that_are_no_numbers_stay_opaque() -> None:
+    dynamic = refusals(lambda x: x.exp() * 2, torch.rand(4, 6), mode="symbolic")
+    assert dynamic.keys() == {"dynamic shape"}
+
+
+def test_tensors_too_large_to_count_stay_opaque() -> None:
+    with FakeTensorMode():
+        x = torch.empty(2**16, 2**15)
+    assert refusals(lambda x: x.exp(), x) == {"more than 2^31 - 1 elements": "aten.exp.default"}
+
+
+def test_the_explanation_counts() -> None:
+    found = capture(traced(lambda x: (x @ x).exp().cumsum(0).cumsum(1) * 2, torch.rand(4, 4)))
+    text = str(found.explanation)
+    assert "2 ATen calls can be fused, 3 stay" in text
+    assert "2 x aten.cumsum.default: unsupported operator" in text
+
+
+def test_small_products_are_fused_and_exact() -> None:
+    def function(a: Any, b: Any) -> Any:
+        return torch.bmm(a, b).relu().sum((1, 2))
+
+    module = traced(
+        function, torch.rand(8, 3, 4, dtype=torch.float64), torch.rand(8, 4, 2).double()
+    )
+    found = capture(module)
+    assert "dot" in {node.op for node in found.graph}
+    assert check(module) == 1
+
+
+def test_numbers_widen_integers_before_they_are_used() -> None:
+    def function(x: Any) -> Any:
+        return x.clamp(0.25, 0.75) + torch.add(x, x, alpha=2) + x.pow(3.0) + x.sum() / 7
+
+    module = traced(function, torch.randint(0, 2, (5, 3)))
+    found = capture(module)
+    assert not found.explanation.refused
+    assert check(module, rtol=1e-6) == 1  # integers become fp32 in PyTorch
+
+
+def test_a_graph_without_shapes_is_refused() -> None:
+    module = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(BadCapture, match=r"meta\['val'\]"):
+        capture(module)
+
+
+def test_a_module_that_cannot_be_traced_says_why() -> None:
+    class Branches(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(BadCapture, match="Branches"):
+        inference_graph(Branches(), torch.rand(3))
+    with pytest.raises(BadCapture, match="no backward pass"):
+        training_graphs(torch.nn.ReLU(), torch.rand(3))
