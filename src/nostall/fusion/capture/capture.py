@@ -12,7 +12,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from nostall.fusion.build import Builder
-from nostall.fusion.capture.lowering import RULES, Call, Unfit, Value, dtype_name
+from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
+from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.errors import BadCapture, BadGraph
 from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.operations import DTYPE_BYTES

@@ -7,110 +7,18 @@ A rule gets what it lowers and returns the node of the result (or a tuple of nod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from nostall.fusion.build import Builder
-from nostall.fusion.operations import OPERATIONS, Attribute
-from nostall.fusion.shapes import Shape
-
-Value = int | tuple[int, ...]
-"""A node of the operator graph, or one for each part of a result of several tensors."""
+from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
+from nostall.fusion.operations import OPERATIONS
 
 MOST_FLOPS_PER_BYTE = 8.0
 """A batched product is fused where it waits for memory even without tensor cores: an H200 does
 67e12 fp32 operations a second without them (vendor) and copies 4.3e12 bytes; half of that ratio."""
-
-
-class Unfit(Exception):
-    """Why an operator is left to others; the text is counted, so it names no sizes."""
-
-
-class Call:
-    """One ATen call: its operands as nodes of the graph that is built."""
-
-    def __init__(self, node: Node, build: Builder, values: Mapping[Node, Value]) -> None:
-        self.node = node
-        self.build = build
-        self.values = values
-        self.result: torch.Tensor = node.meta["val"]
-
-    def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """What was passed at a place or by name."""
-        args = self.node.args
-        return args[place] if place < len(args) else self.node.kwargs.get(name, default)
-
-    def tensor(self, place: int) -> int:
-        """The node of a tensor operand."""
-        operand = self.node.args[place]
-        value = self.values.get(operand) if isinstance(operand, Node) else None
-        if not isinstance(value, int):
-            raise Unfit("an operand is no tensor")
-        return value
-
-    def operand(self, place: int) -> int:
-        """The node of an operand, a constant where it is a number."""
-        given = self.node.args[place]
-        if isinstance(given, (bool, int, float)):
-            return self.number(given)
-        return self.tensor(place)
-
-    def number(self, value: bool | int | float, dtype: str | None = None) -> int:
-        """A constant; numbers do not widen the tensors that they meet."""
-        return self.build.constant(value, dtype or self._dtype_beside(value))
-
-    def _dtype_beside(self, value: bool | int | float) -> str:
-        tensors = [arg.meta["val"] for arg in self.node.all_input_nodes]
-        beside = next((t.dtype for t in tensors if t.dim() > 0), None)
-        beside = beside or next((t.dtype for t in tensors), torch.float32)
-        dtype = torch.result_type(torch.empty(1, dtype=beside), value)
-        return "float64" if dtype == torch.float64 else _wide(dtype)
-
-    def add(self, op: str, *inputs: int, dtype: str | None = None, **attributes: Any) -> int:
-        """An inner step: row-major, of the operands' dtype where none is said."""
-        return self.build(op, *inputs, dtype=dtype, **attributes)
-
-    def finish(self, op: str, *inputs: int, **attributes: Attribute) -> int:
-        """The last step: shape, dtype and strides are those that ATen gives."""
-        shape = tuple(self.result.shape)
-        made = self.build(
-            op,
-            *inputs,
-            shape=shape,
-            dtype=dtype_name(self.result.dtype),
-            strides=tuple(self.result.stride()),
-            **attributes,
-        )
-        if self.build.nodes[made].shape != shape:
-            raise Unfit("operands of unexpected shape")
-        return made
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the result."""
-        return dtype_name(self.result.dtype)
-
-    def shape(self, index: int) -> Shape:
-        """The shape of a node."""
-        return self.build.nodes[index].shape
-
-    def axis(self, axis: int, rank: int) -> int:
-        """An axis, or a place on one, counted from 0."""
-        return axis + rank if axis < 0 else axis
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _wide(dtype: torch.dtype) -> str:
-    """What ATen computes in: fp32 for the narrow floats."""
-    narrow = dtype.is_floating_point and dtype != torch.float64
-    return "float32" if narrow else dtype_name(dtype)
 
 
 Rule = Callable[[Call], Value]
@@ -203,9 +111,9 @@ def _count(call: Call, x: int, axes: Sequence[int]) -> int:
 
 def _average(call: Call, x: int, axes: tuple[int, ...], keepdim: bool, divisor: float) -> int:
     """Sum over axes divided by a number, in the precision that ATen sums in."""
-    wide = _wide(getattr(torch, call.build.nodes[x].dtype))
-    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=wide)
-    return call.add("mul", total, call.number(1.0 / divisor, wide), dtype=wide)
+    dtype = wide(getattr(torch, call.build.nodes[x].dtype))
+    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=dtype)
+    return call.add("mul", total, call.number(1.0 / divisor, dtype), dtype=dtype)
 
 
 def _mean(call: Call) -> Value:
@@ -214,9 +122,9 @@ def _mean(call: Call) -> Value:
     if not axes:
         return call.finish("copy", x)
     keepdim = bool(call.argument(2, "keepdim", False))
-    wide = _wide(call.result.dtype)
-    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=wide)
-    return call.finish("mul", total, call.number(1.0 / _count(call, x, axes), wide))
+    dtype = wide(call.result.dtype)
+    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=dtype)
+    return call.finish("mul", total, call.number(1.0 / _count(call, x, axes), dtype))
 
 
 def _variance(call: Call, x: int) -> tuple[int, int, tuple[int, ...], bool]:
