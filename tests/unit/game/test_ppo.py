@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -93,32 +92,34 @@ def test_advantages_by_hand() -> None:
     assert returns.tolist() == [first + 1, second + 2, 30.0]
 
 
-def test_it_learns_the_one_rewarded_action() -> None:
-    """A made-up judge: one move of the start doubles the speed, the others change nothing."""
+def test_it_learns_the_one_rewarded_instruction() -> None:
+    """A made-up judge: moves of one instruction double the speed, the others change nothing."""
     from nostall.core import Measurement
 
     space = transpose()
     actions = Edits(space.function, space.graph)
-    wanted = int(np.flatnonzero(actions.mask(space.start()))[7])
-    best = actions.move(space.start(), wanted)
+    legal = actions.mask(space.start()).reshape(-1, len(VARIANTS))
+    best = int(legal.sum(axis=1).argmax())
+    wanted = torch.arange(legal.size) // len(VARIANTS) == best
 
     def judge(move, state):
-        return Measurement("s", (0.5 if move == best else 1.0,), "modelled")
+        rewarded = move.index == actions.candidates[best]
+        return Measurement("s", (0.5 if rewarded else 1.0,), "modelled")
 
     game = Game(space, actions, judge, 1.0)
-    player = Player(game, space.function, space.graph, horizon=1)
     settings = Ppo(steps=256, horizon=1, minibatch=64, width=8, rounds=2, rate=1e-2)
+    player = Player(game, space.function, space.graph, settings)
 
     def chance() -> float:
         player.begin()
         with torch.no_grad():
-            return math.exp(learner.policy([player.see()])[0][wanted])
+            return float(learner.policy([player.see()])[0].exp()[wanted].sum())
 
     with kept_apart():
         torch.manual_seed(0)
         learner = Learner(GraphPolicy(8, 1), settings, 0)
         before = chance()
-        for _ in range(4):
+        for _ in range(8):
             learner.learn([player])
         assert before < 0.05 and chance() > 2 * before
 
