@@ -12,8 +12,9 @@ PARTS = (0.5, 0.8, 0.95)
 
 
 def reached(curve: Sequence[Sequence[float]], ratio: float) -> int | None:
-    """Evaluations after which the curve is at ``ratio``; None when it never is."""
-    return next((int(at) for at, value in curve if value >= ratio), None)
+    """Evaluations after which the curve is at ``ratio``; None when it never is, or when that is no
+    gain at all."""
+    return next((int(at) for at, value in curve if value >= ratio > 1.0), None)
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -147,6 +147,9 @@ class Learner:
         actions = torch.tensor([a for r in rollouts for a in r.actions])
         chances = torch.tensor([c for r in rollouts for c in r.chances])
         advantages = torch.cat([a for a, _ in told])
+        # Not by minibatch: most turns earn nothing, and where none of a minibatch does, only the
+        # noise of the expectations would be left to be blown up.
+        advantages = (advantages - advantages.mean()) / advantages.std().clamp(min=1.0)
         returns = torch.cat([r for _, r in told])
         losses: list[list[float]] = []
         for _ in range(self.settings.epochs):
@@ -220,9 +223,8 @@ class Learner:
         scores, each, worths = self.policy(distinct)
         first = torch.searchsorted(each, torch.arange(len(distinct)))
         ratio = torch.exp(scores[first[which] + actions] - chances)
-        spread = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         clipped = torch.clamp(ratio, 1 - s.clip, 1 + s.clip)
-        policy = -torch.min(spread * ratio, spread * clipped).mean()
+        policy = -torch.min(advantages * ratio, advantages * clipped).mean()
         value = torch.nn.functional.mse_loss(worths[which], returns)
         legal = torch.isfinite(scores)
         surprises = -(scores[legal].exp() * scores[legal])
