@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--evaluations", type=int, default=1024)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rollouts", type=int, default=50, help="of training, per kernel")
+    parser.add_argument("--rollouts", type=int, default=30, help="of training, per kernel")
     parser.add_argument("--kernel", nargs="*", default=KERNELS)
     parser.add_argument("--strategy", nargs="*", default=list(strategies(Path())))
     parser.add_argument("--jobs", type=int, default=1)

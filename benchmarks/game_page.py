@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.game_figure import COLOURS, figure
 from benchmarks.game_summary import PARTS, summary
-from benchmarks.readme_regions import region, wrapped
+from benchmarks.readme_regions import region, table, wrapped
 from benchmarks.record import RESULTS
 from nostall.core.run import write_atomically
 
@@ -78,7 +78,7 @@ def _gains(rows: Rows) -> str:
     for strategy in strategies:
         mine = [r for r in rows if r["strategy"] == strategy]
         costs.append(f"{median(r['processor_s'] for r in mine):.0f} s")
-    return _table(["kernel", *(f"`{s}`" for s in strategies)], [*lines, ["processor", *costs]])
+    return table(["kernel", *(f"`{s}`" for s in strategies)], [*lines, ["processor", *costs]])
 
 
 def _gain(row: Mapping[str, Any], best: float) -> str:
@@ -104,7 +104,7 @@ def _needed(rows: Rows) -> str:
         best = next(r["best_known"] for r in found if r)
         cells = [" / ".join(_said(_middle(r, p)) for p in PARTS) if r else "–" for r in found]
         lines.append([f"{kernel}, {100 * (best - 1):.2f} %", *cells])
-    return _table(["kernel, best known", *(f"`{s}`" for s in strategies)], lines)
+    return table(["kernel, best known", *(f"`{s}`" for s in strategies)], lines)
 
 
 def _middle(row: Mapping[str, Any], part: float) -> float:
@@ -159,12 +159,7 @@ def _savings(rows: Rows, evaluations: int) -> str:
         [kernel, *(f"{f[kernel]:.1f}" if kernel in f else "–" for f in factors)]
         for kernel in _kernels(rows)
     ]
-    return _table(["kernel", *(f"{100 * part:.0f} %" for part in PARTS)], lines)
-
-
-def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [columns, ["---"] * len(columns), *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return table(["kernel", *(f"{100 * part:.0f} %" for part in PARTS)], lines)
 
 
 def main() -> int:

@@ -26,7 +26,8 @@ from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES
 from nostall.sass.game.messages import heard
 
-VERSION = 1
+VERSION = 2
+"""2: every instruction that may move is a candidate."""
 _HEADER = "nostall.policy"
 
 
