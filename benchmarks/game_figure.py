@@ -42,6 +42,8 @@ def figure(rows: Sequence[Mapping[str, Any]], evaluations: int) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         'aria-label="modelled gain over evaluations, by kernel and strategy">',
         f'<style>{_STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="{width - RIGHT}" y="24" text-anchor="end">modelled gain: median, quartiles'
+        "</text>",
         *_legend([s for s in COLOURS if any(row["strategy"] == s for row in rows)]),
     ]
     for number, kernel in enumerate(kernels):

@@ -72,8 +72,10 @@ def _gains(rows: Rows) -> str:
     lines = []
     for kernel in _kernels(rows):
         found = [_row(rows, kernel, strategy) for strategy in strategies]
-        best = max(r["median_ratio"] for r in found if r)
-        lines.append([kernel, *(_gain(r, best) if r else "–" for r in found)])
+        seeds = max(r["seeds"] for r in rows)
+        whole = [r["median_ratio"] for r in found if r and r["seeds"] == seeds]
+        best = max(whole, default=inf)
+        lines.append([kernel, *(_gain(r, best, seeds) if r else "–" for r in found)])
     costs = []
     for strategy in strategies:
         mine = [r for r in rows if r["strategy"] == strategy]
@@ -81,10 +83,12 @@ def _gains(rows: Rows) -> str:
     return table(["kernel", *(f"`{s}`" for s in strategies)], [*lines, ["processor", *costs]])
 
 
-def _gain(row: Mapping[str, Any], best: float) -> str:
+def _gain(row: Mapping[str, Any], best: float, seeds: int) -> str:
     middle, low, high = (100 * (row[key] - 1) for key in ("median_ratio", "low", "high"))
     said = f"{middle:.2f}"
-    return f"{f'**{said}**' if row['median_ratio'] == best else said} ({low:.2f}–{high:.2f})"
+    said = f"**{said}**" if row["median_ratio"] == best else said
+    fewer = "" if row["seeds"] == seeds else f", seeds: {row['seeds']}"
+    return f"{said} ({low:.2f}–{high:.2f}{fewer})"
 
 
 def _needed_head() -> str:

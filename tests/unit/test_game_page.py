@@ -75,13 +75,15 @@ def test_what_training_saves() -> None:
         record("c", "ppo", 0, (1, 1.0)),
         record("c", "ppo-trained", 0, (1, 1.0)),
         record("c", "anneal", 0, (1, 1.0), (2, 1.5)),
+        record("c", "anneal", 1, (1, 1.0), (2, 1.5)),
     )
     rows = summary(found["records"])
     assert saved(rows, PARTS[-1], 16) == {"a": 4.0, "b": 4.0}
     text = compared(found, rows)
     assert "95 % of the best known **yes**, 4.0 times fewer" in text
     assert "| c | – | – | – |" in text and "| a, 20.00 % | – | 12 / 12 / 12 | 3 / 3 / 3 |" in text
-    assert "**50.00** (50.00–50.00)" in text and "*modelled*" in text
+    assert "**50.00** (50.00–50.00)" in text and "(0.00–0.00, seeds: 1)" in text
+    assert "*modelled*" in text
     slower = [
         {**r, "strategy": {"ppo": "ppo-trained", "ppo-trained": "ppo"}.get(r["strategy"])}
         for r in found["records"]

@@ -45,10 +45,10 @@ class Player:
     """One kernel's game as the learner plays it.
 
     ``opening`` says where an episode begins (None: with the original); ``ended`` is told its turns
-    and what it earned.  A turn that loses more than
-    ``tolerance`` of a typical change is taken back, as in threshold accepting (Dueck & Scheuer,
-    1990): its evaluation is spent, nothing is earned and nothing changes.  Rewards are divided by
-    their running root mean square, so that kernels of unlike gains teach alike.
+    and what it earned.  A turn that loses more than ``tolerance`` of a typical change is taken
+    back, as in threshold accepting (Dueck & Scheuer, J. Comput. Phys. 90, 1990): its evaluation is
+    spent, nothing is earned and nothing changes.  Rewards are divided by their running root mean
+    square, so that kernels of unlike gains teach alike.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Player:
         self.turn, self.earned, self._sight = 0, 0.0, None
 
     def see(self) -> Sight:
-        """The present state; the same object as long as that is the same."""
+        """The present state; the same object for as long as no turn changes it."""
         if self._sight is None:
             nodes, values = self._view.of(self.game.state)
             self._sight = Sight(nodes, self._view.edges, values, self._candidates, self.game.mask)
