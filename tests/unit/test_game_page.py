@@ -80,14 +80,18 @@ def test_what_training_saves() -> None:
     rows = summary(found["records"])
     assert saved(rows, PARTS[-1], 16) == {"a": 4.0, "b": 4.0}
     text = compared(found, rows)
-    assert "95 % of the best known **yes**, 4.0 times fewer" in text
+    said = " ".join(text.split())
+    assert "95 % of the best known **no**, 2.5 times fewer in the geometric mean" in said
+    assert "3 times or more on 2 of 3 kernels (a, b)" in said
     assert "| c | – | – | – |" in text and "| a, 20.00 % | – | 12 / 12 / 12 | 3 / 3 / 3 |" in text
     assert "**50.00** (50.00–50.00)" in text and "(0.00–0.00, seeds: 1)" in text
     assert "*modelled*" in text
+    two = result(*(r for r in found["records"] if r["kernel"] != "c"))
+    assert "**yes**, 4.0 times fewer" in compared(two, summary(two["records"]))
     slower = [
         {**r, "strategy": {"ppo": "ppo-trained", "ppo-trained": "ppo"}.get(r["strategy"])}
         for r in found["records"]
-        if r["strategy"] != "anneal"
+        if r["kernel"] != "c"
     ]
     assert "**no**, 0.2 times fewer" in compared(result(*slower), summary(slower))
 
