@@ -1,19 +1,19 @@
 """Learning against annealing on the model, at equal evaluations.
 
-    python -m benchmarks.game --evaluations 12800 --seeds 5 --out benchmarks/results/game.json
+    python -m benchmarks.game --out benchmarks/results/game.json
 
 Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what is
 missing.  ``--jobs`` runs so many at a time, each with one thread.  ``ppo-trained`` begins with a
 policy that learned on the kernels of the other half, for ``--rollouts`` rollouts each; those turns
-are not in its evaluations.  ``sip`` is restarted when its one published run ends.  Evaluations to
-95 % of the best known gain count from each run's beginning.
+are not in its evaluations.  ``sip`` is restarted when its one published run ends.
+``python -m benchmarks.game_page`` writes docs/learning.md from the records.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from multiprocessing import get_context
@@ -21,14 +21,12 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-import numpy as np
-
 from benchmarks.example_kernels import sources
 from benchmarks.provenance import save
 from nostall.core import Budget, Checkpoint, Search, Trial
 from nostall.sass.game.cuasmrl import Cuasmrl
 from nostall.sass.game.learning import Ppo
-from nostall.sass.game.policy import save_policy
+from nostall.sass.game.policy import load_policy, save_policy
 from nostall.sass.game.ppo import LearnedSearch
 from nostall.sass.game.randomness import kept_apart
 from nostall.sass.game.training import Lesson, train
@@ -40,15 +38,11 @@ from nostall.tuning.corpus import modelled
 KERNELS = (
     "batched_gemm",
     "dot_product",
-    "fused_attention",
     "gemm_leakyrelu",
-    "gemm_leakyrelu@mma",
     "rmsnorm",
     "softmax",
     "transpose",
 )
-PART = 0.95
-"""Part of the best known gain that has to be reached."""
 
 
 class Curve:
@@ -78,12 +72,19 @@ def strategies(policy: Path) -> dict[str, Search]:
 
 
 def teach(kernels: Mapping[str, tuple[ScheduleSpace, SmModel]], rollouts: int, path: Path) -> None:
-    """A policy that learned on these kernels; a training that was cut off goes on."""
+    """A policy that learned on these kernels; a training that was cut off goes on, one that is done
+    is not repeated."""
+    about = {"kernels": list(kernels), "rollouts": rollouts}
+    if path.exists():
+        found = load_policy(path)[1]["about"]
+        if found != about:
+            raise SystemExit(f"{path} has learned {found}, not {about}; choose another --work")
+        return
     checkpoint = path.with_suffix(".checkpoint")
     lessons = [Lesson(name, space, model) for name, (space, model) in kernels.items()]
     with kept_apart():
         policy = train(lessons, Ppo(), rollouts, checkpoint=checkpoint)
-    save_policy(policy, path, {"kernels": list(kernels), "rollouts": rollouts})
+    save_policy(policy, path, about)
 
 
 @cache
@@ -113,58 +114,13 @@ def race(
     }
 
 
-def reached(curve: Sequence[Sequence[float]], ratio: float) -> int | None:
-    """Evaluations after which the curve is at ``ratio``; None when it never is."""
-    return next((int(at) for at, value in curve if value >= ratio), None)
-
-
-def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per kernel and strategy: gains, evaluations to 95 % of the best known, the median curve with
-    its quartiles."""
-    rows = []
-    for kernel in sorted({r["kernel"] for r in records}):
-        mine = [r for r in records if r["kernel"] == kernel]
-        best = max(r["ratio"] for r in mine)
-        wanted = 1.0 + PART * (best - 1.0)
-        for strategy in sorted({r["strategy"] for r in mine}):
-            runs = [r for r in mine if r["strategy"] == strategy]
-            ratios = [r["ratio"] for r in runs]
-            needed = [reached(r["curve"], wanted) for r in runs]
-            rows.append(
-                {
-                    "kernel": kernel,
-                    "strategy": strategy,
-                    "seeds": len(runs),
-                    "median_ratio": float(np.median(ratios)),
-                    "low": min(ratios),
-                    "high": max(ratios),
-                    "best_known": best,
-                    "reached_95": sum(n is not None for n in needed),
-                    "evaluations_to_95": needed,
-                    "curve": _quartiles([r["curve"] for r in runs], runs[0]["evaluations"]),
-                }
-            )
-    return rows
-
-
-def _quartiles(curves: Sequence[Sequence[Sequence[float]]], evaluations: int) -> list[list[float]]:
-    """[evaluations, lower quartile, median, upper quartile] at doubling numbers of evaluations."""
-    grid = sorted({*(2**k for k in range(int(np.log2(evaluations)) + 1)), evaluations})
-    rows = []
-    for at in grid:
-        values = [max(v for n, v in curve if n <= at) for curve in curves]
-        low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-        rows.append([at, *(round(float(x), 6) for x in (low, median, high))])
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arch", default="sm_90")
-    parser.add_argument("--evaluations", type=int, default=12_800)
+    parser.add_argument("--evaluations", type=int, default=1024)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rollouts", type=int, default=100, help="of training, per kernel")
+    parser.add_argument("--rollouts", type=int, default=30, help="of training, per kernel")
     parser.add_argument("--kernel", nargs="*", default=KERNELS)
     parser.add_argument("--strategy", nargs="*", default=list(strategies(Path())))
     parser.add_argument("--jobs", type=int, default=1)
@@ -177,9 +133,10 @@ def main() -> None:
     policies = [options.work / f"half{number}.safetensors" for number in (0, 1)]
     if "ppo-trained" in options.strategy:
         for number, path in enumerate(policies):
-            if not path.exists() and halves[number]:
+            if halves[number]:
                 teach({n: kernels[n] for n in halves[number]}, options.rollouts, path)
     asked = {k: getattr(options, k) for k in ("arch", "evaluations", "rollouts")}
+    asked["kernels"] = names
     records: list[dict[str, Any]] = []
     if options.out.exists():
         before = json.loads(options.out.read_text())
@@ -201,7 +158,8 @@ def main() -> None:
             last = records[-1]
             said = f"{last['kernel']:20} {last['strategy']:12} seed {last['seed']}"
             print(f"{said} {last['ratio']:.4f} {last['processor_s']:.0f} s", flush=True)
-            save(options.out, **asked, summary=summary(records), records=records)
+            save(options.out, **asked, records=records)
+    save(options.out, **asked, records=records)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.readme_regions import README, region
+from benchmarks.readme_regions import README, region, table
 from benchmarks.record import RESULTS
 from nostall.core.run import write_atomically
 
@@ -41,7 +41,7 @@ def search(records: Sequence[Mapping[str, Any]]) -> str:
         rows.append((kernel, *map(_mean, found)))
     seeds = len({r["seed"] for r in records})
     head = (f"kernel, {seeds} seeds", *(f"`{s}`" for s in _STRATEGIES))
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def speed(kernels: Iterable[Mapping[str, Any]]) -> str:
@@ -54,14 +54,14 @@ def speed(kernels: Iterable[Mapping[str, Any]]) -> str:
         cells = [f"{value:.2f} s" for value in times] + [f"{value:,.0f}" for value in rates]
         rows.append((kernel["kernel"], f"{kernel['instructions']:,}", *cells))
     head = ("kernel", "instructions", "parse", "space", "both", "full verify", "proposals/s")
-    return _table((*head, "model evaluations/s"), rows)
+    return table((*head, "model evaluations/s"), rows)
 
 
 def mobility(records: Iterable[Mapping[str, Any]], arch: str = "sm_90") -> str:
     """Instructions with at least one legal slide."""
     mine = [r for r in records if r["arch"] == arch]
     rows = [(r["kernel"], str(r["instructions"]), f"{r['share']:.1%}") for r in mine]
-    return _table(("kernel", "instructions", "movable"), rows)
+    return table(("kernel", "instructions", "movable"), rows)
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -70,11 +70,6 @@ def _mean(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return f"{mean(values):.4f} ± {stdev(values) / len(values) ** 0.5:.4f}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace(" --- ", "---")
 
 
 def _file(name: str) -> Any:

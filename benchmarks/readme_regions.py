@@ -6,7 +6,7 @@ them, and a test holds them to the files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import geometric_mean, median
 from textwrap import fill
 
@@ -102,6 +102,12 @@ def region(text: str, name: str, content: str) -> str:
     before, opened, rest = text.partition(f"<!-- {name} -->")
     _, closed, after = rest.partition(f"<!-- /{name} -->")
     return f"{before}{opened}\n{content}\n{closed}{after}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace(" --- ", "---")
 
 
 def wrapped(text: str) -> str:

@@ -37,8 +37,9 @@ def improvements(trials: Sequence[Trial]) -> list[Improvement]:
     return found
 
 
-def curve(trials: Sequence[Trial], scale: Scale, kind: str) -> Markup:
-    """The figure; empty when nothing was evaluated."""
+def curve(trials: Sequence[Trial], scale: Scale, kind: str, seeded: int = 0) -> Markup:
+    """The figure; empty when nothing was evaluated.  The first ``seeded`` evaluations after the
+    start were annealing, before a learning strategy played."""
     if not any(math.isfinite(t.value) for t in trials):
         return Markup("")
     frame = _Frame(trials)
@@ -47,6 +48,7 @@ def curve(trials: Sequence[Trial], scale: Scale, kind: str) -> Markup:
     parts = [
         f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{kind} value of each evaluation and the best so far">',
+        _seeding(frame, seeded),
         *_axes(frame, scale, kind),
         _dots("tried", (t for t in shown if not t.accepted and t.failure is None), frame),
         _dots("accepted", (t for t in shown if t.accepted), frame),
@@ -79,6 +81,20 @@ class _Frame:
     def y(self, value: float) -> float:
         share = (min(value, self.high) - self.low) / (self.high - self.low)
         return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
+
+
+def _seeding(frame: _Frame, seeded: int) -> str:
+    """Where the annealing that a learning strategy begins with lies."""
+    if not seeded:
+        return ""
+    left, right = frame.x(frame.first), frame.x(frame.first + seeded)
+    bottom = HEIGHT - BOTTOM
+    return (
+        f'<rect class="seeding" x="{left}" y="{TOP}" width="{right - left:.1f}" '
+        f'height="{bottom - TOP}"/>'
+        f'<text x="{left + 6}" y="{bottom - 8}">annealing</text>'
+        f'<text x="{right + 6}" y="{bottom - 8}">play</text>'
+    )
 
 
 def _axes(frame: _Frame, scale: Scale, kind: str) -> Iterable[str]:

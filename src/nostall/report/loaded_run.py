@@ -16,6 +16,8 @@ from nostall.core.run import RunRecord
 from nostall.sass import Function, Program
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.schedule import Schedule
+from nostall.search.episodes import Episode, read_episodes
+from nostall.tuning.strategies import LOGS
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class LoadedRun:
     path: Path
     record: RunRecord
     trials: tuple[Trial, ...]
+    episodes: tuple[Episode, ...]
     program: Program
     original: Function
     candidate: Function
@@ -69,6 +72,7 @@ def load(path: Path) -> LoadedRun:
         path=path,
         record=run.record,
         trials=tuple(run.trials()),
+        episodes=_episodes(path, notes),
         program=program,
         original=original,
         candidate=candidate,
@@ -129,6 +133,14 @@ def _candidate(run: Run, program: Program, original: Function) -> tuple[Function
         )
     best = Schedule.load(checkpoint.best, len(original.instructions))
     return best.impose(original), "best so far", None
+
+
+def _episodes(path: Path, notes: list[str]) -> tuple[Episode, ...]:
+    try:
+        return tuple(read_episodes(path / LOGS))
+    except BadRun as error:
+        notes.append(str(error))
+        return ()
 
 
 def _launch(run: Run, notes: list[str]) -> LaunchSpec | None:

@@ -14,6 +14,7 @@ from nostall import __version__
 from nostall.core.run import write_atomically
 from nostall.report.carried import carried, has_ablation
 from nostall.report.curve import curve, improvements
+from nostall.report.learning import returns, seeded
 from nostall.report.lineup import lineup
 from nostall.report.listing_data import page_data, texts
 from nostall.report.loaded_run import LoadedRun, load
@@ -54,7 +55,11 @@ def render(run: LoadedRun) -> str:
         head=head,
         what=run.what,
         notes=[*run.notes, *odd],
-        curve=curve(run.trials, head.scale, head.kind),
+        curve=curve(run.trials, head.scale, head.kind, seeded(run.trials)),
+        seeded=seeded(run.trials),
+        episodes=len(run.episodes),
+        rollouts=len({e.rollout for e in run.episodes}),
+        returns=returns(run.episodes, head.kind),
         failures=sum(t.failure is not None for t in run.trials),
         steps=steps[-LAST_IMPROVEMENTS:],
         improvements=len(steps) - 1,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core import BadRun
 from nostall.core.measurement import Kind
+from nostall.report.learning import seeded
 from nostall.report.lineup import BlockLineup
 from nostall.report.loaded_run import LoadedRun
 from nostall.report.units import Scale
@@ -153,6 +154,8 @@ def _counts(run: LoadedRun, blocks: list[BlockLineup]) -> list[tuple[str, str]]:
         ("evaluations", f"{evaluations:,}"),
         ("illegal proposals", f"{rejected:,}"),
     ]
+    if annealed := seeded(run.trials):
+        found += [("by annealing", f"{annealed:,}"), ("by play", f"{evaluations - 1 - annealed:,}")]
     if isinstance(seconds, int | float):
         found.append(("search time", f"{seconds:,.1f} s"))
     return found

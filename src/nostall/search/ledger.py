@@ -68,6 +68,11 @@ class Ledger(Generic[S, M]):
         self._take(settle(self.task, self.point, move, state, measurement, True, {}), measurement)
         return measurement
 
+    @property
+    def evaluations(self) -> int:
+        """How many the strategy has had, the start state's and those from a checkpoint included."""
+        return 1 + self._asked
+
     def conclude(self, stopped: Stop) -> SearchResult[S]:
         """The search's result."""
         return conclude(self.task, self.point, stopped, self._memory)

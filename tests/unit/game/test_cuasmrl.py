@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tests.unit.game.kernels import model, transpose
 
 from nostall.core import BadInput, Budget
 from nostall.sass.game.cuasmrl import Cuasmrl
+from nostall.search.episodes import read_episodes
 from nostall.testing import Disorder, Permutations, check_search
 
 SMALL = Cuasmrl(iterations=6, steps=4, minibatch=4, horizon=5, epochs=1, features=8)
@@ -34,6 +37,19 @@ def test_the_published_parameters() -> None:
     whole = Cuasmrl()
     assert (whole.iterations, whole.steps, whole.horizon) == (200, 64, 32)
     assert whole.iterations * whole.steps == 12_800
+
+
+def test_episodes_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
+    found = dataclasses.replace(SMALL, logs=tmp_path).run(
+        transpose(), model(transpose()), Budget(evaluations=1000), seed=1
+    )
+    kept = read_episodes(tmp_path)
+    # 24 turns in episodes of 5, in rollouts of 4.
+    assert [(e.rollout, e.evaluations, e.turns) for e in kept] == [
+        (1, 6, 5), (2, 11, 5), (3, 16, 5), (4, 21, 5)
+    ]  # fmt: skip
+    assert found.evaluations == 25 and any(e.earned != 0 for e in kept)
 
 
 def test_other_generators_stay_as_they_were() -> None:

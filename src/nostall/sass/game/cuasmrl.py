@@ -12,7 +12,7 @@ horizon and hyper-parameters.  PPO itself is sb3-contrib's MaskablePPO.  What di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -21,7 +21,6 @@ import gymnasium
 import numpy as np
 
 from nostall.core import (
-    BadInput,
     Budget,
     Checkpoint,
     MissingPart,
@@ -34,9 +33,11 @@ from nostall.core import (
 from nostall.core.search import Stop
 from nostall.core.space import M, S
 from nostall.sass.game.actions import MemorySlides
-from nostall.sass.game.environment import HORIZON, Match, Observation
+from nostall.sass.game.environment import Match, Observation
 from nostall.sass.game.game import Game, playable
+from nostall.sass.game.parameters import PpoParameters
 from nostall.sass.schedule import ScheduleSpace
+from nostall.search.episodes import Episode, EpisodeLog
 from nostall.search.ledger import Ended, Ledger
 from nostall.search.loop import begin
 
@@ -54,7 +55,7 @@ except ImportError as error:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cuasmrl(Search):
+class Cuasmrl(PpoParameters, Search):
     """PPO on one kernel, from nothing; the defaults are the published ones.
 
     ``iterations`` rollouts of ``steps`` turns, each followed by ``epochs`` passes in minibatches
@@ -68,30 +69,16 @@ class Cuasmrl(Search):
 
     name: ClassVar[str] = "cuasmrl"
 
+    allowed: ClassVar[str] = f"{PpoParameters.allowed}, and a minibatch that divides steps"
+
     iterations: int = 200
-    steps: int = 64
-    horizon: int = HORIZON
-    epochs: int = 4
-    minibatch: int = 8
-    rate: float = 2.5e-4
-    discount: float = 0.99
-    smoothing: float = 0.95
-    clip: float = 0.2
-    entropy: float = 0.01
-    value: float = 0.5
-    gradient: float = 0.5
     features: int = 512
     logs: Path | None = None
 
-    def __post_init__(self) -> None:
-        counts = (self.iterations, self.horizon, self.epochs, self.features)
-        parts = (self.rate, self.discount, self.smoothing, self.clip, self.gradient)
-        whole = self.minibatch > 1 and self.steps > 0 and self.steps % self.minibatch == 0
-        if min(counts) < 1 or not whole or min(parts) <= 0 or min(self.entropy, self.value) < 0:
-            raise BadInput(
-                f"cuasmrl got {self}; allowed are counts of at least 1, a minibatch of at least 2 "
-                "that divides steps, and numbers above 0; leave out what you do not mean to change"
-            )
+    @property
+    def sensible(self) -> bool:
+        own = min(self.iterations, self.features) > 0
+        return own and super().sensible and self.steps % self.minibatch == 0
 
     def run(
         self,
@@ -117,15 +104,22 @@ class Cuasmrl(Search):
             if not game.mask.any():
                 return ledger.conclude("no legal move")
             match = Match(game, objective.kind, level.function, level.graph, horizon=self.horizon)
+            log = EpisodeLog(self.logs)
+
+            def ended(turns: int, total: int, earned: float) -> None:
+                rollout = (total - 1) // self.steps
+                log.add(Episode(rollout, ledger.evaluations, turns, earned))
+
             with kept_apart():
-                self._learner(match, seed).learn(self.iterations * self.steps, log_interval=1)
+                learner = self._learner(_UntilHorizon(match, ended), seed)
+                learner.learn(self.iterations * self.steps, log_interval=1)
         except Ended:
             stopped = "budget"
         except KeyboardInterrupt:
             stopped = "interrupted"
         return ledger.conclude(stopped)
 
-    def _learner(self, match: Match, seed: int) -> MaskablePPO:
+    def _learner(self, match: _UntilHorizon, seed: int) -> MaskablePPO:
         total = self.iterations
 
         def rate(left: float) -> float:
@@ -134,7 +128,7 @@ class Cuasmrl(Search):
 
         return MaskablePPO(
             MaskableActorCriticPolicy,
-            _UntilHorizon(match),
+            match,
             learning_rate=rate,
             n_steps=self.steps,
             batch_size=self.minibatch,
@@ -151,6 +145,8 @@ class Cuasmrl(Search):
                 "net_arch": [],
                 "features_extractor_class": Convolutions,
                 "features_extractor_kwargs": {"features_dim": self.features},
+                # Tens of millions of weights: the same steps in one pass over memory.
+                "optimizer_kwargs": {"fused": True},
             },
             tensorboard_log=str(self.logs) if self.logs else None,
             seed=seed,
@@ -160,8 +156,19 @@ class Cuasmrl(Search):
 
 class _UntilHorizon(gymnasium.Wrapper[Observation, np.int64, Observation, np.int64]):
     """The end of time is the end of the game, as in the published training loop: nothing is
-    expected from beyond it."""
+    expected from beyond it.  ``ended`` is told an episode's turns, all turns so far, and what the
+    episode earned."""
+
+    def __init__(self, match: Match, ended: Callable[[int, int, float], None]) -> None:
+        super().__init__(match)
+        self._match, self._ended = match, ended
+        self._total, self._earned = 0, 0.0
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
+        self._total += 1
+        self._earned += float(reward)
+        if terminated or truncated:
+            self._ended(self._match.turn, self._total, self._earned)
+            self._earned = 0.0
         return observation, float(reward), terminated or truncated, False, info

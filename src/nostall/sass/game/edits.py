@@ -1,5 +1,5 @@
-"""Nostall's own actions: slides over several places, stalls and the yield flag, for instructions
-that something may wait for."""
+"""Nostall's own actions: slides over several places, stalls and the yield flag, for every
+instruction that may move."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nostall.sass.game.actions import Actions
-from nostall.sass.program.opcodes import Pipe
 from nostall.sass.program.program import Function
 from nostall.sass.schedule import Schedule
 from nostall.sass.schedule.graph import Graph
@@ -21,7 +20,6 @@ VARIANTS = (*(f"slide {by:+d}" for by in SLIDES), "stall -1", "stall +1", "flip 
 """What can be done to one instruction; part of the layout of policy files."""
 
 _BY = np.array(SLIDES, dtype=np.int32)
-_PIPES = frozenset((Pipe.LSU, Pipe.MMA, Pipe.GMMA, Pipe.XU, Pipe.TEXTURE, Pipe.CONST))
 Ints = NDArray[np.int32]
 
 
@@ -89,19 +87,14 @@ def _legal(
 
 
 class Edits(Actions):
-    """``len(VARIANTS)`` actions for each instruction whose result or sources are waited for.
+    """``len(VARIANTS)`` actions for each instruction that may move.
 
     Action ``len(VARIANTS) * c + v`` is variant v of candidate c, in original order.
     """
 
     def __init__(self, function: Function, graph: Graph) -> None:
         self.candidates = np.array(
-            [
-                i.index
-                for i in function.instructions
-                if i.row.pipe in _PIPES and not graph.fixed[i.index]
-            ],
-            dtype=np.int32,
+            [i.index for i in function.instructions if not graph.fixed[i.index]], dtype=np.int32
         )
         self.count = len(VARIANTS) * len(self.candidates)
         self._graph = graph

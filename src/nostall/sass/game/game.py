@@ -52,8 +52,12 @@ class Game:
         self.speed = speed
         self.mask: NDArray[np.bool_] = self.actions.mask(self.state)
 
-    def play(self, action: int) -> Turn:
-        """Take one turn."""
+    def play(self, action: int, keep: Callable[[float], bool] = lambda change: True) -> Turn:
+        """Take one turn.
+
+        ``keep`` is asked with the change of speed (in per cent of the original's) whether the game
+        goes on from the new state; where not, the turn earns nothing and changes nothing.
+        """
         if action >= self.actions.count:  # a filled-up action of a smaller kernel
             return Turn(0.0, False, None, None)
         move = self.actions.move(self.state, action)
@@ -63,14 +67,16 @@ class Game:
             return Turn(0.0, False, None, None)
         state = self.space.apply(self.state, move)
         measurement = self.judge(move, state)
-        self.state = state
+        failed = measurement.failure is not None
+        speed = self.speed if failed else self.cost / measurement.value
+        change = (speed - self.speed) * 100.0
+        if not failed and not keep(change):
+            return Turn(0.0, False, move, measurement)
+        self.state, self.speed = state, speed
         self.mask = self.actions.mask(state, move)
-        if measurement.failure is not None:
+        if failed:
             return Turn(FAILED, True, move, measurement)
-        speed = self.cost / measurement.value
-        reward = (speed - self.speed) * 100.0
-        self.speed = speed
-        return Turn(reward, not self.mask.any(), move, measurement)
+        return Turn(change, not self.mask.any(), move, measurement)
 
 
 def playable(space: Space[Any, Any]) -> ScheduleSpace:

@@ -13,54 +13,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nostall.core import BadInput
 from nostall.sass.game.edits import Edits
-from nostall.sass.game.environment import HORIZON
 from nostall.sass.game.game import Game
 from nostall.sass.game.graph_view import GraphView
+from nostall.sass.game.openings import Opening
+from nostall.sass.game.parameters import PpoParameters
 from nostall.sass.game.policy import GraphPolicy, Sight
 from nostall.sass.program.program import Function
-from nostall.sass.schedule import Schedule
 from nostall.sass.schedule.graph import Graph
-
-Opening = tuple[Schedule, float]
-"""A state to begin an episode with, and its speed (1: the original's)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ppo:
-    """Parameters of the optimisation.  ``steps`` turns of each player make a rollout."""
+class Ppo(PpoParameters):
+    """Parameters of the optimisation, the size of its network, and how large a loss may be in parts
+    of a typical change (see :class:`Player`)."""
 
     steps: int = 128
-    horizon: int = HORIZON
     epochs: int = 2
     minibatch: int = 32
     rate: float = 1e-3
-    discount: float = 0.99
-    smoothing: float = 0.95
-    clip: float = 0.2
-    entropy: float = 0.01
-    value: float = 0.5
-    gradient: float = 0.5
     width: int = 32
     rounds: int = 3
+    tolerance: float = 0.03
 
-    def __post_init__(self) -> None:
-        counts = (self.steps, self.horizon, self.epochs, self.width, self.rounds)
-        parts = (self.rate, self.discount, self.smoothing, self.clip, self.gradient)
-        bad = min(counts) < 1 or self.minibatch < 2 or min(parts) <= 0
-        if bad or min(self.entropy, self.value) < 0:
-            raise BadInput(
-                f"ppo got {self}; allowed are counts of at least 1, a minibatch of at least 2 and "
-                "numbers above 0; leave out what you do not mean to change"
-            )
+    @property
+    def sensible(self) -> bool:
+        return super().sensible and min(self.width, self.rounds) > 0 and self.tolerance >= 0
 
 
 class Player:
     """One kernel's game as the learner plays it.
 
-    ``opening`` says where an episode begins (None: with the original).  Rewards are divided by
-    their running root mean square, so that kernels of unlike gains teach alike.
+    ``opening`` says where an episode begins (None: with the original); ``ended`` is told its turns
+    and what it earned.  A turn that loses more than ``tolerance`` of a typical change is taken
+    back, as in threshold accepting (Dueck & Scheuer, J. Comput. Phys. 90, 1990): its evaluation is
+    spent, nothing is earned and nothing changes.  Rewards are divided by their running root mean
+    square, so that kernels of unlike gains teach alike.
     """
 
     def __init__(
@@ -68,14 +56,16 @@ class Player:
         game: Game,
         function: Function,
         graph: Graph,
-        horizon: int,
+        settings: Ppo,
         opening: Callable[[], Opening | None] = lambda: None,
+        ended: Callable[[int, float], None] = lambda turns, earned: None,
     ) -> None:
-        self.game, self.horizon, self.opening = game, horizon, opening
+        self.game, self.settings, self.opening, self.ended = game, settings, opening, ended
         assert isinstance(game.actions, Edits)
         self._view, self._candidates = GraphView(function, graph), game.actions.candidates
-        self.squares, self.seen = 0.0, 0
-        self.turn = 0
+        self._sight: Sight | None = None
+        self.changes, self.rewards = Size(), Size()
+        self.turn, self.earned = 0, 0.0
 
     def begin(self) -> None:
         """A new episode; one that begins where nothing can move begins with the original."""
@@ -83,21 +73,49 @@ class Player:
         self.game.reset(*(begun or ()))
         if not self.game.mask.any():
             self.game.reset()
-        self.turn = 0
+        self.turn, self.earned, self._sight = 0, 0.0, None
 
     def see(self) -> Sight:
-        nodes, values = self._view.of(self.game.state)
-        return Sight(nodes, self._view.edges, values, self._candidates, self.game.mask)
+        """The present state; the same object for as long as no turn changes it."""
+        if self._sight is None:
+            nodes, values = self._view.of(self.game.state)
+            self._sight = Sight(nodes, self._view.edges, values, self._candidates, self.game.mask)
+        return self._sight
 
     def play(self, action: int) -> tuple[float, bool, bool]:
         """(normalised reward, game over, out of time)."""
-        turn = self.game.play(action)
+        before = self.game.state
+        turn = self.game.play(action, self._keeps)
+        if self.game.state is not before:
+            self._sight = None
         self.turn += 1
-        self.squares += turn.reward**2
+        self.earned += turn.reward
+        self.rewards.add(turn.reward)
+        reward = float(np.clip(turn.reward / max(1e-3, self.rewards.typical), -10.0, 10.0))
+        late = self.turn >= self.settings.horizon and not turn.over
+        if turn.over or late:
+            self.ended(self.turn, self.earned)
+        return reward, turn.over, late
+
+    def _keeps(self, change: float) -> bool:
+        self.changes.add(change)
+        return change >= -self.settings.tolerance * self.changes.typical
+
+
+@dataclass
+class Size:
+    """Running root mean square."""
+
+    squares: float = 0.0
+    seen: int = 0
+
+    def add(self, value: float) -> None:
+        self.squares += value**2
         self.seen += 1
-        scale = max(1e-3, float(np.sqrt(self.squares / self.seen)))
-        reward = float(np.clip(turn.reward / scale, -10.0, 10.0))
-        return reward, turn.over, self.turn >= self.horizon and not turn.over
+
+    @property
+    def typical(self) -> float:
+        return float(np.sqrt(self.squares / max(1, self.seen)))
 
 
 @dataclass
@@ -129,6 +147,9 @@ class Learner:
         actions = torch.tensor([a for r in rollouts for a in r.actions])
         chances = torch.tensor([c for r in rollouts for c in r.chances])
         advantages = torch.cat([a for a, _ in told])
+        # Not by minibatch: most turns earn nothing, and where none of a minibatch does, only the
+        # noise of the expectations would be left to be blown up.
+        advantages = (advantages - advantages.mean()) / advantages.std().clamp(min=1.0)
         returns = torch.cat([r for _, r in told])
         losses: list[list[float]] = []
         for _ in range(self.settings.epochs):
@@ -146,14 +167,15 @@ class Learner:
         return {"policy": policy, "value": value, "entropy": entropy, "reward": reward}
 
     def _roll(self, player: Player) -> Rollout:
-        rollout = Rollout()
+        rollout, sight = Rollout(), None
         player.begin()
         for step in range(self.settings.steps):
-            sight = player.see()
-            with torch.no_grad():
-                scores, _, worth = self.policy([sight])
-                drawn = torch.multinomial(scores.exp(), 1, generator=self.generator)
-            action = int(drawn)
+            if player.see() is not sight:
+                sight = player.see()
+                with torch.no_grad():
+                    scores, _, worth = self.policy([sight])
+                    chances = scores.exp()
+            action = int(torch.multinomial(chances, 1, generator=self.generator))
             reward, over, late = player.play(action)
             last = step + 1 == self.settings.steps
             rollout.sights.append(sight)
@@ -194,15 +216,20 @@ class Learner:
         returns: Tensor,
     ) -> list[float]:
         s = self.settings
-        scores, each, worths = self.policy(sights)
-        first = torch.searchsorted(each, torch.arange(len(sights)))
-        ratio = torch.exp(scores[first + actions] - chances)
-        spread = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        # Turns that were taken back leave the same sight: it is looked at once.
+        distinct = list({id(sight): sight for sight in sights}.values())
+        number = {id(sight): n for n, sight in enumerate(distinct)}
+        which = torch.tensor([number[id(sight)] for sight in sights])
+        scores, each, worths = self.policy(distinct)
+        first = torch.searchsorted(each, torch.arange(len(distinct)))
+        ratio = torch.exp(scores[first[which] + actions] - chances)
         clipped = torch.clamp(ratio, 1 - s.clip, 1 + s.clip)
-        policy = -torch.min(spread * ratio, spread * clipped).mean()
-        value = torch.nn.functional.mse_loss(worths, returns)
+        policy = -torch.min(advantages * ratio, advantages * clipped).mean()
+        value = torch.nn.functional.mse_loss(worths[which], returns)
         legal = torch.isfinite(scores)
-        entropy = -(scores[legal].exp() * scores[legal]).sum() / len(sights)
+        surprises = -(scores[legal].exp() * scores[legal])
+        entropies = torch.zeros(len(distinct)).index_add(0, each[legal], surprises)
+        entropy = entropies[which].mean()
         self.optimiser.zero_grad()
         (policy - s.entropy * entropy + s.value * value).backward()
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), s.gradient)

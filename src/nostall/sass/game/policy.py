@@ -24,8 +24,10 @@ from nostall.core import BadInput
 from nostall.core.run import write_atomically
 from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES
+from nostall.sass.game.messages import heard
 
-VERSION = 1
+VERSION = 2
+"""2: every instruction that may move is a candidate."""
 _HEADER = "nostall.policy"
 
 
@@ -64,21 +66,17 @@ class GraphPolicy(nn.Module):  # type: ignore[misc]
         sizes = np.array([len(s.nodes) for s in sights])
         offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         nodes = torch.from_numpy(np.concatenate([s.nodes for s in sights]))
-        edges = torch.from_numpy(
-            np.concatenate([s.edges + o for s, o in zip(sights, offsets, strict=True)])
-        ).long()
+        edges = np.concatenate([s.edges + o for s, o in zip(sights, offsets, strict=True)])
         room = self.room(torch.from_numpy(np.concatenate([s.values for s in sights])))
         found = torch.relu(self.enter(nodes))
-        ways = [(edges[:, 0], edges[:, 1]), (edges[:, 1], edges[:, 0])]
-        shares = [1.0 / there.bincount(minlength=len(nodes)).clamp(min=1) for _, there in ways]
+        earlier, later = np.ascontiguousarray(edges.T, dtype=np.int32)
+        pairs = ((earlier, later), (later, earlier))
+        ways = [(here, there, _share(there, len(nodes))) for here, there in pairs]
         for along, against, join in zip(self.along, self.against, self.join, strict=True):
-            heard = [found]
-            for layer, (here, there), share in zip((along, against), ways, shares, strict=True):
-                # What is said is made of the speaker's features and the dependence's room.
-                said = torch.relu(layer(found)[here] + room)
-                sums = torch.zeros_like(found).index_add(0, there, said)
-                heard.append(sums * share[:, None])
-            found = found + torch.relu(join(torch.cat(heard, dim=1)))
+            parts = [found]
+            for layer, (here, there, share) in zip((along, against), ways, strict=True):
+                parts.append(heard(layer(found), room, here, there) * share)
+            found = found + torch.relu(join(torch.cat(parts, dim=1)))
         state_of = torch.from_numpy(np.repeat(np.arange(len(sights)), sizes))
         whole = found.new_zeros((len(sights), self.width)).index_add(0, state_of, found)
         whole = whole / torch.from_numpy(sizes.astype(np.float32))[:, None]
@@ -90,6 +88,12 @@ class GraphPolicy(nn.Module):  # type: ignore[misc]
         mask = torch.from_numpy(np.concatenate([s.mask for s in sights]))
         each = of.repeat_interleave(len(VARIANTS))
         return _normalised(scores, mask, each, len(sights)), each, self.worth(whole)[:, 0]
+
+
+def _share(there: NDArray[np.int32], nodes: int) -> Tensor:
+    """[nodes, 1]: 1 / number of dependences that end there."""
+    counts = np.maximum(1, np.bincount(there, minlength=nodes)).astype(np.float32)
+    return torch.from_numpy(1 / counts)[:, None]
 
 
 def _normalised(scores: Tensor, mask: Tensor, each: Tensor, states: int) -> Tensor:

@@ -26,13 +26,15 @@ from nostall.sass.game.game import Game, playable
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 from nostall.search import Anneal
+from nostall.search.episodes import SEEDING, Episode, EpisodeLog
 from nostall.search.ledger import Ended, Ledger
 from nostall.search.loop import begin
 
 try:
     import torch
 
-    from nostall.sass.game.learning import Learner, Opening, Player, Ppo
+    from nostall.sass.game.learning import Learner, Player, Ppo
+    from nostall.sass.game.openings import Openings
     from nostall.sass.game.policy import GraphPolicy, load_policy
     from nostall.sass.game.randomness import kept_apart
 except ImportError as error:
@@ -41,7 +43,6 @@ except ImportError as error:
         "pip install 'nostall[rl]'"
     ) from error
 
-_POOL = 8
 _IDLE = 4096
 """Turns in a row that met only known states, after which the game is over."""
 
@@ -56,9 +57,9 @@ class LearnedSearch(Search):
 
     Without a ``policy`` file the network begins with random weights and the first ``seeds``
     evaluations are annealing.  With one, the trained policy plays at once; either way it goes on
-    learning.  Every second episode begins with one of the eight best states that were met so far,
+    learning.  Three of four episodes begin with one of the eight best states that were met so far,
     those of the annealing included.
-    ``logs``: a directory for TensorBoard.
+    ``logs``: a directory for TensorBoard and for what each episode earned.
 
     A modelled state is charged once.  When ``_IDLE`` turns in a row met only known states, the
     search is finished.  A resumed search plays its game again from the values in the checkpoint:
@@ -119,16 +120,12 @@ class LearnedSearch(Search):
 
     def _play(self, learner: Learner, game: Game, level: ScheduleSpace, memory: _Memory) -> None:
         """Rollouts and updates without end; the ledger ends them."""
-        episodes = 0
 
-        def opening() -> Opening | None:
-            nonlocal episodes
-            episodes += 1
-            best = memory.best
-            return best[episodes // 2 % len(best)] if best and episodes % 2 == 0 else None
+        def ended(turns: int, earned: float) -> None:
+            kept.add(Episode(rollout, memory.ledger.evaluations, turns, earned))
 
-        player = Player(game, level.function, level.graph, self.settings.horizon, opening)
-        log = curves(self.logs)
+        player = Player(game, level.function, level.graph, self.settings, memory.openings, ended)
+        log, kept = curves(self.logs), EpisodeLog(self.logs)
         rollout = 0
         while True:
             for name, value in learner.learn([player]).items():
@@ -137,18 +134,17 @@ class LearnedSearch(Search):
 
 
 class _Memory:
-    """Asks the ledger for values, for each modelled state once; ``best`` are the best states
-    met so far, best first, with their speeds."""
+    """Asks the ledger for values, for each modelled state once."""
 
     def __init__(self, ledger: Ledger[Schedule, ScheduleMove], kind: str) -> None:
         self.ledger = ledger
         self._known: dict[bytes, Measurement] | None = {} if kind == "modelled" else None
         self._idle = 0
-        self.best: list[Opening] = []
+        self.openings = Openings()
 
     def __call__(self, move: ScheduleMove, state: Schedule) -> Measurement:
         if self._known is None:
-            return self._rank(state, self.ledger.judge(move, state))
+            return self._ask(move, state)
         key = state.key()
         if key in self._known:
             self._idle += 1
@@ -156,14 +152,13 @@ class _Memory:
                 raise _Exhausted
             return self._known[key]
         self._idle = 0
-        measurement = self._known[key] = self._rank(state, self.ledger.judge(move, state))
+        measurement = self._known[key] = self._ask(move, state)
         return measurement
 
-    def _rank(self, state: Schedule, measurement: Measurement) -> Measurement:
+    def _ask(self, move: ScheduleMove, state: Schedule) -> Measurement:
+        measurement = self.ledger.judge(move, state)
         if measurement.failure is None:
-            others = [opening for opening in self.best if opening[0] != state]
-            others.append((state, self.ledger.start / measurement.value))
-            self.best = sorted(others, key=lambda opening: -opening[1])[:_POOL]
+            self.openings.met(state, self.ledger.start / measurement.value)
         return measurement
 
     def anneal(self, space: Space[Schedule, ScheduleMove], evaluations: int, seed: int) -> None:
@@ -191,7 +186,7 @@ def _asking(memory: _Memory, space: Space[Schedule, ScheduleMove]) -> Objective[
         def _ask(self, state: Schedule) -> Measurement:
             if state.key() == first:
                 return Measurement(self.unit, (start,), self.kind)
-            return memory(cast(ScheduleMove, "annealing"), state)
+            return memory(cast(ScheduleMove, SEEDING), state)
 
     return Asking()
 

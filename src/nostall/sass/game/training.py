@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from nostall.core import BadInput, BadRun, Measurement, Objective
 from nostall.core.run import write_atomically
 from nostall.sass.game.edits import Edits
 from nostall.sass.game.game import Game
-from nostall.sass.game.learning import Learner, Player, Ppo
+from nostall.sass.game.learning import Learner, Player, Ppo, Size
+from nostall.sass.game.openings import Openings
 from nostall.sass.game.policy import GraphPolicy, layout, save_policy
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
@@ -85,7 +86,7 @@ class _Pupil:
 
     name: str
     player: Player
-    best: float = 1.0
+    openings: Openings
 
     @classmethod
     def of(cls, lesson: Lesson, settings: Ppo) -> _Pupil | None:
@@ -98,15 +99,35 @@ class _Pupil:
         def judge(move: ScheduleMove, state: Schedule) -> Measurement:
             found = objective.evaluate([state])[0]
             if found.failure is None:
-                pupil.best = max(pupil.best, start.value / found.value)
+                pupil.openings.met(state, start.value / found.value)
             return found
 
         game = Game(space, Edits(space.function, space.graph), judge, start.value)
         if not game.mask.any():
             return None
-        player = Player(game, space.function, space.graph, settings.horizon)
-        pupil = cls(lesson.name, player)
+        openings = Openings()
+        player = Player(game, space.function, space.graph, settings, openings)
+        pupil = cls(lesson.name, player, openings)
         return pupil
+
+    @property
+    def best(self) -> float:
+        """The best ratio (original / best) met so far."""
+        return max([1.0, *(speed for _, speed in self.openings.best)])
+
+    def saved(self) -> list[Any]:
+        """All that :meth:`restore` needs, as JSON."""
+        player, openings = self.player, self.openings
+        best = [[player.game.space.dump(state), speed] for state, speed in openings.best]
+        return [*astuple(player.changes), *astuple(player.rewards), openings.episodes, best]
+
+    def restore(self, saved: list[Any]) -> None:
+        """Stand where :meth:`saved` was asked."""
+        *sizes, episodes, best = saved
+        player = self.player
+        player.changes, player.rewards = Size(*sizes[:2]), Size(*sizes[2:])
+        self.openings.episodes = episodes
+        self.openings.best = [(player.game.space.load(text), speed) for text, speed in best]
 
 
 def _saved(
@@ -123,7 +144,7 @@ def _saved(
         **layout(),
         "about": about,
         "rollout": rollout,
-        "pupils": [[p.best, p.player.squares, p.player.seen] for p in pupils],
+        "pupils": [pupil.saved() for pupil in pupils],
     }
     data: bytes = save(tensors, {_HEADER: json.dumps(header)})
     return data
@@ -161,6 +182,6 @@ def _restore(path: Path, learner: Learner, pupils: Sequence[_Pupil], about: dict
     whole = learner.optimiser.state_dict()
     learner.optimiser.load_state_dict({**whole, "state": groups})
     learner.generator.set_state(tensors["generator"])
-    for pupil, (best, squares, seen) in zip(pupils, header["pupils"], strict=True):
-        pupil.best, pupil.player.squares, pupil.player.seen = best, squares, seen
+    for pupil, saved in zip(pupils, header["pupils"], strict=True):
+        pupil.restore(saved)
     return int(header["rollout"])

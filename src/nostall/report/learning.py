@@ -1,0 +1,120 @@
+"""How a learning strategy came on: what its episodes earned, as one inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from markupsafe import Markup
+
+from nostall.core import Trial
+from nostall.report.units import ticks
+from nostall.search.episodes import SEEDING, Episode
+
+WIDTH, HEIGHT = 1280, 230
+LEFT, RIGHT, TOP, BOTTOM = 76, 16, 14, 40
+MOST_POINTS = 80
+LEAST_EPISODES = 4
+"""Of a point; fewer have no quartiles worth the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Episodes of consecutive rollouts; ``evaluations`` when the last of them ended.  What they
+    earned: mean and quartiles, in per cent of the original's throughput."""
+
+    evaluations: int
+    mean: float
+    low: float
+    high: float
+
+
+def seeded(trials: Sequence[Trial]) -> int:
+    """Evaluations that were annealing, before the strategy played."""
+    return sum(trial.move == SEEDING for trial in trials)
+
+
+def points(episodes: Sequence[Episode]) -> list[Point]:
+    """At most ``MOST_POINTS``, each of whole rollouts and at least ``LEAST_EPISODES`` episodes (the
+    last may have fewer rollouts than the others, and takes in what is left over)."""
+    rollouts = [list(group) for _, group in groupby(episodes, key=lambda e: e.rollout)]
+    size = max(LEAST_EPISODES, -(-len(episodes) // MOST_POINTS))
+    groups: list[list[Episode]] = []
+    for rollout in rollouts:
+        if groups and len(groups[-1]) < size:
+            groups[-1] += rollout
+        else:
+            groups.append(rollout)
+    if len(groups) > 1 and len(groups[-1]) < LEAST_EPISODES:
+        groups[-2] += groups.pop()
+    found = []
+    for group in groups:
+        earned = [e.earned for e in group]
+        low, high = np.quantile(earned, (0.25, 0.75))
+        found.append(Point(group[-1].evaluations, float(np.mean(earned)), float(low), float(high)))
+    return found
+
+
+def returns(episodes: Sequence[Episode], kind: str) -> Markup:
+    """The figure; empty where fewer than two points could be drawn."""
+    shown = points(episodes)
+    if len(shown) < 2:
+        return Markup("")
+    frame = _Frame(shown)
+    upper = [frame.at(p.evaluations, p.high) for p in shown]
+    lower = [frame.at(p.evaluations, p.low) for p in reversed(shown)]
+    means = "L".join(frame.at(p.evaluations, p.mean) for p in shown)
+    parts = [
+        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{kind} return of the episodes, mean and quartiles">',
+        *_axes(frame, kind),
+        f'<path class="quartiles" d="M{"L".join([*upper, *lower])}Z"/>',
+        f'<path class="mean" d="M{means}"/>',
+        "</svg>",
+    ]
+    return Markup("".join(parts))
+
+
+class _Frame:
+    """Maps evaluations and returns to the drawing; 0 is always inside."""
+
+    def __init__(self, shown: Sequence[Point]) -> None:
+        low = min(0.0, *(min(p.low, p.mean) for p in shown))
+        high = max(0.0, *(max(p.high, p.mean) for p in shown))
+        room = 0.06 * (high - low) or 1.0
+        self.low, self.high = low - room, high + room
+        self.last = max(2, shown[-1].evaluations)
+
+    def x(self, evaluations: float) -> float:
+        return round(LEFT + evaluations / self.last * (WIDTH - LEFT - RIGHT), 1)
+
+    def y(self, earned: float) -> float:
+        share = (earned - self.low) / (self.high - self.low)
+        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
+
+    def at(self, evaluations: int, earned: float) -> str:
+        return f"{self.x(evaluations)} {self.y(earned)}"
+
+
+def _axes(frame: _Frame, kind: str) -> Iterator[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    for tick in ticks(frame.low, frame.high, 4):
+        y = frame.y(tick)
+        yield f'<path class="{"start" if tick == 0 else "grid"}" d="M{LEFT} {y}H{right}"/>'
+        yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:.6g} %</text>'
+    for tick in ticks(0, frame.last, 8):
+        x = frame.x(tick)
+        yield f'<path class="grid" d="M{x} {bottom}v5"/>'
+        yield (
+            f'<text class="tick" x="{x}" y="{bottom + 18}" text-anchor="middle">'
+            f"{int(tick):,}</text>"
+        )
+    middle = (TOP + bottom) / 2
+    yield (
+        f'<text class="axis" transform="translate(16 {middle}) rotate(-90)" '
+        f'text-anchor="middle">{kind} return</text>'
+        f'<text class="axis" x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">'
+        "evaluations</text>"
+    )
