@@ -37,7 +37,7 @@ class Observed:
     async_waits: set[tuple[int, int]]
     """(asynchronous operation, instruction that waits for it)."""
     unfinished: set[tuple[int, int]]
-    """(asynchronous operation, instruction that issues while it may be in flight)."""
+    """(asynchronous operation, watched instruction that issues while it may be in flight)."""
     gaps: dict[tuple[int, int], int]
     """(first, second) -> stall between neighbours of a block."""
 
@@ -49,8 +49,11 @@ class HazardValidator:
         self.sm = sm
         self.floors = Floors.of(sm)
 
-    def observe(self, function: Function) -> Observed:
-        """Walk every block with the fixpoint of what is in flight; apply the absolute rules."""
+    def observe(self, function: Function, watched: frozenset[int] = frozenset()) -> Observed:
+        """Walk every block with the fixpoint of what is in flight; apply the absolute rules.
+
+        ``watched``: instructions whose asynchronous operations in flight are wanted.
+        """
         order = function.instructions
         position = {ins.index: at_ for at_, ins in enumerate(order)}
         facts = {i.index: facts_of(i, self.sm, self.floors.ceiling(i)) for i in order}
@@ -60,7 +63,7 @@ class HazardValidator:
             self._encoding(instruction, report)
         entries = pending.entry_states(function.blocks, order, facts)
         for block, state in zip(function.blocks, entries, strict=True):
-            self._walk(block, state, order, facts, seen, report)
+            self._walk(block, state, order, facts, watched, seen, report)
             for finding in stale_reuse(order[block.start : block.end]):
                 report("stale-reuse", *finding)
             for first, second in pairwise(order[block.start : block.end]):
@@ -73,7 +76,8 @@ class HazardValidator:
 
     def compare(self, original: Function, candidate: Function) -> list[Finding]:
         """Absolute findings of the candidate and what got worse against the original."""
-        before, after = self.observe(original), self.observe(candidate)
+        before = self.observe(original)
+        after = self.observe(candidate, frozenset(waiter for _, waiter in before.async_waits))
         by_index = {i.index: i for i in candidate.instructions}
         position = {ins.index: at_ for at_, ins in enumerate(candidate.instructions)}
         report = _Reporter(candidate.name, position, after.findings)
@@ -104,6 +108,7 @@ class HazardValidator:
         state: pending.State,
         order: tuple[Instruction, ...],
         facts: dict[int, Facts],
+        watched: frozenset[int],
         seen: Observed,
         report: _Reporter,
     ) -> None:
@@ -119,7 +124,9 @@ class HazardValidator:
                         f"scoreboard; at least {WAITER_GAP} are needed",
                     )
             index = here.instruction.index
-            seen.unfinished.update((p, index) for p, role in in_flight if role == pending.ORDER)
+            if index in watched:
+                pairs = ((p, index) for p, role in in_flight if role == pending.ORDER)
+                seen.unfinished.update(pairs)
             for hit in pending.conflicts(here, in_flight, facts):
                 self._judge(hit, seen, report)
 
