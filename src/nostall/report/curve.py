@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 from nostall.core import Trial
+from nostall.report.plot import LEFT, TOP, Plot
 from nostall.report.units import Scale, ticks
 
-WIDTH, HEIGHT = 1280, 300
-LEFT, RIGHT, TOP, BOTTOM = 76, 16, 14, 40
+_HEIGHT = 300
 MOST_DOTS = 4000
 """Evaluations that are drawn; of a longer search every n-th."""
 SHOWN_BAD = 0.85
@@ -42,14 +42,13 @@ def curve(trials: Sequence[Trial], scale: Scale, kind: str, seeded: int = 0) -> 
     start were annealing, before a learning strategy played."""
     if not any(math.isfinite(t.value) for t in trials):
         return Markup("")
-    frame = _Frame(trials)
+    frame = _frame(trials)
     step = max(1, len(trials) // MOST_DOTS)
     shown = trials[::step]
     parts = [
-        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{kind} value of each evaluation and the best so far">',
+        frame.open(f"{kind} value of each evaluation and the best so far"),
         _seeding(frame, seeded),
-        *_axes(frame, scale, kind),
+        *frame.axes(f"{kind} {escape(scale.unit)}", _ticks(frame, scale)),
         _dots("tried", (t for t in shown if not t.accepted and t.failure is None), frame),
         _dots("accepted", (t for t in shown if t.accepted), frame),
         _dots("failed", (t for t in shown if t.failure is not None), frame),
@@ -60,83 +59,52 @@ def curve(trials: Sequence[Trial], scale: Scale, kind: str, seeded: int = 0) -> 
     return Markup("".join(parts))
 
 
-class _Frame:
-    """Maps evaluations and values to the drawing; worse values than ``high`` go to its edge."""
-
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        values = sorted(t.value for t in trials if math.isfinite(t.value))
-        low = values[0]
-        start = next(t.value for t in trials if math.isfinite(t.value))
-        high = max(values[int(SHOWN_BAD * (len(values) - 1))], start)
-        # Single outliers would flatten everything else.
-        high = min(high, start + 3 * max(start - low, 0.02 * start))
-        room = 0.06 * (high - low) or 0.02 * abs(high) or 1.0
-        self.low, self.high = low - room, high + room
-        self.first, self.last = trials[0].index, max(trials[-1].index, trials[0].index + 1)
-
-    def x(self, index: int) -> float:
-        share = (index - self.first) / (self.last - self.first)
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
-
-    def y(self, value: float) -> float:
-        share = (min(value, self.high) - self.low) / (self.high - self.low)
-        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
+def _frame(trials: Sequence[Trial]) -> Plot:
+    values = sorted(t.value for t in trials if math.isfinite(t.value))
+    low = values[0]
+    start = next(t.value for t in trials if math.isfinite(t.value))
+    high = max(values[int(SHOWN_BAD * (len(values) - 1))], start)
+    # Single outliers would flatten everything else.
+    high = min(high, start + 3 * max(start - low, 0.02 * start))
+    room = 0.06 * (high - low) or 0.02 * abs(high) or 1.0
+    first = trials[0].index
+    return Plot(_HEIGHT, first, max(trials[-1].index, first + 1), low - room, high + room)
 
 
-def _seeding(frame: _Frame, seeded: int) -> str:
+def _ticks(frame: Plot, scale: Scale) -> Iterator[tuple[float, str]]:
+    for tick in ticks(frame.low * scale.factor, frame.high * scale.factor):
+        yield tick / scale.factor, f"{tick:.6g}"
+
+
+def _seeding(frame: Plot, seeded: int) -> str:
     """Where the annealing that a learning strategy begins with lies."""
     if not seeded:
         return ""
     left, right = frame.x(frame.first), frame.x(frame.first + seeded)
-    bottom = HEIGHT - BOTTOM
     return (
         f'<rect class="seeding" x="{left}" y="{TOP}" width="{right - left:.1f}" '
-        f'height="{bottom - TOP}"/>'
-        f'<text x="{left + 6}" y="{bottom - 8}">annealing</text>'
-        f'<text x="{right + 6}" y="{bottom - 8}">play</text>'
+        f'height="{frame.bottom - TOP}"/>'
+        f'<text x="{left + 6}" y="{frame.bottom - 8}">annealing</text>'
+        f'<text x="{right + 6}" y="{frame.bottom - 8}">play</text>'
     )
 
 
-def _axes(frame: _Frame, scale: Scale, kind: str) -> Iterable[str]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    factor = scale.factor
-    for tick in ticks(frame.low * factor, frame.high * factor):
-        y = frame.y(tick / factor)
-        yield f'<path class="grid" d="M{LEFT} {y}H{right}"/>'
-        yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:.6g}</text>'
-    for tick in ticks(frame.first, frame.last, 8):
-        if tick == int(tick):
-            x = frame.x(int(tick))
-            yield f'<path class="grid" d="M{x} {bottom}v5"/>'
-            yield (
-                f'<text class="tick" x="{x}" y="{bottom + 18}" text-anchor="middle">'
-                f"{int(tick):,}</text>"
-            )
-    middle = (TOP + bottom) / 2
-    yield (
-        f'<text class="axis" transform="translate(16 {middle}) rotate(-90)" '
-        f'text-anchor="middle">{kind} {escape(scale.unit)}</text>'
-        f'<text class="axis" x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">'
-        "evaluations</text>"
-    )
-
-
-def _dots(name: str, trials: Iterable[Trial], frame: _Frame) -> str:
+def _dots(name: str, trials: Iterable[Trial], frame: Plot) -> str:
     path = "".join(f"M{frame.x(t.index)} {frame.y(t.value)}h0" for t in trials)
     return f'<path class="dot {name}" d="{path}"/>' if path else ""
 
 
-def _start(frame: _Frame, trials: Sequence[Trial], scale: Scale, kind: str) -> str:
+def _start(frame: Plot, trials: Sequence[Trial], scale: Scale, kind: str) -> str:
     value = next(t.value for t in trials if math.isfinite(t.value))
     y = frame.y(value)
     return (
-        f'<path class="start" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>'
-        f'<text class="startlabel" x="{WIDTH - RIGHT - 4}" y="{y - 6}" text-anchor="end">'
+        f'<path class="start" d="M{LEFT} {y}H{frame.right}"/>'
+        f'<text class="startlabel" x="{frame.right - 4}" y="{y - 6}" text-anchor="end">'
         f"original, {kind} {escape(scale(value))}</text>"
     )
 
 
-def _best(frame: _Frame, trials: Sequence[Trial]) -> str:
+def _best(frame: Plot, trials: Sequence[Trial]) -> str:
     steps = improvements(trials)
     path = f"M{frame.x(steps[0].index)} {frame.y(steps[0].value)}"
     for step in steps[1:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -10,11 +10,11 @@ import numpy as np
 from markupsafe import Markup
 
 from nostall.core import Trial
+from nostall.report.plot import Plot
 from nostall.report.units import ticks
 from nostall.search.episodes import SEEDING, Episode
 
-WIDTH, HEIGHT = 1280, 230
-LEFT, RIGHT, TOP, BOTTOM = 76, 16, 14, 40
+_HEIGHT = 230
 MOST_POINTS = 80
 LEAST_EPISODES = 4
 """Of a point; fewer have no quartiles worth the name."""
@@ -62,14 +62,14 @@ def returns(episodes: Sequence[Episode], kind: str) -> Markup:
     shown = points(episodes)
     if len(shown) < 2:
         return Markup("")
-    frame = _Frame(shown)
+    frame = _frame(shown)
     upper = [frame.at(p.evaluations, p.high) for p in shown]
     lower = [frame.at(p.evaluations, p.low) for p in reversed(shown)]
     means = "L".join(frame.at(p.evaluations, p.mean) for p in shown)
+    values = ((tick, f"{tick:.6g} %") for tick in ticks(frame.low, frame.high, 4))
     parts = [
-        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{kind} return of the episodes, mean and quartiles">',
-        *_axes(frame, kind),
+        frame.open(f"{kind} return of the episodes, mean and quartiles"),
+        *frame.axes(f"{kind} return", values, base=0),
         f'<path class="quartiles" d="M{"L".join([*upper, *lower])}Z"/>',
         f'<path class="mean" d="M{means}"/>',
         "</svg>",
@@ -77,44 +77,9 @@ def returns(episodes: Sequence[Episode], kind: str) -> Markup:
     return Markup("".join(parts))
 
 
-class _Frame:
-    """Maps evaluations and returns to the drawing; 0 is always inside."""
-
-    def __init__(self, shown: Sequence[Point]) -> None:
-        low = min(0.0, *(min(p.low, p.mean) for p in shown))
-        high = max(0.0, *(max(p.high, p.mean) for p in shown))
-        room = 0.06 * (high - low) or 1.0
-        self.low, self.high = low - room, high + room
-        self.last = max(2, shown[-1].evaluations)
-
-    def x(self, evaluations: float) -> float:
-        return round(LEFT + evaluations / self.last * (WIDTH - LEFT - RIGHT), 1)
-
-    def y(self, earned: float) -> float:
-        share = (earned - self.low) / (self.high - self.low)
-        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
-
-    def at(self, evaluations: int, earned: float) -> str:
-        return f"{self.x(evaluations)} {self.y(earned)}"
-
-
-def _axes(frame: _Frame, kind: str) -> Iterator[str]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    for tick in ticks(frame.low, frame.high, 4):
-        y = frame.y(tick)
-        yield f'<path class="{"start" if tick == 0 else "grid"}" d="M{LEFT} {y}H{right}"/>'
-        yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:.6g} %</text>'
-    for tick in ticks(0, frame.last, 8):
-        x = frame.x(tick)
-        yield f'<path class="grid" d="M{x} {bottom}v5"/>'
-        yield (
-            f'<text class="tick" x="{x}" y="{bottom + 18}" text-anchor="middle">'
-            f"{int(tick):,}</text>"
-        )
-    middle = (TOP + bottom) / 2
-    yield (
-        f'<text class="axis" transform="translate(16 {middle}) rotate(-90)" '
-        f'text-anchor="middle">{kind} return</text>'
-        f'<text class="axis" x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">'
-        "evaluations</text>"
-    )
+def _frame(shown: Sequence[Point]) -> Plot:
+    """0 is always inside."""
+    low = min(0.0, *(min(p.low, p.mean) for p in shown))
+    high = max(0.0, *(max(p.high, p.mean) for p in shown))
+    room = 0.06 * (high - low) or 1.0
+    return Plot(_HEIGHT, 0, max(2, shown[-1].evaluations), low - room, high + room)
