@@ -135,7 +135,7 @@ def test_a_launch_file_with_an_unknown_key(tmp_path: Path) -> None:
 def test_a_launch_file_that_is_nested_absurdly(tmp_path: Path) -> None:
     launch = tmp_path / "spec.toml"
     launch.write_text("a = " + "[" * 100_000)
-    refused(nostall("inspect", SMALL, "--launch", launch))
+    assert "nested too deeply" in refused(nostall("inspect", SMALL, "--launch", launch))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -162,7 +162,8 @@ def test_files_of_the_user_in_the_out_folder_stay(tmp_path: Path) -> None:
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     for name in (b"\xff\xfe.cubin", b"[red]:x:\n.cubin"):
-        refused(nostall("verify", tmp_path / os.fsdecode(name)))
+        said = refused(nostall("verify", tmp_path / os.fsdecode(name)))
+        assert "cannot read" in said and ".cubin" in said
 
 
 PYTHON = {

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,26 @@ def test_too_little_to_fit() -> None:
 
 def test_measured_slowdowns_are_predicted_far_better_than_at_a_flat_efficiency() -> None:
     """Public measurements, where they are; the committed figures say how well."""
+    covered, seen = 0.0, 0
+    for fitted, flat in _left_out().values():
+        assert fitted["mape"] < 0.15 < flat["mape"]
+        covered += fitted["covered_by_90"] * fitted["steps"]
+        seen += fitted["steps"]
+    assert 0.8 < covered / seen < 0.97
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="with two models to learn from the interval is too narrow for CIFAR-10 "
+    "(benchmarks/results/workload_slowdown.json); the aim stands",
+)
+def test_the_interval_covers_each_model_by_itself() -> None:
+    assert all(0.8 < fitted["covered_by_90"] < 0.97 for fitted, _ in _left_out().values())
+
+
+def _left_out() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Each public model judged by a fit on the others, and by a flat efficiency."""
     root = os.environ.get("NOSTALL_PUBLIC_DATA")
     if not root or not (Path(root) / "pollux").is_dir():
         pytest.skip("NOSTALL_PUBLIC_DATA does not name a folder that holds pollux/")
@@ -101,10 +122,8 @@ def test_measured_slowdowns_are_predicted_far_better_than_at_a_flat_efficiency()
 
     models = {model: measured(Path(root), model) for model in PARAMETERS}
     flat = SlowdownFit(Curve(0.7), 0.0, ETHERNET)
-    covered = []
+    found = {}
     for model, own in models.items():
         others = [s for name, some in models.items() if name != model for s in some]
-        fitted = judged(own, fit_slowdown(others, ETHERNET))
-        assert fitted["mape"] < 0.15 < judged(own, flat)["mape"]
-        covered.append(fitted["covered_by_90"] * fitted["steps"])
-    assert 0.8 < sum(covered) / sum(map(len, models.values())) < 0.97
+        found[model] = judged(own, fit_slowdown(others, ETHERNET)), judged(own, flat)
+    return found
