@@ -60,6 +60,19 @@ def test_any_events_come_back_whatever_the_chunks(
     assert json.loads(file.frame)["tail"] == frame["tail"]
 
 
+@pytest.mark.parametrize("indent", [None, 0, 1])
+def test_no_chunk_ends_at_a_bad_place(tmp_path: Path, monkeypatch, indent: int | None) -> None:
+    """Between two events, behind a backslash, inside a number: every boundary there is."""
+    many = [{"a": 1}, {"b": {"c": [-12, "}, {"]}}, {"\\": '"'}, {"": 0}]
+    text = json.dumps({"traceEvents": many, "tail": 1}, indent=indent)
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    for chunk in range(1, len(text) + 1):
+        monkeypatch.setattr(chunks, "CHUNK", chunk)
+        found, file = read_all(path)
+        assert (found, file.damage) == (many, None), chunk
+
+
 def test_a_bare_list_and_several_gzip_members_are_traces_too(tmp_path: Path) -> None:
     bare = write(tmp_path / "bare.json", [kernel("k", 0, 1)])
     assert len(read_kineto(bare).activities) == 1

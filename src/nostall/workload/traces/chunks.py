@@ -95,7 +95,12 @@ class TraceFile:
                 return
             block = next(blocks, None)
             ended = block is None
-            buffer = _framed(rest, block or b"")
+            block = block or b""
+            if not rest:  # what was read ended right behind an event: its comma comes only now
+                start += len(block)
+                block = block.lstrip(_SPACE)
+                start -= len(block)
+            buffer = _framed(rest, block)
 
     def _head(self, blocks: Iterator[bytes]) -> tuple[bytes, bytes, int]:
         """(what stands before the first event, what was read of the events, their offset)."""
