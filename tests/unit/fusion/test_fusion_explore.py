@@ -121,6 +121,21 @@ def test_circles_of_two_kernels_are_cut() -> None:
     assert delta.cost(found.plan) == pytest.approx(best_by_trying(delta))
 
 
+def test_what_belongs_to_no_kernel_closes_no_circle() -> None:
+    """Node 8 is opaque and kernel {3} has the mask 8: once taken for each other."""
+    build = Builder()
+    wall = build.opaque("matmul", build.input((2048, 512)), shape=(2048, 512), dtype="float32")
+    other = build("exp", build.input((2048, 512)))
+    for _ in range(5):
+        wall = build.opaque("matmul", other, wall, shape=(2048, 512), dtype="float32")
+    graph = build.graph(build("exp", wall))
+    delta = Delta(graph)
+    assert graph[3].kind != "opaque" == graph[8].kind
+    found = optimum(delta)
+    assert (found.proven, found.rounds) == (True, 1)
+    assert delta.cost(found.plan) == pytest.approx(best_by_trying(delta))
+
+
 @settings(max_examples=40, deadline=None)
 @given(operator_graphs())
 def test_the_quick_circle_check_agrees_with_sorting(graph: Graph) -> None:

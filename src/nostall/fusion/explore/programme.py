@@ -152,14 +152,15 @@ def _circle(delta: Delta, plan: Plan) -> set[Mask] | None:
     """Patterns of several operators on one circle of the contracted graph, fewest by chance."""
     graph = delta.graph
     held = {index: mask for mask in plan.groups for index in members(mask)}
+    # What belongs to no kernel is its own mask too: an index could be some kernel's mask.
+    place = {node.index: held.get(node.index, 1 << node.index) for node in graph}
     contracted = networkx.DiGraph()
     for node in graph:
         for user in graph.consumers[node.index]:
-            one, other = held.get(node.index, node.index), held.get(user, user)
-            if node.kind != "input" and one != other:
-                contracted.add_edge(("p", one), ("p", other))
+            if place[node.index] != place[user]:
+                contracted.add_edge(place[node.index], place[user])
     try:
         edges = networkx.find_cycle(contracted)
     except networkx.NetworkXNoCycle:
         return None
-    return {mask for (_, mask), _ in edges if mask & (mask - 1)}
+    return {mask for mask, _ in edges if mask & (mask - 1)}
