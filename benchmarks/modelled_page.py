@@ -24,7 +24,9 @@ _STRATEGIES = ("anneal", "sip", "random")
 def page(text: str) -> str:
     """docs/modelled.md with what the files say."""
     text = region(text, "search", search(_file("search")["records"]))
-    return region(text, "speed", speed(_file("sass_static")["kernels"]))
+    static = _file("sass_static")
+    text = region(text, "speed", speed(static["kernels"]))
+    return region(text, "growth", growth(static["grown"], static["growth"]))
 
 
 def readme(text: str) -> str:
@@ -55,6 +57,20 @@ def speed(kernels: Iterable[Mapping[str, Any]]) -> str:
         rows.append((kernel["kernel"], f"{kernel['instructions']:,}", *cells))
     head = ("kernel", "instructions", "parse", "space", "both", "full verify", "proposals/s")
     return table((*head, "model evaluations/s"), rows)
+
+
+def growth(kernels: Sequence[Mapping[str, Any]], against: Mapping[str, Any]) -> str:
+    """Seconds of one kernel in several sizes, and how each step compares with n log n."""
+    rows = []
+    for at, kernel in enumerate(kernels):
+        found = kernel["median"]
+        cells = [f"{kernel['instructions']:,}"]
+        for name in ("parse_and_analyse_s", "verify_s"):
+            step = f"{against[name][at - 1]['against_n_log_n']:.2f}" if at else ""
+            cells += [f"{found[name]:.2f} s", step]
+        rows.append(cells)
+    head = ("instructions", "parse and space", "against n log n", "full verify", "against n log n")
+    return table(head, rows)
 
 
 def mobility(records: Iterable[Mapping[str, Any]], arch: str = "sm_90") -> str:
