@@ -19,7 +19,7 @@ from nostall.cli.inputs import DEFAULT_ARCH
 from nostall.cli.interruption import Interruption
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.run import Run
-from nostall.tuning.fusing.inputs import CASTS, torch_dtype
+from nostall.tuning.fusing.inputs import CASTS, named, torch_dtype
 
 if TYPE_CHECKING:
     from nostall.tuning.fusing.document import Document
@@ -104,6 +104,7 @@ def _traced(
     target: str, inputs: str | None, dtype: str | None, backward: bool, strategy: str, arch: str
 ) -> tuple[Asked, Fusing, Traced]:
     """What was asked, how to go about it, and the program; PyTorch is imported here at last."""
+    named(target)
     _need("torch", "fusion traces PyTorch programs")
     _need("triton", "fused kernels are written in it")
     from nostall.tuning.fusing.job import Fusing

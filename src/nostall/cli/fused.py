@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nostall.cli.console import out, show_table
-from nostall.report.units import Scale, amount
+from nostall.report.units import Scale, amount, several
 from nostall.tuning.fusing.document import Document, FusedKernel, Pass
 
 MOST_REASONS = 30
@@ -41,28 +41,30 @@ def _show_pass(document: Document, found: Pass) -> None:
             ),
             rows,
         )
+    alone = f" and {len(found.alone)} alone" if found.alone else ""
     out.print(
-        f"{found.name + ':':<10}{found.operators} operators in {len(found.kernels)} kernels"
-        f"{f' and {len(found.alone)} alone' if found.alone else ''}; "
-        f"{opaque} calls stay as they are"
+        f"{found.name}: {several(found.operators, 'operator')} in "
+        f"{several(len(found.kernels), 'kernel')}{alone}; {several(opaque, 'call')} outside"
     )
     if not found.operators:
-        out.print("          there is nothing to fuse; --explain says why")
+        out.print("  there is nothing to fuse; --explain says why")
         return
-    out.print(
-        f"          unfused      {found.operators:5} launches, modelled "
-        f"{scale(found.seconds_unfused)} (every operator a kernel of its own)"
-    )
-    out.print(
-        f"          greedy       {found.greedy_kernels:5} kernels,  modelled "
-        f"{scale(found.greedy_seconds)} (by bytes saved, as Inductor's scheduler)"
-    )
-    out.print(
-        f"          {document.strategy:<12} {found.launches:5} launches, modelled "
-        f"{scale(found.seconds)}"
-    )
+    compared = [
+        ("unfused", several(found.operators, "launch"), found.seconds_unfused),
+        ("greedy", several(found.greedy_kernels, "kernel"), found.greedy_seconds),
+        (document.strategy, several(found.launches, "launch"), found.seconds),
+    ]
+    if document.strategy == "greedy":
+        del compared[1]
+    said = {
+        "unfused": "every operator a kernel of its own",
+        "greedy": "by bytes saved, as Inductor's scheduler does",
+    }
+    for name, count, seconds in compared:
+        why = f"  ({said[name]})" if name in said else ""
+        out.print(f"  {name:<9}{count:>13}, modelled {scale(seconds):>10}{why}")
     for note in found.notes:
-        out.print(f"note:     {found.name}: {note}")
+        out.print(f"  note: {note}")
 
 
 def _row(kernel: FusedKernel, times: int, scale: Scale) -> tuple[str, ...]:

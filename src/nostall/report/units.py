@@ -50,3 +50,9 @@ def amount(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {name}"
     return f"{count:.0f} B"
+
+
+def several(count: int, what: str) -> str:
+    """``1 launch``, ``2 launches``."""
+    ending = "" if count == 1 else "es" if what.endswith("ch") else "s"
+    return f"{count} {what}{ending}"

@@ -89,7 +89,8 @@ def training_graphs(
     if len(graphs) != 2:
         raise BadCapture(
             "the module has no backward pass; it returns no real tensor that depends on a "
-            "parameter or an input that requires gradients; use inference_graph (the command: without --backward)"
+            "parameter or an input that requires gradients; use inference_graph "
+            "(`nostall fuse` without --backward)"
         )
     forward, backward = graphs
     return forward, backward

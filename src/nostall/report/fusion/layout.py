@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 _SWEEPS = 12
 _BEND = 10.0
@@ -108,7 +109,7 @@ def _with_bends(
             path.append(len(cells))
             cells.append(_Cell(-1, _BEND))
         path.append(second)
-        for one, other in zip(path, path[1:], strict=False):
+        for one, other in pairwise(path):
             cells[one].below.append(other)
             cells[other].above.append(one)
         paths.append(path)
@@ -139,7 +140,7 @@ def _order(cells: list[_Cell], rows: list[list[int]]) -> None:
 def _crossings(cells: Sequence[_Cell], rows: Sequence[Sequence[int]]) -> int:
     """How many pairs of edges between neighbouring layers cross."""
     total = 0
-    for row, following in zip(rows, rows[1:], strict=False):
+    for row, following in pairwise(rows):
         place = {cell: at for at, cell in enumerate(following)}
         seen: list[int] = []
         for cell in row:
@@ -174,7 +175,7 @@ def _place(cells: list[_Cell], rows: Sequence[Sequence[int]], gap: float) -> Non
 def _apart(wanted: Sequence[float], widths: Sequence[float], gap: float) -> list[float]:
     """The middles nearest to the wanted ones (least squares) that keep order and distance."""
     offsets = [0.0]
-    for one, other in zip(widths, widths[1:], strict=False):
+    for one, other in pairwise(widths):
         offsets.append(offsets[-1] + one / 2 + gap + other / 2)
     # Pool adjacent violators: blocks of cells that touch, each at the mean of what it wants.
     blocks: list[tuple[float, int]] = []
@@ -204,8 +205,7 @@ def _drawn(
             top[cell], height[cell] = y, tallest
         y += tallest + gap
     places = tuple(
-        (cells[node].middle - width / 2 - left, top[node])
-        for node, (width, _) in enumerate(sizes)
+        (cells[node].middle - width / 2 - left, top[node]) for node, (width, _) in enumerate(sizes)
     )
     routes = []
     for path in paths:

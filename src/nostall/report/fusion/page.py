@@ -14,7 +14,7 @@ from nostall.core import Run
 from nostall.core.run import write_atomically
 from nostall.report.fusion.picture import MOST_DRAWN, picture
 from nostall.report.page import NAME
-from nostall.report.units import Scale, amount
+from nostall.report.units import Scale, amount, several
 from nostall.tuning.fusing.document import FILE, Document, Pass, load_document
 
 SCHEMES = {
@@ -50,7 +50,8 @@ def render(document: Document, command: str) -> str:
     """The page as text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["bytes"] = amount
-    environment.filters["us"] = lambda seconds: f"{Scale('s', 1e-6).number(seconds)}"
+    environment.filters["several"] = several
+    environment.filters["us"] = Scale("s", 1e-6).number
     template = environment.from_string(_read("fusion.html"))
     return template.render(
         document=document,

@@ -16,7 +16,7 @@ from html import escape
 from markupsafe import Markup
 
 from nostall.report.fusion.layout import Layout, layered
-from nostall.report.units import Scale, amount
+from nostall.report.units import Scale, amount, several
 from nostall.tuning.fusing.document import Drawn, FusedKernel, Pass
 
 MOST_DRAWN = 1000
@@ -184,14 +184,9 @@ def _head(item: Item) -> tuple[str, str, str]:
     saved = f"{amount(kernel.bytes_before)} → {amount(kernel.bytes_after)}"
     return (
         f"{item.title} {kernel.plan}",
-        f"{_count(len(kernel.operators), 'operator')}, {_count(len(kernel.launches), 'launch')}",
+        f"{several(len(kernel.operators), 'operator')}, {several(len(kernel.launches), 'launch')}",
         f"{saved}, {scale(kernel.seconds_after)}",
     )
-
-
-def _count(number: int, what: str) -> str:
-    ending = "" if number == 1 else "es" if what.endswith("ch") else "s"
-    return f"{number} {what}{ending}"
 
 
 def _item(

@@ -1,9 +1,11 @@
-"""What a user says about a function's inputs in one line: ``4096x5000:f16, 5000:f16, =0.1``."""
+"""What a user writes on the command line: ``path.py:name``, and the inputs of that function in one
+line (``4096x5000:f16,5000:f16,=0.1``).  Knows nothing of PyTorch, so mistakes are told at once."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from nostall.core.errors import BadInput
 
@@ -45,6 +47,16 @@ class NumberInput:
     """A Python number or bool."""
 
     value: int | float | bool
+
+
+def named(target: str) -> tuple[str, str]:
+    """The file and the name in it; :class:`BadInput` where there is no such file."""
+    path, colon, name = target.rpartition(":")
+    if not colon or not path.endswith(".py") or not name.isidentifier():
+        raise BadInput(f"{target!r} names no function; write path.py:FUNCTION")
+    if not Path(path).is_file():
+        raise BadInput(f"there is no file {path}; give the Python file that holds {name}")
+    return path, name
 
 
 def parse_inputs(text: str) -> list[TensorInput | NumberInput]:

@@ -18,13 +18,13 @@ from nostall.core import Observer, Run
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.evaluate import H200
+from nostall.fusion.regions import regions
 from nostall.sass.binary import toolchain
 from nostall.tuning.fusing.compiled import Compiled, compiled, tuned
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary
 from nostall.tuning.fusing.planned import STRATEGIES, PlannedRegion, pass_of, planned
 from nostall.tuning.fusing.target import Asked, Traced
 from nostall.tuning.job import Settings
-from nostall.fusion.regions import regions
 
 Progress = Callable[[float, str], None]
 """How much is done (0 to 1), and what is being done."""
@@ -41,9 +41,7 @@ class Fusing:
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise BadInput(
-                f"--strategy is {self.strategy!r}; allowed are {', '.join(STRATEGIES)}"
-            )
+            raise BadInput(f"--strategy is {self.strategy!r}; allowed are {', '.join(STRATEGIES)}")
 
     def described(self, asked: Asked) -> dict[str, Any]:
         """The settings as they go into ``run.json``."""

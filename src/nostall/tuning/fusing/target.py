@@ -1,8 +1,8 @@
 """What a user names: a function or a module in a Python file, and its inputs, traced.
 
 Everything is built and traced with fake tensors: nothing is computed, and a model may be larger
-than memory.  Needs PyTorch.  ``path.py:name`` is a function of tensors, a module, a class of modules, or a function
-without parameters that returns a module, or the pair (module, inputs).
+than memory.  Needs PyTorch.  ``path.py:name`` is a function of tensors, a module, a class of
+modules, or a function without parameters that returns a module, or the pair (module, inputs).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import BadInput, NostallError
 from nostall.fusion.capture import Captured, capture, inference_graph, training_graphs
-from nostall.tuning.fusing.inputs import NumberInput, parse_inputs
+from nostall.tuning.fusing.inputs import NumberInput, named, parse_inputs
 from nostall.tuning.kernel_file import imported, one_line
 
 INPUTS = "inputs"
@@ -63,14 +63,10 @@ def traced(asked: Asked) -> Traced:
     Raises :class:`BadInput` where the file, the name or the inputs are not what they have to be,
     and where PyTorch cannot trace the program.
     """
-    path, colon, name = asked.target.rpartition(":")
-    if not colon or not path.endswith(".py") or not name.isidentifier():
-        raise BadInput(f"{asked.target!r} names no function; write path.py:FUNCTION")
-    if not Path(path).is_file():
-        raise BadInput(f"there is no file {path}; give the Python file that holds {name}")
+    path, name = named(asked.target)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    with imported(Path(path).absolute()) as file, _named(asked.target):
+    with imported(Path(path).absolute()) as file, _told(asked.target):
         function, given = _built(file, path, name, mode)
         if asked.inputs is not None or given is None:
             given = _inputs(file, path, asked.inputs, mode)
@@ -93,7 +89,7 @@ def traced(asked: Asked) -> Traced:
 
 
 @contextmanager
-def _named(target: str) -> Iterator[None]:
+def _told(target: str) -> Iterator[None]:
     """Errors of the user's program name it."""
     try:
         yield
@@ -237,9 +233,7 @@ def _call(name: str, function: Any, leaves: Sequence[Any], structure: Any) -> nn
 
     def forward(self: Any, *tensors: Tensor) -> Any:
         rest = iter(tensors)
-        filled = [
-            next(rest) if hole else leaf for hole, leaf in zip(holes, leaves, strict=True)
-        ]
+        filled = [next(rest) if hole else leaf for hole, leaf in zip(holes, leaves, strict=True)]
         args, kwargs = tree_unflatten(filled, structure)
         return self.function(*args, **kwargs)
 
