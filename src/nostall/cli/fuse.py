@@ -182,9 +182,13 @@ def _next(document: Document, run: Run) -> str:
                 run.path / each.folder / name for name in ("original.cubin", "best.cubin")
             ]
             return shlex.join(["nostall", "verify", *map(str, files)])
+    sources = {
+        name: k.source for found in document.passes for k in found.kernels for name in k.launches
+    }
     for binary in document.binaries:
-        if binary.file:
-            return shlex.join(["nostall", "inspect", str(run.path / binary.file)])
+        if binary.file and not binary.findings:
+            kernel = f"{run.path / sources[binary.name]}:{binary.name}"
+            return shlex.join(["nostall", "tune", kernel, "--arch", document.arch])
     return shlex.join(["nostall", "report", str(run.path)])
 
 

@@ -42,7 +42,7 @@ def test_what_is_no_input_is_said(text: str, said: str) -> None:
 
 @pytest.mark.parametrize("target", ["f.py", "f:x", "f.py:", "f.py:a-b", ""])
 def test_what_names_no_function_is_said(target: str) -> None:
-    with pytest.raises(BadInput, match="write path.py:FUNCTION"):
+    with pytest.raises(BadInput, match=r"write path\.py:FUNCTION"):
         named(target)
 
 

@@ -227,7 +227,7 @@ def test_the_page_is_made_from_the_run_directory_alone(tmp_path: Path) -> None:
 def test_a_document_that_is_none_is_said(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", "nostall fuse f.py:f", {}) as run:
         run.write(FILE, b'{"schema_version": 1}')
-    with pytest.raises(BadRun, match="fusion.json: target: Field required"):
+    with pytest.raises(BadRun, match=r"fusion\.json: target: Field required"):
         write_page(run.path)
 
 

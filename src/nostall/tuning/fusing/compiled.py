@@ -5,9 +5,11 @@ No GPU is needed: Triton brings its own ptxas, and tuning has the SM model as it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pprint import pformat
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -35,10 +37,18 @@ class Compiled:
     source: Source | None = None
 
 
-def write_source(program: Program, run: Run) -> Path:
-    """Keep the text of a program in the run directory."""
+def write_source(program: Program, run: Run, launches: Mapping[str, LaunchSpec]) -> Path:
+    """Keep the text of a program in the run directory, with the table that `nostall tune
+    FILE.py:KERNEL` asks a file for."""
+    table = {name: _given(launch) for name, launch in launches.items()}
+    text = f"\n\n# How `nostall tune` launches them.\nLAUNCHES = {pformat(table, width=100)}\n"
     (run.path / "kernels").mkdir(exist_ok=True)
-    return run.write(source_file(program), program.source.encode())
+    return run.write(source_file(program), (program.source + text * bool(table)).encode())
+
+
+def _given(launch: LaunchSpec) -> dict[str, Any]:
+    """A launch without what it leaves to its defaults."""
+    return launch.model_dump(exclude_defaults=True)
 
 
 def compiled(program: Program, run: Run, arch: str) -> Iterator[Compiled]:
@@ -46,13 +56,14 @@ def compiled(program: Program, run: Run, arch: str) -> Iterator[Compiled]:
 
     What cannot be compiled is no error: it says why, and PyTorch runs those operators.
     """
-    path = write_source(program, run)
     try:
         launches = launch_specs(program)
     except (BadInput, ValidationError) as error:
+        write_source(program, run, {})
         for launch in program.launches:
             yield Compiled(Binary(name=launch.name, failure=_said(error)))
         return
+    path = write_source(program, run, launches)
     for name, launch in launches.items():
         yield _compiled(path, name, launch, run, arch)
 
