@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from benchmarks.fusion_measured import measured
 from typer.testing import CliRunner
 
 from nostall.cli import app
@@ -23,7 +24,7 @@ from nostall.tuning.fusing.job import Fusing, fuse
 from nostall.tuning.fusing.planned import STRATEGIES, pass_of, planned
 from nostall.tuning.fusing.target import Asked, traced
 from nostall.tuning.job import Settings
-from nostall.tuning.source import compile_triton
+from nostall.tuning.source import Source, compile_triton
 
 FILE = """
 import torch
@@ -114,6 +115,21 @@ def test_the_report_is_made_again_from_the_run(tuned: tuple[str, Path]) -> None:
     (place / "report.html").unlink()
     done = CliRunner().invoke(app, ["report", str(place)], catch_exceptions=False)
     assert done.exit_code == 0 and (place / "report.html").read_text() == page
+
+
+def test_measured_times_come_into_the_document(tuned: tuple[str, Path]) -> None:
+    _, place = tuned
+    asked: list[str] = []
+
+    def measure(source: Source) -> tuple[float, str]:
+        assert source.launch is not None and source.cubin
+        asked.append(source.kernel)
+        return 5e-6, "a GPU"
+
+    document = measured(place, measure)
+    (kernel,) = document.passes[0].kernels
+    assert asked == list(kernel.launches) and document.measured_on == "a GPU"
+    assert document.measured(kernel) == pytest.approx(5e-6 * len(asked))
 
 
 def test_a_dtype_that_a_launch_does_not_know_is_no_failure(file: str, tmp_path: Path) -> None:

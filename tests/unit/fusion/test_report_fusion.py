@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nostall.core import Run
 from nostall.core.errors import BadRun
+from nostall.fusion.operations import Kind
 from nostall.report.fusion import is_fusion, write_page
 from nostall.report.fusion.layout import layered
 from nostall.report.fusion.picture import MOST_DRAWN, picture
@@ -79,11 +80,11 @@ def test_an_order_without_crossings_is_found() -> None:
         assert len({round(drawn.places[node][0], 3) for node in chain}) == 1
 
 
-def node(index: int, name: str, kind: str, *reads: int, result: bool = False) -> Drawn:
+def node(index: int, name: str, kind: Kind, *reads: int, result: bool = False) -> Drawn:
     return Drawn(
         index=index,
         name=name,
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         shape=(64, 500),
         dtype="float16",
         reads=reads,
@@ -149,7 +150,7 @@ def large(kernels: int, each: int) -> Pass:
         first = len(nodes)
         for at in range(each):
             reads = {len(nodes) - 1, first} if at else {len(nodes) - 1}
-            kind = "reduce" if at % 5 == 3 else "light"
+            kind: Kind = "reduce" if at % 5 == 3 else "light"
             name = "sum" if kind == "reduce" else "mul"
             nodes.append(node(len(nodes), name, kind, *sorted(reads)))
         made.append(kernel(f"stitched_{number}", tuple(range(first, len(nodes)))))
@@ -222,6 +223,20 @@ def test_the_page_is_made_from_the_run_directory_alone(tmp_path: Path) -> None:
     assert "2 places are not known" in page and "not compiled: no fp8" in page
     assert 'href="sass/a/report.html">modelled 1.0200×' in page
     assert not re.search(r'(src|href)="(?!sass/)', page)
+
+
+def test_a_measured_time_is_called_so(tmp_path: Path) -> None:
+    found = document(SMALL)
+    timed = tuple(
+        binary.model_copy(update={"measured": 4e-6 if binary.name == "stitched_a" else None})
+        for binary in found.binaries
+    )
+    found = found.model_copy(update={"binaries": timed, "measured_on": "NVIDIA H200"})
+    with Run.create(tmp_path / "run", "nostall fuse f.py:f", {}) as run:
+        run.write(FILE, found.model_dump_json().encode())
+    page = write_page(run.path).read_text()
+    assert "where it does not say measured (NVIDIA H200)" in page
+    assert "1 kB → 100 B, 3 µs, measured 4 µs" in page and "measured 4</td>" in page
 
 
 def test_a_document_that_is_none_is_said(tmp_path: Path) -> None:

@@ -210,7 +210,10 @@ def _drawn(
     routes = []
     for path in paths:
         first, *bends, last = path
-        points = [(cells[first].middle - left, top[first] + sizes[first][1])]
+        x = cells[first].middle - left
+        points = [(x, top[first] + sizes[first][1])]
+        if height[first] > sizes[first][1]:  # down to where its taller neighbours end, too
+            points.append((x, top[first] + height[first]))
         for bend in bends:
             x = cells[bend].middle - left
             points += [(x, top[bend]), (x, top[bend] + height[bend])]

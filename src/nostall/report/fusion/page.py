@@ -55,7 +55,9 @@ def render(document: Document, command: str) -> str:
     template = environment.from_string(_read("fusion.html"))
     return template.render(
         document=document,
-        passes=[(found, _facts(found), picture(found)) for found in document.passes],
+        passes=[
+            (found, _facts(found), picture(found, document.measured)) for found in document.passes
+        ],
         schemes=SCHEMES,
         most_drawn=MOST_DRAWN,
         command=command,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from html import escape
 
@@ -39,6 +39,7 @@ class Item:
     members: tuple[int, ...]
     kernel: FusedKernel | None = None
     number: int = 0
+    measured: float | None = None
 
     @property
     def title(self) -> str:
@@ -53,10 +54,17 @@ class Inside:
     layout: Layout
 
 
-def picture(found: Pass) -> Markup:
-    """The plan of a pass; times are modelled and the page says so."""
+def _nothing(kernel: FusedKernel) -> float | None:
+    return None
+
+
+def picture(found: Pass, measured: Callable[[FusedKernel], float | None] = _nothing) -> Markup:
+    """The plan of a pass; times are modelled unless ``measured`` knows one in seconds."""
     nodes = {node.index: node for node in found.nodes}
-    items = _items(found, nodes)
+    items = [
+        replace(item, measured=measured(item.kernel)) if item.kernel else item
+        for item in _items(found, nodes)
+    ]
     flows = _flows(items, nodes)
     inner = {at: _inside(item, nodes) for at, item in enumerate(items) if _open(item, found)}
     sizes = [_size(item, inner.get(at), nodes) for at, item in enumerate(items)]
@@ -162,7 +170,7 @@ def _stacks(item: Item, nodes: Mapping[int, Drawn]) -> tuple[tuple[int, ...], ..
 
 
 def _stack_width(stack: Sequence[int], nodes: Mapping[int, Drawn]) -> float:
-    return max(52.0, 16 + LETTER * max(len(nodes[index].name) for index in stack))
+    return max(52.0, 26 + LETTER * max(len(nodes[index].name) for index in stack))
 
 
 # -- drawing ---------------------------------------------------------------------------------------
@@ -181,11 +189,12 @@ def _head(item: Item) -> tuple[str, str, str]:
     kernel = item.kernel
     assert kernel is not None
     scale = Scale("s", kernel.seconds_after)
+    known = "" if item.measured is None else f", measured {scale(item.measured)}"
     saved = f"{amount(kernel.bytes_before)} → {amount(kernel.bytes_after)}"
     return (
         f"{item.title} {kernel.plan}",
         f"{several(len(kernel.operators), 'operator')}, {several(len(kernel.launches), 'launch')}",
-        f"{saved}, {scale(kernel.seconds_after)}",
+        f"{saved}, {scale(kernel.seconds_after)}" + known,
     )
 
 

@@ -60,8 +60,8 @@ def compiled(program: Program, run: Run, arch: str) -> Iterator[Compiled]:
         launches = launch_specs(program)
     except (BadInput, ValidationError) as error:
         write_source(program, run, {})
-        for launch in program.launches:
-            yield Compiled(Binary(name=launch.name, failure=_said(error)))
+        for refused in program.launches:
+            yield Compiled(Binary(name=refused.name, failure=_said(error)))
         return
     path = write_source(program, run, launches)
     for name, launch in launches.items():

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from nostall.core.errors import BadRun
 from nostall.core.launch import Strict
+from nostall.fusion.operations import Kind
 
 FILE = "fusion.json"
 
@@ -33,7 +34,7 @@ class Drawn(Strict):
 
     index: int
     name: str
-    kind: Literal["input", "light", "heavy", "reduce", "dot", "opaque"]
+    kind: Kind
     shape: tuple[int, ...]
     dtype: str
     reads: tuple[int, ...]
@@ -45,7 +46,8 @@ class Binary(Strict):
     """One compiled kernel; ``failure`` says why there is none.
 
     ``findings`` counts where nostall's rules do not hold for the compiler's own order, and
-    ``not_judged`` says why nobody asked: such a binary runs, and is not tuned.
+    ``not_judged`` says why nobody asked: such a binary runs, and is not tuned.  ``measured`` is
+    its median time on a GPU, where ``python -m benchmarks.fusion_measured`` asked one.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Binary(Strict):
     instructions: int = 0
     findings: int = 0
     first_finding: str = ""
+    measured: float | None = None
 
 
 class Other(Strict):
@@ -162,6 +165,13 @@ class Document(Strict):
     passes: tuple[Pass, ...]
     binaries: tuple[Binary, ...] = ()
     tuned: tuple[TunedBinary, ...] = ()
+    measured_on: str = ""
+
+    def measured(self, kernel: FusedKernel) -> float | None:
+        """Seconds of all launches of a kernel, one after the other, where a GPU said them all."""
+        known = {binary.name: binary.measured for binary in self.binaries}
+        times = [known.get(name) for name in kernel.launches]
+        return None if None in times else sum(time for time in times if time is not None)
 
     @property
     def unknown(self) -> tuple[Binary, ...]:
