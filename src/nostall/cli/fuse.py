@@ -84,7 +84,8 @@ def fuse(
             how = _with_tuning(how, evaluations, seed, interruption)
         line = shlex.join(["nostall", *sys.argv[1:]])
         run = Run.create(out_dir or _fresh(found.name), line, how.described(asked))
-        document = _fused(asked, found, how, run, quiet=quiet or format is not Format.TABLE)
+        shown = not quiet and format is Format.TABLE
+        document = _fused(asked, found, how, run, interruption, shown=shown)
     page = _pages(document, run)
     if format is Format.JSON:
         show_json({"run": str(run.path), **document.model_dump(mode="json")})
@@ -133,7 +134,15 @@ def _with_tuning(how: Fusing, evaluations: int, seed: int, interruption: Interru
     return replace(how, tuning=tuning, observers=(interruption,))
 
 
-def _fused(asked: Asked, found: Traced, how: Fusing, run: Run, *, quiet: bool) -> Document:
+def _fused(
+    asked: Asked,
+    found: Traced,
+    how: Fusing,
+    run: Run,
+    interruption: Interruption,
+    *,
+    shown: bool,
+) -> Document:
     from nostall.tuning.fusing.job import fuse as run_job
 
     bar = Progress(
@@ -141,18 +150,18 @@ def _fused(asked: Asked, found: Traced, how: Fusing, run: Run, *, quiet: bool) -
         BarColumn(),
         TimeElapsedColumn(),
         console=err,
-        disable=quiet or not err.is_terminal,
+        disable=not (shown and err.is_terminal),
         transient=True,
     )
+    task = bar.add_task("planning", total=1.0)
+
+    def progress(part: float, what: str) -> None:
+        bar.update(task, completed=part, description=what)
+        if interruption.asked:  # and lost on its way
+            raise KeyboardInterrupt
+
     with run, bar:
-        task = bar.add_task("planning", total=1.0)
-        return run_job(
-            asked,
-            found,
-            how,
-            run,
-            lambda part, what: bar.update(task, completed=part, description=what),
-        )
+        return run_job(asked, found, how, run, progress)
 
 
 def _pages(document: Document, run: Run) -> Path:

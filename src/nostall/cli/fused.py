@@ -33,7 +33,6 @@ def _show_pass(document: Document, found: Pass) -> None:
             f"{document.target}, {found.name} ({', '.join(document.inputs)})",
             (
                 "kernel",
-                "operators",
                 "schedule",
                 "launches\nbefore → after",
                 "bytes\nbefore → after",
@@ -71,7 +70,6 @@ def _row(kernel: FusedKernel, times: int, scale: Scale) -> tuple[str, ...]:
     many = f"{times} x " if times > 1 else ""
     return (
         many + kernel.name,
-        str(len(kernel.operators)),
         kernel.plan,
         f"{len(kernel.operators)} → {len(kernel.launches)}",
         f"{amount(kernel.bytes_before)} → {amount(kernel.bytes_after)}",
@@ -125,9 +123,9 @@ def show_explanation(document: Document) -> None:
         for reason in found.refused[:MOST_REASONS]:
             out.print(f"  {reason.count:4} x {reason.what}: {reason.reason}")
         for reason in found.splits[:MOST_REASONS]:
-            out.print(f"  {reason.count:4} x planned kernel made smaller: {reason.reason}")
+            out.print(f"  {reason.count:4} x planned kernel made smaller, such as: {reason.reason}")
         for reason in found.no_kernel[:MOST_REASONS]:
-            out.print(f"  {reason.count:4} x left to PyTorch: {reason.reason}")
+            out.print(f"  {reason.count:4} x left to PyTorch, such as: {reason.reason}")
         for kernel, _ in found.groups:
             _explain_schedule(kernel)
 
@@ -138,4 +136,4 @@ def _explain_schedule(kernel: FusedKernel) -> None:
     for other in said.next_best:
         out.print(f"  {other.ratio:6.3f} x its time: {other.plan}")
     for reason in said.refused[:MOST_REASONS]:
-        out.print(f"  {reason.count:4} refused: {reason.reason}")
+        out.print(f"  {reason.count:4} refused, such as: {reason.reason}")

@@ -71,9 +71,10 @@ def tuned(file: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Pat
 
 def test_a_run_prints_kernels_reasons_and_a_line_to_paste(tuned: tuple[str, Path]) -> None:
     printed, place = tuned
-    assert "@triton.jit\ndef stitched_" in printed
-    assert "inference: 8 operators in 1 kernel; 0 calls outside" in printed
-    assert "8 launches, modelled" in printed and "every operator a kernel of its own" in printed
+    assert "@triton.jit" in printed and "def stitched_" in printed
+    (found,) = load_document(place).passes
+    assert f"inference: {found.operators} operators in 1 kernel; 0 calls outside" in printed
+    assert f"{found.operators} launches, modelled" in printed
     assert "nostall's rules hold for 1 of 1 kernels compiled for sm_90" in printed
     assert "the least modelled time of" in printed and "sass:" in printed
     *_, report, following = printed.splitlines()

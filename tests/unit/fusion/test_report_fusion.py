@@ -28,6 +28,7 @@ from nostall.tuning.fusing.document import (
     Pass,
     Schedules,
     TunedBinary,
+    counted,
 )
 
 GAP = (10.0, 20.0)
@@ -244,6 +245,24 @@ def test_a_document_that_is_none_is_said(tmp_path: Path) -> None:
         run.write(FILE, b'{"schema_version": 1}')
     with pytest.raises(BadRun, match=r"fusion\.json: target: Field required"):
         write_page(run.path)
+
+
+def test_reasons_that_differ_in_numbers_are_one() -> None:
+    found = counted(
+        [
+            "a tile of 8 elements",
+            "%3 = sum(%1, dims=(1,), keepdim=True) float32 8x1 is not a last step",
+            "a tile of 1,024 elements",
+            "a tile of 16 elements",
+            "%7 = sum(%2, dims=(0,), keepdim=False) float16 scalar is not a last step",
+            "nothing of the kind",
+        ]
+    )
+    assert [(each.count, each.reason[:8]) for each in found] == [
+        (3, "a tile o"),
+        (2, "%3 = sum"),
+        (1, "nothing "),
+    ]
 
 
 def test_equal_kernels_are_counted() -> None:

@@ -23,6 +23,8 @@ MOST_DRAWN = 1000
 """Operators of a pass; of more, cards say how many they hold and draw none."""
 MARGIN, PAD, HEAD = 12, 10, 54
 ROW, PILL = 17, 24
+LONGEST = 48
+"""Letters of a card's first line."""
 LETTER = 6.9
 """Width of a letter at the size of the page's code."""
 WIDEST, WIDEST_CARD = 1500.0, 460.0
@@ -192,10 +194,14 @@ def _head(item: Item) -> tuple[str, str, str]:
     known = "" if item.measured is None else f", measured {scale(item.measured)}"
     saved = f"{amount(kernel.bytes_before)} → {amount(kernel.bytes_after)}"
     return (
-        f"{item.title} {kernel.plan}",
+        f"{item.title} {_cut(kernel.plan)}",
         f"{several(len(kernel.operators), 'operator')}, {several(len(kernel.launches), 'launch')}",
         f"{saved}, {scale(kernel.seconds_after)}" + known,
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _item(

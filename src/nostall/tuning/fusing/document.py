@@ -6,8 +6,9 @@ seconds.  *Before* is every operator as a kernel of its own.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ FILE = "fusion.json"
 
 
 class Counted(Strict):
-    """A reason, and how often it was met; ``what`` names the operator where there is one."""
+    """A reason, how often it or its like was met, and the operator where there is one."""
 
     reason: str
     count: int
@@ -184,11 +185,20 @@ class Document(Strict):
         return tuple(binary for binary in self.binaries if binary.failure)
 
 
-def counted(reasons: Mapping[str, int] | Iterable[str]) -> tuple[Counted, ...]:
-    """Reasons by how often they were met, most first."""
-    found = Counter(reasons)
-    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(Counted(reason=reason, count=count) for reason, count in ranked)
+_NODE = re.compile(r"%\d+ = (\w+)\(.*?\) \w+ (?:scalar|[\dx]+)")
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+def counted(reasons: Iterable[str]) -> tuple[Counted, ...]:
+    """Reasons by how often they were met, most first.  Those that differ in numbers and nodes only
+    are one, told as it was met first."""
+    told: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for reason in reasons:
+        general = _NUMBER.sub("", _NODE.sub(r"\1", reason))
+        told.setdefault(general, reason)
+        counts[general] += 1
+    return tuple(Counted(reason=told[key], count=count) for key, count in counts.most_common())
 
 
 def load_document(folder: Path) -> Document:

@@ -15,14 +15,13 @@ from typing import Any
 
 from nostall import __version__
 from nostall.core import Observer, Run
-from nostall.core.errors import BadInput
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.evaluate import H200
 from nostall.fusion.regions import regions
 from nostall.sass.binary import toolchain
 from nostall.tuning.fusing.compiled import Compiled, compiled, tuned
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary
-from nostall.tuning.fusing.planned import STRATEGIES, PlannedRegion, pass_of, planned
+from nostall.tuning.fusing.planned import PlannedRegion, check_strategy, pass_of, planned
 from nostall.tuning.fusing.target import Asked, Traced
 from nostall.tuning.job import Settings
 
@@ -40,8 +39,7 @@ class Fusing:
     observers: Sequence[Observer] = field(default=())
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise BadInput(f"--strategy is {self.strategy!r}; allowed are {', '.join(STRATEGIES)}")
+        check_strategy(self.strategy)
 
     def described(self, asked: Asked) -> dict[str, Any]:
         """The settings as they go into ``run.json``."""
@@ -61,7 +59,7 @@ class Fusing:
 def fuse(asked: Asked, found: Traced, how: Fusing, run: Run, progress: Progress) -> Document:
     """Fuse what was traced; everything goes into the run directory, :data:`FILE` first of all.
 
-    Raises :class:`MissingPart` where Triton, or what the strategy needs, is not there.
+    Raises :class:`MissingPart` where Triton is not there.
     """
     story = _Story(found, how, run, progress)
     try:

@@ -6,10 +6,10 @@ as after, so that both can be compared.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
@@ -50,13 +50,8 @@ def _refined(delta: Delta) -> tuple[Patterns, str]:
 
 
 def _optimum(delta: Delta) -> tuple[Patterns, str]:
-    try:
-        from nostall.fusion.explore.programme import optimum
-    except ImportError as error:
-        raise MissingPart(
-            f"the integer programme needs SciPy ({error}); pip install 'nostall[fusion]', or take "
-            "another --strategy"
-        ) from error
+    from nostall.fusion.explore.programme import optimum
+
     found = optimum(delta, most=MOST_COLUMNS, seconds=MOST_SECONDS)
     if found.proven:
         return found.plan.kernels, ""
@@ -73,6 +68,20 @@ STRATEGIES: dict[str, Planner] = {
 }
 
 
+def check_strategy(name: str) -> None:
+    """Raise :class:`BadInput` for an unknown one, :class:`MissingPart` where SciPy is needed."""
+    if name not in STRATEGIES:
+        raise BadInput(f"--strategy is {name!r}; allowed are {', '.join(STRATEGIES)}")
+    if name == "optimum":
+        try:
+            import_module("scipy.optimize")
+        except ImportError as error:
+            raise MissingPart(
+                f"the integer programme needs SciPy ({error}); pip install 'nostall[fusion]', or "
+                "take another --strategy"
+            ) from error
+
+
 @dataclass(frozen=True)
 class PlannedRegion:
     """What became of one region; nodes are those of the whole graph."""
@@ -84,15 +93,15 @@ class PlannedRegion:
     seconds_alone: float
     greedy_kernels: int
     greedy_seconds: float
-    splits: Counter[str]
-    no_kernel: Counter[str]
+    splits: tuple[str, ...]
+    no_kernel: tuple[str, ...]
     note: str
 
 
 def planned(captured: Captured, strategy: str, folder: Path) -> Iterator[PlannedRegion]:
     """The regions of a pass, one after the other; ``folder`` holds what is imported.
 
-    Raises :class:`MissingPart` without Triton, or without SciPy where the strategy needs it.
+    Raises :class:`MissingPart` without Triton.
     """
     for part in regions(captured.graph):
         yield _region(part, STRATEGIES[strategy], folder)
@@ -114,8 +123,8 @@ def _region(part: Region, planner: Planner, folder: Path) -> PlannedRegion:
         seconds_alone=delta.single(mask_of(alone)),
         greedy_kernels=len(simple),
         greedy_seconds=delta.cost(simple),
-        splits=Counter(filter(None, (_refusal(graph, pattern) for pattern in patterns))),
-        no_kernel=Counter({_general(why): n for why, n in stitched.refused.items()}),
+        splits=tuple(_splits(graph, patterns, programs)),
+        no_kernel=tuple(stitched.refused.elements()),
         note=note,
     )
 
@@ -131,7 +140,7 @@ def _kernel(part: Region, delta: Delta, program: Program) -> FusedKernel:
     return FusedKernel(
         name=program.launches[0].name,
         operators=tuple(part.origins[index] for index in operators),
-        scheme=program.plan.scheme,
+        scheme=str(program.plan).split()[0],
         plan=str(program.plan),
         launches=tuple(launch.name for launch in program.launches),
         source=source_file(program),
@@ -169,34 +178,31 @@ def operators_of(program: Program) -> tuple[int, ...]:
 
 def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
     """What the schedule was chosen from, and how much longer others would take, modelled."""
-    of = scheduled(program.graph, operators)
+    try:
+        of = scheduled(program.graph, operators)
+    except BadInput:  # a kernel that was not chosen from a list
+        return Schedules(legal=1, next_best=(), refused=())
     found = plans(of)
-    chosen = modelled_seconds(of, program.plan)
-    others = sorted((modelled_seconds(of, plan), str(plan)) for plan in found.legal)
-    behind = [each for each in others if each[1] != str(program.plan)]
+    times = {str(plan): modelled_seconds(of, plan) for plan in found.legal}
+    chosen = times.pop(str(program.plan))
+    behind = sorted(times.items(), key=lambda item: (item[1], item[0]))[:SHOWN]
     return Schedules(
         legal=len(found.legal),
-        next_best=tuple(Other(plan=name, ratio=time / chosen) for time, name in behind[:SHOWN]),
-        refused=counted(_general(refused.reason) for refused in found.refused),
+        next_best=tuple(Other(plan=name, ratio=time / chosen) for name, time in behind),
+        refused=counted(refused.reason for refused in found.refused),
     )
 
 
-def _refusal(graph: Graph, pattern: Sequence[int]) -> str | None:
-    """Why a pattern of the plan is no kernel."""
-    try:
-        first_choice(scheduled(graph, pattern))
-    except BadInput as error:
-        return _general(str(error))
-    return None
-
-
-_NODE = re.compile(r"%\d+ = (\w+)\(.*?\) \w+ (?:scalar|[\dx]+)")
-_NUMBER = re.compile(r"\d[\d,.]*")
-
-
-def _general(reason: str) -> str:
-    """A reason without the numbers and nodes of one case, so that it can be counted."""
-    return _NUMBER.sub("N", _NODE.sub(r"\1", reason))
+def _splits(graph: Graph, patterns: Patterns, programs: Sequence[Program]) -> Iterator[str]:
+    """Why patterns of the plan are not the kernels that were generated."""
+    made = {operators_of(program) for program in programs}
+    for pattern in patterns:
+        if tuple(sorted(pattern)) in made:
+            continue
+        try:
+            first_choice(scheduled(graph, pattern))
+        except BadInput as error:
+            yield str(error)
 
 
 def pass_of(name: str, captured: Captured, found: Sequence[PlannedRegion]) -> Pass:
@@ -221,8 +227,8 @@ def pass_of(name: str, captured: Captured, found: Sequence[PlannedRegion]) -> Pa
         refused=tuple(
             Counted(reason=why, what=target, count=count) for (why, target), count in explained
         ),
-        splits=counted(sum((region.splits for region in found), Counter())),
-        no_kernel=counted(sum((region.no_kernel for region in found), Counter())),
+        splits=counted(why for region in found for why in region.splits),
+        no_kernel=counted(why for region in found for why in region.no_kernel),
         seconds_unfused=sum(region.seconds_unfused for region in found) + unplanned,
         seconds_alone=sum(region.seconds_alone for region in found) + unplanned,
         greedy_kernels=sum(region.greedy_kernels for region in found),
