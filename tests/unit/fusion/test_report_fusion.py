@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nostall.cli.fused import show_document, show_explanation
 from nostall.core import Run
 from nostall.core.errors import BadRun
 from nostall.fusion.operations import Kind
@@ -31,6 +32,7 @@ from nostall.tuning.fusing.document import (
     counted,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 GAP = (10.0, 20.0)
 WIDEST = 300.0
 
@@ -273,3 +275,17 @@ def test_equal_kernels_are_counted() -> None:
         ("stitched_b", 1),
     ]
     assert found.launches == 3 and found.seconds == pytest.approx(9e-6)
+
+
+def test_the_documentation_shows_what_the_committed_run_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    text = (ROOT / "benchmarks" / "results" / "fusion_layernorm_gelu.json").read_text()
+    found = Document.model_validate_json(text)
+    show_document(found)
+    show_explanation(found)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    page = (ROOT / "docs" / "fusion.md").read_text()
+    shown = page.partition("--explain --out runs/layernorm\n")[2].partition("```")[0].splitlines()
+    assert shown[:-2] == printed

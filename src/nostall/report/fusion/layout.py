@@ -79,16 +79,18 @@ def _layers(
             at += 1
         used[at] = used.get(at, -gap) + gap + width
         layer.append(at)
-    # What reads nothing stands right above its first reader, where there is room.
-    first_reader: dict[int, int] = {}
+    # What is read at as many places as it reads, or more, stands right above its first reader,
+    # where there is room: fewer edges are long.
+    below: list[list[int]] = [[] for _ in sizes]
     for first, second in edges:
-        first_reader[first] = min(first_reader.get(first, layer[second]), layer[second])
-    for node, reader in first_reader.items():
-        wanted, width = reader - 1, sizes[node][0]
-        room = used[wanted] + gap + width <= most_width if wanted > layer[node] else False
-        if room and not above[node]:
-            used[wanted] += gap + width
-            layer[node] = wanted
+        below[first].append(second)
+    for node in reversed(range(len(sizes))):
+        if below[node] and len(below[node]) >= len(above[node]):
+            wanted, width = min(layer[other] for other in below[node]) - 1, sizes[node][0]
+            if wanted > layer[node] and used.get(wanted, -gap) + gap + width <= most_width:
+                used[wanted] = used.get(wanted, -gap) + gap + width
+                used[layer[node]] -= gap + width
+                layer[node] = wanted
     kept = {at: place for place, at in enumerate(sorted(set(layer)))}
     return [kept[at] for at in layer]
 
