@@ -1,4 +1,4 @@
-"""`nostall fuse` where parts are missing: one line, the right exit code, nothing written."""
+"""`nostall fuse` where PyTorch is missing: one line, the right exit code, nothing written."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from pathlib import Path
 from tests.e2e.cli import EXAMPLES, ROOT, nostall, refused
 
 EXAMPLE = EXAMPLES / "fusion" / "layernorm_gelu.py"
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert "there is no file nowhere.py" in refused(nostall("fuse", "nowhere.py:f", cwd=tmp_path))
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_package_is_named_with_its_remedy(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def fuse(
         document = _fused(asked, found, how, run, interruption, shown=shown)
     page = _pages(document, run)
     if format is Format.JSON:
-        show_json({"run": str(run.path), **document.model_dump(mode="json")})
+        told = {"run": str(run.path), "result": run.record.result}
+        show_json({**told, **document.model_dump(mode="json")})
         return
     from nostall.cli.fused import show_document, show_explanation
 

@@ -135,6 +135,8 @@ def test_a_dtype_that_a_launch_does_not_know_is_no_failure(file: str, tmp_path: 
     said = command(f"{file}:eighth", "--format", "json", "--out", tmp_path / "run")
     found = json.loads(said)
     assert found["run"] == str(tmp_path / "run")
+    assert found["result"]["passes"]["inference"]["launches"] == 1
+    assert (found["result"]["binaries"], found["result"]["failed"]) == (1, 1)
     (binary,) = found["binaries"]
     assert binary["file"] is None and "float8_e4m3fn" in binary["failure"]
     assert (tmp_path / "run" / found["passes"][0]["kernels"][0]["source"]).is_file()

@@ -68,6 +68,9 @@ def fuse(asked: Asked, found: Traced, how: Fusing, run: Run, progress: Progress)
         story.tune()
     except KeyboardInterrupt:
         story.interrupted = True
+    except Exception:
+        run.finish("failed", {})
+        raise
     document = story.document(asked)
     run.write(FILE, (document.model_dump_json(indent=1) + "\n").encode())
     run.finish("interrupted" if story.interrupted else "done", _result(document))
