@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[tuple[int, 
     return sizes, [pair for pair in pairs if rng.random() < 0.15]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(graphs())
 def test_boxes_stand_apart_and_readers_below(
     graph: tuple[list[tuple[float, float]], list[tuple[int, int]]],

@@ -178,13 +178,15 @@ def operators_of(program: Program) -> tuple[int, ...]:
 
 def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
     """What the schedule was chosen from, and how much longer others would take, modelled."""
+    unlisted = Schedules(legal=1, next_best=(), refused=())
     try:
         of = scheduled(program.graph, operators)
-    except BadInput:  # a kernel that was not chosen from a list
-        return Schedules(legal=1, next_best=(), refused=())
+    except BadInput:
+        return unlisted
     found = plans(of)
     times = {str(plan): modelled_seconds(of, plan) for plan in found.legal}
-    chosen = times.pop(str(program.plan))
+    if (chosen := times.pop(str(program.plan), None)) is None:
+        return unlisted
     behind = sorted(times.items(), key=lambda item: (item[1], item[0]))[:SHOWN]
     return Schedules(
         legal=len(found.legal),
