@@ -1,4 +1,4 @@
-"""``nostall report RUN``: one HTML page of a tuning run."""
+"""``nostall report RUN``: one HTML page of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import typer
 
 from nostall.cli.console import out
 from nostall.report import write_report
+from nostall.report.fusion import is_fusion, write_page
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run directory made by `nostall tune`.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run directory made by `nostall tune` or `nostall fuse`.")
+    ],
 ) -> None:
     """Write RUN/report.html: before and after, what waits for what, the search's course."""
-    out.print(f"report: {write_report(run)}")
+    page = write_page(run) if is_fusion(run) else write_report(run)
+    out.print(f"report: {page}")

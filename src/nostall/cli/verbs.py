@@ -16,6 +16,7 @@ VERBS = {
     "inspect": "inspect:inspect",
     "tune": "tune:tune",
     "train": "train:train",
+    "fuse": "fuse:fuse",
     "bench": "bench:bench",
     "verify": "verify:verify",
     "apply": "apply:apply",

@@ -42,3 +42,17 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [n * step for n in range(first, last + 1)]
+
+
+def amount(count: float) -> str:
+    """Bytes in the largest unit that leaves at least 1, three figures."""
+    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return f"{count:.0f} B"
+
+
+def several(count: int, what: str) -> str:
+    """``1 launch``, ``2 launches``."""
+    ending = "" if count == 1 else "es" if what.endswith("ch") else "s"
+    return f"{count} {what}{ending}"

@@ -16,6 +16,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from nostall.core.errors import NostallError
 from nostall.fusion.errors import BadCapture
@@ -81,14 +82,15 @@ def inference_graph(module: torch.nn.Module, *inputs: torch.Tensor) -> GraphModu
 def training_graphs(
     module: torch.nn.Module, *inputs: torch.Tensor
 ) -> tuple[GraphModule, GraphModule]:
-    """The forward and the backward pass of a module that returns one tensor, as AOTAutograd
-    cuts them (what is cheap to recompute is computed again).  Parameters and floating inputs that
-    require gradients get them.  Raises :class:`BadCapture`."""
+    """The forward and the backward pass of a module, as AOTAutograd cuts them (what is cheap to
+    recompute is computed again).  Parameters and floating inputs that require gradients get them.
+    Raises :class:`BadCapture`."""
     graphs = _traced(module, inputs)
     if len(graphs) != 2:
         raise BadCapture(
-            "the module has no backward pass; it returns a tensor that depends on no parameter "
-            "and no input that requires gradients; use inference_graph"
+            "the module has no backward pass; it returns no real tensor that depends on a "
+            "parameter or an input that requires gradients; use inference_graph "
+            "(`nostall fuse` without --backward)"
         )
     forward, backward = graphs
     return forward, backward
@@ -118,8 +120,9 @@ def _traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Gra
             )
             flat = dict(zip(state, faked, strict=False))
             result = compiled(flat, *faked[len(state) :])
-            if isinstance(result, torch.Tensor) and result.requires_grad:
-                result.sum().backward()
+            sums = [leaf.sum() for leaf in tree_leaves(result) if _differentiable(leaf)]
+            if sums:
+                torch.autograd.backward(sums)
     except NostallError:
         raise
     except Exception as error:  # whatever PyTorch has to say about the user's code
@@ -129,6 +132,10 @@ def _traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Gra
             f"{first[0][:200]}; make its forward pass traceable (no branches on values of tensors)"
         ) from error
     return graphs
+
+
+def _differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_complex()
 
 
 @contextmanager

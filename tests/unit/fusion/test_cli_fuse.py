@@ -1,0 +1,238 @@
+"""`nostall fuse` from a file to a run directory, in this process: PyTorch is slow to start."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks.fusion_measured import measured
+from typer.testing import CliRunner
+
+from nostall.cli import app
+from nostall.core import Run
+from nostall.core.errors import BadInput
+from nostall.sass import Finding, Verdict, validate
+from nostall.tuning.fusing import compiled as compiling
+from nostall.tuning.fusing.document import Document, load_document
+from nostall.tuning.fusing.job import Fusing, fuse
+from nostall.tuning.fusing.planned import STRATEGIES, pass_of, planned
+from nostall.tuning.fusing.target import Asked, traced
+from nostall.tuning.job import Settings
+from nostall.tuning.source import Source
+
+FILE = """
+import torch
+from torch.nn import functional as F
+
+def inputs():
+    return torch.randn(64, 512, dtype=torch.float16), torch.ones(512, dtype=torch.float16)
+
+def norm(x, weight):
+    return F.rms_norm(x, (512,), weight) * weight
+
+def eighth(x, weight):
+    return (x * weight).to(torch.float8_e4m3fn)
+
+def between(x, weight):
+    y = (x * weight).exp()
+    return (y @ y.T).softmax(-1)
+
+def sorted_only(x, weight):
+    return torch.sort(x).values
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("fuse") / "program.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def command(*args: object) -> str:
+    done = CliRunner().invoke(app, ["fuse", *map(str, args)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def tuned(file: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What a whole run prints, and its directory."""
+    place = tmp_path_factory.mktemp("fuse") / "run"
+    options = ("--tune-sass", "--evaluations", 20, "--show", "--explain", "--out", place)
+    return command(f"{file}:norm", *options), place
+
+
+def test_a_run_prints_kernels_reasons_and_a_line_to_paste(tuned: tuple[str, Path]) -> None:
+    printed, place = tuned
+    assert "@triton.jit" in printed and "def stitched_" in printed
+    (found,) = load_document(place).passes
+    assert f"inference: {found.operators} operators in 1 kernel; 0 calls outside" in printed
+    assert f"{found.operators} launches, modelled" in printed
+    assert "nostall's rules hold for 1 of 1 kernels compiled for sm_90" in printed
+    assert "the least modelled time of" in printed and "sass:" in printed
+    *_, report, following = printed.splitlines()
+    assert report == f"report:   {place / 'report.html'}"
+    words = shlex.split(following)
+    assert words[:2] == ["next:", "nostall"]
+    if words[2] == "verify":
+        assert all(Path(word).is_file() for word in words[3:])
+    else:
+        assert words[2] == "tune" and Path(words[3].partition(":")[0]).is_file()
+
+
+def test_a_run_directory_holds_all_of_it(tuned: tuple[str, Path]) -> None:
+    _, place = tuned
+    document = load_document(place)
+    assert Run.open(place).record.status == document.status == "done"
+    (found,) = document.passes
+    (kernel,) = found.kernels
+    assert sorted(kernel.operators) == [n.index for n in found.nodes if n.kind != "input"]
+    # x in, x out, weight: what the operators read and write one by one is a multiple.
+    assert kernel.bytes_after == 2 * 64 * 512 * 2 + 512 * 2
+    assert kernel.bytes_before > 3 * kernel.bytes_after
+    assert 0 < found.seconds < found.seconds_unfused
+    (binary,) = document.binaries
+    assert validate((place / str(binary.file)).read_bytes()).safe
+    assert (place / kernel.source).read_text().count("@triton.jit") == len(kernel.launches)
+    (search,) = document.tuned
+    assert search.evaluations == 20 and (place / search.folder / "report.html").is_file()
+    best = (place / search.folder / "best.cubin").read_bytes()
+    assert (best != (place / str(binary.file)).read_bytes()) == search.improved
+
+
+def test_the_report_is_made_again_from_the_run(tuned: tuple[str, Path]) -> None:
+    _, place = tuned
+    page = (place / "report.html").read_text()
+    (place / "report.html").unlink()
+    done = CliRunner().invoke(app, ["report", str(place)], catch_exceptions=False)
+    assert done.exit_code == 0 and (place / "report.html").read_text() == page
+
+
+def test_measured_times_come_into_the_document(tuned: tuple[str, Path]) -> None:
+    _, place = tuned
+    asked: list[str] = []
+
+    def measure(source: Source) -> tuple[float, str]:
+        # Compiled anew: the source file alone says how it is launched.
+        assert source.cubin == (place / "kernels" / f"{source.kernel}.cubin").read_bytes()
+        asked.append(source.kernel)
+        return 5e-6, "a GPU"
+
+    document = measured(place, measure)
+    (kernel,) = document.passes[0].kernels
+    assert asked == list(kernel.launches) and document.measured_on == "a GPU"
+    assert document.measured(kernel) == pytest.approx(5e-6 * len(asked))
+
+
+def test_a_dtype_that_a_launch_does_not_know_is_no_failure(file: str, tmp_path: Path) -> None:
+    said = command(f"{file}:eighth", "--format", "json", "--out", tmp_path / "run")
+    found = json.loads(said)
+    assert found["run"] == str(tmp_path / "run")
+    assert found["result"]["passes"]["inference"]["launches"] == 1
+    assert (found["result"]["binaries"], found["result"]["failed"]) == (1, 1)
+    (binary,) = found["binaries"]
+    assert binary["file"] is None and "float8_e4m3fn" in binary["failure"]
+    assert (tmp_path / "run" / found["passes"][0]["kernels"][0]["source"]).is_file()
+
+
+def test_nothing_to_fuse_is_an_answer(file: str, tmp_path: Path) -> None:
+    printed = command(f"{file}:sorted_only", "--explain", "--out", tmp_path / "run")
+    assert "there is nothing to fuse; --explain says why" in printed
+    assert "1 x aten.sort.default: unsupported operator" in printed
+    assert printed.splitlines()[-1] == f"next:     nostall report {tmp_path / 'run'}"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dtype", "f17"], "--dtype is 'f17'; allowed are f64, f32, f16, bf16"),
+        (["--arch", "hopper"], "--arch is 'hopper'; write it as sm_80"),
+        (["--strategy", "best"], "--strategy is 'best'; allowed are explore, refined, "),
+    ],
+)
+def test_bad_options_are_said_before_anything_is_made(
+    file: str, tmp_path: Path, options: list[str], said: str
+) -> None:
+    done = CliRunner().invoke(app, ["fuse", f"{file}:norm", *options, "--out", f"{tmp_path}/run"])
+    assert isinstance(done.exception, BadInput) and said in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def interrupted_at(text: str, file: str, place: Path) -> Document:
+    asked = Asked(f"{file}:between")
+
+    def progress(part: float, what: str) -> None:
+        assert 0 <= part <= 1
+        if what.startswith(text):
+            raise KeyboardInterrupt
+
+    with Run.create(place, "nostall fuse", {}) as run:
+        return fuse(asked, traced(asked), Fusing(), run, progress)
+
+
+def test_ctrl_c_keeps_the_regions_that_were_planned(file: str, tmp_path: Path) -> None:
+    document = interrupted_at("planning inference: region 1", file, tmp_path / "run")
+    (found,) = document.passes
+    assert document.status == "interrupted" and load_document(tmp_path / "run") == document
+    planned_ones = {index for kernel in found.kernels for index in kernel.operators}
+    assert planned_ones and found.alone
+    assert planned_ones | set(found.alone) == {
+        node.index for node in found.nodes if node.kind not in ("input", "opaque")
+    }
+    assert f"interrupted: {len(found.alone)} operators were not planned" in found.notes
+    assert not document.binaries
+
+
+def test_ctrl_c_keeps_the_kernels_that_were_compiled(file: str, tmp_path: Path) -> None:
+    document = interrupted_at("compiling 2", file, tmp_path / "run")
+    (binary,) = document.binaries
+    assert document.status == "interrupted" and (tmp_path / "run" / str(binary.file)).is_file()
+    assert Run.open(tmp_path / "run").record.status == "interrupted"
+
+
+def test_what_the_rules_do_not_know_is_said_and_not_tuned(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = Finding("latency", "stitched", 16, "IADD3", "a pair that no table has", "hazards")
+    monkeypatch.setattr(compiling, "validate", lambda data: Verdict((finding,), 7))
+    asked = Asked(f"{file}:norm")
+    with Run.create(tmp_path / "run", "nostall fuse", {}) as run:
+        how = Fusing(tuning=Settings(evaluations=5))
+        document = fuse(asked, traced(asked), how, run, lambda part, what: None)
+    (binary,) = document.unknown
+    assert (binary.instructions, binary.findings) == (7, 1)
+    assert "a pair that no table has" in binary.first_finding
+    assert document.tuned[0].note == "nostall's rules do not know 1 places of it"
+    assert document.status == "done" and not document.tuned[0].folder
+
+
+def test_every_strategy_covers_the_operators_once(file: str, tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    captured = traced(Asked(f"{file}:between")).passes["inference"]
+    seconds: dict[str, float] = {}
+    for name in STRATEGIES:
+        found = pass_of("inference", captured, list(planned(captured, name, tmp_path)))
+        covered = [index for kernel in found.kernels for index in kernel.operators]
+        assert sorted([*covered, *found.alone]) == sorted(captured.graph.operators)
+        assert not found.notes
+        seconds[name] = found.seconds
+    assert seconds["optimum"] <= min(seconds.values()) * (1 + 1e-9)
+
+
+def test_an_optimum_that_is_not_known_is_said(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scipy")
+    monkeypatch.setattr("nostall.tuning.fusing.planned.MOST_COLUMNS", 1)
+    captured = traced(Asked(f"{file}:norm")).passes["inference"]
+    found = pass_of("inference", captured, list(planned(captured, "optimum", tmp_path)))
+    assert found.notes == (
+        "the optimum is not known (too many patterns); the plan is that of explore",
+    )

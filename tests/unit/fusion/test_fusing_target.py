@@ -1,0 +1,185 @@
+"""Programs that users name are traced with fake tensors, or refused with one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from nostall.core.errors import BadInput
+from nostall.tuning.fusing.target import Asked, Traced, traced
+
+FILE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def inputs():
+    return torch.randn(64, 512), torch.ones(512)
+
+def named():
+    return {"weight": torch.ones(512), "x": torch.randn(64, 512)}
+
+def norm(x, weight):
+    return F.rms_norm(x, (512,), weight)
+
+def two(x, weight):
+    return x * weight, {"sum": x.sum(-1), "text": "as it is"}
+
+def scaled(x, by, twice=False):
+    return x.exp() * (by * 2 if twice else by)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = nn.Linear(512, 512, bias=False), nn.LayerNorm(512)
+        self.down = nn.Linear(512, 512, bias=False)
+        self.down.weight = self.up.weight
+
+    def forward(self, x):
+        return self.norm(x + self.down(self.up(x)))
+
+net = Net()
+
+def build():
+    return Net(), (torch.randn(8, 512, requires_grad=False),)
+
+def huge():
+    return nn.LayerNorm(10**11), torch.empty(10**11)
+
+def branch(x):
+    return x * 2 if x.sum() > 0 else x
+
+def in_place(x):
+    x.add_(1)
+    return x * 2
+
+def some(x):
+    return torch.nonzero(x).float() * 2
+
+def product(x):
+    return (x * 2).real
+
+def double(x):
+    return x.exp() * 2
+
+def broken():
+    raise RuntimeError("not today")
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("target") / "program.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def trace(file: str, name: str, *more: str | None, backward: bool = False) -> Traced:
+    return traced(Asked(f"{file}:{name}", *more, backward=backward))
+
+
+def operators(found: Traced) -> list[int]:
+    return [len(captured.graph.operators) for captured in found.passes.values()]
+
+
+def test_a_function_with_the_inputs_of_its_file(file: str) -> None:
+    found = trace(file, "norm")
+    assert (found.name, found.inputs) == ("norm", ("float32[64, 512]", "float32[512]"))
+    assert list(found.passes) == ["inference"] and operators(found)[0] > 3
+    graph = trace(file, "norm", "named").passes["inference"].graph
+    assert {graph[index].shape for index in graph.inputs} == {(64, 512), (512,)}
+
+
+def test_inputs_and_dtype_that_the_command_line_says(file: str) -> None:
+    found = trace(file, "norm", "32x512,512", "bfloat16")
+    assert found.inputs == ("bfloat16[32, 512]", "bfloat16[512]")
+    graph = found.passes["inference"].graph
+    assert {graph[index].dtype for index in graph.outputs} == {"bfloat16"}
+
+
+def test_numbers_stay_numbers(file: str) -> None:
+    graph = trace(file, "scaled", "8x8,=0.5,=True").passes["inference"].graph
+    assert len(graph.inputs) == 1
+    assert [node["value"] for node in graph if node.op == "constant"] == [1.0]
+
+
+def test_several_results_have_one_backward_pass(file: str) -> None:
+    found = trace(file, "two", backward=True)
+    assert list(found.passes) == ["forward", "backward"] and min(operators(found)) >= 1
+    # Both results pass gradients on to x: one of (64, 512), one of (64,).
+    graph = found.passes["backward"].graph
+    assert {(64, 512), (64,)} <= {graph[index].shape for index in graph.inputs}
+
+
+@pytest.mark.parametrize("name", ["Net", "net", "build"])
+def test_modules_their_classes_and_makers(file: str, name: str) -> None:
+    said = None if name == "build" else "8x512"
+    found = trace(file, name, said, "float16", backward=name == "net")
+    forward = found.passes["forward" if name == "net" else "inference"].graph
+    # x, the weight that both products share, the norm's weight and bias; all in half precision.
+    assert {forward[index].dtype for index in forward.inputs} == {"float16"}
+    assert len(forward.inputs) == 4
+
+
+def test_a_model_larger_than_memory_costs_nothing(file: str) -> None:
+    found = trace(file, "huge")
+    assert found.inputs == ("float32[100000000000]",)
+    refused = found.passes["inference"].explanation.refused
+    assert {reason for reason, _ in refused} == {"more than 2^31 - 1 elements"}
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "reason"),
+    [
+        ("some", "8x64", "data-dependent shape"),
+        ("product", "8x8:c64", "dtype complex64"),
+        ("double", "65536x32768", "more than 2^31 - 1 elements"),
+    ],
+)
+def test_what_cannot_be_fused_is_counted(file: str, name: str, inputs: str, reason: str) -> None:
+    found = trace(file, name, inputs).passes["inference"].explanation
+    assert reason in {told for told, _ in found.refused}
+
+
+def test_an_input_that_is_changed_in_place_is_an_output(file: str) -> None:
+    graph = trace(file, "in_place", "8x64").passes["inference"].graph
+    assert [graph[index].op for index in graph.outputs] == ["add", "mul"]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "said"),
+    [
+        ("missing", None, "has no function 'missing'; it has: inputs, named, norm, "),
+        ("norm", "8x64", "missing a required argument: 'weight'; say others with --inputs"),
+        ("norm", "8x64,5", "PyTorch cannot trace norm: "),
+        ("norm", "named2", "input 'named2' is not understood"),
+        ("branch", "8x64", "no branches on values of tensors"),
+        ("broken", None, "failed: RuntimeError: not today"),
+        ("nothing", None, "takes nothing and returned a int"),
+    ],
+)
+def test_what_cannot_be_traced_is_said(file: str, name: str, inputs: str | None, said: str) -> None:
+    with pytest.raises(BadInput) as error:
+        trace(file, name, inputs)
+    assert said in str(error.value) and f"{file}:{name}" in str(error.value)
+
+
+def test_without_gradients_there_is_no_backward_pass(file: str) -> None:
+    with pytest.raises(BadInput, match="no backward pass"):
+        trace(file, "some", "8x64", backward=True)
+
+
+def test_a_file_without_inputs_says_how_to_give_them(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("def f(x):\n    return x * 2\n")
+    with pytest.raises(BadInput, match=r"give --inputs 4096x5000:f16.*inputs\(\)"):
+        traced(Asked(f"{tmp_path}/bare.py:f"))
+    (tmp_path / "bad.py").write_text("import nothing_like_that\n")
+    with pytest.raises(BadInput, match="cannot import"):
+        traced(Asked(f"{tmp_path}/bad.py:f"))
