@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.unit.fusion.fusing import fused_and_plain
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.patterns import PATTERNS
+from tests.unit.fusion.patterns import DYNAMIC, PATTERNS
 
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
@@ -66,6 +66,26 @@ def chains(folder: Path) -> Iterator[tuple[str, list[str]]]:
             found += [f"refused: {reason}" for reason in whole.refused]
             # NaN stays in its row: other rows show the numbers.
             found += [f"{plan}: {text}" for text in wrong(graph, whole, PLAIN if at else STRANGE)]
+        yield name, found
+
+
+def dynamic(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Chains whose number of rows is known at run time only, with one kernel for all of them."""
+    for name, make in DYNAMIC.items():
+        graph = make()
+        found: list[str] = []
+        for plan in different(scheduled(graph, graph.operators)):
+            whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
+            found += [f"refused: {reason}" for reason in whole.refused]
+            for rows in (1, 5, 16):
+                sized = Graph(tuple(n.at(graph.varying, rows) for n in graph), graph.outputs)
+                inputs = inputs_for(sized, PLAIN)
+                try:
+                    outputs = guarded(whole)(*inputs)
+                    wrongs = judge(replace(whole, graph=sized), inputs, outputs)
+                except Stray as stray:
+                    wrongs = [str(stray)]
+                found += [f"{plan}, {rows} rows: {text}" for text in wrongs]
         yield name, found
 
 
@@ -136,6 +156,7 @@ def main() -> None:
     found, seen = random_graphs(folder, examples)
     result = {
         "chains": dict(chains(folder)),
+        "dynamic": dict(dynamic(folder)),
         "random": found,
         "seen": seen,
         "broken": dict(broken(folder)),

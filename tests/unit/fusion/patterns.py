@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from nostall.fusion.build import Builder
 from nostall.fusion.graph import Graph
@@ -139,6 +140,24 @@ def broadcast_sum(shape: Shape, dtype: str) -> Graph:
     lowest = build("amin", x, dims=(1,), keepdim=True)
     return build.graph(build("add", total, lowest), build("amax", x, dims=(1,), keepdim=False))
 
+
+ROWS = 7
+"""The prime that stands for the rows of :data:`DYNAMIC`."""
+
+
+def _varying(graph: Graph) -> Graph:
+    return replace(graph, varying=ROWS)
+
+
+DYNAMIC: dict[str, Callable[[], Graph]] = {
+    "layer norm": lambda: _varying(layer_norm((ROWS, 2, 100), "float16")),
+    "masked softmax": lambda: _varying(masked_softmax((ROWS, 1, 4, 48), "float16")),
+    "softmax of an outer axis": lambda: _varying(softmax_outer((ROWS, 24, 5), "float32")),
+    "norm backward": lambda: _varying(norm_backward((ROWS, 3, 80), "float16")),
+    "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
+    "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
+    "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
+}
 
 PATTERNS: dict[str, Callable[[], Graph]] = {
     "layer norm": lambda: layer_norm((2, 3, 100), "float16"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.fusion.patterns import PATTERNS
+from tests.unit.fusion.patterns import DYNAMIC, PATTERNS
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -40,6 +40,11 @@ def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
     assert interpreted["chains"][name] == []
 
 
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_one_kernel_is_right_for_every_number_of_rows(interpreted: Any, name: str) -> None:
+    assert interpreted["dynamic"][name] == []
+
+
 def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
     assert interpreted["random"] == []
     assert interpreted["seen"]["graphs"] == EXAMPLES
@@ -58,6 +63,9 @@ def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> Non
     forward, backward = result["graphs"]
     assert forward >= 3
     assert backward >= 3
+    assert result["dynamic"]["largest"] < 1e-5
+    assert len(result["dynamic"]["kernels"]) == 2  # forward and backward, for all batch sizes
+    assert min(result["dynamic"]["kernels"]) >= 2
     assert result["structure"].keys() == {"sum", "sorted"}
     assert max(result["structure"].values()) < 1e-5
     assert result["refused"] == ["aten.sort.default: unsupported operator"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.frame import is_zero, row_block, whole_row
+from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_block, whole_row
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.passes import emit_looped, emit_split
 from nostall.fusion.codegen.plan import KernelPlan, refusal
@@ -11,6 +11,7 @@ from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sums import emit_column
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
 from nostall.fusion.errors import BadFusion
+from nostall.fusion.varying import Extent
 
 
 def emit(of: Schedule, plan: KernelPlan) -> Program:
@@ -36,7 +37,7 @@ def _flat(of: Schedule, plan: KernelPlan) -> Program:
     with lines.block():
         lines("pid = tl.program_id(0)")
         lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
-        lines("inside = c < count")
+        lines(f"inside = c < {limit(of)}")
         rows = Rows((), 1, "0", None, is_zero("pid"))
         tile = Tile(of, of.rows, rows, (Chunk(width, "c", "inside", ""),), lines)
         tile.write(of.body)
@@ -44,9 +45,10 @@ def _flat(of: Schedule, plan: KernelPlan) -> Program:
     launch = Launch(
         base_name(of.mapping, plan),
         arguments,
-        (of.row_count,),
-        (-(-of.row_count // width), 1),
+        (of.counted,),
+        (Extent(of.row_count, width), 1),
         plan.num_warps,
+        is_specialised(of),
     )
     return program(of.mapping, plan, [(lines, launch)])
 
@@ -63,8 +65,9 @@ def _held(of: Schedule, plan: KernelPlan) -> Program:
     launch = Launch(
         base_name(of.mapping, plan),
         arguments,
-        (of.row_count,),
-        (-(-of.row_count // plan.rows), 1),
+        (of.counted,),
+        (Extent(of.row_count, plan.rows), 1),
         plan.num_warps,
+        is_specialised(of),
     )
     return program(of.mapping, plan, [(lines, launch)])

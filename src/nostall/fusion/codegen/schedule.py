@@ -46,6 +46,15 @@ class Schedule:
         return self.count(self.rows)
 
     @property
+    def counted(self) -> int:
+        """Steps of the slowest row loop: what kernels are told, each with :attr:`row_step` rows."""
+        return self.count(self.rows[:1])
+
+    @property
+    def row_step(self) -> int:
+        return self.count(self.rows[1:])
+
+    @property
     def column_count(self) -> int:
         return self.count(self.columns)
 

@@ -88,7 +88,7 @@ class Tile:
                 self.store(index)
 
     def compute(self, index: int) -> None:
-        self.lines(f"# {self.graph[index]}")
+        self.lines(f"# {self.graph.told(index)}")
         if self.mapping.reduced.get(index):
             self._reduce(index)
         elif self.is_wide(index):
