@@ -133,10 +133,10 @@ def symbolic(function: Any, *inputs: Any) -> Any:
 
 def test_one_size_may_be_known_at_run_time_only() -> None:
     """A prime stands for it, here 5: the first one from 5 on that divides no other size."""
-    weight = torch.rand(6)  # a traced constant: its size is a number
 
     def function(x: Any) -> Any:
-        return (x[..., None] * weight).softmax(-1).view(-1, 3, 2).transpose(1, 2).clone()
+        wide = x[:, None] * torch.full((6,), 2.0)
+        return (wide / wide.sum(-1, keepdim=True)).view(-1, 3, 2).transpose(1, 2).clone()
 
     found = symbolic(function, torch.rand(5))
     assert not found.explanation.refused
@@ -168,11 +168,11 @@ def test_numbers_that_depend_on_a_size_are_not_taken_as_known() -> None:
     ):
         found = symbolic(function, torch.rand(5))
         assert found.explanation.refused
-        assert {why for why, _ in found.explanation.refused} <= {reason, "an operand is no tensor"}
+        assert {why for why, _ in found.explanation.refused} == {reason}
 
 
 def test_an_opaque_result_keeps_its_strides() -> None:
-    found = capture(traced(lambda x: torch.sort(x.t(), 0).values.exp(), torch.rand(4, 6)))
+    found = capture(traced(lambda x: x.t().cumsum(0).exp(), torch.rand(4, 6)))
     (opaque,) = [node for node in found.graph if node.kind == "opaque" and node.shape == (6, 4)]
     assert opaque.strides == (1, 6)
 

@@ -43,13 +43,15 @@ class Call:
         args = self.node.args
         given = args[place] if place < len(args) else self.node.kwargs.get(name, default)
         for one in given if isinstance(given, (list, tuple)) else [given]:
-            if isinstance(one, Node) and not isinstance(one.meta.get("val"), torch.Tensor):
+            if _is_number(one):
                 raise Unfit("a number that is known at run time only")
         return given
 
     def tensor(self, place: int) -> int:
         """The node of a tensor operand."""
         operand = self.node.args[place]
+        if _is_number(operand):
+            raise Unfit("a number that is known at run time only")
         value = self.values.get(operand) if isinstance(operand, Node) else None
         if not isinstance(value, int):
             raise Unfit("an operand is no tensor")
@@ -105,6 +107,13 @@ class Call:
     def axis(self, axis: int, rank: int) -> int:
         """An axis, or a place on one, counted from 0."""
         return axis + rank if axis < 0 else axis
+
+
+def _is_number(argument: Any) -> bool:
+    """Whether an argument is computed, but no tensor."""
+    return isinstance(argument, Node) and isinstance(
+        argument.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -16,23 +16,15 @@ from nostall.fusion.codegen import eager
 from nostall.fusion.codegen.choice import first_choice
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.kernel import BadTensor, StitchedKernel, load
-from nostall.fusion.codegen.mapping import map_pattern
+from nostall.fusion.codegen.legal import refused, scheduled
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import size_of
-from nostall.fusion.codegen.row_count import check_varying
-from nostall.fusion.codegen.schedule import Schedule, schedule
+from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.varying import varies
 
 Choice = Callable[[Schedule], KernelPlan]
-
-
-def scheduled(graph: Graph, operators: Iterable[int]) -> Schedule:
-    """Rows and columns for a set of operators; :class:`BadFusion` where it is no kernel."""
-    found = schedule(map_pattern(graph, operators))
-    check_varying(found)
-    return found
 
 
 def cover(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
@@ -47,18 +39,12 @@ def cover(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[in
         everything = {index}.union(*near)
         for union in (everything, *({index} | group for group in reversed(near)), {index}):
             rest = [group for group in groups if not group & union]
-            if len(union) == 1 or (_is_kernel(graph, union) and graph.is_acyclic([*rest, union])):
+            if len(union) == 1 or (
+                refused(graph, union) is None and graph.is_acyclic([*rest, union])
+            ):
                 groups = [*rest, union]
                 break
     return [tuple(sorted(group)) for group in groups]
-
-
-def _is_kernel(graph: Graph, operators: Iterable[int]) -> bool:
-    try:
-        first_choice(scheduled(graph, operators))
-    except BadInput:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -144,7 +130,7 @@ def stitch(
     groups = [
         part
         for group in groups
-        for part in ([group] if _is_kernel(graph, group) else cover(graph, group))
+        for part in ([group] if refused(graph, group) is None else cover(graph, group))
     ]
     order = graph.order(groups)
     if order is None:
@@ -152,12 +138,12 @@ def stitch(
             "the patterns wait for each other; give a plan whose contraction is acyclic"
         )
     steps: list[StitchedKernel | int] = []
-    refused: Counter[str] = Counter()
+    left: Counter[str] = Counter()
     for at in order:
         try:
             of = scheduled(graph, groups[at])
             steps.append(load(emit(of, choice(of)), folder))
         except BadInput as error:
-            refused[str(error)] += 1
+            left[str(error)] += 1
             steps.extend(groups[at])
-    return StitchedGraph(graph, tuple(steps), refused)
+    return StitchedGraph(graph, tuple(steps), left)

@@ -40,11 +40,8 @@ class _Tail:
         self.index = index
         self.how: Reduction = reduction(of.mapping.graph[index])
         (operand,) = of.mapping.operands[index]
-        # A value made here has the loops of its place; one from memory those it is read at.
-        inside = of.mapping.loops.get(operand.source)
-        loops = inside if inside is not None else {n for p in operand.places for n in p.loops}
         self.over_columns = bool(of.mapping.reduced[index] & set(of.columns))
-        self.reads_columns = bool(loops & set(of.columns))
+        self.reads_columns = of.reads_columns(operand)
         self.wide = self.reads_columns and not self.over_columns
         self.kept = of.count(_kept(of))
         self.results = self.kept * (of.column_count if self.wide else 1)
