@@ -35,8 +35,8 @@ Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
 
 
 def explored(graph: Graph) -> list[tuple[int, ...]]:
-    """The published explorer's plan, before independent patterns are packed."""
-    return [members(group) for group in explore(Delta(graph)).connected.groups]
+    """The published explorer's plan."""
+    return [members(group) for group in explore(Delta(graph)).plan.groups]
 
 
 @dataclass

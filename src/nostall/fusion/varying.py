@@ -7,7 +7,7 @@ factor; all else stays.  Evaluators see plain numbers near the expected ones.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import count
 from math import isqrt
 
@@ -28,10 +28,12 @@ def is_stand_in(number: int) -> bool:
 def resized(number: int, varying: int | None, size: int | None) -> int:
     """What a number of a graph made with ``varying`` is at ``size``; itself where either is None.
 
-    Numbers that were rounded up are :class:`Extent` and know how.
+    Numbers that were rounded up are :class:`Extent` or :class:`Total` and know how.
     """
     if varying is None or size is None:
         return int(number)
+    if isinstance(number, Total):
+        return sum(resized(extent, varying, size) for extent in number.extents)
     if isinstance(number, Extent):
         whole = resized(number.whole, varying, size)
         return -(-whole // number.step) * number.unit
@@ -54,6 +56,18 @@ class Extent(int):
     def __new__(cls, whole: int, step: int = 1, unit: int = 1) -> Extent:
         made = super().__new__(cls, -(-whole // step) * unit)
         made.whole, made.step, made.unit = whole, step, unit
+        return made
+
+
+class Total(int):
+    """A sum of extents."""
+
+    extents: tuple[int, ...]
+
+    def __new__(cls, extents: Iterable[int]) -> Total:
+        every = tuple(extents)
+        made = super().__new__(cls, sum(every))
+        made.extents = every
         return made
 
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.unit.fusion.fusing import fused_and_plain
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.patterns import DYNAMIC, PATTERNS
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS
 
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
@@ -77,15 +77,33 @@ def dynamic(folder: Path) -> Iterator[tuple[str, list[str]]]:
         for plan in different(scheduled(graph, graph.operators)):
             whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
             found += [f"refused: {reason}" for reason in whole.refused]
-            for rows in (1, 5, 16):
-                sized = Graph(tuple(n.at(graph.varying, rows) for n in graph), graph.outputs)
-                inputs = inputs_for(sized, PLAIN)
-                try:
-                    outputs = guarded(whole)(*inputs)
-                    wrongs = judge(replace(whole, graph=sized), inputs, outputs)
-                except Stray as stray:
-                    wrongs = [str(stray)]
-                found += [f"{plan}, {rows} rows: {text}" for text in wrongs]
+            found += [f"{plan}, {text}" for text in wrong_at_sizes(graph, whole)]
+        yield name, found
+
+
+def wrong_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
+    """What is wrong at one row, at odd numbers of rows and at a power of two."""
+    for rows in (1, 5, 16):
+        sized = Graph(tuple(n.at(graph.varying, rows) for n in graph), graph.outputs)
+        inputs = inputs_for(sized, PLAIN)
+        try:
+            outputs = guarded(stitched)(*inputs)
+            found = judge(replace(stitched, graph=sized), inputs, outputs)
+        except Stray as stray:
+            found = [str(stray)]
+        yield from (f"{rows} rows: {text}" for text in found)
+
+
+def packs(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Chains of different shapes in one kernel."""
+    for name, make in PACKED.items():
+        graph = make()
+        whole = stitch(graph, [graph.operators], folder=folder)
+        found = [f"{whole.kernels} kernels"] if len(whole.steps) != 1 else []
+        if graph.varying:
+            found += wrong_at_sizes(graph, whole)
+        else:
+            found += wrong(graph, whole, STRANGE) + wrong(graph, whole, PLAIN)
         yield name, found
 
 
@@ -157,6 +175,7 @@ def main() -> None:
     result = {
         "chains": dict(chains(folder)),
         "dynamic": dict(dynamic(folder)),
+        "packed": dict(packs(folder)),
         "random": found,
         "seen": seen,
         "broken": dict(broken(folder)),

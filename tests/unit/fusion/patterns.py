@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nostall.fusion.build import Builder
-from nostall.fusion.graph import Graph
+from nostall.fusion.graph import Graph, Node
 
 Shape = tuple[int, ...]
 
@@ -141,6 +141,20 @@ def broadcast_sum(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("add", total, lowest), build("amax", x, dims=(1,), keepdim=False))
 
 
+def together(*graphs: Graph) -> Graph:
+    """Graphs that have nothing to do with each other, as one."""
+    nodes: list[Node] = []
+    outputs: list[int] = []
+    for graph in graphs:
+        first = len(nodes)
+        nodes += [
+            replace(n, index=first + n.index, inputs=tuple(first + i for i in n.inputs))
+            for n in graph
+        ]
+        outputs += [first + index for index in graph.outputs]
+    return Graph(tuple(nodes), tuple(outputs), graphs[0].varying)
+
+
 ROWS = 7
 """The prime that stands for the rows of :data:`DYNAMIC`."""
 
@@ -157,6 +171,19 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
     "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
     "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
     "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
+}
+
+PACKED: dict[str, Callable[[], Graph]] = {
+    "three": lambda: together(
+        layer_norm((5, 100), "float16"),
+        gated((3, 30), "float16"),
+        softmax_outer((2, 24, 5), "float32"),
+    ),
+    "dynamic": lambda: together(
+        _varying(bias_gelu((ROWS, 48), "float16")),
+        layer_norm((3, 40), "float32"),
+        heads((ROWS, 2, 64), "float16"),
+    ),
 }
 
 PATTERNS: dict[str, Callable[[], Graph]] = {

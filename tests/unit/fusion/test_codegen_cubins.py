@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.fusion.patterns import norm_backward
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, norm_backward
 
 from nostall.core.errors import BadInput
 from nostall.fusion import Builder
@@ -16,8 +16,9 @@ from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.launching import launch_specs
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Program
-from nostall.fusion.codegen.region import scheduled
+from nostall.fusion.codegen.legal import generate, scheduled
 from nostall.fusion.graph import Graph
+from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.source import compile_triton
 
@@ -50,11 +51,14 @@ def _everything() -> Graph:
 CASES = {
     "column": (norm_backward((64, 768), "bfloat16"), KernelPlan("column", 1, (512, 256), 8, 16)),
     "everything": (_everything(), KernelPlan("warp", 4, (64,), 4)),
+    "packed": (PACKED["dynamic"](), None),
 }
 
 
 def _program(name: str) -> Program:
     graph, plan = CASES[name]
+    if plan is None:
+        return generate(graph, graph.operators)
     return emit(scheduled(graph, graph.operators), plan)
 
 
@@ -67,6 +71,23 @@ def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> No
         source = compile_triton(path, kernel, launch, "sm_90")
         verdict = validate(source.cubin)
         assert verdict.safe, verdict.findings[:3]
+
+
+def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
+    """For every number of rows: the mask ends at a multiple of the row, and the text says so."""
+    graph = DYNAMIC["bias and gelu"]()
+    of = scheduled(graph, graph.operators)
+    program = emit(of, KernelPlan("thread", 1, (512,), 2))
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    cubin = compile_triton(path, name, launch, "sm_90").cubin
+    loads = {
+        i.opcode
+        for i in SassProgram.from_cubin(cubin).kernel().instructions
+        if i.opcode.startswith("LDG")
+    }
+    assert any(".128" in opcode for opcode in loads), loads
 
 
 def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:

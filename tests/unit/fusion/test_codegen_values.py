@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.fusion.patterns import DYNAMIC, PATTERNS
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -43,6 +43,11 @@ def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_one_kernel_is_right_for_every_number_of_rows(interpreted: Any, name: str) -> None:
     assert interpreted["dynamic"][name] == []
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_parts_of_different_shapes_are_right_in_one_kernel(interpreted: Any, name: str) -> None:
+    assert interpreted["packed"][name] == []
 
 
 def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:

@@ -10,9 +10,7 @@ from tests.unit.fusion import generated, operator_graphs
 from tests.unit.fusion.generated import Made
 
 from nostall.fusion import Builder, Graph
-from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.emit import emit
-from nostall.fusion.codegen.legal import scheduled
+from nostall.fusion.codegen.legal import generate
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore, greedy, refined
 from nostall.fusion.plan import Mask, mask_of, members
@@ -23,7 +21,7 @@ def planned(graph: Graph) -> set[Mask]:
     """Kernels of several operators in the plans of all explorers."""
     delta = Delta(graph)
     found = explore(delta)
-    annealed = refined(delta, found.connected, evaluations=20)
+    annealed = refined(delta, found.connected, evaluations=10)
     plans = (found.plan, found.connected, found.composed, annealed.plan, greedy(delta))
     return {mask for plan in plans for mask in plan.groups if mask & (mask - 1)}
 
@@ -31,30 +29,29 @@ def planned(graph: Graph) -> set[Mask]:
 def write(graph: Graph, kernels: Iterable[Mask]) -> None:
     """Raises where one of them is none."""
     for mask in kernels:
-        of = scheduled(graph, members(mask))
-        assert emit(of, first_choice(of)).source
+        assert generate(graph, members(mask)).source
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(generated.operator_graphs())
 def test_plans_of_random_graphs_can_be_written(made: Made) -> None:
     write(made.graph, planned(made.graph))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(operator_graphs.operator_graphs())
 def test_plans_of_large_random_graphs_can_be_written(graph: Graph) -> None:
     for part in regions(graph):
         write(part.graph, planned(part.graph))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(generated.operator_graphs(varying=17))
 def test_plans_for_dynamic_sizes_can_be_written(made: Made) -> None:
     write(made.graph, planned(made.graph))
 
 
-@pytest.mark.parametrize("name", ["cross-entropy", "double-norm", "quantised-norm"])
+@pytest.mark.parametrize("name", ["cross-entropy", "quantised-norm"])
 def test_plans_of_models_can_be_written(name: str) -> None:
     pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
     from benchmarks.fusion_graphs import captured

@@ -172,7 +172,7 @@ def test_numbers_that_depend_on_a_size_are_not_taken_as_known() -> None:
 
 
 def test_an_opaque_result_keeps_its_strides() -> None:
-    found = capture(traced(lambda x: x.t().cumsum(0).exp(), torch.rand(4, 6)))
+    found = capture(traced(lambda x: x.transpose(0, 1).lgamma().exp(), torch.rand(4, 6)))
     (opaque,) = [node for node in found.graph if node.kind == "opaque" and node.shape == (6, 4)]
     assert opaque.strides == (1, 6)
 

@@ -56,25 +56,19 @@ def passes(of: Schedule) -> tuple[Pass, ...]:
     return tuple(Pass(of, level) for level in range(max(of.level.values(), default=0) + 1))
 
 
-def emit_looped(of: Schedule, plan: KernelPlan) -> Program:
-    lines = Lines()
-    with lines.block():
-        lines("pid = tl.program_id(0)")
-        rows = row_block(of, plan, lines, "pid")
-        tile = _tile(of, plan, rows, lines)
-        for number, part in enumerate(passes(of)):
-            lines(f"# pass {number}")
-            _narrow(tile, part)
-            if part.has_columns:
-                _columns(tile, part, "0", str(of.column_count))
-                for index in part.reductions:
-                    how = reduction(of.mapping.graph[index])
-                    tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
-    arguments = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
-    grid = (Extent(of.row_count, plan.rows), 1)
-    name = base_name(of.mapping, plan)
-    launch = Launch(name, arguments, (of.counted,), grid, plan.num_warps, is_specialised(of))
-    return program(of.mapping, plan, [(lines, launch)])
+def write_looped(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+    """The body of a kernel whose program is number ``pid``; returns how many programs there are."""
+    rows = row_block(of, plan, lines, "pid")
+    tile = _tile(of, plan, rows, lines)
+    for number, part in enumerate(passes(of)):
+        lines(f"# pass {number}")
+        _narrow(tile, part)
+        if part.has_columns:
+            _columns(tile, part, "0", str(of.column_count))
+            for index in part.reductions:
+                how = reduction(of.mapping.graph[index])
+                tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
+    return Extent(of.row_count, plan.rows)
 
 
 def emit_split(of: Schedule, plan: KernelPlan) -> Program:

@@ -87,6 +87,16 @@ class KernelPlan:
 
 
 @dataclass(frozen=True)
+class PackedPlan:
+    """Patterns that share nothing but a launch, a plan for each."""
+
+    parts: tuple[KernelPlan, ...]
+
+    def __str__(self) -> str:
+        return "packed: " + "; ".join(map(str, self.parts))
+
+
+@dataclass(frozen=True)
 class Refused:
     """A plan that was looked at and left out."""
 

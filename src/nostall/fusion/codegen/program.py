@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Mapping
-from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.templates import HELPERS
 from nostall.fusion.graph import Graph
 from nostall.fusion.varying import varies
@@ -41,6 +41,7 @@ class Launch:
     grid: tuple[int, int]
     num_warps: int
     specialised: bool = False
+    count_names: tuple[str, ...] = ("count", "span")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Program:
     """Source and launches of one stitched pattern; ``inputs`` and ``outputs`` are graph nodes."""
 
     graph: Graph = field(repr=False)
-    plan: KernelPlan
+    plan: KernelPlan | PackedPlan
     source: str = field(repr=False)
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -95,18 +96,29 @@ def program(
     kernels: Sequence[tuple[Lines, Launch]],
     workspaces: Sequence[Workspace] = (),
 ) -> Program:
-    """Put kernels, whose ``Lines`` are their bodies, together as one file.
+    """Put the kernels of one pattern, whose ``Lines`` are their bodies, together as one file."""
+    source, launches = assembled(str(plan), kernels)
+    tensors = mapping.inputs, mapping.outputs
+    return Program(mapping.graph, plan, source, *tensors, launches, tuple(workspaces))
+
+
+def assembled(
+    title: str, kernels: Sequence[tuple[Lines, Launch]], parts: str = ""
+) -> tuple[str, tuple[Launch, ...]]:
+    """The text of a file of kernels, behind ``parts`` that they call, and how they are launched.
 
     The names carry a hash of the text, so equal patterns and plans give equal bytes and different
     ones never share a name.
     """
     head = [HEAD]
-    bodies = "".join(str(lines) for lines, _ in kernels)
+    bodies = parts + "".join(str(lines) for lines, _ in kernels)
     if "libdevice." in bodies:
         head.append("from triton.language.extra import libdevice\n")
-    head.append(f"\n# {plan}\n")
+    head.append(f"\n# {title}\n")
     head += [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in _calls(bodies)]
-    digest = hashlib.sha256(("".join(head) + bodies).encode()).hexdigest()[:8]
+    head.append(parts)
+    body = "".join(str(lines) for lines, _ in kernels)
+    digest = hashlib.sha256(("".join(head) + body).encode()).hexdigest()[:8]
     launches = []
     text = "".join(head)
     for lines, launch in kernels:
@@ -114,15 +126,7 @@ def program(
         signature = ", ".join([*launch.arguments, *_count_names(launch)])
         text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{lines}"
         launches.append(replace(launch, name=name))
-    return Program(
-        mapping.graph,
-        plan,
-        text,
-        mapping.inputs,
-        mapping.outputs,
-        tuple(launches),
-        tuple(workspaces),
-    )
+    return text, tuple(launches)
 
 
 def _calls(bodies: str) -> str:
@@ -134,11 +138,8 @@ def _calls(bodies: str) -> str:
     )
 
 
-COUNTS = ("count", "span")
-
-
 def _count_names(launch: Launch) -> tuple[str, ...]:
-    return COUNTS[: len(launch.counts)]
+    return launch.count_names[: len(launch.counts)]
 
 
 def _unspecialised(launch: Launch) -> str:

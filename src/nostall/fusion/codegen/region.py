@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +14,14 @@ from torch import Tensor
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen import eager
 from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.kernel import BadTensor, StitchedKernel, load
-from nostall.fusion.codegen.legal import refused, scheduled
-from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.legal import Choice, generate, refused, scheduled
 from nostall.fusion.codegen.program import size_of
-from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.varying import varies
 
-Choice = Callable[[Schedule], KernelPlan]
+__all__ = ["Choice", "StitchedGraph", "cover", "scheduled", "stitch"]
 
 
 def cover(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
@@ -141,8 +138,7 @@ def stitch(
     left: Counter[str] = Counter()
     for at in order:
         try:
-            of = scheduled(graph, groups[at])
-            steps.append(load(emit(of, choice(of)), folder))
+            steps.append(load(generate(graph, groups[at], choice), folder))
         except BadInput as error:
             left[str(error)] += 1
             steps.extend(groups[at])
