@@ -5,6 +5,8 @@
 Where there is a GPU, kernels are compiled and all dtypes take part; elsewhere they are interpreted
 and inputs are fp32, fp16, int32 and bool.  Every graph runs with a plan of each kernel that is
 drawn by chance, every tensor lies between guard bands, a third of the graphs get NaN, Inf and -0.0.
+Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
+In a third of the graphs the first size varies: the same kernels run at two sizes.
 Exit code 1 where a graph is wrong or an operator was not stitched.
 """
 
@@ -17,22 +19,30 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 
 from benchmarks.provenance import save
 from nostall.fusion.codegen.interpreted import prepare
-from nostall.fusion.codegen.plan import KernelPlan, plans
-from nostall.fusion.codegen.region import stitch
+from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
+from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.evaluate import Delta
+from nostall.fusion.explore import explore
+from nostall.fusion.graph import Graph
 
 ON_GPU = torch.cuda.is_available()
 FLOATS = ("float32", "float16", "bfloat16") if ON_GPU else ("float32", "float16")
+VARYING, SIZES = 17, (17, 40)
+"""What stands for the size that varies, and the sizes that such graphs run at.  Not less: slices of
+the generated graphs stay inside."""
 MOST_INTERPRETED = 64
 """Programs of one kernel that the interpreter should run."""
 
@@ -58,22 +68,39 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
         seen[f"{plan.scheme}, chunks" if len(plan.chunks) > 1 else plan.scheme] += 1
         return plan
 
-    stitched = stitch(made.graph, choice=choice, folder=folder)
+    graph = made.graph
+    patterns = explore(Delta(graph)).plan.kernels if made.seed % 2 else None
+    stitched = stitch(graph, patterns, choice=choice, folder=folder)
     seen["graphs"] += 1
     seen["graphs with NaN and Inf"] += made.seed % 3 == 0
-    seen["kernels"] += sum(not isinstance(step, int) for step in stitched.steps)
-    wrong = [f"not stitched: {reason}" for reason in stitched.refused]
-    inputs = inputs_for(made.graph, made.seed, "cuda" if ON_GPU else "cpu")
+    seen["graphs with a size that varies"] += graph.varying is not None
+    kernels = [step for step in stitched.steps if not isinstance(step, int)]
+    seen["kernels"] += len(kernels)
+    seen["packed kernels"] += sum(isinstance(k.program.plan, PackedPlan) for k in kernels)
+    wrong = []
+    for reason, count in stitched.refused.items():
+        if graph.varying is None:
+            wrong.append(f"not stitched: {reason}")
+        seen["operators left to PyTorch for a size that varies"] += count
+    for size in (None,) if graph.varying is None else SIZES:
+        wrong += at_size(stitched, size, made.seed)
+    return wrong
+
+
+def at_size(stitched: StitchedGraph, size: int | None, chosen: int) -> list[str]:
+    """What is wrong with the kernels of a graph where that varies, at ``size``."""
+    graph = stitched.graph
+    sized = Graph(tuple(node.at(graph.varying, size) for node in graph), graph.outputs)
+    inputs = inputs_for(sized, chosen, "cuda" if ON_GPU else "cpu")
     try:
-        outputs = guarded(stitched)(*inputs)
+        outputs = guarded(stitched)(*inputs, size=size)
         if ON_GPU:
             torch.cuda.synchronize()
-        wrong += judge(stitched, inputs, outputs)
+        return judge(replace(stitched, graph=sized), inputs, outputs)
     except Stray as stray:
-        wrong.append(str(stray))
+        return [str(stray)]
     except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
-        wrong.append(f"{type(error).__name__}: {error}")
-    return wrong
+        return [f"{type(error).__name__}: {error}"]
 
 
 def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
@@ -81,6 +108,8 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
     seen: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     started = time.monotonic()
+
+    plain = operator_graphs(FLOATS)
 
     @seed(chosen)
     @settings(
@@ -90,7 +119,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(operator_graphs(FLOATS))
+    @given(st.one_of(plain, plain, operator_graphs(FLOATS, varying=VARYING)))
     def check(made: Made) -> None:
         if wrong := one(made, folder, seen):
             failures.append({"graph": str(made.graph), "seed": made.seed, "wrong": wrong})

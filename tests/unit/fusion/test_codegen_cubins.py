@@ -14,9 +14,9 @@ from nostall.core.errors import BadInput
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.launching import launch_specs
+from nostall.fusion.codegen.legal import generate, scheduled
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Program
-from nostall.fusion.codegen.legal import generate, scheduled
 from nostall.fusion.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
@@ -51,14 +51,11 @@ def _everything() -> Graph:
 CASES = {
     "column": (norm_backward((64, 768), "bfloat16"), KernelPlan("column", 1, (512, 256), 8, 16)),
     "everything": (_everything(), KernelPlan("warp", 4, (64,), 4)),
-    "packed": (PACKED["dynamic"](), None),
 }
 
 
 def _program(name: str) -> Program:
     graph, plan = CASES[name]
-    if plan is None:
-        return generate(graph, graph.operators)
     return emit(scheduled(graph, graph.operators), plan)
 
 
@@ -71,6 +68,16 @@ def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> No
         source = compile_triton(path, kernel, launch, "sm_90")
         verdict = validate(source.cubin)
         assert verdict.safe, verdict.findings[:3]
+
+
+def test_packs_compile(tmp_path: Path) -> None:
+    graph = PACKED["dynamic"]()
+    program = generate(graph, graph.operators)
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    kernel = SassProgram.from_cubin(compile_triton(path, name, launch, "sm_90").cubin).kernel()
+    assert kernel.name == name
 
 
 def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
