@@ -7,6 +7,7 @@ and inputs are fp32, fp16, int32 and bool.  Every graph runs with a plan of each
 drawn by chance, every tensor lies between guard bands, a third of the graphs get NaN, Inf and -0.0.
 Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
 In a third of the graphs the first size varies: the same kernels run at two sizes.
+Then dropout: its mask in both passes, for equal seeds and, on a GPU, in replays of a CUDA graph.
 Exit code 1 where a graph is wrong or an operator was not stitched.
 """
 
@@ -36,6 +37,7 @@ from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore
+from nostall.fusion.fuse import fuse
 from nostall.fusion.graph import Graph
 
 ON_GPU = torch.cuda.is_available()
@@ -139,6 +141,42 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def dropout(folder: Path) -> list[str]:
+    """What is wrong with dropout: the masks of both passes, of equal seeds, of replays."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x * 2, 0.25)
+
+    fused = fuse(function, folder=folder)
+    x = torch.ones(64, 1000, device="cuda" if ON_GPU else "cpu", requires_grad=True)
+    torch.manual_seed(1)
+    first, second = fused(x), fused(x)
+    torch.manual_seed(1)
+    again = fused(x)
+    (gradient,) = torch.autograd.grad(first.sum(), x)
+    kept = float((first > 0).float().mean())
+    told = {
+        "nothing was stitched": fused.graphs[0].kernels < 1,
+        "another mask for the same seed": not torch.equal(first, again),
+        "the same mask twice": torch.equal(first, second),
+        "another mask in the backward pass": not torch.allclose(first, gradient),
+        f"{kept:.1%} are kept, not 75%": abs(kept - 0.75) > 0.011,  # six standard deviations
+    }
+    if ON_GPU:
+        with torch.no_grad():
+            fused(x)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                made = fused(x)
+            masks = []
+            for _ in range(3):
+                graph.replay()
+                masks.append((made > 0).clone())
+        fresh = not (torch.equal(masks[0], masks[1]) or torch.equal(masks[1], masks[2]))
+        told["a replay of the CUDA graph repeats a mask"] = not fresh
+    return [text for text, wrong in told.items() if wrong]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graphs", type=int, default=300)
@@ -151,14 +189,16 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         record = measured(options.graphs, options.seed, Path(folder))
+        record["wrong with dropout"] = dropout(Path(folder))
     if options.out:
         save(options.out, **record)
     seen = record["seen"]
     print(
         f"{seen['graphs']} graphs, {seen['kernels']} kernels, {len(record['wrong'])} wrong "
-        f"({record['how']}, {record['seconds']} s)"
+        f"({record['how']}, {record['seconds']} s); "
+        f"dropout: {', '.join(record['wrong with dropout']) or 'right'}"
     )
-    sys.exit(bool(record["wrong"]))
+    sys.exit(bool(record["wrong"] or record["wrong with dropout"]))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Builder:
         strides: Shape | None = None,
         **attributes: Attribute,
     ) -> int:
-        """Add an operation.  ``shape`` is needed for views, expand, slice and iota only.
+        """Add an operation.  ``shape`` is needed for views, expand, slice, iota and random only.
 
         The dtype is that of the first operand that is not bool (``bool`` where there is none, and
         for comparisons); ``where`` takes that of its second.  Raises :class:`BadGraph`.

@@ -21,6 +21,8 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from nostall.fusion.capture import Captured, capture
+from nostall.fusion.capture.capture import SEEDS
+from nostall.fusion.capture.randomness import seeded
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.codegen import eager
 from nostall.fusion.codegen.program import size_of
@@ -143,6 +145,10 @@ class StitchedModule:
 
         given = iter(args)
         for node in self.module.graph.nodes:
+            if node.target is SEEDS:
+                place = values[node]
+                assert isinstance(place, int)
+                known[place] = node.target(*node.args)
             if node.op in ("placeholder", "get_attr"):
                 place = values[node]
                 assert isinstance(place, int)
@@ -184,6 +190,7 @@ def stitch_module(
     module: GraphModule, explorer: Explorer = explored, folder: Path | None = None
 ) -> StitchedModule:
     """Capture a functional ATen graph and stitch its regions."""
+    seeded(module)
     captured = capture(module)
     graph = captured.graph
     steps = []

@@ -116,7 +116,7 @@ class _Drawing:
 
     def step(self) -> int | None:
         kinds = "smooth smooth pair pair pair reduce reduce view permute slice expand cast"
-        kind = self.draw(st.sampled_from(f"{kinds} jump choose number iota logic".split()))
+        kind = self.draw(st.sampled_from(f"{kinds} jump choose number iota logic random".split()))
         return getattr(self, f"_{kind}")()
 
     def _smooth(self) -> int:
@@ -226,6 +226,11 @@ class _Drawing:
         size = self.frame[-1]
         count = self.build("iota", shape=(size,), dtype="int32", start=1, step=2)
         return self.fitting("add", self.pick(floating=True), count)
+
+    def _random(self) -> int:
+        seed = self.build.input((1,), "int64")
+        dtype = self.draw(st.sampled_from(self.floats))
+        return self.build("random", seed, shape=self.frame, dtype=dtype)
 
     def _logic(self) -> int | None:
         one = self.build("isnan", self.pick(floating=True))

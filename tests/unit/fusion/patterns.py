@@ -141,6 +141,17 @@ def broadcast_sum(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("add", total, lowest), build("amax", x, dims=(1,), keepdim=False))
 
 
+def dropped(shape: Shape, dtype: str) -> Graph:
+    """A norm, dropout with the second of two seeds, a residual; the mask for the backward pass."""
+    build = Builder()
+    x, seeds = build.input(shape, dtype), build.input((2,), "int64")
+    normed, _ = _normed(build, build("cast", x, dtype="float32"), len(shape) - 1)
+    seed = build("slice", seeds, shape=(1,), dim=0, start=1, step=1)
+    kept = build("gt", build("random", seed, shape=shape, dtype=dtype), build.constant(0.25))
+    scaled = build("mul", build("mul", kept, normed), build.constant(1 / 0.75))
+    return build.graph(build("cast", build("add", scaled, x), dtype=dtype), kept)
+
+
 def together(*graphs: Graph) -> Graph:
     """Graphs that have nothing to do with each other, as one."""
     nodes: list[Node] = []
@@ -171,6 +182,7 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
     "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
     "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
     "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
+    "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
 }
 
 PACKED: dict[str, Callable[[], Graph]] = {
@@ -197,6 +209,7 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),
+    "dropout": lambda: dropped((3, 90), "float16"),
     "column sum": lambda: column_sum((530, 12), "float32"),
     "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),
 }

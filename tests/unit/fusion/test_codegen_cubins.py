@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,9 @@ def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> No
         assert verdict.safe, verdict.findings[:3]
 
 
-def test_packs_compile(tmp_path: Path) -> None:
-    graph = PACKED["dynamic"]()
+@pytest.mark.parametrize("make", [PACKED["dynamic"], DYNAMIC["dropout"]])
+def test_packs_and_random_numbers_compile(make: Callable[[], Graph], tmp_path: Path) -> None:
+    graph = make()
     program = generate(graph, graph.operators)
     path = tmp_path / "kernels.py"
     path.write_text(program.source)

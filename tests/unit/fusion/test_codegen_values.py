@@ -61,6 +61,18 @@ def test_damaged_kernels_are_found(interpreted: Any) -> None:
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
 
 
+def test_dropout_is_the_same_in_both_passes_and_for_the_same_seed(interpreted: Any) -> None:
+    found = interpreted["fused"]["dropout"]
+    assert found["refused"] == 0
+    assert len(found["kernels"]) == 2
+    assert found["again"] and found["fresh"]
+    # Of 3072 elements each, independent of each other: six standard deviations.
+    assert found["kept"] == pytest.approx([0.75, 0.5], abs=0.055)
+    assert found["together"] == pytest.approx(0.375, abs=0.055)
+    assert found["forward"] < 1e-2  # of values up to 5439, in fp32
+    assert found["backward"] < 1e-2
+
+
 def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> None:
     result = interpreted["fused"]
     assert result["forward"] < 1e-5

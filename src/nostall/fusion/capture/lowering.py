@@ -286,6 +286,10 @@ def _scatter(call: Call) -> Value:
     return call.finish("where", _one_hot(call, x, dim, index), value, x)
 
 
+def _uniform(call: Call) -> Value:
+    return call.finish("random", call.tensor(0))
+
+
 def _bmm(call: Call) -> Value:
     left, right = call.tensor(0), call.tensor(1)
     (_, m, k), n = call.shape(left), call.shape(right)[-1]
@@ -381,5 +385,6 @@ RULES: dict[str, Rule] = {
     **{f"aten.{name}": _elementwise(op) for op, names in _PLAIN.items() for name in names.split()},
     **{f"aten.{name}": rule for rule, names in _SPECIAL for name in names.split()},
     "prims.convert_element_type.default": _convert,
+    "nostall.uniform.default": _uniform,
 }
 """The rule of every ATen overload that can be part of a fused kernel, by its full name."""

@@ -14,7 +14,7 @@ from nostall.fusion.codegen.mapping import Place
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import Node
-from nostall.fusion.shapes import Shape
+from nostall.fusion.shapes import Shape, contiguous
 from nostall.fusion.varying import varies
 
 
@@ -53,6 +53,9 @@ def _addresses(of: Schedule) -> Iterator[tuple[Node, tuple[Place, ...], Shape]]:
     graph = mapping.graph
     for index in mapping.outputs:
         yield graph[index], mapping.places[index], graph[index].strides
+    for index in mapping.operators:
+        if graph[index].op == "random":
+            yield graph[index], mapping.places[index], contiguous(graph[index].shape)
     for operand in dict.fromkeys(o for i in mapping.operators for o in mapping.operands[i]):
         if mapping.is_outside(operand):
             yield graph[operand.source], operand.places, graph[operand.source].strides
