@@ -21,8 +21,7 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from nostall.fusion.capture import Captured, capture
-from nostall.fusion.capture.capture import SEEDS
-from nostall.fusion.capture.randomness import seeded
+from nostall.fusion.capture.randomness import SEEDS, seeded
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.codegen import eager
 from nostall.fusion.codegen.program import size_of
@@ -190,7 +189,7 @@ def stitch_module(
     module: GraphModule, explorer: Explorer = explored, folder: Path | None = None
 ) -> StitchedModule:
     """Capture a functional ATen graph and stitch its regions."""
-    seeded(module)
+    module = seeded(module)
     captured = capture(module)
     graph = captured.graph
     steps = []

@@ -82,7 +82,7 @@ def _random(node: Node, seed: Array) -> Array:
     word = words[0].astype(np.int64)
     folded = np.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word).astype(np.float32)
     most = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}.get(node.dtype, 1.0)
-    return np.minimum(folded * np.float32(4.6566127342e-10), most).reshape(node.shape)
+    return np.asarray(np.minimum(folded * np.float32(4.6566127342e-10), most)).reshape(node.shape)
 
 
 def _constant(node: Node) -> Array:

@@ -78,7 +78,7 @@ def test_the_source_of_every_plan_is_the_same_for_all_numbers_of_rows(name: str)
 @given(operator_graphs(varying=ONE))
 def test_what_is_not_refused_does_not_depend_on_the_number(made: Made) -> None:
     graph, other = made.graph, at(made.graph, OTHER)
-    for operators in (graph.operators, *((index,) for index in graph.operators)):
+    for operators in {graph.operators, *((index,) for index in graph.operators)} - {()}:
         try:
             one, two = scheduled(graph, operators), scheduled(other, operators)
         except BadFusion:

@@ -19,6 +19,7 @@ from nostall.fusion.capture import (  # noqa: E402
     inference_graph,
     training_graphs,
 )
+from nostall.fusion.capture.randomness import seeded  # noqa: E402
 from nostall.fusion.reference import interpret  # noqa: E402
 from nostall.fusion.regions import regions  # noqa: E402
 
@@ -169,6 +170,20 @@ def test_numbers_that_depend_on_a_size_are_not_taken_as_known() -> None:
         found = symbolic(function, torch.rand(5))
         assert found.explanation.refused
         assert {why for why, _ in found.explanation.refused} == {reason}
+
+
+def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:
+    def function(x: Any) -> Any:
+        return torch.rand_like(x) + torch.rand(4, 6) * torch.randn_like(x)
+
+    given = traced(function, torch.rand(4, 6))
+    before = str(given.graph)
+    found = capture(seeded(given))
+    assert str(given.graph) == before
+    assert found.explanation.refused == {("random numbers", "aten.randn_like.default"): 1}
+    seeds = [node for node in found.graph if node.op == "slice"]
+    assert [node["start"] for node in seeds] == [0, 1]
+    assert [node.shape for node in found.graph if node.op == "random"] == [(4, 6)] * 2
 
 
 def test_an_opaque_result_keeps_its_strides() -> None:

@@ -16,15 +16,12 @@ from torch.fx import GraphModule, Node
 from nostall.fusion.build import Builder
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
-from nostall.fusion.capture.randomness import seeds
+from nostall.fusion.capture.randomness import SEEDS
 from nostall.fusion.capture.sizes import Sizes
 from nostall.fusion.errors import BadCapture, BadGraph
 from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.operations import DTYPE_BYTES
 from nostall.fusion.shapes import Shape
-
-SEEDS = seeds._opoverload
-"""A call that is none: what it draws is given, as far as kernels are concerned."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ forward pass saved.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,29 +23,35 @@ _aten = torch.ops.aten
 _MADE = ("float32", "float16", "bfloat16")
 
 
-@torch.library.custom_op("nostall::seeds", mutates_args=())
 def seeds(count: int, device: torch.device) -> Tensor:
     """``count`` seeds, int64, from PyTorch's generator of the device."""
     return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
 
 
-@torch.library.custom_op("nostall::uniform", mutates_args=())
 def uniform(seed: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Numbers in [0, 1) for a seed of one element, as a fused kernel makes them."""
     return uniform_numbers(seed, tuple(size), dtype)
 
 
-def seeded(module: GraphModule) -> None:
-    """Let uniform random tensors come from seeds; others (normal ones, own generators) stay."""
+torch.library.custom_op("nostall::seeds", seeds, mutates_args=())
+torch.library.custom_op("nostall::uniform", uniform, mutates_args=())
+SEEDS = torch.ops.nostall.seeds.default
+"""A call that is none: what it draws is given, as far as kernels are concerned."""
+UNIFORM = torch.ops.nostall.uniform.default
+
+
+def seeded(given: GraphModule) -> GraphModule:
+    """A copy in which uniform random tensors come from seeds; normal ones and those of own
+    generators stay.  A module without any is given back as it is."""
+    if not any(map(_is_uniform, given.graph.nodes)):
+        return given
+    module = GraphModule(given, copy.deepcopy(given.graph))
     found = [node for node in module.graph.nodes if _is_uniform(node)]
-    if not found:
-        return
     first = found[0].meta["val"]
     found = [node for node in found if node.meta["val"].device == first.device]
     start = next(node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
     with module.graph.inserting_before(start):
-        given = (len(found), first.device)
-        drawn = module.graph.call_function(torch.ops.nostall.seeds.default, given)
+        drawn = module.graph.call_function(SEEDS, (len(found), first.device))
     drawn.meta["val"] = _fake(first, (len(found),))
     for place, node in enumerate(found):
         with module.graph.inserting_before(node):
@@ -52,6 +59,7 @@ def seeded(module: GraphModule) -> None:
         node.replace_all_uses_with(made)
         module.graph.erase_node(node)
     module.recompile()
+    return module
 
 
 def _is_uniform(node: Node) -> bool:
@@ -73,8 +81,7 @@ def _from_seed(module: GraphModule, drawn: Node, place: int, node: Node) -> Node
     sizes: Any = node.args[0]
     if isinstance(sizes, Node):
         sizes = [_size(module, sizes, axis) for axis in range(value.dim())]
-    call = torch.ops.nostall.uniform.default
-    made = module.graph.call_function(call, (seed, sizes, value.dtype))
+    made = module.graph.call_function(UNIFORM, (seed, sizes, value.dtype))
     made.meta.update(node.meta)
     return made
 
