@@ -8,7 +8,7 @@ drawn by chance, every tensor lies between guard bands, a third of the graphs ge
 Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
 In a third of the graphs the first size varies: the same kernels run at two sizes.
 Then dropout: its mask in both passes, for equal seeds and, on a GPU, in replays of a CUDA graph.
-Exit code 1 where a graph is wrong or an operator was not stitched.
+On a GPU casts to fp8 too.  Exit code 1 where a graph is wrong or an operator was not stitched.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 
 from benchmarks.provenance import save
+from nostall.fusion import Builder
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, stitch
@@ -177,6 +178,28 @@ def dropout(folder: Path) -> list[str]:
     return [text for text, wrong in told.items() if wrong]
 
 
+def fp8(folder: Path) -> list[str]:
+    """What a compiled cast to fp8 does otherwise than PyTorch's, with all fp16 values and those
+    around the largest ones.  Triton's interpreter is no oracle for it."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
+    largest = torch.cat([torch.linspace(440, 470, 3001), torch.linspace(57000, 62000, 3001)])
+    x = torch.cat([every, largest, -largest]).cuda()
+    found = []
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        build = Builder()
+        graph = build.graph(build("cast", build.input(tuple(x.shape)), dtype=dtype))
+        (made,) = stitch(graph, folder=folder)(x)
+        wanted = x.to(getattr(torch, dtype))
+        nan = wanted.float().isnan()
+        same = made.view(torch.uint8) == wanted.view(torch.uint8)
+        wrong = ~(same | nan & made.float().isnan())
+        if bool(wrong.any()):
+            at = int(wrong.nonzero()[0])
+            count = int(wrong.sum())
+            found.append(f"{dtype}: {count} values, {x[at]} is {made[at]}, PyTorch: {wanted[at]}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graphs", type=int, default=300)
@@ -190,15 +213,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         record = measured(options.graphs, options.seed, Path(folder))
         record["wrong with dropout"] = dropout(Path(folder))
+        record["wrong with fp8"] = fp8(Path(folder)) if ON_GPU else None
     if options.out:
         save(options.out, **record)
     seen = record["seen"]
     print(
         f"{seen['graphs']} graphs, {seen['kernels']} kernels, {len(record['wrong'])} wrong "
         f"({record['how']}, {record['seconds']} s); "
-        f"dropout: {', '.join(record['wrong with dropout']) or 'right'}"
+        f"dropout: {', '.join(record['wrong with dropout']) or 'right'}; "
+        f"fp8: {', '.join(record['wrong with fp8']) or 'right' if ON_GPU else 'needs a GPU'}"
     )
-    sys.exit(bool(record["wrong"] or record["wrong with dropout"]))
+    sys.exit(any(record[key] for key in ("wrong", "wrong with dropout", "wrong with fp8")))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -124,6 +125,36 @@ def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout == "triton 3.6.0\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
+def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) -> None:
+    """The conversion itself ends at the largest finite number; what lies beyond is put back."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    build = Builder()
+    graph = build.graph(build("cast", build.input((8, 64)), dtype=dtype))
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    (function,) = imported(path, program)
+    types = {"p0": "*fp32", "p1": {"e4m3": "*fp8e4nv", "e5m2": "*fp8e5"}[kind], "count": "i32"}
+    source = ASTSource(function, signature=types, constexprs={})
+    options = {"enable_fp_fusion": True}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert f"cvt.rn.satfinite.{kind}x2.f32" in ptx
+    beyond = {"e4m3": "464.0", "e5m2": "61440.0"}[kind]
+    assert beyond in program.source
+
+
+def imported(path: Path, program: Program) -> list[object]:
+    spec = importlib.util.spec_from_file_location("kernels_to_compile", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [getattr(module, launch.name) for launch in program.launches]
 
 
 def test_a_launch_cannot_be_written_down_with_fp8() -> None:
