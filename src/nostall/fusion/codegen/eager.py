@@ -99,7 +99,9 @@ _SAME = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENT
 
 
 def _one_by_one(node: Node, value: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """A reduction that PyTorch does along one axis, along several."""
+    """A reduction that PyTorch does along one axis, along several; narrow floats are not rounded in
+    between, where they might overflow."""
+    value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     for axis in sorted(node.dims, reverse=True):
         value = function(value, axis)
     return value.reshape(node.shape)
