@@ -6,7 +6,7 @@ Where there is a GPU, kernels are compiled and all dtypes take part; elsewhere t
 and inputs are fp32, fp16, int32 and bool.  Every graph runs with a plan of each kernel that is
 drawn by chance, every tensor lies between guard bands, a third of the graphs get NaN, Inf and -0.0.
 Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
-In a third of the graphs the first size varies: the same kernels run at two sizes.
+In many of the graphs the first size varies: the same kernels run at two sizes.
 Then dropout: its mask in both passes, for equal seeds and, on a GPU, in replays of a CUDA graph.
 On a GPU casts to fp8 too.  Exit code 1 where a graph is wrong or an operator was not stitched.
 """
