@@ -38,7 +38,6 @@ from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore
-from nostall.fusion.fuse import fuse
 from nostall.fusion.graph import Graph
 
 ON_GPU = torch.cuda.is_available()
@@ -144,6 +143,9 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
 
 def dropout(folder: Path) -> list[str]:
     """What is wrong with dropout: the masks of both passes, of equal seeds, of replays."""
+    from nostall.fusion.fuse import (
+        fuse,
+    )  # imports Triton, which must know by then that it interprets
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x * 2, 0.25)
