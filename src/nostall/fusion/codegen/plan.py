@@ -93,7 +93,7 @@ class PackedPlan:
     parts: tuple[KernelPlan, ...]
 
     def __str__(self) -> str:
-        return "packed: " + "; ".join(map(str, self.parts))
+        return f"packed ({'; '.join(map(str, self.parts))})"
 
 
 @dataclass(frozen=True)
