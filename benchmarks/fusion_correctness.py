@@ -5,7 +5,10 @@
 Where there is a GPU, kernels are compiled and all dtypes take part; elsewhere they are interpreted
 and inputs are fp32, fp16, int32 and bool.  Every graph runs with a plan of each kernel that is
 drawn by chance, every tensor lies between guard bands, a third of the graphs get NaN, Inf and -0.0.
-Exit code 1 where a graph is wrong or an operator was not stitched.
+Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
+In many of the graphs the first size varies: the same kernels run at two sizes.
+Then dropout: its mask in both passes, for equal seeds and, on a GPU, in replays of a CUDA graph.
+On a GPU casts to fp8 too.  Exit code 1 where a graph is wrong or an operator was not stitched.
 """
 
 from __future__ import annotations
@@ -17,22 +20,31 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 
 from benchmarks.provenance import save
+from nostall.fusion import Builder
 from nostall.fusion.codegen.interpreted import prepare
-from nostall.fusion.codegen.plan import KernelPlan, plans
-from nostall.fusion.codegen.region import stitch
+from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
+from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.evaluate import Delta
+from nostall.fusion.explore import explore
+from nostall.fusion.graph import Graph
 
 ON_GPU = torch.cuda.is_available()
 FLOATS = ("float32", "float16", "bfloat16") if ON_GPU else ("float32", "float16")
+VARYING, SIZES = 17, (17, 40)
+"""What stands for the size that varies, and the sizes that such graphs run at.  Not less: slices of
+the generated graphs stay inside."""
 MOST_INTERPRETED = 64
 """Programs of one kernel that the interpreter should run."""
 
@@ -58,22 +70,39 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
         seen[f"{plan.scheme}, chunks" if len(plan.chunks) > 1 else plan.scheme] += 1
         return plan
 
-    stitched = stitch(made.graph, choice=choice, folder=folder)
+    graph = made.graph
+    patterns = explore(Delta(graph)).plan.kernels if made.seed % 2 else None
+    stitched = stitch(graph, patterns, choice=choice, folder=folder)
     seen["graphs"] += 1
     seen["graphs with NaN and Inf"] += made.seed % 3 == 0
-    seen["kernels"] += sum(not isinstance(step, int) for step in stitched.steps)
-    wrong = [f"not stitched: {reason}" for reason in stitched.refused]
-    inputs = inputs_for(made.graph, made.seed, "cuda" if ON_GPU else "cpu")
+    seen["graphs with a size that varies"] += graph.varying is not None
+    kernels = [step for step in stitched.steps if not isinstance(step, int)]
+    seen["kernels"] += len(kernels)
+    seen["packed kernels"] += sum(isinstance(k.program.plan, PackedPlan) for k in kernels)
+    wrong = []
+    for reason, count in stitched.refused.items():
+        if graph.varying is None:
+            wrong.append(f"not stitched: {reason}")
+        seen["operators left to PyTorch for a size that varies"] += count
+    for size in (None,) if graph.varying is None else SIZES:
+        wrong += at_size(stitched, size, made.seed)
+    return wrong
+
+
+def at_size(stitched: StitchedGraph, size: int | None, chosen: int) -> list[str]:
+    """What is wrong with the kernels of a graph where that varies, at ``size``."""
+    graph = stitched.graph
+    sized = Graph(tuple(node.at(graph.varying, size) for node in graph), graph.outputs)
+    inputs = inputs_for(sized, chosen, "cuda" if ON_GPU else "cpu")
     try:
-        outputs = guarded(stitched)(*inputs)
+        outputs = guarded(stitched)(*inputs, size=size)
         if ON_GPU:
             torch.cuda.synchronize()
-        wrong += judge(stitched, inputs, outputs)
+        return judge(replace(stitched, graph=sized), inputs, outputs)
     except Stray as stray:
-        wrong.append(str(stray))
+        return [str(stray)]
     except Exception as error:  # a kernel that cannot be compiled or run is a wrong one
-        wrong.append(f"{type(error).__name__}: {error}")
-    return wrong
+        return [f"{type(error).__name__}: {error}"]
 
 
 def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
@@ -81,6 +110,8 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
     seen: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     started = time.monotonic()
+
+    plain = operator_graphs(FLOATS)
 
     @seed(chosen)
     @settings(
@@ -90,7 +121,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(operator_graphs(FLOATS))
+    @given(st.one_of(plain, plain, operator_graphs(FLOATS, varying=VARYING)))
     def check(made: Made) -> None:
         if wrong := one(made, folder, seen):
             failures.append({"graph": str(made.graph), "seed": made.seed, "wrong": wrong})
@@ -110,6 +141,67 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def dropout(folder: Path) -> list[str]:
+    """What is wrong with dropout: the masks of both passes, of equal seeds, of replays."""
+    from nostall.fusion.fuse import (
+        fuse,
+    )  # imports Triton, which must know by then that it interprets
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x * 2, 0.25)
+
+    fused = fuse(function, folder=folder)
+    x = torch.ones(64, 1000, device="cuda" if ON_GPU else "cpu", requires_grad=True)
+    torch.manual_seed(1)
+    first, second = fused(x), fused(x)
+    torch.manual_seed(1)
+    again = fused(x)
+    (gradient,) = torch.autograd.grad(first.sum(), x)
+    kept = float((first > 0).float().mean())
+    told = {
+        "nothing was stitched": fused.graphs[0].kernels < 1,
+        "another mask for the same seed": not torch.equal(first, again),
+        "the same mask twice": torch.equal(first, second),
+        "another mask in the backward pass": not torch.allclose(first, gradient),
+        f"{kept:.1%} are kept, not 75%": abs(kept - 0.75) > 0.011,  # six standard deviations
+    }
+    if ON_GPU:
+        with torch.no_grad():
+            fused(x)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                made = fused(x)
+            masks = []
+            for _ in range(3):
+                graph.replay()
+                masks.append((made > 0).clone())
+        fresh = not (torch.equal(masks[0], masks[1]) or torch.equal(masks[1], masks[2]))
+        told["a replay of the CUDA graph repeats a mask"] = not fresh
+    return [text for text, wrong in told.items() if wrong]
+
+
+def fp8(folder: Path) -> list[str]:
+    """What a compiled cast to fp8 does otherwise than PyTorch's, with all fp16 values and those
+    around the largest ones.  Triton's interpreter is no oracle for it."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
+    largest = torch.cat([torch.linspace(440, 470, 3001), torch.linspace(57000, 62000, 3001)])
+    x = torch.cat([every, largest, -largest]).cuda()
+    found = []
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        build = Builder()
+        graph = build.graph(build("cast", build.input(tuple(x.shape)), dtype=dtype))
+        (made,) = stitch(graph, folder=folder)(x)
+        wanted = x.to(getattr(torch, dtype))
+        nan = wanted.float().isnan()
+        same = made.view(torch.uint8) == wanted.view(torch.uint8)
+        wrong = ~(same | nan & made.float().isnan())
+        if bool(wrong.any()):
+            at = int(wrong.nonzero()[0])
+            count = int(wrong.sum())
+            found.append(f"{dtype}: {count} values, {x[at]} is {made[at]}, PyTorch: {wanted[at]}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graphs", type=int, default=300)
@@ -122,14 +214,18 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         record = measured(options.graphs, options.seed, Path(folder))
+        record["wrong with dropout"] = dropout(Path(folder))
+        record["wrong with fp8"] = fp8(Path(folder)) if ON_GPU else None
     if options.out:
         save(options.out, **record)
     seen = record["seen"]
     print(
         f"{seen['graphs']} graphs, {seen['kernels']} kernels, {len(record['wrong'])} wrong "
-        f"({record['how']}, {record['seconds']} s)"
+        f"({record['how']}, {record['seconds']} s); "
+        f"dropout: {', '.join(record['wrong with dropout']) or 'right'}; "
+        f"fp8: {', '.join(record['wrong with fp8']) or 'right' if ON_GPU else 'needs a GPU'}"
     )
-    sys.exit(bool(record["wrong"]))
+    sys.exit(any(record[key] for key in ("wrong", "wrong with dropout", "wrong with fp8")))
 
 
 if __name__ == "__main__":

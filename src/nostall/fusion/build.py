@@ -19,8 +19,9 @@ class Builder:
     graph = build.graph(build("div", x, total))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, varying: int | None = None) -> None:
         self.nodes: list[Node] = []
+        self.varying = varying
 
     def input(self, shape: Shape, dtype: str = "float32", strides: Shape | None = None) -> int:
         """A tensor that the kernel is given; row-major where no strides are said."""
@@ -30,9 +31,11 @@ class Builder:
         """The same value everywhere."""
         return self._add("constant", (), shape, dtype, {"value": value})
 
-    def opaque(self, target: str, *inputs: int, shape: Shape, dtype: str) -> int:
+    def opaque(
+        self, target: str, *inputs: int, shape: Shape, dtype: str, strides: Shape | None = None
+    ) -> int:
         """A border: something that is computed elsewhere."""
-        return self._add("opaque", inputs, shape, dtype, {"target": target})
+        return self._add("opaque", inputs, shape, dtype, {"target": target}, strides)
 
     def __call__(
         self,
@@ -43,7 +46,7 @@ class Builder:
         strides: Shape | None = None,
         **attributes: Attribute,
     ) -> int:
-        """Add an operation.  ``shape`` is needed for views, expand, slice and iota only.
+        """Add an operation.  ``shape`` is needed for views, expand, slice, iota and random only.
 
         The dtype is that of the first operand that is not bool (``bool`` where there is none, and
         for comparisons); ``where`` takes that of its second.  Raises :class:`BadGraph`.
@@ -65,7 +68,7 @@ class Builder:
 
     def graph(self, *outputs: int) -> Graph:
         """The graph of all that was added; raises :class:`BadGraph`."""
-        return Graph(tuple(self.nodes), outputs)
+        return Graph(tuple(self.nodes), outputs, self.varying)
 
     def _add(
         self,

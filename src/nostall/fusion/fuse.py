@@ -21,8 +21,10 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
 from nostall.fusion.capture import Captured, capture
+from nostall.fusion.capture.randomness import SEEDS, seeded
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.codegen import eager
+from nostall.fusion.codegen.program import size_of
 from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore import explore
@@ -34,8 +36,8 @@ Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
 
 
 def explored(graph: Graph) -> list[tuple[int, ...]]:
-    """The published explorer's plan, before independent patterns are packed."""
-    return [members(group) for group in explore(Delta(graph)).connected.groups]
+    """The published explorer's plan."""
+    return [members(group) for group in explore(Delta(graph)).plan.groups]
 
 
 @dataclass
@@ -58,12 +60,17 @@ class Fused:
 
 
 def fuse(
-    function: Callable[..., Any], *, explorer: Explorer = explored, folder: Path | None = None
+    function: Callable[..., Any],
+    *,
+    explorer: Explorer = explored,
+    folder: Path | None = None,
+    dynamic: bool | None = False,
 ) -> Fused:
-    """``function`` (or module) with stitched kernels, forward and backward, for static shapes.
+    """``function`` (or module) with stitched kernels, forward and backward.
 
-    It is traced when it is called, again for other shapes.  What cannot be stitched runs as it was
-    and is counted in :attr:`Fused.refused`.
+    It is traced when it is called, again for other shapes.  ``dynamic`` is that of
+    ``torch.compile``: with True, or None and ``mark_dynamic``, one leading dimension may change
+    without that.  What cannot be stitched runs as it was and is counted in :attr:`Fused.refused`.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
@@ -78,7 +85,7 @@ def fuse(
     backend = aot_autograd(
         fw_compiler=compiler, bw_compiler=compiler, decompositions=decompositions()
     )
-    fused.function = torch.compile(function, backend=backend, dynamic=False)
+    fused.function = torch.compile(function, backend=backend, dynamic=dynamic)
     return fused
 
 
@@ -119,13 +126,14 @@ class StitchedModule:
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs, as its output node has them."""
         graph, values = self.captured.graph, self.captured.values
+        size = self._size(args)
         device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cuda"))
         known: dict[int, Any] = {}
 
         def value(index: int) -> Any:
-            node = graph[index]
             if index in known:
                 return known[index]
+            node = graph[index].at(graph.varying, size)
             if node.kind == "layout":
                 return eager.view(node, value(node.inputs[0]))
             return eager.known(node, device)
@@ -136,6 +144,10 @@ class StitchedModule:
 
         given = iter(args)
         for node in self.module.graph.nodes:
+            if node.target is SEEDS:
+                place = values[node]
+                assert isinstance(place, int)
+                known[place] = node.target(*node.args)
             if node.op in ("placeholder", "get_attr"):
                 place = values[node]
                 assert isinstance(place, int)
@@ -143,7 +155,7 @@ class StitchedModule:
                 known[place] = next(given) if is_given else getattr(self.module, node.target)
         for step in self.steps:
             if isinstance(step.what, StitchedGraph):
-                results = step.what(*map(value, step.reads))
+                results = step.what(*map(value, step.reads), size=size)
             else:
                 call = step.what
                 arguments, named = map_arg(call.args, held), map_arg(call.kwargs, held)
@@ -154,11 +166,30 @@ class StitchedModule:
         (output,) = self.module.graph.find_nodes(op="output")
         return map_arg(output.args[0], held)
 
+    def _size(self, args: Sequence[Any]) -> int | None:
+        """The size that varies, as these arguments show it."""
+        graph = self.captured.graph
+        if graph.varying is None:
+            return None
+        given = self.module.graph.find_nodes(op="placeholder")
+        for node, argument in zip(given, args, strict=True):
+            place = self.captured.values[node]
+            if isinstance(argument, Tensor) and isinstance(place, int):
+                found = size_of(graph, [place], [argument])
+                if found is not None:
+                    return found
+            elif (
+                getattr(getattr(node.meta["val"], "node", None), "expr", 0) == self.captured.symbol
+            ):
+                return int(argument)
+        return None
+
 
 def stitch_module(
     module: GraphModule, explorer: Explorer = explored, folder: Path | None = None
 ) -> StitchedModule:
     """Capture a functional ATen graph and stitch its regions."""
+    module = seeded(module)
     captured = capture(module)
     graph = captured.graph
     steps = []

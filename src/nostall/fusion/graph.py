@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
@@ -26,6 +26,7 @@ from nostall.fusion.operations import (
     Kind,
 )
 from nostall.fusion.shapes import Shape, contiguous, result_shape
+from nostall.fusion.varying import is_stand_in, resized, varies
 
 MOST_ELEMENTS = 2**31 - 1
 """Kernels count elements in 32 bits."""
@@ -79,9 +80,23 @@ class Node:
     def keepdim(self) -> bool:
         return bool(self["keepdim"])
 
+    def at(self, varying: int | None, size: int | None) -> Node:
+        """The node of a graph made with ``varying``, where that is ``size``."""
+        if varying is None or size is None:
+            return self
+        shape, strides = (
+            tuple(resized(number, varying, size) for number in numbers)
+            for numbers in (self.shape, self.strides)
+        )
+        return replace(self, shape=shape, strides=strides)
+
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, varying: int | None = None) -> str:
+        """As text; ``n`` is the size that varies."""
         given = [f"%{i}" for i in self.inputs] + [f"{k}={v}" for k, v in self.attributes]
-        sizes = "x".join(map(str, self.shape)) or "scalar"
+        sizes = "x".join(_told(size, varying) for size in self.shape) or "scalar"
         return f"%{self.index} = {self.op}({', '.join(given)}) {self.dtype} {sizes}"
 
 
@@ -90,11 +105,13 @@ class Graph:
     """Nodes and which of them are the results.  Raises :class:`BadGraph` when they do not fit.
 
     Operator sets are also passed as bit masks (bit i: node i): 5,000 nodes fit into 625 bytes, and
-    a whole set is compared at once.
+    a whole set is compared at once.  ``varying`` is the prime that stands for a size known at run
+    time only (:mod:`nostall.fusion.varying`).
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    varying: int | None = None
 
     def __post_init__(self) -> None:
         for place, node in enumerate(self.nodes):
@@ -105,6 +122,11 @@ class Graph:
                     f"output %{index} is no node; there are {len(self.nodes)} nodes, counted "
                     "from 0; list nodes of this graph as outputs"
                 )
+        if self.varying is not None and not is_stand_in(self.varying):
+            raise BadGraph(
+                f"{self.varying} stands for a size known at run time only; that is an odd prime "
+                "that divides no other size; take one from varying.stand_in"
+            )
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -116,8 +138,12 @@ class Graph:
         return self.nodes[index]
 
     def __str__(self) -> str:
-        lines = [str(node) for node in self.nodes]
+        lines = [self.told(node.index) for node in self.nodes]
         return "\n".join([*lines, "return " + ", ".join(f"%{i}" for i in self.outputs)])
+
+    def told(self, index: int) -> str:
+        """A node as text; ``n`` is the size that varies."""
+        return self.nodes[index].told(self.varying)
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -136,7 +162,10 @@ class Graph:
             [n.op, n.inputs, n.shape, n.dtype, n.strides, [[k, repr(v)] for k, v in n.attributes]]
             for n in self.nodes
         ]
-        text = json.dumps([rows, self.outputs], separators=(",", ":"))
+        given: list[object] = [rows, self.outputs]
+        if self.varying is not None:
+            given.append(self.varying)
+        text = json.dumps(given, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
@@ -242,6 +271,13 @@ class Graph:
         if len(ordered) < sum(1 for group in members if group):
             return None
         return tuple(at for at in ordered if at < len(groups))
+
+
+def _told(size: int, varying: int | None) -> str:
+    if not varies(size, varying):
+        return str(size)
+    assert varying is not None
+    return "n" if size == varying else f"{size // varying}n"
 
 
 def _check(node: Node, place: int, earlier: tuple[Node, ...]) -> None:

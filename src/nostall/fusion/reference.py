@@ -64,6 +64,27 @@ def _cast(node: Node, value: Array) -> Array:
     return np.trunc(np.where(np.isfinite(value), value, 0.0))
 
 
+def _random(node: Node, seed: Array) -> Array:
+    """Philox 4x32-10: the first word for the counter (element's number, 0, 0, 0)."""
+    wide, low = np.uint64, np.uint64(0xFFFFFFFF)
+    key = [np.uint64(int(seed[0]) >> shift & 0xFFFFFFFF) for shift in (0, 32)]
+    words = [np.arange(node.elements, dtype=wide), *(np.zeros(node.elements, wide) for _ in "234")]
+    for _ in range(10):
+        a, b = words[0] * wide(0xD2511F53), words[2] * wide(0xCD9E8D57)
+        high = wide(32)
+        words = [
+            (b >> high) ^ words[1] ^ key[0],
+            b & low,
+            (a >> high) ^ words[3] ^ key[1],
+            a & low,
+        ]
+        key = [(key[0] + wide(0x9E3779B9)) & low, (key[1] + wide(0xBB67AE85)) & low]
+    word = words[0].astype(np.int64)
+    folded = np.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word).astype(np.float32)
+    most = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}.get(node.dtype, 1.0)
+    return np.asarray(np.minimum(folded * np.float32(4.6566127342e-10), most)).reshape(node.shape)
+
+
 def _constant(node: Node) -> Array:
     return np.full(node.shape, node["value"])
 
@@ -167,6 +188,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
     "constant": _constant,
     "iota": _iota,
     "cast": _cast,
+    "random": _random,
     "view": lambda node, value: value.reshape(node.shape),
     "expand": lambda node, value: np.broadcast_to(value, node.shape),
     "permute": lambda node, value: value.transpose(node.dims),

@@ -71,7 +71,7 @@ def region(whole: Graph, operators: list[int]) -> Region:
         for index in operators
         if index in whole.results or not chosen.issuperset(whole.consumers[index])
     )
-    return Region(Graph(tuple(nodes), outputs), tuple(order))
+    return Region(Graph(tuple(nodes), outputs, whole.varying), tuple(order))
 
 
 def _levels(whole: Graph) -> list[int]:

@@ -42,6 +42,8 @@ def result_shape(
     kind = OPERATIONS[op].kind
     if op == "iota":
         return wanted if len(wanted) == 1 else None
+    if op == "random":
+        return wanted if operands[0] == (1,) and wanted else None
     if kind in ELEMENTWISE:
         return broadcast(operands)
     if kind == "reduce":

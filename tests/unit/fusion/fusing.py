@@ -28,6 +28,49 @@ def largest(one: Tensor, other: Tensor) -> float:
     return float((one - other).detach().abs().max())
 
 
+def dynamic_batch(folder: Path) -> dict[str, object]:
+    """A model called with several batch sizes: largest differences, and how many graphs it took."""
+    model = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 8), nn.GELU())
+    fused = fuse(model, folder=folder, dynamic=True)
+    differences = []
+    for rows in (5, 3, 16):
+        x = torch.randn(rows, 24, requires_grad=True)
+        (want,) = torch.autograd.grad(model(x).square().sum(), x)
+        got = fused(x)
+        differences.append(largest(got, model(x)))
+        (gradient,) = torch.autograd.grad(got.square().sum(), x)
+        differences.append(largest(gradient, want))
+    return {"largest": max(differences), "kernels": [graph.kernels for graph in fused.graphs]}
+
+
+def dropout(folder: Path) -> dict[str, object]:
+    """What dropout does in a fused function: a mask for both passes, again for the same seed."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.dropout(x * 2, 0.25) + F.dropout(x.exp(), 0.5) * 1000
+
+    fused = fuse(function, folder=folder)
+    x = torch.ones(64, 48, requires_grad=True)
+    torch.manual_seed(1)
+    first, second = fused(x), fused(x)
+    torch.manual_seed(1)
+    again = fused(x)
+    (gradient,) = torch.autograd.grad(first.sum(), x)
+    wide = (first > 500).float()
+    small = ((first - wide * 2000 * torch.e).abs() > 1).float()
+    expected = small * 2 / 0.75 + wide * 2000 * torch.e
+    return {
+        "kernels": [graph.kernels for graph in fused.graphs],
+        "refused": len(fused.refused),
+        "again": torch.equal(first, again),
+        "fresh": not torch.equal(first, second),
+        "kept": [float(small.mean()), float(wide.mean())],
+        "together": float((small * wide).mean()),
+        "forward": largest(first, expected),
+        "backward": largest(gradient, expected),
+    }
+
+
 def fused_and_plain(folder: Path) -> dict[str, object]:
     """Largest differences between fused functions and the same without, kernels, refusals."""
     torch.manual_seed(0)
@@ -52,5 +95,7 @@ def fused_and_plain(folder: Path) -> dict[str, object]:
     more, other = fuse(several, folder=folder), torch.randn(2, 24)
     found, want = more(other, 2.0), several(other, 2.0)
     result["structure"] = {key: largest(found[key], want[key]) for key in want}
+    result["dropout"] = dropout(folder)
+    result["dynamic"] = dynamic_batch(folder)
     result["refused"] = [f"{operator}: {why}" for why, operator in more.refused]
     return result

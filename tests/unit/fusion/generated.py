@@ -39,22 +39,29 @@ class Made:
 
 @st.composite
 def operator_graphs(
-    draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16"), most: int = 12
+    draw: st.DrawFn,
+    floats: tuple[str, ...] = ("float32", "float16"),
+    most: int = 12,
+    varying: int | None = None,
 ) -> Made:
-    """Graphs of up to ``most`` steps over inputs of the given float dtypes, int32 and bool."""
-    return _Drawing(draw, floats).made(most)
+    """Graphs of up to ``most`` steps over inputs of the given float dtypes, int32 and bool.
+
+    ``varying``: the first axis is that long and varies.
+    """
+    return _Drawing(draw, floats, varying).made(most)
 
 
 class _Drawing:
-    def __init__(self, draw: st.DrawFn, floats: tuple[str, ...]) -> None:
+    def __init__(self, draw: st.DrawFn, floats: tuple[str, ...], varying: int | None) -> None:
         self.draw = draw
         self.floats = floats
-        self.build = Builder()
+        self.build = Builder(varying)
         rank = draw(st.integers(1, 4))
-        frame: list[int] = []
-        for _ in range(rank):
+        frame: list[int] = [varying] if varying else []
+        while len(frame) < rank:
             room = MOST_ELEMENTS // math.prod(frame)
-            frame.append(draw(st.sampled_from([s for s in SIZES if s <= room])))
+            fitting = [s for s in SIZES if s <= room and (not varying or s % varying)]
+            frame.append(draw(st.sampled_from(fitting)))
         self.frame = tuple(frame)
         self.values: list[int] = []
 
@@ -109,7 +116,7 @@ class _Drawing:
 
     def step(self) -> int | None:
         kinds = "smooth smooth pair pair pair reduce reduce view permute slice expand cast"
-        kind = self.draw(st.sampled_from(f"{kinds} jump choose number iota logic".split()))
+        kind = self.draw(st.sampled_from(f"{kinds} jump choose number iota logic random".split()))
         return getattr(self, f"_{kind}")()
 
     def _smooth(self) -> int:
@@ -219,6 +226,11 @@ class _Drawing:
         size = self.frame[-1]
         count = self.build("iota", shape=(size,), dtype="int32", start=1, step=2)
         return self.fitting("add", self.pick(floating=True), count)
+
+    def _random(self) -> int:
+        seed = self.build.input((1,), "int64")
+        dtype = self.draw(st.sampled_from(self.floats))
+        return self.build("random", seed, shape=self.frame, dtype=dtype)
 
     def _logic(self) -> int | None:
         one = self.build("isnan", self.pick(floating=True))

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.unit.fusion.fusing import fused_and_plain
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
-from tests.unit.fusion.patterns import PATTERNS
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS
 
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
@@ -66,6 +66,55 @@ def chains(folder: Path) -> Iterator[tuple[str, list[str]]]:
             found += [f"refused: {reason}" for reason in whole.refused]
             # NaN stays in its row: other rows show the numbers.
             found += [f"{plan}: {text}" for text in wrong(graph, whole, PLAIN if at else STRANGE)]
+        yield name, found
+
+
+INTERPRETED = (
+    "layer norm",
+    "softmax of an outer axis",
+    "norm backward",
+    "bias and gelu",
+    "dropout",
+)
+"""Of the dynamic chains those that differ in what they do with rows; the source of all of them is
+held to be independent of their number."""
+
+
+def dynamic(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Chains whose number of rows is known at run time only, with one kernel for all of them."""
+    for name in INTERPRETED:
+        graph = DYNAMIC[name]()
+        found: list[str] = []
+        for plan in different(scheduled(graph, graph.operators)):
+            whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
+            found += [f"refused: {reason}" for reason in whole.refused]
+            found += [f"{plan}, {text}" for text in wrong_at_sizes(graph, whole)]
+        yield name, found
+
+
+def wrong_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
+    """What is wrong at one row, at an odd number and at more than planned."""
+    for rows in (1, 5, 16):
+        sized = Graph(tuple(n.at(graph.varying, rows) for n in graph), graph.outputs)
+        inputs = inputs_for(sized, PLAIN)
+        try:
+            outputs = guarded(stitched)(*inputs)
+            found = judge(replace(stitched, graph=sized), inputs, outputs)
+        except Stray as stray:
+            found = [str(stray)]
+        yield from (f"{rows} rows: {text}" for text in found)
+
+
+def packs(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Chains of different shapes in one kernel."""
+    for name, make in PACKED.items():
+        graph = make()
+        whole = stitch(graph, [graph.operators], folder=folder)
+        found = [f"{whole.kernels} kernels"] if len(whole.steps) != 1 else []
+        if graph.varying:
+            found += wrong_at_sizes(graph, whole)
+        else:
+            found += wrong(graph, whole, STRANGE) + wrong(graph, whole, PLAIN)
         yield name, found
 
 
@@ -136,6 +185,8 @@ def main() -> None:
     found, seen = random_graphs(folder, examples)
     result = {
         "chains": dict(chains(folder)),
+        "dynamic": dict(dynamic(folder)),
+        "packed": dict(packs(folder)),
         "random": found,
         "seen": seen,
         "broken": dict(broken(folder)),

@@ -14,6 +14,7 @@ from nostall.fusion.codegen.kernel import StitchedKernel
 from nostall.fusion.codegen.region import StitchedGraph
 from nostall.fusion.graph import Graph, Node
 from nostall.fusion.reference import interpret
+from nostall.fusion.varying import resized
 
 BAND = 4096
 """Elements before and after every tensor that no kernel may touch."""
@@ -33,24 +34,26 @@ class Guarded:
         self.kernel = kernel
         self.program = kernel.program
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        graph = self.program.graph
+    def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+        graph, varying = self.program.graph, self.program.graph.varying
         device = inputs[0].device if inputs else _DEVICE
         given = []
         for index, value in zip(self.program.inputs, inputs, strict=True):
-            buffer, view = banded(graph[index], device)
+            buffer, view = banded(graph[index].at(varying, size), device)
             view.copy_(value)
             given.append((buffer, view, buffer.clone()))
-        made = [banded(graph[index], device) for index in self.program.outputs]
+        made = [banded(graph[i].at(varying, size), device) for i in self.program.outputs]
         spaces = {}
         for space in self.program.workspaces:
-            size = space.elements + 2 * BAND
+            elements = resized(space.elements, varying, size) + 2 * BAND
             dtype = getattr(torch, space.dtype)
-            spaces[space.name] = torch.full((size,), _poison(dtype), dtype=dtype, device=device)
+            full = torch.full((elements,), _poison(dtype), dtype=dtype, device=device)
+            spaces[space.name] = full
         self.kernel.launch(
             [view for _, view, _ in given],
             [view for _, view in made],
             {name: buffer[BAND:-BAND] for name, buffer in spaces.items()},
+            size,
         )
         for buffer, _, before in given:
             if not _same(buffer, before):
@@ -122,9 +125,10 @@ def inputs_for(
 
 
 def in_memory(stitched: StitchedGraph) -> frozenset[int]:
-    """The values that stand in memory between kernels, where they have their dtype's width."""
-    kernels = (step for step in stitched.steps if not isinstance(step, int))
-    return frozenset(index for kernel in kernels for index in kernel.program.outputs)
+    """The values that stand in memory between kernels, where they have their dtype's width; so has
+    all that PyTorch computes."""
+    outputs = ((s,) if isinstance(s, int) else s.program.outputs for s in stitched.steps)
+    return frozenset(index for step in outputs for index in step)
 
 
 def in_fp32(graph: Graph, inputs: Sequence[Tensor], rounded: Container[int]) -> list[Tensor]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from nostall.fusion.build import Builder
-from nostall.fusion.graph import Graph
+from nostall.fusion.graph import Graph, Node
 
 Shape = tuple[int, ...]
 
@@ -140,6 +141,63 @@ def broadcast_sum(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("add", total, lowest), build("amax", x, dims=(1,), keepdim=False))
 
 
+def dropped(shape: Shape, dtype: str) -> Graph:
+    """A norm, dropout with the second of two seeds, a residual; the mask for the backward pass."""
+    build = Builder()
+    x, seeds = build.input(shape, dtype), build.input((2,), "int64")
+    normed, _ = _normed(build, build("cast", x, dtype="float32"), len(shape) - 1)
+    seed = build("slice", seeds, shape=(1,), dim=0, start=1, step=1)
+    kept = build("gt", build("random", seed, shape=shape, dtype=dtype), build.constant(0.25))
+    scaled = build("mul", build("mul", kept, normed), build.constant(1 / 0.75))
+    return build.graph(build("cast", build("add", scaled, x), dtype=dtype), kept)
+
+
+def together(*graphs: Graph) -> Graph:
+    """Graphs that have nothing to do with each other, as one."""
+    nodes: list[Node] = []
+    outputs: list[int] = []
+    for graph in graphs:
+        first = len(nodes)
+        nodes += [
+            replace(n, index=first + n.index, inputs=tuple(first + i for i in n.inputs))
+            for n in graph
+        ]
+        outputs += [first + index for index in graph.outputs]
+    return Graph(tuple(nodes), tuple(outputs), graphs[0].varying)
+
+
+ROWS = 7
+"""The prime that stands for the rows of :data:`DYNAMIC`."""
+
+
+def _varying(graph: Graph) -> Graph:
+    return replace(graph, varying=ROWS)
+
+
+DYNAMIC: dict[str, Callable[[], Graph]] = {
+    "layer norm": lambda: _varying(layer_norm((ROWS, 2, 100), "float16")),
+    "masked softmax": lambda: _varying(masked_softmax((ROWS, 1, 4, 48), "float16")),
+    "softmax of an outer axis": lambda: _varying(softmax_outer((ROWS, 24, 5), "float32")),
+    "norm backward": lambda: _varying(norm_backward((ROWS, 3, 80), "float16")),
+    "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
+    "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
+    "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
+    "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
+}
+
+PACKED: dict[str, Callable[[], Graph]] = {
+    "three": lambda: together(
+        layer_norm((5, 100), "float16"),
+        gated((3, 30), "float16"),
+        softmax_outer((2, 24, 5), "float32"),
+    ),
+    "dynamic": lambda: together(
+        _varying(bias_gelu((ROWS, 48), "float16")),
+        layer_norm((3, 40), "float32"),
+        heads((ROWS, 2, 64), "float16"),
+    ),
+}
+
 PATTERNS: dict[str, Callable[[], Graph]] = {
     "layer norm": lambda: layer_norm((2, 3, 100), "float16"),
     "layer norm, two chunks": lambda: layer_norm((3, 300), "float32"),
@@ -151,6 +209,7 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),
+    "dropout": lambda: dropped((3, 90), "float16"),
     "column sum": lambda: column_sum((530, 12), "float32"),
     "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),
 }

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.fusion.patterns import norm_backward
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, norm_backward
 
 from nostall.core.errors import BadInput
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.launching import launch_specs
+from nostall.fusion.codegen.legal import generate, scheduled
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Program
-from nostall.fusion.codegen.region import scheduled
 from nostall.fusion.graph import Graph
+from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from nostall.tuning.source import compile_triton
 
@@ -69,6 +72,34 @@ def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> No
         assert verdict.safe, verdict.findings[:3]
 
 
+@pytest.mark.parametrize("make", [PACKED["dynamic"], DYNAMIC["dropout"]])
+def test_packs_and_random_numbers_compile(make: Callable[[], Graph], tmp_path: Path) -> None:
+    graph = make()
+    program = generate(graph, graph.operators)
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    kernel = SassProgram.from_cubin(compile_triton(path, name, launch, "sm_90").cubin).kernel()
+    assert kernel.name == name
+
+
+def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
+    """For every number of rows: the mask ends at a multiple of the row, and the text says so."""
+    graph = DYNAMIC["bias and gelu"]()
+    of = scheduled(graph, graph.operators)
+    program = emit(of, KernelPlan("thread", 1, (512,), 2))
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    cubin = compile_triton(path, name, launch, "sm_90").cubin
+    loads = {
+        i.opcode
+        for i in SassProgram.from_cubin(cubin).kernel().instructions
+        if i.opcode.startswith("LDG")
+    }
+    assert any(".128" in opcode for opcode in loads), loads
+
+
 def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
     old = ROOT / ".cache" / "triton-3.6.0"
     if not old.is_dir():
@@ -94,6 +125,36 @@ def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout == "triton 3.6.0\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
+def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) -> None:
+    """The conversion itself ends at the largest finite number; what lies beyond is put back."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    build = Builder()
+    graph = build.graph(build("cast", build.input((8, 64)), dtype=dtype))
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    (function,) = imported(path, program)
+    types = {"p0": "*fp32", "p1": {"e4m3": "*fp8e4nv", "e5m2": "*fp8e5"}[kind], "count": "i32"}
+    source = ASTSource(function, signature=types, constexprs={})
+    options = {"enable_fp_fusion": True}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert f"cvt.rn.satfinite.{kind}x2.f32" in ptx
+    beyond = {"e4m3": "464.0", "e5m2": "61440.0"}[kind]
+    assert beyond in program.source
+
+
+def imported(path: Path, program: Program) -> list[object]:
+    spec = importlib.util.spec_from_file_location("kernels_to_compile", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [getattr(module, launch.name) for launch in program.launches]
 
 
 def test_a_launch_cannot_be_written_down_with_fp8() -> None:

@@ -123,6 +123,17 @@ def test_sums_over_rows_are_tails() -> None:
     assert {graph[i].op for i in of.after} == {"cast"}
 
 
+def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
+    """The gradient of a bias reads its operand straight from memory."""
+    build = Builder()
+    dy, x = build.input((64, 96)), build.input((64, 96))
+    along = build("sum", build("mul", dy, x), dims=(1,), keepdim=True)
+    dx = build("mul", x, along)
+    of = scheduled(build.graph(dx, build("sum", dy, dims=(0,), keepdim=False)))
+    assert of.kind == "dual"
+    assert plans(of).legal
+
+
 # -- plans -----------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.fusion.patterns import PATTERNS
+from tests.unit.fusion.patterns import PACKED, PATTERNS
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -40,6 +40,16 @@ def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
     assert interpreted["chains"][name] == []
 
 
+def test_one_kernel_is_right_for_several_numbers_of_rows(interpreted: Any) -> None:
+    assert len(interpreted["dynamic"]) == 5
+    assert [wrong for wrong in interpreted["dynamic"].values() if wrong] == []
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_parts_of_different_shapes_are_right_in_one_kernel(interpreted: Any, name: str) -> None:
+    assert interpreted["packed"][name] == []
+
+
 def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
     assert interpreted["random"] == []
     assert interpreted["seen"]["graphs"] == EXAMPLES
@@ -51,6 +61,18 @@ def test_damaged_kernels_are_found(interpreted: Any) -> None:
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
 
 
+def test_dropout_is_the_same_in_both_passes_and_for_the_same_seed(interpreted: Any) -> None:
+    found = interpreted["fused"]["dropout"]
+    assert found["refused"] == 0
+    assert len(found["kernels"]) == 2
+    assert found["again"] and found["fresh"]
+    # Of 3072 elements each, independent of each other: six standard deviations.
+    assert found["kept"] == pytest.approx([0.75, 0.5], abs=0.055)
+    assert found["together"] == pytest.approx(0.375, abs=0.055)
+    assert found["forward"] < 1e-2  # of values up to 5439, in fp32
+    assert found["backward"] < 1e-2
+
+
 def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> None:
     result = interpreted["fused"]
     assert result["forward"] < 1e-5
@@ -58,6 +80,9 @@ def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> Non
     forward, backward = result["graphs"]
     assert forward >= 3
     assert backward >= 3
+    assert result["dynamic"]["largest"] < 1e-5
+    assert len(result["dynamic"]["kernels"]) == 2  # forward and backward, for all batch sizes
+    assert min(result["dynamic"]["kernels"]) >= 2
     assert result["structure"].keys() == {"sum", "sorted"}
     assert max(result["structure"].values()) < 1e-5
     assert result["refused"] == ["aten.sort.default: unsupported operator"]

@@ -19,6 +19,7 @@ from nostall.fusion.capture import (  # noqa: E402
     inference_graph,
     training_graphs,
 )
+from nostall.fusion.capture.randomness import seeded  # noqa: E402
 from nostall.fusion.reference import interpret  # noqa: E402
 from nostall.fusion.regions import regions  # noqa: E402
 
@@ -127,9 +128,69 @@ def test_a_list_of_tensors_that_is_changed_is_left_alone() -> None:
     assert found["reads a tensor that is changed in place"] == "aten.mul.Tensor"
 
 
-def test_shapes_that_are_no_numbers_stay_opaque() -> None:
-    dynamic = refusals(lambda x: x.exp() * 2, torch.rand(4, 6), mode="symbolic")
-    assert dynamic.keys() == {"dynamic shape"}
+def symbolic(function: Any, *inputs: Any) -> Any:
+    return capture(traced(function, *inputs, mode="symbolic"))
+
+
+def test_one_size_may_be_known_at_run_time_only() -> None:
+    """A prime stands for it, here 5: the first one from 5 on that divides no other size."""
+
+    def function(x: Any) -> Any:
+        wide = x[:, None] * torch.full((6,), 2.0)
+        return (wide / wide.sum(-1, keepdim=True)).view(-1, 3, 2).transpose(1, 2).clone()
+
+    found = symbolic(function, torch.rand(5))
+    assert not found.explanation.refused
+    assert found.graph.varying == 5
+    shapes = {node.shape for node in found.graph if node.kind != "constant"}
+    assert {(5,), (5, 6), (5, 2, 3)} <= shapes
+    assert {size for node in found.graph for size in node.strides} <= {1, 2, 3, 6}
+
+
+def test_shapes_that_cannot_be_one_size_stay_opaque() -> None:
+    two = symbolic(lambda x: x.exp() * 2, torch.rand(4, 6))
+    assert {why for why, _ in two.explanation.refused} == {"several dynamic dimensions"}
+    half = symbolic(lambda x: x[: x.shape[0] // 2].exp(), torch.rand(8))
+    reason = "a size that is no multiple of the dynamic dimension"
+    assert reason in {why for why, _ in half.explanation.refused}
+    twice = symbolic(lambda x: (x[:, None] * x).exp(), torch.rand(5))
+    assert {why for why, _ in twice.explanation.refused} == {
+        "the dynamic dimension twice in a tensor"
+    }
+
+
+def test_numbers_that_depend_on_a_size_are_not_taken_as_known() -> None:
+    reason = "a number that is known at run time only"
+    for function in (
+        lambda x: x.mean(),
+        lambda x: x.var(),
+        lambda x: x[-1].exp(),
+        lambda x: x / x.shape[0],
+        lambda x: torch.ops.aten.split.Tensor(torch.cat([x, x]), x.shape[0])[1].exp(),
+    ):
+        found = symbolic(function, torch.rand(5))
+        assert found.explanation.refused
+        assert reason in {why for why, _ in found.explanation.refused}
+
+
+def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:
+    def function(x: Any) -> Any:
+        return torch.rand_like(x) + torch.rand(4, 6) * torch.randn_like(x)
+
+    given = traced(function, torch.rand(4, 6))
+    before = str(given.graph)
+    found = capture(seeded(given))
+    assert str(given.graph) == before
+    assert found.explanation.refused == {("random numbers", "aten.randn_like.default"): 1}
+    seeds = [node for node in found.graph if node.op == "slice"]
+    assert [node["start"] for node in seeds] == [0, 1]
+    assert [node.shape for node in found.graph if node.op == "random"] == [(4, 6)] * 2
+
+
+def test_an_opaque_result_keeps_its_strides() -> None:
+    found = capture(traced(lambda x: x.transpose(0, 1).lgamma().exp(), torch.rand(4, 6)))
+    (opaque,) = [node for node in found.graph if node.kind == "opaque" and node.shape == (6, 4)]
+    assert opaque.strides == (1, 6)
 
 
 def test_tensors_too_large_to_count_stay_opaque() -> None:

@@ -38,7 +38,7 @@ def best_by_trying(delta: Delta) -> float:
     """The least cost of all plans of connected patterns."""
     least = delta.cost(Plan.unfused(delta.graph))
     for groups in partitions(delta.graph.operators):
-        if all(delta.parts(g) is not None and delta.is_connected(g) for g in groups):
+        if all(delta.is_connected(g) and delta.joins(g) for g in groups):
             plan = Plan.of(groups)
             if delta.cost(plan) < least and delta.graph.is_acyclic(plan.kernels):
                 least = delta.cost(plan)

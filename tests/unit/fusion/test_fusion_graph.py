@@ -147,6 +147,8 @@ def test_every_operation_has_an_interpretation() -> None:
             continue
         for dtype, value in values.items():
             integer = dtype == "int32"
+            if row.name == "random":  # from a seed: test_fusion_random
+                continue
             if row.name.startswith("bitwise") and not integer:
                 continue
             build = Builder()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,9 +11,14 @@ from torch.fx import Node
 from nostall.fusion.build import Builder
 from nostall.fusion.operations import Attribute
 from nostall.fusion.shapes import Shape
+from nostall.fusion.varying import varies
 
 Value = int | tuple[int, ...]
 """A node of the operator graph, or one for each part of a result of several tensors."""
+
+
+Layout = Callable[[torch.Tensor], tuple[Shape, Shape]]
+"""Shape and strides of a fake tensor as numbers."""
 
 
 class Unfit(Exception):
@@ -23,20 +28,30 @@ class Unfit(Exception):
 class Call:
     """One ATen call: its operands as nodes of the graph that is built."""
 
-    def __init__(self, node: Node, build: Builder, values: Mapping[Node, Value]) -> None:
+    def __init__(
+        self, node: Node, build: Builder, values: Mapping[Node, Value], layout: Layout
+    ) -> None:
         self.node = node
         self.build = build
         self.values = values
+        self.layout = layout
         self.result: torch.Tensor = node.meta["val"]
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """What was passed at a place or by name."""
+        """What was passed at a place or by name; raises :class:`Unfit` for numbers that are known
+        at run time only."""
         args = self.node.args
-        return args[place] if place < len(args) else self.node.kwargs.get(name, default)
+        given = args[place] if place < len(args) else self.node.kwargs.get(name, default)
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            if _is_number(one):
+                raise Unfit("a number that is known at run time only")
+        return given
 
     def tensor(self, place: int) -> int:
         """The node of a tensor operand."""
         operand = self.node.args[place]
+        if _is_number(operand):
+            raise Unfit("a number that is known at run time only")
         value = self.values.get(operand) if isinstance(operand, Node) else None
         if not isinstance(value, int):
             raise Unfit("an operand is no tensor")
@@ -66,15 +81,9 @@ class Call:
 
     def finish(self, op: str, *inputs: int, **attributes: Attribute) -> int:
         """The last step: shape, dtype and strides are those that ATen gives."""
-        shape = tuple(self.result.shape)
-        made = self.build(
-            op,
-            *inputs,
-            shape=shape,
-            dtype=dtype_name(self.result.dtype),
-            strides=tuple(self.result.stride()),
-            **attributes,
-        )
+        shape, strides = self.layout(self.result)
+        dtype = dtype_name(self.result.dtype)
+        made = self.build(op, *inputs, shape=shape, dtype=dtype, strides=strides, **attributes)
         if self.build.nodes[made].shape != shape:
             raise Unfit("operands of unexpected shape")
         return made
@@ -88,9 +97,23 @@ class Call:
         """The shape of a node."""
         return self.build.nodes[index].shape
 
+    def fixed(self, axis: int, shape: Shape) -> int:
+        """The length of an axis that a number is computed from; raises :class:`Unfit` where it is
+        known at run time only."""
+        if varies(shape[axis], self.build.varying):
+            raise Unfit("a number that is known at run time only")
+        return shape[axis]
+
     def axis(self, axis: int, rank: int) -> int:
         """An axis, or a place on one, counted from 0."""
         return axis + rank if axis < 0 else axis
+
+
+def _is_number(argument: Any) -> bool:
+    """Whether an argument is computed, but no tensor."""
+    return isinstance(argument, Node) and isinstance(
+        argument.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

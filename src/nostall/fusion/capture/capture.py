@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterable
@@ -14,9 +16,12 @@ from torch.fx import GraphModule, Node
 from nostall.fusion.build import Builder
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
+from nostall.fusion.capture.randomness import SEEDS
+from nostall.fusion.capture.sizes import Sizes
 from nostall.fusion.errors import BadCapture, BadGraph
 from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.operations import DTYPE_BYTES
+from nostall.fusion.shapes import Shape
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Captured:
     values: dict[Node, Value]
     origins: dict[int, Node]
     explanation: Explanation
+    symbol: Any = None
+    """PyTorch's name of the size that varies (``graph.varying`` stands for it)."""
 
 
 def capture(module: GraphModule) -> Captured:
@@ -54,7 +61,8 @@ def capture(module: GraphModule) -> Captured:
     Nothing is refused as a whole: what cannot be fused becomes an opaque node with a counted
     reason.  Raises :class:`BadCapture` where a node has no ``meta["val"]``.
     """
-    build = Builder()
+    sizes = Sizes(module.graph.nodes)
+    build = Builder(sizes.varying)
     values: dict[Node, Value] = {}
     refused: Counter[tuple[str, str]] = Counter()
     changed = _changed(module.graph.nodes)
@@ -62,24 +70,25 @@ def capture(module: GraphModule) -> Captured:
     for node in module.graph.nodes:
         if node.op == "output":
             continue
-        if node.op != "call_function":
-            values[node] = _given(node, build)
+        if node.op != "call_function" or node.target is SEEDS:
+            values[node] = _given(node, build, sizes)
             continue
         mark = len(build.nodes)
         try:
-            values[node] = _lowered(node, build, values, changed)
+            values[node] = _lowered(node, build, values, changed, sizes)
             taken += node.target is not operator.getitem
         except (Unfit, BadGraph) as reason:
             del build.nodes[mark:]
-            values[node] = _border(node, build, values)
+            values[node] = _border(node, build, values, sizes)
             told = str(reason) if isinstance(reason, Unfit) else "operands that do not fit"
-            if node.target is not operator.getitem:
+            if not _is_size(node) and node.target is not operator.getitem:
                 refused[told, str(node.target)] += 1
     (output,) = module.graph.find_nodes(op="output")
     results = [values[node] for node in output.all_input_nodes]
     flat = [i for value in results for i in (value if isinstance(value, tuple) else (value,))]
     graph = build.graph(*flat)
-    return Captured(graph, values, _origins(values), Explanation(taken, refused))
+    explanation = Explanation(taken, refused)
+    return Captured(graph, values, _origins(values), explanation, sizes.symbol)
 
 
 def _origins(values: dict[Node, Value]) -> dict[int, Node]:
@@ -101,17 +110,25 @@ def _meta(node: Node) -> Any:
     return node.meta["val"]
 
 
-def _given(node: Node, build: Builder) -> Value:
+def _is_size(node: Node) -> bool:
+    """Whether a call only computes sizes, on the CPU."""
+    return isinstance(node.meta.get("val"), (int, torch.SymInt))
+
+
+def _given(node: Node, build: Builder, sizes: Sizes) -> Value:
     """A placeholder or attribute: an input where a kernel can read it."""
     value = _meta(node)
     try:
-        _check_tensor(value)
+        _check_tensor(value, sizes)
     except Unfit:
-        return _opaque(build, f"{node.op} {node.target}", (), value)
-    return build.input(tuple(value.shape), dtype_name(value.dtype), tuple(value.stride()))
+        return _opaque(build, f"{node.op} {node.target}", (), value, sizes)
+    shape, strides = sizes.layout(value)
+    return build.input(shape, dtype_name(value.dtype), strides)
 
 
-def _lowered(node: Node, build: Builder, values: dict[Node, Value], changed: set[Node]) -> Value:
+def _lowered(
+    node: Node, build: Builder, values: dict[Node, Value], changed: set[Node], sizes: Sizes
+) -> Value:
     """The value of an ATen call; raises :class:`Unfit`."""
     if node.target is operator.getitem:
         whole = values[node.args[0]]
@@ -126,19 +143,20 @@ def _lowered(node: Node, build: Builder, values: dict[Node, Value], changed: set
         raise Unfit("random numbers")
     results = _meta(node)
     for value in results if isinstance(results, (tuple, list)) else [results]:
-        _check_tensor(value)
+        _check_tensor(value, sizes)
     if rule is None:
         raise Unfit("unsupported operator")
-    for operand in node.all_input_nodes:
+    operands = [operand for operand in node.all_input_nodes if not _is_size(operand)]
+    for operand in operands:
         if operand in changed:
             raise Unfit("reads a tensor that is changed in place")
-        _check_tensor(_meta(operand))
-    if len({_meta(operand).device for operand in node.all_input_nodes}) > 1:
+        _check_tensor(_meta(operand), sizes)
+    if len({_meta(operand).device for operand in operands}) > 1:
         raise Unfit("tensors on several devices")
-    return rule(Call(node, build, values))
+    return rule(Call(node, build, values, sizes.layout))
 
 
-def _check_tensor(value: Any) -> None:
+def _check_tensor(value: Any, sizes: Sizes) -> None:
     """Whether a kernel can read or write it; raises :class:`Unfit`."""
     if not isinstance(value, torch.Tensor):
         raise Unfit("no tensor")
@@ -146,32 +164,32 @@ def _check_tensor(value: Any) -> None:
         raise Unfit("sparse tensor")
     if dtype_name(value.dtype) not in DTYPE_BYTES:
         raise Unfit(f"dtype {dtype_name(value.dtype)}")
-    sizes = (*value.shape, *value.stride())
-    if not all(isinstance(size, int) for size in sizes):
-        unbacked = any("u" in str(size) for size in value.shape)
-        raise Unfit("data-dependent shape" if unbacked else "dynamic shape")
-    if value.numel() > MOST_ELEMENTS:
+    shape, _ = sizes.layout(value)
+    if math.prod(shape) > MOST_ELEMENTS:
         raise Unfit("more than 2^31 - 1 elements")
 
 
-def _border(node: Node, build: Builder, values: dict[Node, Value]) -> int:
+def _border(node: Node, build: Builder, values: dict[Node, Value], sizes: Sizes) -> int:
     """An opaque node for what is left to others."""
     inputs: list[int] = []
     for operand in node.all_input_nodes:
         value = values[operand]
         inputs += [value] if isinstance(value, int) else value
-    return _opaque(build, str(node.target), tuple(dict.fromkeys(inputs)), node.meta.get("val"))
+    value = node.meta.get("val")
+    return _opaque(build, str(node.target), tuple(dict.fromkeys(inputs)), value, sizes)
 
 
-def _opaque(build: Builder, target: str, inputs: tuple[int, ...], value: Any) -> int:
-    """Sizes are kept where they are known numbers; nothing that a kernel reads lacks them."""
-    shape: tuple[int, ...] = ()
+def _opaque(build: Builder, target: str, inputs: tuple[int, ...], value: Any, sizes: Sizes) -> int:
+    """Sizes are kept where they can be; nothing that a kernel reads lacks them."""
+    shape: Shape = ()
+    strides: Shape = ()
     dtype = "none"
     if isinstance(value, torch.Tensor):
         dtype = dtype_name(value.dtype)
-        if all(isinstance(size, int) for size in value.shape):
-            shape = tuple(value.shape)
-    return build.opaque(target, *inputs, shape=shape, dtype=dtype)
+        if value.layout == torch.strided:
+            with contextlib.suppress(Unfit):
+                shape, strides = sizes.layout(value)
+    return build.opaque(target, *inputs, shape=shape, dtype=dtype, strides=strides)
 
 
 def _changed(nodes: Iterable[Node]) -> set[Node]:

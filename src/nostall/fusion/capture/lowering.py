@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
 from nostall.fusion.operations import OPERATIONS
+from nostall.fusion.varying import varies
 
 MOST_FLOPS_PER_BYTE = 8.0
 """A batched product is fused where it waits for memory even without tensor cores: an H200 does
@@ -103,7 +104,7 @@ def _reduction(op: str) -> Rule:
 
 
 def _count(call: Call, x: int, axes: Sequence[int]) -> int:
-    count = math.prod(call.shape(x)[axis] for axis in axes)
+    count = math.prod(call.fixed(axis, call.shape(x)) for axis in axes)
     if not count:
         raise Unfit("mean of nothing")
     return count
@@ -200,7 +201,9 @@ def _slice(call: Call) -> Value:
     shape = call.shape(x)
     dim = call.axis(call.argument(1, "dim", 0), len(shape))
     start, step = call.argument(2, "start") or 0, call.argument(4, "step", 1)
-    start = min(max(start + shape[dim] if start < 0 else start, 0), shape[dim])
+    if start:
+        length = call.fixed(dim, shape)
+        start = min(max(start + length if start < 0 else start, 0), length)
     return call.finish("slice", x, dim=dim, start=start, step=step)
 
 
@@ -208,7 +211,8 @@ def _select(call: Call) -> Value:
     x = call.tensor(0)
     shape = call.shape(x)
     dim = call.axis(call.argument(1, "dim"), len(shape))
-    at = call.axis(call.argument(2, "index"), shape[dim])
+    at = call.argument(2, "index")
+    at = call.axis(at, call.fixed(dim, shape) if at else 1)
     one = (*shape[:dim], 1, *shape[dim + 1 :])
     return call.finish("view", call.build("slice", x, shape=one, dim=dim, start=at, step=1))
 
@@ -220,7 +224,9 @@ def _split(call: Call) -> Value:
     dim = call.axis(call.argument(2, "dim", 0), len(shape))
     parts, start = [], 0
     for part in results:
-        sizes, laid = tuple(part.shape), tuple(part.stride())
+        sizes, laid = call.layout(part)
+        if varies(start, call.build.varying):
+            raise Unfit("a number that is known at run time only")
         made = call.build("slice", x, shape=sizes, strides=laid, dim=dim, start=start, step=1)
         parts.append(made)
         start += sizes[dim]
@@ -236,8 +242,8 @@ def _unbind(call: Call) -> Value:
     parts = []
     for at, part in enumerate(results):
         made = call.build("slice", x, shape=one, dim=dim, start=at, step=1)
-        laid = tuple(part.stride())
-        parts.append(call.build("view", made, shape=tuple(part.shape), strides=laid))
+        sizes, laid = call.layout(part)
+        parts.append(call.build("view", made, shape=sizes, strides=laid))
     return tuple(parts)
 
 
@@ -246,14 +252,14 @@ def _full(call: Call) -> Value:
     value = call.argument(place, "fill_value")
     if not isinstance(value, (bool, int, float)):
         raise Unfit("a filling value that is no number")
-    shape = tuple(call.result.shape)
+    shape, _ = call.layout(call.result)
     return call.build.constant(value, dtype_name(call.result.dtype), shape)
 
 
 def _arange(call: Call) -> Value:
     start, step = call.argument(0, "start"), call.argument(2, "step", 1)
     if not all(isinstance(value, (int, float)) for value in (start, step)):
-        raise Unfit("dynamic shape")
+        raise Unfit("counting from a number that is known at run time only")
     return call.finish("iota", start=start, step=step)
 
 
@@ -281,6 +287,10 @@ def _scatter(call: Call) -> Value:
     dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
     value = call.number(call.argument(3, "value"), dtype_name(call.result.dtype))
     return call.finish("where", _one_hot(call, x, dim, index), value, x)
+
+
+def _uniform(call: Call) -> Value:
+    return call.finish("random", call.tensor(0))
 
 
 def _bmm(call: Call) -> Value:
@@ -378,5 +388,6 @@ RULES: dict[str, Rule] = {
     **{f"aten.{name}": _elementwise(op) for op, names in _PLAIN.items() for name in names.split()},
     **{f"aten.{name}": rule for rule, names in _SPECIAL for name in names.split()},
     "prims.convert_element_type.default": _convert,
+    "nostall.uniform.default": _uniform,
 }
 """The rule of every ATen overload that can be part of a fused kernel, by its full name."""

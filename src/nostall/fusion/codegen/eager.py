@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nostall.fusion.codegen.templates import LARGEST_BELOW_ONE
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import Node
 from nostall.fusion.operations import ELEMENTWISE, OPERATIONS
@@ -56,6 +58,27 @@ def known(node: Node, device: torch.device) -> Tensor:
     return found
 
 
+def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Philox 4x32-10 (Salmon et al., SC 2011) of 0, 1, ... as Triton's ``tl.rand`` has it: numbers
+    in [0, 1) for a seed of one element."""
+    low = 0xFFFFFFFF
+    one = torch.arange(math.prod(size), device=seed.device)
+    two, three, four = torch.zeros_like(one), torch.zeros_like(one), torch.zeros_like(one)
+    keys = [seed & low, (seed >> 32) & low]
+    for _ in range(10):
+        # The middle of a 64-bit product is right although its sign is not.
+        left, right = one * 0xD2511F53, three * 0xCD9E8D57
+        one = ((right >> 32) & low) ^ two ^ keys[0]
+        three = ((left >> 32) & low) ^ four ^ keys[1]
+        two, four = right & low, left & low
+        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
+    signed = torch.where(one > 0x7FFFFFFF, low - one, one)
+    found = signed.to(torch.float32) * 4.6566127342e-10
+    most = LARGEST_BELOW_ONE.get(str(dtype).removeprefix("torch."))
+    found = found if most is None else found.clamp(max=most)
+    return found.to(dtype).reshape(tuple(size))
+
+
 def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
     found: Tensor
     if node.op in _SAME:
@@ -71,17 +94,21 @@ def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
 _SAME = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENTWISE) - {
     "cast",
     "copy",
+    "random",
 }
 
 
 def _one_by_one(node: Node, value: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """A reduction that PyTorch does along one axis, along several."""
+    """A reduction that PyTorch does along one axis, along several; narrow floats are not rounded in
+    between, where they might overflow."""
+    value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     for axis in sorted(node.dims, reverse=True):
         value = function(value, axis)
     return value.reshape(node.shape)
 
 
 _OTHERS: Mapping[str, Callable[..., Any]] = {
+    "random": lambda node, x: uniform_numbers(x, node.shape, getattr(torch, node.dtype)),
     "cast": lambda node, x: x.to(getattr(torch, node.dtype)),
     "copy": lambda node, x: x,
     "dot": lambda node, a, b: torch.matmul(a, b),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.frame import is_zero, row_block, whole_row
+from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_block, whole_row
 from nostall.fusion.codegen.lines import Lines
-from nostall.fusion.codegen.passes import emit_looped, emit_split
+from nostall.fusion.codegen.passes import emit_split, write_looped
 from nostall.fusion.codegen.plan import KernelPlan, refusal
 from nostall.fusion.codegen.program import Launch, Program, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sums import emit_column
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
 from nostall.fusion.errors import BadFusion
+from nostall.fusion.varying import Extent
 
 
 def emit(of: Schedule, plan: KernelPlan) -> Program:
@@ -18,53 +19,49 @@ def emit(of: Schedule, plan: KernelPlan) -> Program:
     reason = refusal(of, plan)
     if reason is not None:
         raise BadFusion(f"plan {plan} does not fit: {reason}; take one of plans(schedule).legal")
-    if plan.scheme == "thread":
-        return _flat(of, plan)
-    if plan.scheme == "looped":
-        return emit_looped(of, plan)
     if plan.scheme == "split":
         return emit_split(of, plan)
     if plan.scheme == "column":
         return emit_column(of, plan)
-    return _held(of, plan)
+    lines = Lines()
+    with lines.block():
+        lines("pid = tl.program_id(0)")
+        programs = write_body(of, plan, lines)
+    grid = (programs, 1)
+    name = base_name(of.mapping, plan)
+    counts = (of.counted,)
+    launch = Launch(name, tensors(of), counts, grid, plan.num_warps, is_specialised(of))
+    return program(of.mapping, plan, [(lines, launch)])
 
 
-def _flat(of: Schedule, plan: KernelPlan) -> Program:
+def tensors(of: Schedule) -> tuple[str, ...]:
+    """What a kernel that does all of a pattern reads and writes."""
+    return tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
+
+
+def write_body(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+    """The body of the only kernel of a plan, for the program number ``pid`` and ``count``; returns
+    how many programs there are."""
+    if plan.scheme == "thread":
+        return _flat(of, plan, lines)
+    if plan.scheme == "looped":
+        return write_looped(of, plan, lines)
+    return _held(of, plan, lines)
+
+
+def _flat(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """No reductions: all loops are columns of one long row."""
-    lines = Lines()
     width = plan.chunks[0]
-    with lines.block():
-        lines("pid = tl.program_id(0)")
-        lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
-        lines("inside = c < count")
-        rows = Rows((), 1, "0", None, is_zero("pid"))
-        tile = Tile(of, of.rows, rows, (Chunk(width, "c", "inside", ""),), lines)
-        tile.write(of.body)
-    arguments = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
-    launch = Launch(
-        base_name(of.mapping, plan),
-        arguments,
-        (of.row_count,),
-        (-(-of.row_count // width), 1),
-        plan.num_warps,
-    )
-    return program(of.mapping, plan, [(lines, launch)])
+    lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
+    lines(f"inside = c < {limit(of)}")
+    rows = Rows((), 1, "0", None, is_zero("pid"))
+    Tile(of, of.rows, rows, (Chunk(width, "c", "inside", ""),), lines).write(of.body)
+    return Extent(of.row_count, width)
 
 
-def _held(of: Schedule, plan: KernelPlan) -> Program:
+def _held(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """Whole rows in registers, across all reductions."""
-    lines = Lines()
-    with lines.block():
-        lines("pid = tl.program_id(0)")
-        rows = row_block(of, plan, lines, "pid")
-        chunks = whole_row(of, plan, lines)
-        Tile(of, of.columns, rows, chunks, lines).write(of.body)
-    arguments = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
-    launch = Launch(
-        base_name(of.mapping, plan),
-        arguments,
-        (of.row_count,),
-        (-(-of.row_count // plan.rows), 1),
-        plan.num_warps,
-    )
-    return program(of.mapping, plan, [(lines, launch)])
+    rows = row_block(of, plan, lines, "pid")
+    chunks = whole_row(of, plan, lines)
+    Tile(of, of.columns, rows, chunks, lines).write(of.body)
+    return Extent(of.row_count, plan.rows)

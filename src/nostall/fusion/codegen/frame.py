@@ -14,13 +14,29 @@ def is_zero(scalar: str) -> str:
     return f"{scalar} + {ZERO} == 0"
 
 
+ALIGNED = 16
+"""What Triton looks for in counts and addresses when it chooses how wide accesses are."""
+
+
+def is_specialised(of: Schedule) -> bool:
+    """Whether the count's own divisibility decides how wide accesses along the rows are."""
+    along_rows = len(of.mapping.sizes) - 1 in of.rows
+    return along_rows and of.row_step % ALIGNED != 0
+
+
+def limit(of: Schedule) -> str:
+    """The number of all rows.  The factor stands in the text: Triton reads from it that masks end
+    at multiples of it, without which it loads element by element."""
+    return f"count * {of.row_step}" if of.row_step > 1 else "count"
+
+
 def row_block(of: Schedule, plan: KernelPlan, lines: Lines, block: str) -> Rows:
-    """Rows of the block of rows number ``block``; ``count`` is the number of all rows."""
+    """Rows of the block of rows number ``block``."""
     if plan.rows == 1:
         lines(f"r = {block} + {ZERO}")
         return Rows(of.rows, 1, "r", None, is_zero(block))
     lines(f"r = {block} * {plan.rows} + tl.arange(0, {plan.rows})[:, None]")
-    lines("live = r < count")
+    lines(f"live = r < {limit(of)}")
     return Rows(of.rows, plan.rows, "r", "live", is_zero(block))
 
 

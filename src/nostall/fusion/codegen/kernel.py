@@ -16,6 +16,7 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.graph import Node
+from nostall.fusion.varying import resized
 from nostall.store.artefacts import Artefacts
 from nostall.store.store import home
 
@@ -32,22 +33,29 @@ class StitchedKernel:
     file: Path
     functions: tuple[Any, ...] = field(repr=False)
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
         """The outputs, on the device of the inputs.
 
-        Raises :class:`BadTensor` where the inputs are not those of ``program.inputs``.
+        ``size`` is what varies, for graphs where something does; read off the inputs where it is
+        not said.  Raises :class:`BadTensor` where the inputs are not those of ``program.inputs``.
         """
-        self._check(inputs)
+        if size is None:
+            size = self.program.size_of(inputs)
+        self._check(inputs, size)
         device = inputs[0].device if inputs else torch.device("cuda")
         graph = self.program.graph
-        outputs = tuple(empty(graph[index], device) for index in self.program.outputs)
+        outputs = tuple(
+            empty(graph[index].at(graph.varying, size), device) for index in self.program.outputs
+        )
         workspaces = {
             space.name: torch.empty(
-                space.elements, dtype=getattr(torch, space.dtype), device=device
+                resized(space.elements, graph.varying, size),
+                dtype=getattr(torch, space.dtype),
+                device=device,
             )
             for space in self.program.workspaces
         }
-        self.launch(inputs, outputs, workspaces)
+        self.launch(inputs, outputs, workspaces, size)
         return outputs
 
     def launch(
@@ -55,8 +63,10 @@ class StitchedKernel:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         workspaces: Mapping[str, Tensor],
+        size: int | None = None,
     ) -> None:
         """Run the kernels on memory that is there; nothing is checked or allocated."""
+        varying = self.program.graph.varying
         tensors = dict(workspaces)
         for index, tensor in zip(self.program.inputs, inputs, strict=True):
             tensors[f"p{index}"] = tensor
@@ -64,19 +74,19 @@ class StitchedKernel:
             tensors[f"p{index}"] = tensor
         for function, launch in zip(self.functions, self.program.launches, strict=True):
             arguments = [tensors[name] for name in launch.arguments]
+            counts = [resized(count, varying, size) for count in launch.counts]
+            grid = tuple(resized(blocks, varying, size) for blocks in launch.grid)
             # Triton's default for fused multiply-adds changes with its version.
-            function[launch.grid](
-                *arguments, *launch.counts, num_warps=launch.num_warps, enable_fp_fusion=True
-            )
+            function[grid](*arguments, *counts, num_warps=launch.num_warps, enable_fp_fusion=True)
 
-    def _check(self, inputs: Sequence[Tensor]) -> None:
+    def _check(self, inputs: Sequence[Tensor], size: int | None) -> None:
         if len(inputs) != len(self.program.inputs):
             raise BadTensor(
                 f"got {len(inputs)} tensors; the kernel takes {len(self.program.inputs)}: "
                 + ", ".join(str(self.program.graph[i]) for i in self.program.inputs)
             )
         for index, tensor in zip(self.program.inputs, inputs, strict=True):
-            node = self.program.graph[index]
+            node = self.program.graph[index].at(self.program.graph.varying, size)
             wanted = (node.shape, node.strides, getattr(torch, node.dtype))
             given = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
             # The stride of an axis of 1 or of an empty tensor means nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nostall.core.launch import Buffer, DType, LaunchSpec, Scalar
-from nostall.fusion.codegen.program import COUNTS, Launch, Program
+from nostall.fusion.codegen.program import Launch, Program
 from nostall.fusion.errors import BadFusion
 
 # A bool in memory is a byte; kernels compare it with 0.
@@ -48,7 +48,7 @@ def _spec(program: Program, launch: Launch) -> LaunchSpec:
         )
     counts = [
         Scalar(name=name, dtype="i32", value=value)
-        for name, value in zip(COUNTS, launch.counts, strict=False)
+        for name, value in zip(launch.count_names, launch.counts, strict=False)
     ]
     return LaunchSpec(grid=(*launch.grid, 1), args=(*buffers, *counts), num_warps=launch.num_warps)
 

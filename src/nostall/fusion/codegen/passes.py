@@ -9,13 +9,14 @@ the result does not depend on which program was first.
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.frame import is_zero, row_block
+from nostall.fusion.codegen.frame import is_specialised, is_zero, row_block
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import TRITON_DTYPES, reduction
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
+from nostall.fusion.varying import Extent
 
 
 class Pass:
@@ -55,25 +56,19 @@ def passes(of: Schedule) -> tuple[Pass, ...]:
     return tuple(Pass(of, level) for level in range(max(of.level.values(), default=0) + 1))
 
 
-def emit_looped(of: Schedule, plan: KernelPlan) -> Program:
-    lines = Lines()
-    with lines.block():
-        lines("pid = tl.program_id(0)")
-        rows = row_block(of, plan, lines, "pid")
-        tile = _tile(of, plan, rows, lines)
-        for number, part in enumerate(passes(of)):
-            lines(f"# pass {number}")
-            _narrow(tile, part)
-            if part.has_columns:
-                _columns(tile, part, "0", str(of.column_count))
-                for index in part.reductions:
-                    how = reduction(of.mapping.graph[index])
-                    tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
-    arguments = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
-    grid = (-(-of.row_count // plan.rows), 1)
-    name = base_name(of.mapping, plan)
-    launch = Launch(name, arguments, (of.row_count,), grid, plan.num_warps)
-    return program(of.mapping, plan, [(lines, launch)])
+def write_looped(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+    """The body of a kernel whose program is number ``pid``; returns how many programs there are."""
+    rows = row_block(of, plan, lines, "pid")
+    tile = _tile(of, plan, rows, lines)
+    for number, part in enumerate(passes(of)):
+        lines(f"# pass {number}")
+        _narrow(tile, part)
+        if part.has_columns:
+            _columns(tile, part, "0", str(of.column_count))
+            for index in part.reductions:
+                how = reduction(of.mapping.graph[index])
+                tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
+    return Extent(of.row_count, plan.rows)
 
 
 def emit_split(of: Schedule, plan: KernelPlan) -> Program:
@@ -104,8 +99,9 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
                         f"{how.along(f'a{index}', 1)}{mask})"
                     )
         arguments = _used(of, part)
-        grid = (-(-of.row_count // plan.rows), plan.parts if part.has_columns else 1)
-        launch = Launch(f"{name}_{number}", arguments, (of.row_count,), grid, plan.num_warps)
+        grid = (Extent(of.row_count, plan.rows), plan.parts if part.has_columns else 1)
+        told = f"{name}_{number}", arguments, (of.counted,), grid, plan.num_warps
+        launch = Launch(*told, is_specialised(of))
         kernels.append((lines, launch))
     workspaces = tuple(
         Workspace(f"w{i}", reduction(graph[i]).dtype, of.row_count * plan.parts)
@@ -145,7 +141,7 @@ def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
             lines(f"inside = c < {tile.of.column_count}")
         tile.write(part.wide, part.wide_outputs)
         for index, how in hows.items():
-            lines(f"# {graph[index]}")
+            lines(f"# {graph.told(index)}")
             text, _ = tile.partial(index, how, chunk)
             lines(f"a{index} = {how.both(f'a{index}', text)}")
     # Names that are first used in a loop do not exist after it.
@@ -155,7 +151,7 @@ def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
 def _put_together(tile: Tile, index: int, parts: int) -> None:
     """The result of a reduction from the partial results of the kernel before."""
     how = reduction(tile.graph[index])
-    tile.lines(f"# {tile.graph[index]}")
+    tile.lines(f"# {tile.graph.told(index)}")
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
     tile.lines(f"a{index} = tl.load(w{index} + r * {parts} + tl.arange(0, {parts})[None, :]{mask})")
     tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)

@@ -87,6 +87,16 @@ class KernelPlan:
 
 
 @dataclass(frozen=True)
+class PackedPlan:
+    """Patterns that share nothing but a launch, a plan for each."""
+
+    parts: tuple[KernelPlan, ...]
+
+    def __str__(self) -> str:
+        return f"packed ({'; '.join(map(str, self.parts))})"
+
+
+@dataclass(frozen=True)
 class Refused:
     """A plan that was looked at and left out."""
 
@@ -112,6 +122,17 @@ def plans(of: Schedule) -> Plans:
         else:
             refused.append(Refused(plan, reason))
     return Plans(tuple(legal), tuple(refused))
+
+
+def first_refusal(of: Schedule) -> str | None:
+    """None where some plan is legal, else the first reason why one is not."""
+    first = None
+    for plan in _candidates(of):
+        reason = refusal(of, plan)
+        if reason is None:
+            return None
+        first = first or reason
+    return first
 
 
 def _candidates(of: Schedule) -> Iterator[KernelPlan]:
@@ -184,28 +205,4 @@ def registers(of: Schedule, plan: KernelPlan, share: float) -> int:
     """Registers that a thread needs, *modelled*: ``share`` of the live values of the tile times
     the elements of each; between the least and the most share only a compiler knows."""
     each = max(1.0, plan.elements_per_thread)
-    return math.ceil(live_values(of) * each * share) + REGISTERS_OTHER
-
-
-def live_values(of: Schedule) -> int:
-    """How many values of the whole tile are live at once in the order in which they are emitted."""
-    mapping = of.mapping
-    order = {index: at for at, index in enumerate(mapping.operators)}
-    last: dict[object, int] = {}
-    first: dict[object, int] = {}
-    for index in mapping.operators:
-        for operand in mapping.operands[index]:
-            inside = operand.source in order
-            if inside and not of.is_wide(operand.source):
-                continue
-            if mapping.graph[operand.source].kind == "constant":
-                continue
-            value: object = operand.source if inside else operand
-            first.setdefault(value, order[index])
-            last[value] = order[index]
-        if of.is_wide(index):
-            first[index] = order[index]
-            last.setdefault(index, order[index])
-    accumulators = sum(of.is_wide(o.source) for i in of.tails for o in mapping.operands[i])
-    peak = max((sum(first[v] <= at <= last[v] for v in first) for at in order.values()), default=1)
-    return max(1, peak + accumulators)
+    return math.ceil(of.live_values * each * share) + REGISTERS_OTHER

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Mapping
-from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.templates import HELPERS
 from nostall.fusion.graph import Graph
+from nostall.fusion.varying import varies
 
 HEAD = """# ruff: noqa
 import triton
@@ -30,13 +32,16 @@ class Workspace:
 @dataclass(frozen=True)
 class Launch:
     """One kernel.  ``arguments`` name tensors (``p`` and the node, or a workspace), ``counts`` are
-    the 32-bit integers that follow them."""
+    the 32-bit integers that follow them; counts and grid are those of the graph's own sizes.
+    ``specialised``: Triton compiles again for counts that are multiples of 16."""
 
     name: str
     arguments: tuple[str, ...]
     counts: tuple[int, ...]
     grid: tuple[int, int]
     num_warps: int
+    specialised: bool = False
+    count_names: tuple[str, ...] = ("count", "span")
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Program:
     """Source and launches of one stitched pattern; ``inputs`` and ``outputs`` are graph nodes."""
 
     graph: Graph = field(repr=False)
-    plan: KernelPlan
+    plan: KernelPlan | PackedPlan
     source: str = field(repr=False)
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -55,6 +60,27 @@ class Program:
     def key(self) -> str:
         """sha256 of the source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
+
+    def size_of(self, inputs: Sequence[Sized]) -> int | None:
+        """The varying size that tensors for ``inputs`` have; None where nothing varies."""
+        return size_of(self.graph, self.inputs, inputs)
+
+
+class Sized(Protocol):
+    """A tensor, as far as code without PyTorch has to know it."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+def size_of(graph: Graph, inputs: Sequence[int], tensors: Sequence[Sized]) -> int | None:
+    """The varying size of a graph, as the first of ``tensors`` that has it says (they are given for
+    the nodes ``inputs``); None where nothing varies or no tensor has it."""
+    for index, tensor in zip(inputs, tensors, strict=False):
+        for planned, size in zip(graph[index].shape, tensor.shape, strict=False):
+            if graph.varying and varies(planned, graph.varying):
+                return size // (planned // graph.varying)
+    return None
 
 
 def base_name(mapping: Mapping, plan: KernelPlan) -> str:
@@ -70,36 +96,37 @@ def program(
     kernels: Sequence[tuple[Lines, Launch]],
     workspaces: Sequence[Workspace] = (),
 ) -> Program:
-    """Put kernels, whose ``Lines`` are their bodies, together as one file.
+    """Put the kernels of one pattern, whose ``Lines`` are their bodies, together as one file."""
+    source, launches = assembled(str(plan), kernels)
+    tensors = mapping.inputs, mapping.outputs
+    return Program(mapping.graph, plan, source, *tensors, launches, tuple(workspaces))
+
+
+def assembled(
+    title: str, kernels: Sequence[tuple[Lines, Launch]], parts: str = ""
+) -> tuple[str, tuple[Launch, ...]]:
+    """The text of a file of kernels, behind ``parts`` that they call, and how they are launched.
 
     The names carry a hash of the text, so equal patterns and plans give equal bytes and different
     ones never share a name.
     """
     head = [HEAD]
-    bodies = "".join(str(lines) for lines, _ in kernels)
+    bodies = parts + "".join(str(lines) for lines, _ in kernels)
     if "libdevice." in bodies:
         head.append("from triton.language.extra import libdevice\n")
-    head.append(f"\n# {plan}\n")
+    head.append(f"\n# {title}\n")
     head += [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in _calls(bodies)]
-    digest = hashlib.sha256(("".join(head) + bodies).encode()).hexdigest()[:8]
+    head.append(parts)
+    body = "".join(str(lines) for lines, _ in kernels)
+    digest = hashlib.sha256(("".join(head) + body).encode()).hexdigest()[:8]
     launches = []
     text = "".join(head)
     for lines, launch in kernels:
         name = f"{launch.name}_{digest}"
         signature = ", ".join([*launch.arguments, *_count_names(launch)])
         text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{lines}"
-        launches.append(
-            Launch(name, launch.arguments, launch.counts, launch.grid, launch.num_warps)
-        )
-    return Program(
-        mapping.graph,
-        plan,
-        text,
-        mapping.inputs,
-        mapping.outputs,
-        tuple(launches),
-        tuple(workspaces),
-    )
+        launches.append(replace(launch, name=name))
+    return text, tuple(launches)
 
 
 def _calls(bodies: str) -> str:
@@ -111,14 +138,13 @@ def _calls(bodies: str) -> str:
     )
 
 
-COUNTS = ("count", "span")
-
-
 def _count_names(launch: Launch) -> tuple[str, ...]:
-    return COUNTS[: len(launch.counts)]
+    return launch.count_names[: len(launch.counts)]
 
 
 def _unspecialised(launch: Launch) -> str:
     # Otherwise Triton compiles again for a batch of 1 and for multiples of 16.
+    if launch.specialised:
+        return ""
     names = ", ".join(f'"{name}"' for name in _count_names(launch))
     return f"(do_not_specialize=[{names}])" if names else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,20 +14,14 @@ from torch import Tensor
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen import eager
 from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.emit import emit
-from nostall.fusion.codegen.kernel import StitchedKernel, load
-from nostall.fusion.codegen.mapping import map_pattern
-from nostall.fusion.codegen.plan import KernelPlan
-from nostall.fusion.codegen.schedule import Schedule, schedule
+from nostall.fusion.codegen.kernel import BadTensor, StitchedKernel, load
+from nostall.fusion.codegen.legal import Choice, generate, refused, scheduled
+from nostall.fusion.codegen.program import size_of
 from nostall.fusion.errors import BadFusion
-from nostall.fusion.graph import Graph
+from nostall.fusion.graph import MOST_ELEMENTS, Graph
+from nostall.fusion.varying import varies
 
-Choice = Callable[[Schedule], KernelPlan]
-
-
-def scheduled(graph: Graph, operators: Iterable[int]) -> Schedule:
-    """Rows and columns for a set of operators; :class:`BadFusion` where it is no kernel."""
-    return schedule(map_pattern(graph, operators))
+__all__ = ["Choice", "StitchedGraph", "cover", "scheduled", "stitch"]
 
 
 def cover(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
@@ -41,18 +36,12 @@ def cover(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[in
         everything = {index}.union(*near)
         for union in (everything, *({index} | group for group in reversed(near)), {index}):
             rest = [group for group in groups if not group & union]
-            if len(union) == 1 or (_is_kernel(graph, union) and graph.is_acyclic([*rest, union])):
+            if len(union) == 1 or (
+                refused(graph, union) is None and graph.is_acyclic([*rest, union])
+            ):
                 groups = [*rest, union]
                 break
     return [tuple(sorted(group)) for group in groups]
-
-
-def _is_kernel(graph: Graph, operators: Iterable[int]) -> bool:
-    try:
-        first_choice(scheduled(graph, operators))
-    except BadInput:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -68,30 +57,52 @@ class StitchedGraph:
         """Stitched patterns; the operators beside them run in PyTorch."""
         return sum(not isinstance(step, int) for step in self.steps)
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs; they may be views of each other where the graph's are."""
-        values: dict[int, Tensor] = dict(zip(self.graph.inputs, inputs, strict=True))
-        for step in self.steps:
+    def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+        """The outputs; they may be views of each other where the graph's are.
+
+        ``size`` is what varies, where something does and no input shows it.
+        """
+        graph = self.graph
+        if size is None:
+            size = size_of(graph, graph.inputs, inputs)
+        if size is None and self._varies:
+            raise BadTensor(
+                "no input shows the size that varies; it takes a tensor that has it, or size="
+            )
+        device = inputs[0].device if inputs else torch.device("cuda")
+        values: dict[int, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+
+        def value(index: int) -> Tensor:
+            if index in values:
+                return values[index]
+            node = graph[index].at(graph.varying, size)
+            if node.kind == "layout":
+                return eager.view(node, value(node.inputs[0]))
+            return eager.known(node, device)
+
+        for step in self.steps if self._runs(size) else graph.operators:
             if not isinstance(step, int):
                 given = [values[index] for index in step.program.inputs]
-                values.update(zip(step.program.outputs, step(*given), strict=True))
+                values.update(zip(step.program.outputs, step(*given, size=size), strict=True))
             else:
-                node = self.graph[step]
-                operands = [self._value(index, values, inputs) for index in node.inputs]
-                values[step] = eager.run(node, operands)
-        return tuple(self._value(index, values, inputs) for index in self.graph.outputs)
+                node = graph[step].at(graph.varying, size)
+                values[step] = eager.run(node, [value(index) for index in node.inputs])
+        return tuple(value(index) for index in graph.outputs)
 
-    def _value(self, index: int, values: dict[int, Tensor], inputs: Sequence[Tensor]) -> Tensor:
-        node = self.graph[index]
-        if index in values:
-            return values[index]
-        if node.kind == "layout":
-            return eager.view(node, self._value(node.inputs[0], values, inputs))
-        return eager.known(node, _device(inputs))
+    def _runs(self, size: int | None) -> bool:
+        """Whether kernels have something to do and can count every tensor's elements."""
+        if size is None or self.graph.varying is None:
+            return True
+        return 0 < size * self._most <= MOST_ELEMENTS * self.graph.varying
 
+    @cached_property
+    def _varies(self) -> bool:
+        varying = self.graph.varying
+        return any(varies(size, varying) for node in self.graph for size in node.shape)
 
-def _device(inputs: Sequence[Tensor]) -> torch.device:
-    return inputs[0].device if inputs else torch.device("cuda")
+    @cached_property
+    def _most(self) -> int:
+        return max((node.elements for node in self.graph), default=0)
 
 
 def stitch(
@@ -116,7 +127,7 @@ def stitch(
     groups = [
         part
         for group in groups
-        for part in ([group] if _is_kernel(graph, group) else cover(graph, group))
+        for part in ([group] if refused(graph, group) is None else cover(graph, group))
     ]
     order = graph.order(groups)
     if order is None:
@@ -124,12 +135,11 @@ def stitch(
             "the patterns wait for each other; give a plan whose contraction is acyclic"
         )
     steps: list[StitchedKernel | int] = []
-    refused: Counter[str] = Counter()
+    left: Counter[str] = Counter()
     for at in order:
         try:
-            of = scheduled(graph, groups[at])
-            steps.append(load(emit(of, choice(of)), folder))
+            steps.append(load(generate(graph, groups[at], choice), folder))
         except BadInput as error:
-            refused[str(error)] += 1
+            left[str(error)] += 1
             steps.extend(groups[at])
-    return StitchedGraph(graph, tuple(steps), refused)
+    return StitchedGraph(graph, tuple(steps), left)

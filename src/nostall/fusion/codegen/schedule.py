@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from nostall.fusion.codegen.mapping import Loops, Mapping
+from nostall.fusion.codegen.mapping import Loops, Mapping, Operand, used
 from nostall.fusion.errors import BadFusion
 
 
@@ -46,6 +46,15 @@ class Schedule:
         return self.count(self.rows)
 
     @property
+    def counted(self) -> int:
+        """Steps of the slowest row loop: what kernels are told, each with :attr:`row_step` rows."""
+        return self.count(self.rows[:1])
+
+    @property
+    def row_step(self) -> int:
+        return self.count(self.rows[1:])
+
+    @property
     def column_count(self) -> int:
         return self.count(self.columns)
 
@@ -67,6 +76,38 @@ class Schedule:
     def is_wide(self, index: int) -> bool:
         """Whether an operator has one value for each column, or one for all of them."""
         return bool(self.mapping.loops[index] & set(self.columns))
+
+    def reads_columns(self, operand: Operand) -> bool:
+        """Whether an operand has one value for each column, made here or in memory."""
+        if operand.source in self.mapping.places:
+            return self.is_wide(operand.source)
+        return bool(used(operand.places) & set(self.columns))
+
+    @cached_property
+    def live_values(self) -> int:
+        """How many values of the whole tile are live at once in the order they are emitted."""
+        mapping = self.mapping
+        order = {index: at for at, index in enumerate(mapping.operators)}
+        last: dict[object, int] = {}
+        first: dict[object, int] = {}
+        for index in mapping.operators:
+            for operand in mapping.operands[index]:
+                inside = operand.source in order
+                if inside and not self.is_wide(operand.source):
+                    continue
+                if mapping.graph[operand.source].kind == "constant":
+                    continue
+                value: object = operand.source if inside else operand
+                first.setdefault(value, order[index])
+                last[value] = order[index]
+            if self.is_wide(index):
+                first[index] = order[index]
+                last.setdefault(index, order[index])
+        accumulators = sum(self.reads_columns(o) for i in self.tails for o in mapping.operands[i])
+        peak = max(
+            (sum(first[v] <= at <= last[v] for v in first) for at in order.values()), default=1
+        )
+        return max(1, peak + accumulators)
 
 
 def schedule(mapping: Mapping) -> Schedule:

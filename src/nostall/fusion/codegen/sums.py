@@ -16,6 +16,7 @@ from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import TRITON_DTYPES, Reduction, Value, reduction
 from nostall.fusion.codegen.tile import Chunk, Entry, Rows, Tile
+from nostall.fusion.varying import Extent
 
 FINISH_TILE = 4096
 """Partial results that one program of the second kernel loads at once."""
@@ -39,11 +40,8 @@ class _Tail:
         self.index = index
         self.how: Reduction = reduction(of.mapping.graph[index])
         (operand,) = of.mapping.operands[index]
-        # A value made here has the loops of its place; one from memory those it is read at.
-        inside = of.mapping.loops.get(operand.source)
-        loops = inside if inside is not None else {n for p in operand.places for n in p.loops}
         self.over_columns = bool(of.mapping.reduced[index] & set(of.columns))
-        self.reads_columns = bool(loops & set(of.columns))
+        self.reads_columns = of.reads_columns(operand)
         self.wide = self.reads_columns and not self.over_columns
         self.kept = of.count(_kept(of))
         self.results = self.kept * (of.column_count if self.wide else 1)
@@ -56,7 +54,7 @@ def _kept(of: Schedule) -> tuple[int, ...]:
 def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, Launch]:
     lines = Lines()
     summed = of.count(of.summed)
-    span = -(-summed // (plan.rows * plan.parts)) * plan.rows
+    span = Extent(summed, plan.rows * plan.parts, plan.rows)
     kept = of.count(_kept(of))
     with lines.block():
         lines("kept = tl.program_id(0)")
@@ -111,7 +109,7 @@ def _held(tail: _Tail, chunk: Chunk | None) -> str:
 
 
 def _accumulate(tile: Tile, tail: _Tail) -> None:
-    tile.lines(f"# {tile.graph[tail.index]}")
+    tile.lines(f"# {tile.graph.told(tail.index)}")
     if tail.wide:
         for chunk in tile.chunks:
             text, has_rows = tile.partial(tail.index, tail.how, chunk)
@@ -159,7 +157,7 @@ def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, 
     with lines.block():
         lines("pid = tl.program_id(0)")
         lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
-        lines("inside = c < count")
+        lines(f"inside = c < {results}")
         lines(f"group = tl.arange(0, {plan.parts})[:, None]")
         rows = Rows((), 1, "0", None, is_zero("pid"))
         tile = Tile(of, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
@@ -173,12 +171,12 @@ def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, 
     arguments = (*(f"p{i}" for i in [*reads, *outputs]), *(f"w{t.index}" for t in tails))
     name = f"{base_name(of.mapping, plan)}_1"
     grid = (-(-results // width), 1)
-    return lines, Launch(name, arguments, (results,), grid, 4)
+    return lines, Launch(name, arguments, (), grid, 4)
 
 
 def _total(tile: Tile, tail: _Tail, results: int) -> None:
     lines, index = tile.lines, tail.index
-    lines(f"# {tile.graph[index]}")
+    lines(f"# {tile.graph.told(index)}")
     if tail.results == results:
         where, mask = "c", ", mask=inside"
     elif tail.results == 1:

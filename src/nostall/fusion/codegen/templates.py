@@ -177,6 +177,8 @@ def _with_a_tensor(node: Node, operands: Sequence[Value]) -> Sequence[Value]:
 
 def _text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     op = node.op
+    if op == "random":
+        return _random(node, operands)
     if op == "cast":
         return _cast(node, operands[0])
     if op == "where":
@@ -206,6 +208,18 @@ def _text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     result = template.format(*texts)
     # Where Python numbers are operands, Triton may have widened the result.
     return f"({result}).to({TRITON_DTYPES[dtype]})" if op in _WIDENED else result
+
+
+LARGEST_BELOW_ONE = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}
+"""Random numbers of narrow floats end here: rounding would make some of them 1."""
+
+
+def _random(node: Node, operands: Sequence[Value]) -> str:
+    """From the seed and the number of each element."""
+    seed, number = operands
+    text = f"tl.rand({seed.text}, {number.text})"
+    most = LARGEST_BELOW_ONE.get(node.dtype)
+    return f"tl.minimum({text}, {most})" if most else text
 
 
 def _closed(text: str) -> str:
@@ -346,6 +360,8 @@ def check_template(node: Node, operands: Sequence[Node]) -> None:
     """Raises :class:`BadFusion` where ``node`` cannot be written as Triton."""
     if node.kind == "reduce":
         reduction(node)
+        return
+    if node.op == "random":
         return
     values = [
         constant(o) if o.op == "constant" else Value("x", computed(o.dtype)) for o in operands

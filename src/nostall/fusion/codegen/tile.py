@@ -23,6 +23,7 @@ from nostall.fusion.codegen.templates import (
     reduction,
     stored,
 )
+from nostall.fusion.shapes import contiguous
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Tile:
                 self.store(index)
 
     def compute(self, index: int) -> None:
-        self.lines(f"# {self.graph[index]}")
+        self.lines(f"# {self.graph.told(index)}")
         if self.mapping.reduced.get(index):
             self._reduce(index)
         elif self.is_wide(index):
@@ -101,6 +102,8 @@ class Tile:
         node = self.graph[index]
         name = f"v{index}{chunk.suffix if chunk else ''}"
         operands = [self.operand(o, chunk) for o in self.mapping.operands[index]]
+        if node.op == "random":
+            operands.append(self._number(index, chunk))
         if node.kind == "reduce":
             # It removes axes of 1 only.
             how = reduction(node)
@@ -137,6 +140,13 @@ class Tile:
         text = text if step == 1 else f"{text} * {step}"
         text = text if start == 0 else f"({start} + {text})"
         return Entry(Value(text, dtype), bool(by_row), bool(by_column))
+
+    def _number(self, index: int, chunk: Chunk | None) -> Entry:
+        """The row-major number of each element of a value."""
+        strides = contiguous(self.graph[index].shape)
+        by_row, by_column = self._terms(self.mapping.places[index], strides, chunk)
+        text = f"({' + '.join((by_row + by_column) or [ZERO])})"
+        return Entry(Value(text, "int32"), bool(by_row), bool(by_column))
 
     # -- memory ----------------------------------------------------------------------------------
 

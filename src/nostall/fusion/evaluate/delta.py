@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind
+from nostall.fusion.codegen.legal import refused, untemplated
 from nostall.fusion.evaluate.hardware import H200, Hardware
 from nostall.fusion.evaluate.legality import (
     MOST_ARGUMENTS,
@@ -69,6 +70,9 @@ class Delta:
         self.operators = mask_of(graph.operators)
         self._known: dict[Mask, Parts | None] = {}
         self._gains: dict[Mask, float | None] = {}
+        self._generated: dict[Mask, bool] = {}
+        without = (i for i in graph.operators if untemplated(graph, i))
+        self._without_kernel = mask_of(without)
         self._single = {i: self._kernel([1 << i], [self._alone(i)]) for i in graph.operators}
 
     def _alone(self, index: int) -> Mapping:
@@ -85,6 +89,17 @@ class Delta:
         if mask not in self._known:
             self._known[mask] = self._evaluate(mask)
         return self._known[mask]
+
+    def joins(self, mask: Mask) -> bool:
+        """Whether the operators may be one kernel of a plan: legal here, and the code generator
+        can write each connected part.  That takes milliseconds: to be asked of sets that are to be
+        chosen, where :meth:`parts` and :meth:`gain` are asked of all that are looked at."""
+        if self.parts(mask) is None:
+            return False
+        if mask not in self._generated:
+            alone = not mask & (mask - 1)
+            self._generated[mask] = alone or refused(self.graph, members(mask)) is None
+        return self._generated[mask]
 
     def gain(self, mask: Mask) -> float | None:
         """f(P) in seconds; None where P is no legal kernel, 0 for a single operator."""
@@ -124,7 +139,7 @@ class Delta:
             return self._single[mask.bit_length() - 1]
         if mask.bit_count() > MOST_OPERATORS or mask & ~self.operators:
             return None
-        if not self.is_convex(mask):
+        if mask & self._without_kernel or not self.is_convex(mask):
             return None
         pieces = connected(self.work, mask)
         if len(pieces) > MOST_PACKED:

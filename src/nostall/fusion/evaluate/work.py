@@ -38,6 +38,7 @@ _INSTRUCTIONS = {
     "sin": 20,
     "cos": 20,
     "erf": 18,
+    "random": 60,
 }
 """Instructions for each element of a heavy operator in fp32, assumed from the code that libdevice
 and the special function unit need; light operators take 1."""

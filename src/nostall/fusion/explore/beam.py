@@ -53,7 +53,9 @@ def beam(delta: Delta, found: Mapping[int, tuple[Mask, ...]], width: int = WIDTH
             if graph[index].kind in COMPUTE and state.covered >> index & 1:
                 continue
             for mask in options:
-                if not mask & state.covered and state.kernels.admits(mask):
+                if mask & state.covered or not state.kernels.admits(mask):
+                    continue
+                if delta.joins(mask):
                     made = _extended(delta, state, mask, share)
                     following.setdefault((made.covered, made.gain), made)
         ranked = sorted(following.values(), key=_promise)[:width]

@@ -26,7 +26,7 @@ def joined(delta: Delta, plan: Plan, score: Score, rounds: int) -> Plan:
         for one, other in _ranked(owner, beside, score):
             if owner[_first(one)] != one or owner[_first(other)] != other:
                 continue
-            if delta.parts(one | other) is not None and _joins(kernels, one, other):
+            if delta.joins(one | other) and _joins(kernels, one, other):
                 owner.update(dict.fromkeys(members(one | other), one | other))
                 changed = True
         if not changed:

@@ -33,7 +33,8 @@ def _pays(delta: Delta, one: Mask, other: Mask) -> bool:
     both = delta.gain(one | other)
     if both is None:
         return False
-    return both > (delta.gain(one) or 0.0) + (delta.gain(other) or 0.0)
+    apart = (delta.gain(one) or 0.0) + (delta.gain(other) or 0.0)
+    return both > apart and delta.joins(one | other)
 
 
 def _by_depth(delta: Delta, plan: Plan) -> dict[int, list[Mask]]:

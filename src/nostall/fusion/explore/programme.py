@@ -72,7 +72,7 @@ def columns(delta: Delta, most: int = MOST_COLUMNS) -> Columns:
             if gain is None and mapping(delta.work, mask) is None:
                 continue
             seen += gain is not None
-            if gain is not None and gain > 0 and size > 1:
+            if gain is not None and gain > 0 and size > 1 and delta.joins(mask):
                 patterns.append(mask)
                 gains.append(gain)
             if seen > most or len(wider) > most:

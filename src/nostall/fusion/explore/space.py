@@ -137,7 +137,7 @@ class PlanSpace(Space[Plan, Move]):
         if any(not mask for mask in new):
             return None
         for mask in new:
-            if self.delta.parts(mask) is None or not self.delta.is_connected(mask):
+            if not self.delta.is_connected(mask) or not self.delta.joins(mask):
                 return None
         kept = [mask for mask in state.groups if mask not in old]
         kernels = Contraction(self.delta.graph)

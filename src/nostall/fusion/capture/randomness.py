@@ -1,0 +1,95 @@
+"""Random numbers that a fused kernel can make: Philox from a seed in memory.
+
+As Inductor does it: one call draws the seeds of a graph from PyTorch's generator, so
+``torch.manual_seed`` repeats them and a CUDA graph draws new ones on every replay.  What they are
+used for is computed wherever it is needed, always the same.  Backward passes read the mask that the
+forward pass saved.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from nostall.fusion.capture.call import dtype_name
+from nostall.fusion.codegen.eager import uniform_numbers
+
+_aten = torch.ops.aten
+_MADE = ("float32", "float16", "bfloat16")
+
+
+def seeds(count: int, device: torch.device) -> Tensor:
+    """``count`` seeds, int64, from PyTorch's generator of the device."""
+    return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
+
+
+def uniform(seed: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Numbers in [0, 1) for a seed of one element, as a fused kernel makes them."""
+    return uniform_numbers(seed, tuple(size), dtype)
+
+
+torch.library.custom_op("nostall::seeds", seeds, mutates_args=())
+torch.library.custom_op("nostall::uniform", uniform, mutates_args=())
+SEEDS = torch.ops.nostall.seeds.default
+"""A call that is none: what it draws is given, as far as kernels are concerned."""
+UNIFORM = torch.ops.nostall.uniform.default
+
+
+def seeded(given: GraphModule) -> GraphModule:
+    """A copy in which uniform random tensors come from seeds; normal ones and those of own
+    generators stay.  A module without any is given back as it is."""
+    if not any(map(_is_uniform, given.graph.nodes)):
+        return given
+    module = GraphModule(given, copy.deepcopy(given.graph))
+    found = [node for node in module.graph.nodes if _is_uniform(node)]
+    first = found[0].meta["val"]
+    found = [node for node in found if node.meta["val"].device == first.device]
+    start = next(node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
+    with module.graph.inserting_before(start):
+        drawn = module.graph.call_function(SEEDS, (len(found), first.device))
+    drawn.meta["val"] = _seed_like(first, len(found))
+    for place, node in enumerate(found):
+        with module.graph.inserting_before(node):
+            made = _from_seed(module, drawn, place, node)
+        node.replace_all_uses_with(made)
+        module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+def _is_uniform(node: Node) -> bool:
+    if node.target not in (_aten.rand.default, _aten.rand_like.default):
+        return False
+    value = node.meta["val"]
+    return value.dim() > 0 and value.is_contiguous() and dtype_name(value.dtype) in _MADE
+
+
+def _seed_like(value: Tensor, count: int) -> Tensor:
+    """What stands for seeds while nothing is computed."""
+    return value.new_empty((count,), dtype=torch.int64)
+
+
+def _from_seed(module: GraphModule, drawn: Node, place: int, node: Node) -> Node:
+    value = node.meta["val"]
+    seed = module.graph.call_function(_aten.slice.Tensor, (drawn, 0, place, place + 1))
+    seed.meta["val"] = _seed_like(value, 1)
+    sizes: Any = node.args[0]
+    if isinstance(sizes, Node):
+        sizes = [_size(module, sizes, axis) for axis in range(value.dim())]
+    made = module.graph.call_function(UNIFORM, (seed, sizes, value.dtype))
+    made.meta.update(node.meta)
+    return made
+
+
+def _size(module: GraphModule, tensor: Node, axis: int) -> int | Node:
+    size = tensor.meta["val"].shape[axis]
+    if isinstance(size, int):
+        return size
+    made = module.graph.call_function(_aten.sym_size.int, (tensor, axis))
+    made.meta["val"] = size
+    return made

@@ -1,0 +1,84 @@
+"""What explorers put into one kernel is what code generation can write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from tests.unit.fusion import generated, operator_graphs
+from tests.unit.fusion.generated import Made
+
+from nostall.fusion import Builder, Graph
+from nostall.fusion.codegen.legal import generate
+from nostall.fusion.evaluate import Delta
+from nostall.fusion.explore import explore, greedy, refined
+from nostall.fusion.plan import Mask, mask_of, members
+from nostall.fusion.regions import regions
+
+
+def planned(graph: Graph, *, annealed: bool = True) -> set[Mask]:
+    """Kernels of several operators in the plans of all explorers."""
+    delta = Delta(graph)
+    found = explore(delta)
+    plans = [found.plan, found.connected, found.composed, greedy(delta)]
+    if annealed:
+        plans.append(refined(delta, found.connected, evaluations=10).plan)
+    return {mask for plan in plans for mask in plan.groups if mask & (mask - 1)}
+
+
+def write(graph: Graph, kernels: Iterable[Mask]) -> None:
+    """Raises where one of them is none."""
+    for mask in kernels:
+        assert generate(graph, members(mask)).source
+
+
+@settings(max_examples=10)
+@given(generated.operator_graphs())
+def test_plans_of_random_graphs_can_be_written(made: Made) -> None:
+    write(made.graph, planned(made.graph))
+
+
+@settings(max_examples=8)
+@given(operator_graphs.operator_graphs())
+def test_plans_of_large_random_graphs_can_be_written(graph: Graph) -> None:
+    for part in regions(graph):
+        write(part.graph, planned(part.graph))
+
+
+@settings(max_examples=8)
+@given(generated.operator_graphs(varying=17))
+def test_plans_for_dynamic_sizes_can_be_written(made: Made) -> None:
+    write(made.graph, planned(made.graph))
+
+
+@pytest.mark.parametrize("name", ["cross-entropy", "quantised-norm"])
+def test_plans_of_models_can_be_written(name: str) -> None:
+    pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
+    from benchmarks.fusion_graphs import captured
+
+    kernels = 0
+    for found in captured(name, small=True).values():
+        for part in regions(found.graph):
+            masks = planned(part.graph, annealed=False)
+            write(part.graph, masks)
+            kernels += len(masks)
+    assert kernels
+
+
+def test_what_the_cost_model_alone_would_join_is_not_joined() -> None:
+    """A value and its transpose: legal by bytes and rows, but no kernel walks both ways."""
+    build = Builder()
+    made = build("exp", build.input((64, 64)))
+    graph = build.graph(build("add", made, build("permute", made, dims=(1, 0))))
+    delta, both = Delta(graph), mask_of(graph.operators)
+    assert delta.parts(both) is not None
+    assert not delta.joins(both)
+    assert len(explore(delta).plan.groups) == 2
+
+
+def test_what_has_no_kernel_alone_has_none_with_others() -> None:
+    build = Builder()
+    x = build.input((8, 16), "float64")
+    graph = build.graph(build("exp", build("neg", x)))
+    assert Delta(graph).parts(mask_of(graph.operators)) is None
