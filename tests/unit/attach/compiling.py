@@ -1,0 +1,195 @@
+"""Run in a process of its own: programs by ``torch.compile(backend="nostall")`` in Triton's
+interpreter, results as JSON.  ``python -m tests.unit.attach.compiling PART MODEL…``
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from nostall.attach.compile.backend import Backend
+from nostall.attach.compile.clock import RecordedClock
+from nostall.attach.compile.operator import observed
+from nostall.fusion.codegen.interpreted import prepare
+
+FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
+STITCHED = {"nostall.choose": "stitched"}
+EAGER = {"nostall.rest": "eager"}
+
+
+class Feed(nn.Module):
+    """Norm, two matrix products, residual, softmax; nothing is left for a C++ compiler."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(F.gelu(self.up(self.norm(x))))
+        return (x + y).softmax(-1)
+
+
+class Norms(nn.Module):
+    """A batch norm changes its buffers in place; dropout draws random numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.batch, self.layer = nn.BatchNorm1d(width), nn.LayerNorm(width)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.dropout(self.batch(x))).square()
+
+
+def made(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    module = {"wide": lambda: Feed(24), "narrow": lambda: Feed(12), "norms": lambda: Norms(12)}
+    return module[name](), torch.randn(6, 24 if name == "wide" else 12, requires_grad=True)
+
+
+def results(function: Callable[..., Tensor], module: nn.Module, x: Tensor) -> list[Tensor]:
+    """The result, its gradients, and what the module remembers."""
+    torch.manual_seed(1)
+    module.zero_grad()
+    y = function(x)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+    y.square().sum().backward()
+    parameters = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    return [y.detach(), gradient, *parameters, *(b.clone() for b in module.buffers())]
+
+
+def apart(some: list[Tensor], others: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
+
+
+def digest(values: list[Tensor]) -> str:
+    data = b"".join(value.contiguous().numpy().tobytes() for value in values)
+    return hashlib.sha256(data).hexdigest()
+
+
+def cached(name: str) -> dict[str, Any]:
+    """A stitched model whose rest is Inductor's, by the entry point."""
+    from torch._dynamo.utils import counters
+
+    before = dict(counters["aot_autograd"])
+    module, x = made(name)
+    options = {**STITCHED, "fx_graph_cache": True}
+    with observed() as called:
+        found = results(torch.compile(module, backend="nostall", options=options), module, x)
+    plain, y = made(name)
+    hits = "autograd_cache_hit"
+    return {
+        "kernels": sorted(called),
+        "digest": digest(found),
+        "apart": apart(found, results(plain, plain, y)),
+        "hits": counters["aot_autograd"][hits] - before.get(hits, 0),
+    }
+
+
+def measured() -> dict[str, Any]:
+    """A training loop in which the stitched version wins, and the next one, which knows that."""
+    result: dict[str, Any] = {}
+    plain, y = made("norms")
+    # Taken apart, dropout draws other numbers than eager PyTorch does.
+    options = {**EAGER, "nostall.choose": "inductor"}
+    same = torch.compile(plain, backend=Backend(), options=options)
+    wanted = [results(same, plain, y) for _ in range(4)]
+    for run in ("first", "again"):
+        backend = Backend(FASTER)
+        module, x = made("norms")
+        options = {**EAGER, "nostall.background": False}
+        function = torch.compile(module, backend=backend, options=options)
+        steps, states, called = [], [], []
+        for _ in range(4):
+            with observed() as names:
+                steps.append(results(function, module, x))
+            (report,) = backend.reports
+            states.append(report.state)
+            called.append(len(names) > 0)
+        result[run] = {
+            "states": states,
+            "called": called,
+            "apart": [apart(a, b) for a, b in zip(steps, wanted, strict=True)],
+            "from store": report.from_store,
+            "reason": report.reason,
+            "refused": [f"{what}: {why}" for why, what in report.refused],
+            "ratio": report.compared.ratio if report.compared else None,
+        }
+    return result
+
+
+def strange() -> dict[str, Any]:
+    """Programs of which little or nothing can be stitched: largest difference, kernels, reasons."""
+
+    def breaks(x: Tensor) -> Tensor:
+        y = x.softmax(-1)
+        torch._dynamo.graph_break()
+        return (y - y.mean(-1, keepdim=True)).exp()
+
+    def in_place(x: Tensor) -> Tensor:
+        y = x.softmax(-1)
+        z = y[0]
+        z.add_(1)
+        return y.sum(-1) + x.add_(z).sum(-1)
+
+    def numbers(x: Tensor) -> Tensor:
+        return torch.view_as_complex(x.view(-1, 2)).abs() + x.view(-1, 2).softmax(-1).sum(-1)
+
+    def transposed(x: Tensor) -> Tensor:
+        return x.t().softmax(0).t()
+
+    def half(x: Tensor) -> Tensor:
+        return F.layer_norm(x.half(), (12,)).float()
+
+    def chosen(x: Tensor) -> Tensor:
+        return x[x > 0].sort().values.cumsum(0)
+
+    result = {}
+    for function in (breaks, in_place, numbers, transposed, half, chosen):
+        backend = Backend()
+        compiled = torch.compile(function, backend=backend, options={**EAGER, **STITCHED})
+        torch.manual_seed(0)
+        x = torch.randn(6, 12)
+        with torch.inference_mode() if function is half else torch.no_grad(), observed() as called:
+            found, wanted = compiled(x.clone()), function(x.clone())
+        result[function.__name__] = {
+            "apart": float((found - wanted).abs().max()),
+            "strides": [found.stride(), wanted.stride()],
+            "kernels": len(called),
+            "refused": sorted({why for r in backend.reports for why, _ in r.refused}),
+            "graphs": len(backend.reports),
+        }
+    return result
+
+
+def dynamic() -> dict[str, Any]:
+    backend = Backend()
+    compiled = torch.compile(
+        lambda x: x.softmax(-1), backend=backend, dynamic=True, options={**EAGER, **STITCHED}
+    )
+    gaps = [
+        float((compiled(x) - x.softmax(-1)).abs().max()) for x in map(torch.ones, ((3, 4), (5, 6)))
+    ]
+    return {"apart": max(gaps), "refused": [list(r.refused) for r in backend.reports]}
+
+
+def main() -> None:
+    prepare()
+    torch.set_num_threads(1)
+    part, *names = sys.argv[1:]
+    result: dict[str, Any] = {"cached": {name: cached(name) for name in names}}
+    if part == "all":
+        result |= {"measured": measured(), "strange": strange(), "dynamic": dynamic()}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""``torch.compile(backend="nostall")`` in fresh processes, kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+GROUP = "torch_dynamo_backends"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty store and empty caches, and the entry point as a package would declare it."""
+    place = tmp_path_factory.mktemp("machine")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    about = place / "packages" / "declared-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1.0\n")
+    lines = [f"{name} = {target}" for name, target in declared[GROUP].items()]
+    (about / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
+    return place
+
+
+def run(machine: Path, *what: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.unit.attach.compiling", *what],
+        cwd=ROOT,
+        env=os.environ
+        | {
+            "TRITON_INTERPRET": "1",
+            "NOSTALL_HOME": str(machine / "home"),
+            "TORCHINDUCTOR_CACHE_DIR": str(machine / "inductor"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(machine / "packages")]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def cold(machine: Path) -> Any:
+    return run(machine, "all", "wide", "narrow")
+
+
+@pytest.fixture(scope="module")
+def warm(machine: Path, cold: Any) -> Any:
+    return run(machine, "cached", "narrow", "wide")
+
+
+@pytest.mark.parametrize("model", ["wide", "narrow"])
+def test_inductor_calls_stitched_kernels_and_gradients_are_right(cold: Any, model: str) -> None:
+    found = cold["cached"][model]
+    assert len(found["kernels"]) >= 3
+    assert found["apart"] < 1e-4
+    assert found["hits"] == 0
+
+
+@pytest.mark.parametrize("model", ["wide", "narrow"])
+def test_another_process_takes_compiled_graphs_from_pytorchs_cache(
+    cold: Any, warm: Any, model: str
+) -> None:
+    assert warm["cached"][model]["hits"] >= 1
+    assert warm["cached"][model]["kernels"] == cold["cached"][model]["kernels"]
+    assert warm["cached"][model]["digest"] == cold["cached"][model]["digest"]
+
+
+def test_models_share_no_kernels(cold: Any) -> None:
+    wide, narrow = (set(cold["cached"][model]["kernels"]) for model in ("wide", "narrow"))
+    assert not wide & narrow
+
+
+def test_a_faster_version_is_swapped_in_between_steps(cold: Any) -> None:
+    first = cold["measured"]["first"]
+    assert first["states"] == ["inductor", "stitched", "stitched", "stitched"]
+    assert first["called"] == [False, True, True, True]
+    assert max(first["apart"]) < 1e-4
+    assert first["ratio"] == 2.0
+    assert not first["from store"]
+
+
+def test_the_next_run_begins_with_the_choice(cold: Any) -> None:
+    again = cold["measured"]["again"]
+    assert again["from store"]
+    assert again["states"] == ["stitched"] * 4
+    assert all(again["called"])
+    assert max(again["apart"]) < 1e-4
+    assert again["ratio"] == 2.0
+
+
+KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "transposed": 1, "half": 1, "chosen": 0}
+REASONS = {"numbers": "dtype complex64", "chosen": "data-dependent shape"}
+
+
+@pytest.mark.parametrize("program", KERNELS)
+def test_a_strange_program_gives_what_it_gave(cold: Any, program: str) -> None:
+    found = cold["strange"][program]
+    assert found["apart"] < (2e-3 if program == "half" else 1e-5)
+    assert found["strides"][0] == found["strides"][1]
+    assert found["kernels"] >= KERNELS[program]
+    if program in REASONS:
+        assert any(REASONS[program] in why for why in found["refused"])
+    assert found["graphs"] == (2 if program == "breaks" else found["graphs"])
+
+
+def test_a_dynamic_graph_stays_with_the_others_and_is_counted(cold: Any) -> None:
+    assert cold["dynamic"]["apart"] < 1e-6
+    assert [["dynamic shape", "whole graph"]] in cold["dynamic"]["refused"]
