@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
@@ -28,6 +28,8 @@ from nostall.attach.compile.rewrite import Stitching
 from nostall.attach.compile.settings import Settings, settings_of
 from nostall.attach.compile.switch import Candidate, Rules, Switch
 from nostall.attach.delivery import say_once
+
+T = TypeVar("T")
 
 
 class Backend:
@@ -59,7 +61,7 @@ class Backend:
 
     def reset(self) -> None:
         """``torch._dynamo.reset()``: Inductor's CUDA graphs go, too."""
-        from torch._inductor import reset_cudagraph_trees
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
         if torch.cuda.is_available():
             reset_cudagraph_trees()
@@ -170,7 +172,7 @@ class _Graph:
             self.host = EagerHost()
             return self._timed("plain", lambda: self.host.plain(spare, self.inputs))
 
-    def _timed(self, what: str, work: Any) -> Any:
+    def _timed(self, what: str, work: Callable[[], T]) -> T:
         began = time.perf_counter()
         try:
             return work()

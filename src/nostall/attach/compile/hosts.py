@@ -49,11 +49,12 @@ class InductorHost:
         from torch._inductor.compile_fx import compile_fx
 
         try:
-            return compile_fx(module, inputs, config_patches=dict(self.patches))
+            found: Compiled = compile_fx(module, inputs, config_patches=dict(self.patches))
         except Exception as error:
             if (missing := _missing(error)) is not None:
                 raise Unavailable(missing) from error
             raise
+        return found
 
     def stitched(
         self, module: GraphModule, inputs: Sequence[Any], extent: Extent, done: Stitching
@@ -65,7 +66,8 @@ class InductorHost:
         before = self.patches.get(name) or getattr(config, name)
         patches = {**self.patches, name: StitchPass(extent, before)}
         with _stitching(done), _whole():
-            return compile_fx(module, inputs, config_patches=patches)
+            found: Compiled = compile_fx(module, inputs, config_patches=patches)
+        return found
 
 
 class Unavailable(Exception):
@@ -163,12 +165,13 @@ class EagerHost:
             change(graph)
             return make_boxed_func(graph.forward)
 
-        return aot_autograd(
+        found: Compiled = aot_autograd(
             fw_compiler=compiler,
             bw_compiler=compiler,
             partition_fn=min_cut_rematerialization_partition,
             decompositions=decompositions(),
         )(module, inputs)
+        return found
 
 
 def inductor_patches(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:

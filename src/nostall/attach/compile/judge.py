@@ -155,8 +155,12 @@ def _run(version: Version, args: Sequence[Any], seeds: list[Tensor] | None = Non
     ends = [x for x in given if x.grad_fn is not None]
     leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
     gradients: list[Tensor | None] = []
+    if seeds and not ends:
+        raise Differs("no result has a gradient")
     if ends and leaves:
         seeds = [torch.randn_like(x) for x in ends] if seeds is None else seeds
+        if [x.shape for x in seeds] != [x.shape for x in ends]:
+            raise Differs("other results have gradients than in Inductor's version")
         gradients = list(torch.autograd.grad(ends, leaves, seeds, allow_unused=True))
     return _Results(given, gradients, seeds or [])
 

@@ -113,7 +113,12 @@ def note(kernel: str) -> None:
 
 def _run(inputs: list[Tensor], kernel: str) -> list[Tensor]:
     note(kernel)
-    return resolve(kernel)(inputs)
+    runner = resolve(kernel)
+    device = inputs[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return runner(inputs)
+    return runner(inputs)
 
 
 def fake(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:

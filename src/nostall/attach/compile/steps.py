@@ -39,16 +39,16 @@ class Steps:
         """Whether no backward pass is pending and no CUDA graph is being captured."""
         return not self._pending and not capturing()
 
-    def follow(self, result: Any) -> None:
+    def follow(self, result: Any, retained: Action | None = None) -> None:
         """Remember that a backward pass belongs to the result of a call, until it ran or cannot
-        run any more."""
+        run any more.  ``retained`` is called where it ran with ``retain_graph``."""
         node = _grad_fn(result)
         if node is None:
             return
         self._count += 1
         number = self._count
         self._pending.add(number)
-        done = _Done(self._pending, number)
+        done = _Done(self._pending, number, retained)
         node.register_hook(done)
         # The node holds the hook; without the node there is no backward pass.
         weakref.finalize(done, self._pending.discard, number)
@@ -66,11 +66,13 @@ class Steps:
 class _Done:
     """A hook behind a backward pass."""
 
-    def __init__(self, pending: set[int], number: int) -> None:
-        self._pending, self._number = pending, number
+    def __init__(self, pending: set[int], number: int, retained: Action | None) -> None:
+        self._pending, self._number, self._retained = pending, number, retained
 
     def __call__(self, *_: Any) -> None:
         self._pending.discard(self._number)
+        if self._retained is not None and torch._C._autograd._get_current_graph_task_keep_graph():
+            self._retained()
 
 
 def capturing() -> bool:

@@ -86,8 +86,14 @@ class Switch:
         else:
             self._advance(args)
             result = self._active(*args)
-        STEPS.follow(result)
+        STEPS.follow(result, self._retained)
         return result
+
+    def _retained(self) -> None:
+        """PyTorch gives the memory of saved tensors away in a backward pass that it compiles with
+        the forward pass, and ours is; Inductor's is compiled later, when it knows better."""
+        if self in STEPS.undecided:
+            self._finish("inductor", "the program goes through graphs twice (retain_graph)")
 
     def _advance(self, args: tuple[Any, ...]) -> None:
         """Whatever can be done at this call towards a choice."""
