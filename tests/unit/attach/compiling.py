@@ -25,28 +25,25 @@ EAGER = {"nostall.rest": "eager"}
 
 
 class Feed(nn.Module):
-    """Norm, two matrix products, residual, softmax; nothing is left for a C++ compiler."""
+    """Norm, matrix product, residual, softmax; nothing is left for a C++ compiler."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.down(F.gelu(self.up(self.norm(x))))
-        return (x + y).softmax(-1)
+        return (x + self.up(self.norm(x))).softmax(-1)
 
 
 class Norms(nn.Module):
-    """A batch norm changes its buffers in place; dropout draws random numbers."""
+    """A batch norm changes its buffers in place."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.batch, self.layer = nn.BatchNorm1d(width), nn.LayerNorm(width)
-        self.dropout = nn.Dropout(0.5)
+        self.batch = nn.BatchNorm1d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(self.dropout(self.batch(x))).square()
+        return self.batch(x).softmax(-1)
 
 
 def made(name: str) -> tuple[nn.Module, Tensor]:
@@ -81,9 +78,8 @@ def cached(name: str) -> dict[str, Any]:
 
     before = dict(counters["aot_autograd"])
     module, x = made(name)
-    options = {**STITCHED, "fx_graph_cache": True}
     with observed() as called:
-        found = results(torch.compile(module, backend="nostall", options=options), module, x)
+        found = results(torch.compile(module, backend="nostall", options=STITCHED), module, x)
     plain, y = made(name)
     hits = "autograd_cache_hit"
     return {
@@ -98,17 +94,14 @@ def measured() -> dict[str, Any]:
     """A training loop in which the stitched version wins, and the next one, which knows that."""
     result: dict[str, Any] = {}
     plain, y = made("norms")
-    # Taken apart, dropout draws other numbers than eager PyTorch does.
-    options = {**EAGER, "nostall.choose": "inductor"}
-    same = torch.compile(plain, backend=Backend(), options=options)
-    wanted = [results(same, plain, y) for _ in range(4)]
+    wanted = [results(plain, plain, y) for _ in range(3)]
     for run in ("first", "again"):
         backend = Backend(FASTER)
         module, x = made("norms")
         options = {**EAGER, "nostall.background": False}
         function = torch.compile(module, backend=backend, options=options)
         steps, states, called = [], [], []
-        for _ in range(4):
+        for _ in range(3 if run == "first" else 1):
             with observed() as names:
                 steps.append(results(function, module, x))
             (report,) = backend.reports
@@ -117,7 +110,7 @@ def measured() -> dict[str, Any]:
         result[run] = {
             "states": states,
             "called": called,
-            "apart": [apart(a, b) for a, b in zip(steps, wanted, strict=True)],
+            "apart": [apart(a, b) for a, b in zip(steps, wanted, strict=False)],
             "from store": report.from_store,
             "reason": report.reason,
             "refused": [f"{what}: {why}" for why, what in report.refused],
@@ -143,17 +136,14 @@ def strange() -> dict[str, Any]:
     def numbers(x: Tensor) -> Tensor:
         return torch.view_as_complex(x.view(-1, 2)).abs() + x.view(-1, 2).softmax(-1).sum(-1)
 
-    def transposed(x: Tensor) -> Tensor:
-        return x.t().softmax(0).t()
-
     def half(x: Tensor) -> Tensor:
-        return F.layer_norm(x.half(), (12,)).float()
+        return F.layer_norm(x.half().t(), (6,)).t()
 
     def chosen(x: Tensor) -> Tensor:
         return x[x > 0].sort().values.cumsum(0)
 
     result = {}
-    for function in (breaks, in_place, numbers, transposed, half, chosen):
+    for function in (breaks, in_place, numbers, half, chosen):
         backend = Backend()
         compiled = torch.compile(function, backend=backend, options={**EAGER, **STITCHED})
         torch.manual_seed(0)

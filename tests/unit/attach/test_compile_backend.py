@@ -41,6 +41,7 @@ def run(machine: Path, *what: str) -> Any:
             "TRITON_INTERPRET": "1",
             "NOSTALL_HOME": str(machine / "home"),
             "TORCHINDUCTOR_CACHE_DIR": str(machine / "inductor"),
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",  # trying takes a C++ compiler some seconds
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(machine / "packages")]),
         },
         capture_output=True,
@@ -64,7 +65,7 @@ def warm(machine: Path, cold: Any) -> Any:
 @pytest.mark.parametrize("model", ["wide", "narrow"])
 def test_inductor_calls_stitched_kernels_and_gradients_are_right(cold: Any, model: str) -> None:
     found = cold["cached"][model]
-    assert len(found["kernels"]) >= 3
+    assert len(found["kernels"]) >= 2
     assert found["apart"] < 1e-4
     assert found["hits"] == 0
 
@@ -85,8 +86,8 @@ def test_models_share_no_kernels(cold: Any) -> None:
 
 def test_a_faster_version_is_swapped_in_between_steps(cold: Any) -> None:
     first = cold["measured"]["first"]
-    assert first["states"] == ["inductor", "stitched", "stitched", "stitched"]
-    assert first["called"] == [False, True, True, True]
+    assert first["states"] == ["inductor", "stitched", "stitched"]
+    assert first["called"] == [False, True, True]
     assert max(first["apart"]) < 1e-4
     assert first["ratio"] == 2.0
     assert not first["from store"]
@@ -95,13 +96,13 @@ def test_a_faster_version_is_swapped_in_between_steps(cold: Any) -> None:
 def test_the_next_run_begins_with_the_choice(cold: Any) -> None:
     again = cold["measured"]["again"]
     assert again["from store"]
-    assert again["states"] == ["stitched"] * 4
+    assert again["states"] == ["stitched"]
     assert all(again["called"])
     assert max(again["apart"]) < 1e-4
     assert again["ratio"] == 2.0
 
 
-KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "transposed": 1, "half": 1, "chosen": 0}
+KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "half": 1, "chosen": 0}
 REASONS = {"numbers": "dtype complex64", "chosen": "data-dependent shape"}
 
 

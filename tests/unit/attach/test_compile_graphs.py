@@ -54,14 +54,21 @@ def test_a_kernel_comes_back_from_the_store_as_it_was(name: str, tmp_path: Path)
     of = scheduled(graph, graph.operators)
     program = emit(of, first_choice(of))
     kept = Kept(tmp_path)
-    found = kept.program(kept.put(program))
-    assert KernelRecord.of(found) == KernelRecord.of(program)
-    assert found.source == program.source
-    assert [launch.counts for launch in found.launches] == [x.counts for x in program.launches]
+    record, source = kept.kernel(kept.put(program))
+    assert record == KernelRecord.of(program)
+    assert source == program.source
+    assert [(x.counts, x.grid, x.num_warps) for x in record.launches] == [
+        (x.counts, x.grid, x.num_warps) for x in program.launches
+    ]
     nodes = [program.graph[i] for i in (*program.inputs, *program.outputs)]
-    assert [(n.shape, n.strides, n.dtype) for n in found.graph] == [
+    tensors = (*record.inputs, *record.outputs)
+    assert [(t.shape, t.strides, t.dtype) for t in tensors] == [
         (n.shape, n.strides, n.dtype) for n in nodes
     ]
+    # Every tensor keeps its place in every launch, under its new name.
+    names = {f"p{at}": f"p{node.index}" for at, node in enumerate(nodes)}
+    for kept_launch, launch in zip(record.launches, program.launches, strict=True):
+        assert tuple(names.get(a, a) for a in kept_launch.arguments) == launch.arguments
 
 
 def test_a_damaged_kernel_is_not_run(tmp_path: Path) -> None:
@@ -72,7 +79,7 @@ def test_a_damaged_kernel_is_not_run(tmp_path: Path) -> None:
     path = kept.artefacts.path(kernel, "json")
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(BadStore, match="was changed"):
-        kept.program(kernel)
+        kept.kernel(kernel)
 
 
 def test_an_emptied_store_has_another_identity(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nostall.attach.compile.records import Kept
-from nostall.fusion.codegen.kernel import BadTensor, StitchedKernel, empty, load
+from nostall.attach.compile.records import KernelRecord, Kept, TensorRecord
+from nostall.fusion.codegen.kernel import BadTensor, load_source
 
 _LIBRARY = torch.library.Library("nostall", "DEF")
 _LIBRARY.define(
@@ -27,39 +28,47 @@ _LIBRARY.define(
 class Runner:
     """A kernel that checks its inputs quickly, and copies those that lie otherwise."""
 
-    def __init__(self, kernel: StitchedKernel) -> None:
-        self.kernel = kernel
-        graph, program = kernel.program.graph, kernel.program
-        self.inputs = [graph[i] for i in program.inputs]
-        self.outputs = [graph[i] for i in program.outputs]
-        self._wanted = [(n.shape, n.strides, getattr(torch, n.dtype)) for n in self.inputs]
+    def __init__(self, record: KernelRecord, functions: Sequence[Any]) -> None:
+        self.record = record
+        self._functions = functions
+        self._inputs = [_layout(tensor) for tensor in record.inputs]
+        self._outputs = [_layout(tensor) for tensor in record.outputs]
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         fits = all(
             tensor.stride() == strides and tensor.shape == shape and tensor.dtype is dtype
-            for tensor, (shape, strides, dtype) in zip(inputs, self._wanted, strict=True)
+            for tensor, (shape, strides, dtype) in zip(inputs, self._inputs, strict=True)
         )
         if not fits:
             inputs = self._laid_out(inputs)
         device = inputs[0].device
-        outputs = [empty(node, device) for node in self.outputs]
-        spaces = {
-            space.name: torch.empty(
-                space.elements, dtype=getattr(torch, space.dtype), device=device
+        outputs = self.empty(device)
+        tensors = {f"p{at}": tensor for at, tensor in enumerate([*inputs, *outputs])}
+        for space in self.record.workspaces:
+            dtype = getattr(torch, space.dtype)
+            tensors[space.name] = torch.empty(space.elements, dtype=dtype, device=device)
+        for function, launch in zip(self._functions, self.record.launches, strict=True):
+            arguments = [tensors[name] for name in launch.arguments]
+            function[launch.grid](
+                *arguments, *launch.counts, num_warps=launch.num_warps, enable_fp_fusion=True
             )
-            for space in self.kernel.program.workspaces
-        }
-        self.kernel.launch(inputs, outputs, spaces)
         return outputs
+
+    def empty(self, device: torch.device) -> list[Tensor]:
+        """Memory for the results."""
+        return [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in self._outputs
+        ]
 
     def warm(self, device: torch.device) -> None:
         """Compile without a launch, so that no step waits for it."""
         if device.type != "cuda":
             return
-        graph, program = self.kernel.program.graph, self.kernel.program
-        dtypes = {f"p{i}": getattr(torch, graph[i].dtype) for i in range(len(graph))}
-        dtypes |= {space.name: getattr(torch, space.dtype) for space in program.workspaces}
-        for function, launch in zip(self.kernel.functions, program.launches, strict=True):
+        every = [*self._inputs, *self._outputs]
+        dtypes = {f"p{at}": dtype for at, (_, _, dtype) in enumerate(every)}
+        dtypes |= {space.name: getattr(torch, space.dtype) for space in self.record.workspaces}
+        for function, launch in zip(self._functions, self.record.launches, strict=True):
             function.warmup(
                 *(dtypes[argument] for argument in launch.arguments),
                 *launch.counts,
@@ -70,24 +79,30 @@ class Runner:
 
     def _laid_out(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         found = []
-        for tensor, node in zip(inputs, self.inputs, strict=True):
-            if tuple(tensor.shape) != node.shape or str(tensor.dtype) != f"torch.{node.dtype}":
+        for tensor, (shape, strides, dtype) in zip(inputs, self._inputs, strict=True):
+            if tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 raise BadTensor(
-                    f"input {node} got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; "
-                    "compiled graphs call kernels with what they were made for: empty PyTorch's "
-                    "caches (TORCHINDUCTOR_CACHE_DIR)"
+                    f"a stitched kernel got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; "
+                    f"it takes {dtype} {shape}: empty PyTorch's caches (TORCHINDUCTOR_CACHE_DIR)"
                 )
-            if tensor.stride() != node.strides:
-                tensor = empty(node, tensor.device).copy_(tensor)
+            if tensor.stride() != strides:
+                laid = torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device)
+                tensor = laid.copy_(tensor)
             found.append(tensor)
         return found
+
+
+def _layout(tensor: TensorRecord) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tensor.shape, tensor.strides, getattr(torch, tensor.dtype)
 
 
 @cache
 def resolve(kernel: str) -> Runner:
     """The kernel of this name, from the store.  Raises :class:`BadStore`."""
     kept = Kept()
-    return Runner(load(kept.program(kernel), kept.folder))
+    record, source = kept.kernel(kernel)
+    _, functions = load_source(source, [launch.name for launch in record.launches], kept.folder)
+    return Runner(record, functions)
 
 
 _observers: list[set[str]] = []
@@ -121,10 +136,12 @@ def _run(inputs: list[Tensor], kernel: str) -> list[Tensor]:
     return runner(inputs)
 
 
-def fake(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:
-    """What a kernel would give for fake tensors (to be called where tensors are fake)."""
-    return [empty(node, inputs[0].device) for node in resolve(kernel).outputs]
+def _fake(inputs: list[Tensor], kernel: str) -> list[Tensor]:
+    return resolve(kernel).empty(inputs[0].device)
 
 
 _LIBRARY.impl("stitched", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("nostall::stitched", fake, lib=_LIBRARY)
+torch.library.register_fake("nostall::stitched", _fake, lib=_LIBRARY)
+
+STITCHED = torch.ops.nostall.stitched.default
+"""What a graph calls: ``STITCHED(inputs, name)``."""

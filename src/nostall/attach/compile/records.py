@@ -20,9 +20,8 @@ import nostall.fusion
 from nostall.core.launch import Strict
 from nostall.core.measurement import Comparison, Kind
 from nostall.core.run import write_atomically
-from nostall.fusion.codegen.plan import KernelPlan, Scheme
-from nostall.fusion.codegen.program import Launch, Program, Workspace
-from nostall.fusion.graph import Graph, Node
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.graph import Node
 from nostall.store import home
 from nostall.store.artefacts import Artefacts, name
 from nostall.store.errors import BadStore
@@ -55,20 +54,12 @@ class WorkspaceRecord(Strict):
     elements: int
 
 
-class PlanRecord(Strict):
-    scheme: Scheme
-    rows: int
-    chunks: tuple[int, ...]
-    num_warps: int
-    parts: int
-
-
 class KernelRecord(Strict):
     """A stitched kernel without the graph that it came from; ``source`` names its file."""
 
     schema_version: Literal[1] = 1
     source: str
-    plan: PlanRecord
+    plan: str
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
     launches: tuple[LaunchRecord, ...]
@@ -79,16 +70,9 @@ class KernelRecord(Strict):
         """The record of a program; equal programs have equal records."""
         nodes = (*program.inputs, *program.outputs)
         renamed = {f"p{index}": f"p{at}" for at, index in enumerate(nodes)}
-        plan = program.plan
         return cls(
             source=program.key,
-            plan=PlanRecord(
-                scheme=plan.scheme,
-                rows=plan.rows,
-                chunks=plan.chunks,
-                num_warps=plan.num_warps,
-                parts=plan.parts,
-            ),
+            plan=str(program.plan),
             inputs=tuple(_tensor(program.graph[i]) for i in program.inputs),
             outputs=tuple(_tensor(program.graph[i]) for i in program.outputs),
             launches=tuple(
@@ -105,26 +89,6 @@ class KernelRecord(Strict):
                 WorkspaceRecord(name=w.name, dtype=w.dtype, elements=w.elements)
                 for w in program.workspaces
             ),
-        )
-
-    def program(self, source: str) -> Program:
-        """The program as kernels are made of it; its graph has tensors only, no operators."""
-        tensors = (*self.inputs, *self.outputs)
-        nodes = tuple(
-            Node(at, "input", (), t.shape, t.dtype, t.strides) for at, t in enumerate(tensors)
-        )
-        places = tuple(range(len(tensors)))
-        plan = self.plan
-        return Program(
-            graph=Graph(nodes, ()),
-            plan=KernelPlan(plan.scheme, plan.rows, plan.chunks, plan.num_warps, plan.parts),
-            source=source,
-            inputs=places[: len(self.inputs)],
-            outputs=places[len(self.inputs) :],
-            launches=tuple(
-                Launch(x.name, x.arguments, x.counts, x.grid, x.num_warps) for x in self.launches
-            ),
-            workspaces=tuple(Workspace(w.name, w.dtype, w.elements) for w in self.workspaces),
         )
 
 
@@ -214,13 +178,17 @@ class Kept:
         self.artefacts.put(program.source.encode(), SOURCE)
         return self.artefacts.put(KernelRecord.of(program).model_dump_json().encode(), JSON)
 
-    def program(self, kernel: str) -> Program:
-        """The program of this name; :class:`BadStore` where it is missing or was changed."""
+    def kernel(self, kernel: str) -> tuple[KernelRecord, str]:
+        """The record of this name and the source; :class:`BadStore` where one is missing or was
+        changed."""
         try:
             record = KernelRecord.model_validate_json(self.artefacts.get(kernel, JSON))
         except ValidationError as error:
-            raise BadStore(f"kernel {kernel[:12]} is of another version of nostall") from error
-        return record.program(self.artefacts.get(record.source, SOURCE).decode())
+            raise BadStore(
+                f"kernel {kernel[:12]} is of another version of nostall; empty the store, or set "
+                "NOSTALL_HOME to another folder"
+            ) from error
+        return record, self.artefacts.get(record.source, SOURCE).decode()
 
     def answer(self, kind: type[Answer], key: str) -> Answer | None:
         """What is kept under a key; None where there is nothing that this version understands."""

@@ -6,6 +6,7 @@ whole or not at all: a kernel that computes only a part of one is left out.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,9 +21,10 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.compile import operator as kernels
+from nostall.attach.compile.operator import STITCHED
 from nostall.attach.compile.records import Kept, StepRecord
 from nostall.attach.compile.region import stitched_region
+from nostall.attach.delivery import say_once
 from nostall.fusion.capture import Captured, capture
 from nostall.fusion.graph import Graph
 from nostall.fusion.operations import COMPUTE
@@ -63,7 +65,12 @@ def rewrite(module: GraphModule, kept: Kept, extent: Extent, done: Stitching) ->
     done.refused.update(captured.explanation.refused)
     parts = []
     for region in regions(captured.graph):
-        record = stitched_region(region.graph, kept)
+        try:
+            record = stitched_region(region.graph, kept)
+        except Exception as error:  # one region is not worth the others
+            say_once(f"a region is not stitched: {type(error).__name__}: {error}")
+            done.refused[f"{type(error).__name__} while stitching", "a region"] += 1
+            continue
         done.refused.update({(why, "no kernel"): n for why, n in record.refused.items()})
         parts += [_part(step, region.origins) for step in record.steps]
     parts = _whole_calls(captured, _wanted(captured.graph, parts, extent), done)
@@ -92,8 +99,14 @@ def _whole_calls(captured: Captured, parts: list[_Part], done: Stitching) -> lis
     owner = _owners(captured)
     while True:
         held = {index for part in parts for index in part.operators}
+        given = {index for part in parts for index in part.gives}
         cut = {owner[i] for i in graph.operators if i not in held and i in owner}
-        left = [p for p in parts if any(owner.get(i) in cut for i in p.operators)]
+        left = [
+            part
+            for part in parts
+            if any(owner.get(i) in cut for i in part.operators)
+            or any(i not in given and i not in captured.origins for i in part.reads)
+        ]
         unlike = [p for p in parts if p not in left and not _alike(captured, p)]
         if not left and not unlike:
             return parts
@@ -129,29 +142,87 @@ def _alike(captured: Captured, part: _Part) -> bool:
 
 def _replace(module: GraphModule, captured: Captured, parts: Sequence[_Part]) -> None:
     graph = module.graph
-    at = {node: place for place, node in enumerate(graph.nodes)}
-    values = dict(captured.origins)
-    output = graph.output_node()
+    new = _New(graph, captured)
     for part in parts:
-        given = [values[index] for index in part.reads]
-        with graph.inserting_before(output), given[0].meta["val"].fake_mode:
-            call = graph.call_function(torch.ops.nostall.stitched.default, (given, part.name))
-            call.meta["val"] = kernels.fake([node.meta["val"] for node in given], part.name)
-            at[call] = max(at[node] for node in given)
-            for place, index in enumerate(part.gives):
-                result = graph.call_function(operator.getitem, (call, place))
-                origin = values.get(index)
-                result.meta = dict(origin.meta) if origin is not None else {}
-                result.meta["val"] = call.meta["val"][place]
-                at[result] = at[call]
-                values[index] = result
-                if origin is not None:
-                    origin.replace_all_uses_with(result)
+        given = [new.values[index] for index in part.reads]
+        results = new.kernel(part, given)
+        for index, result in zip(part.gives, results, strict=True):
+            origin = new.values.get(index)
+            new.values[index] = result
+            if origin is not None:
+                result.meta = {**origin.meta, "val": result.meta["val"]}
+                origin.replace_all_uses_with(result)
+    for node, value in captured.values.items():
+        if isinstance(value, int) and new.hides(value):
+            shown = new.shown(value)
+            if shown.meta["val"].stride() == node.meta["val"].stride():
+                node.replace_all_uses_with(shown)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not node.is_impure():
             graph.erase_node(node)
-    _sort(graph, at)
+    _sort(graph, new.at)
     module.recompile()
+
+
+class _New:
+    """Nodes that are added.  ``values`` has the node that stands for a value of the captured graph,
+    ``at`` the place that every node would like to have."""
+
+    def __init__(self, graph: FxGraph, captured: Captured) -> None:
+        self._graph, self._captured = graph, captured
+        self.values: dict[int, FxNode] = dict(captured.origins)
+        self.at = {node: place for place, node in enumerate(graph.nodes)}
+        self._output = graph.output_node()
+
+    def kernel(self, part: _Part, given: list[FxNode]) -> list[FxNode]:
+        """The call of a kernel; a node for each of its results."""
+        call = self._call(STITCHED, (given, part.name), given)
+        places = range(len(part.gives))
+        return [self._call(operator.getitem, (call, place), [call]) for place in places]
+
+    def hides(self, index: int) -> bool:
+        """Whether a value of PyTorch's is a view of a result that PyTorch does not know: inside of
+        what one ATen call was lowered to."""
+        graph, origins = self._captured.graph, self._captured.origins
+        while graph[index].kind == "layout":
+            index = graph[index].inputs[0]
+            if index in origins:
+                return False
+            if index in self.values:
+                return True
+        return False
+
+    def shown(self, index: int) -> FxNode:
+        """The node of a value, views of results included."""
+        node = self._captured.graph[index]
+        if index in self.values and not self.hides(index):
+            return self.values[index]
+        below = self.shown(node.inputs[0])
+        aten = torch.ops.aten
+        if node.op == "permute":
+            return self._call(aten.permute.default, (below, list(node.dims)), [below])
+        if node.op == "expand":
+            return self._call(aten.expand.default, (below, list(node.shape)), [below])
+        if node.op == "slice":
+            dim, start, step = (node[name] for name in ("dim", "start", "step"))
+            assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
+            stop = start + step * (node.shape[dim] - 1) + 1
+            return self._call(aten.slice.Tensor, (below, dim, start, stop, step), [below])
+        return self._call(aten.view.default, (below, list(node.shape)), [below])
+
+    def _call(self, target: Any, args: tuple[Any, ...], reads: list[FxNode]) -> FxNode:
+        with self._graph.inserting_before(self._output), _mode(reads):
+            call = self._graph.call_function(target, args)
+            given = torch.fx.map_arg(args, lambda node: node.meta["val"])
+            call.meta["val"] = target(*given)
+        self.at[call] = max(self.at[node] for node in reads)
+        return call
+
+
+def _mode(reads: Sequence[FxNode]) -> Any:
+    """The mode in which the nodes' tensors are fake."""
+    modes = (getattr(node.meta["val"], "fake_mode", None) for node in reads)
+    return next((mode for mode in modes if mode is not None), contextlib.nullcontext())
 
 
 def _sort(graph: FxGraph, at: dict[FxNode, int]) -> None:
