@@ -1,16 +1,20 @@
-"""Run in a process of its own: programs by ``torch.compile(backend="nostall")`` in Triton's
-interpreter, results as JSON.  ``python -m tests.unit.attach.compiling PART MODEL…``
+"""Programs by ``torch.compile(backend="nostall")`` in Triton's interpreter, one process after the
+other: ``python -m tests.unit.attach.compiling FOLDER`` writes what each found as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.compile_fx
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
@@ -171,14 +175,46 @@ def dynamic() -> dict[str, Any]:
     return {"apart": max(gaps), "refused": [list(r.refused) for r in backend.reports]}
 
 
+def everything(models: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "cached": {name: cached(name) for name in models},
+        "measured": measured(),
+        "strange": strange(),
+        "dynamic": dynamic(),
+    }
+
+
+def only_cached(models: tuple[str, ...]) -> dict[str, Any]:
+    return {"cached": {name: cached(name) for name in models}}
+
+
+# Forked before anything is traced: no process knows what another one did, and PyTorch is imported
+# once.
+PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
+    "cold": lambda: everything(("wide", "narrow")),
+    "warm": lambda: only_cached(("narrow", "wide")),
+}
+
+
 def main() -> None:
     prepare()
     torch.set_num_threads(1)
-    part, *names = sys.argv[1:]
-    result: dict[str, Any] = {"cached": {name: cached(name) for name in names}}
-    if part == "all":
-        result |= {"measured": measured(), "strange": strange(), "dynamic": dynamic()}
-    print(json.dumps(result))
+    folder = Path(sys.argv[1])
+    for name, work in PROCESSES.items():
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                (folder / f"{name}.json").write_text(json.dumps(work()))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(f"the process {name} failed")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ from nostall.attach.compile.report import GraphReport  # noqa: E402
 from nostall.attach.compile.rewrite import Stitching  # noqa: E402
 from nostall.attach.compile.switch import Candidate, Rules, Switch  # noqa: E402
 
+# PyTorch's own modules warn of each other.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
 FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
 SAME = RecordedClock({"*": [[1.0] * 12, [1.0] * 12, [1.0] * 12]})
 SLOWER = RecordedClock({"*": [[1.0] * 12, [2.0] * 12, [1.0] * 12]})

@@ -25,6 +25,9 @@ from nostall.fusion.codegen.emit import emit  # noqa: E402
 from nostall.fusion.codegen.region import scheduled  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
 
+# PyTorch's own modules warn of each other.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
 
 def test_options_are_ours_or_inductors() -> None:
     given = {"nostall.extent": "all", "nostall.seconds": 2, "max_autotune": True}

@@ -148,7 +148,8 @@ def _run(version: Version, args: Sequence[Any], seeds: list[Tensor] | None = Non
     """One forward pass, and the backward pass where there is one, from random ``seeds`` unless
     some are given: from equal ones the gradients of softmax and norms are nothing but noise."""
     # With CUDA graphs inside, Inductor has to know that what was given out may go.
-    torch.compiler.cudagraph_mark_step_begin()
+    if torch.cuda.is_available():
+        torch.compiler.cudagraph_mark_step_begin()
     result = version(*args)
     values = result if isinstance(result, (tuple, list)) else (result,)
     given = [x for x in values if isinstance(x, Tensor)]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nostall.attach.compile.records import KernelRecord, Kept, TensorRecord
+from nostall.attach.compile.records import Kept, KernelRecord, TensorRecord
 from nostall.fusion.codegen.kernel import BadTensor, load_source
 
 _LIBRARY = torch.library.Library("nostall", "DEF")
@@ -82,8 +82,8 @@ class Runner:
         for tensor, (shape, strides, dtype) in zip(inputs, self._inputs, strict=True):
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 raise BadTensor(
-                    f"a stitched kernel got a {tensor.dtype} tensor of shape {tuple(tensor.shape)}; "
-                    f"it takes {dtype} {shape}: empty PyTorch's caches (TORCHINDUCTOR_CACHE_DIR)"
+                    f"a stitched kernel got {tensor.dtype} {tuple(tensor.shape)}; it takes "
+                    f"{dtype} {shape}: empty PyTorch's caches (TORCHINDUCTOR_CACHE_DIR)"
                 )
             if tensor.stride() != strides:
                 laid = torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device)

@@ -71,7 +71,9 @@ def rewrite(module: GraphModule, kept: Kept, extent: Extent, done: Stitching) ->
             say_once(f"a region is not stitched: {type(error).__name__}: {error}")
             done.refused[f"{type(error).__name__} while stitching", "a region"] += 1
             continue
-        done.refused.update({(why, "no kernel"): n for why, n in record.refused.items()})
+        for why, count in record.refused.items():
+            # In front stands which operator, with its sizes.
+            done.refused[why.partition(": ")[2] or why, "no kernel"] += count
         parts += [_part(step, region.origins) for step in record.steps]
     parts = _whole_calls(captured, _wanted(captured.graph, parts, extent), done)
     if not parts:
