@@ -74,10 +74,10 @@ class Program:
         if kind == "nostall":
             backend = Backend()
             self.reports = backend.reports
-            extra = {"nostall.rest": options.rest, "nostall.background": not options.steady}
-            function = torch.compile(
-                function, backend=backend, mode=mode, options={**extra, **given}
-            )
+            # PyTorch takes either a mode or options.
+            extra = torch._inductor.list_mode_options(mode) if mode else {}
+            extra |= {"nostall.rest": options.rest, "nostall.background": not options.steady}
+            function = torch.compile(function, backend=backend, options={**extra, **given})
         elif kind == "inductor" and options.rest == "inductor":
             function = torch.compile(function, mode=mode)
         elif kind == "inductor":

@@ -35,8 +35,8 @@ def fuse(
 ) -> Fused:
     """``function`` (or module) by ``torch.compile(function, backend="nostall", …)``.
 
-    The arguments are those of ``torch.compile``; options that begin with ``nostall.`` are ours
-    (docs/fusion.md).  Raises :class:`MissingPart` without PyTorch or Triton.
+    The arguments are those of ``torch.compile``, which takes either ``mode`` or ``options``; here
+    both may be given.  Options that begin with ``nostall.`` are ours (docs/compile.md).  Raises :class:`MissingPart` without PyTorch or Triton.
     """
     try:
         import torch
@@ -49,6 +49,8 @@ def fuse(
     from nostall.attach.compile.backend import Backend
 
     backend = Backend()
+    if mode and mode != "default" and options:
+        options, mode = {**torch._inductor.list_mode_options(mode, dynamic), **options}, None
     found = torch.compile(
         function,
         backend=backend,

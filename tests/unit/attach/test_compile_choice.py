@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torch import Tensor  # noqa: E402
 
 from nostall.attach import delivery  # noqa: E402
 from nostall.attach.compile import steps, switch  # noqa: E402
+from nostall.attach.compile.background import Preparation  # noqa: E402
 from nostall.attach.compile.clock import RecordedClock  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
 from nostall.attach.compile.operator import note  # noqa: E402
@@ -65,10 +68,10 @@ def made(
     versions: Versions,
     clock: Any = FASTER,
     make: Callable[[], Candidate] | None = None,
-    background: bool = False,
+    preparation: Preparation | None = None,
 ) -> Switch:
     found = make or (lambda: Candidate(versions.stitched, Stitching(["kernel"])))
-    rules = Rules(GRAPH, Kept(), clock, 0.1, background, {})
+    rules = Rules(GRAPH, Kept(), clock, 0.1, preparation or Preparation(), {})
     return Switch(versions.plain, found, rules, GraphReport(GRAPH))
 
 
@@ -134,16 +137,28 @@ def test_a_version_without_kernels_is_not_timed() -> None:
     assert graph.report.reason == "nothing to stitch"
 
 
-def test_compiling_in_the_background_stops_nobody() -> None:
-    versions = Versions()
-    graph = made(versions, background=True)
-    assert calls(graph, versions, 1) == ["plain"]
-    graph(torch.ones(3))
-    job = graph._job
-    if job is not None:
-        job.result()
-    assert calls(graph, versions, 2)[-1] == "stitched"
-    assert graph.report.cpu_seconds >= 0
+def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -> None:
+    versions, preparation, go = Versions(), Preparation(), threading.Event()
+    graph = made(versions, preparation=preparation)
+    preparation.begin(lambda: go.wait(30) and None)
+    assert calls(graph, versions, 3) == ["plain"] * 3
+    go.set()
+    while not preparation.ready:
+        time.sleep(0.001)
+    assert calls(graph, versions, 1) == ["stitched"]
+    assert graph.report.seconds["background"] > 0
+
+
+def test_a_failure_in_the_background_is_said_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise RuntimeError("no luck")
+
+    preparation = Preparation()
+    with caplog.at_level(logging.WARNING, "nostall"):
+        preparation.begin(fails)
+        while not preparation.ready:
+            time.sleep(0.001)
+    assert [r.message for r in caplog.records if "no luck" in r.message]
 
 
 def test_nothing_is_swapped_while_a_backward_pass_is_pending() -> None:

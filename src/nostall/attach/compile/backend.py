@@ -10,12 +10,14 @@ import torch
 from torch.fx import GraphModule
 
 from nostall.attach.compile import operator as kernels
+from nostall.attach.compile.background import Preparation
 from nostall.attach.compile.clock import Clock, EventClock, WallClock
 from nostall.attach.compile.hosts import (
     Compiled,
     EagerHost,
     Host,
     InductorHost,
+    Observer,
     Unavailable,
     inductor_patches,
 )
@@ -23,8 +25,9 @@ from nostall.attach.compile.module import apart, without_memory
 from nostall.attach.compile.naming import device_name, graph_key, unfit
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.records import ChoiceRecord, Kept, Version
+from nostall.attach.compile.region import stitched_region
 from nostall.attach.compile.report import GraphReport
-from nostall.attach.compile.rewrite import Stitching
+from nostall.attach.compile.rewrite import Stitching, parts_of
 from nostall.attach.compile.settings import Settings, settings_of
 from nostall.attach.compile.switch import Candidate, Rules, Switch
 from nostall.attach.delivery import say_once
@@ -86,6 +89,7 @@ class _Graph:
         self.patches, self.clock = patches, clock
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
         self.report = GraphReport()
+        self.preparation = Preparation()
 
     def compiled(self) -> Compiled:
         settings = self.settings
@@ -128,10 +132,12 @@ class _Graph:
             kept=kept,
             clock=self.clock,
             seconds=self.settings.seconds,
-            background=self.settings.background,
+            preparation=self.preparation,
             about=self._about(),
         )
-        return Switch(self._plain(self.module), lambda: self._stitched(spare, fakes), rules, report)
+        observe = self._observe if self.settings.background else None
+        plain = self._plain(self.module, observe)
+        return Switch(plain, lambda: self._stitched(spare, fakes), rules, report)
 
     def _earlier(self, kept: Kept, ranks: Ranks) -> Version | None:
         """The choice of an earlier run, or of rank 0; None where there is none to go by."""
@@ -163,10 +169,27 @@ class _Graph:
         self.report.kernels = len(done.kernels) or self.report.kernels
         return Candidate(run, done)
 
-    def _plain(self, module: GraphModule) -> Compiled:
+    def _observe(self, module: GraphModule) -> None:
+        """Stitch the regions of a graph in the background, for when it is compiled again."""
+        device = next(x.device for x in self.inputs if isinstance(x, torch.Tensor))
+
+        def work() -> None:
+            for graph in graphs:
+                for step in stitched_region(graph, Kept()).steps:
+                    if self.settings.extent == "all" or step.reduces:
+                        kernels.resolve(step.kernel).warm(device)
+
+        try:
+            graphs = parts_of(module)
+        except Exception as error:
+            say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
+            return
+        self.preparation.begin(work)
+
+    def _plain(self, module: GraphModule, observe: Observer | None = None) -> Compiled:
         spare = apart(module)
         try:
-            return self._timed("plain", lambda: self.host.plain(module, self.inputs))
+            return self._timed("plain", lambda: self.host.plain(module, self.inputs, observe))
         except Unavailable as error:
             say_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
             self.host = EagerHost()

@@ -1,103 +1,61 @@
-"""Compilation behind the program's back: one job at a time, as the caller would have done it."""
+"""Work behind the program's back, what compiling took, and a line about it.
+
+Only our own part runs in a thread: exploring regions, writing kernels, Triton.  PyTorch's tracing
+sets flags that all threads see (a compiled function called meanwhile raises), so it is left to the
+program's own thread, where it finds every region stitched already.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
+from nostall.attach.delivery import say_once
+
+_turn = threading.Lock()
+"""One thread at a time: the program has work to do, too."""
 
 
-@dataclass(frozen=True)
-class Ambient:
-    """What PyTorch keeps for each thread and compilation looks at."""
+class Preparation:
+    """What is done for one graph before it is compiled a second time; ``seconds`` and
+    ``cpu_seconds`` (of its threads) say what it took."""
 
-    grad: bool
-    inference: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-    device: int | None
-
-    @classmethod
-    def here(cls) -> Ambient:
-        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-        return cls(
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds),
-            torch.cuda.current_device() if torch.cuda.is_initialized() else None,
-        )
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(self.inference))
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for kind, enabled, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            if self.device is not None:
-                stack.enter_context(torch.cuda.device(self.device))
-            yield
-
-
-class Job(Generic[T]):
-    """Work that was begun; ``seconds`` and ``cpu_seconds`` (of its thread) say what it took."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self._done = threading.Event()
-        self._result: T | None = None
-        self._error: BaseException | None = None
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
         self.seconds = self.cpu_seconds = 0.0
 
     @property
-    def done(self) -> bool:
-        return self._done.is_set()
+    def ready(self) -> bool:
+        return self._open == 0
 
-    def result(self) -> T:
-        """What the work gave or raised; waits for it."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
+    def begin(self, work: Callable[[], None]) -> None:
+        """Do something in a thread.  What fails there is said, and done again by who needs it."""
+        with self._lock:
+            self._open += 1
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        threading.Thread(
+            target=self._run, args=(work, device), name="nostall-stitch", daemon=True
+        ).start()
 
-    def run(self) -> None:
-        from torch._dynamo.convert_frame import compile_lock
-
-        # PyTorch compiles one graph at a time, too.
-        with compile_lock:
+    def _run(self, work: Callable[[], None], device: int | None) -> None:
+        with _turn:
             wall, cpu = time.perf_counter(), time.thread_time()
             try:
-                self._result = self._work()
-            except BaseException as error:  # given to whoever asks for the result
-                self._error = error
-            self.seconds = time.perf_counter() - wall
-            self.cpu_seconds = time.thread_time() - cpu
-            self._done.set()
-
-
-def begin(work: Callable[[], T], *, background: bool) -> Job[T]:
-    """Begin a job, with the caller's modes and configuration; done at once where it shall not be
-    in the background."""
-    job = Job(work)
-    if not background:
-        job.run()
-        return job
-    context, ambient = contextvars.copy_context(), Ambient.here()
-
-    def run() -> None:
-        with ambient.entered():
-            job.run()
-
-    threading.Thread(target=context.run, args=(run,), name="nostall-compile", daemon=True).start()
-    return job
+                if device is not None:
+                    torch.cuda.set_device(device)
+                work()
+            except Exception as error:
+                say_once(f"stitching in the background failed: {type(error).__name__}: {error}")
+            with self._lock:
+                self.seconds += time.perf_counter() - wall
+                self.cpu_seconds += time.thread_time() - cpu
+                self._open -= 1
 
 
 def progress(text: str, *, last: bool = False) -> None:

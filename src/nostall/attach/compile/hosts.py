@@ -22,13 +22,18 @@ from nostall.attach.compile.rewrite import Extent, Stitching, rewrite
 from nostall.fusion.capture.trace import decompositions
 
 Compiled = Callable[..., Any]
+Observer = Callable[[GraphModule], None]
+PASS = "post_grad_custom_post_pass"
 
 
 class Host(Protocol):
     """Compiles a Dynamo graph, forward and backward.  The module is taken over."""
 
-    def plain(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        """As the user's mode has it."""
+    def plain(
+        self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
+    ) -> Compiled:
+        """As the user's mode has it.  ``observe`` is shown the graphs that would be stitched, where
+        they are compiled and do not come from a cache."""
         ...
 
     def stitched(
@@ -44,12 +49,17 @@ class InductorHost:
 
     patches: Mapping[str, Any]
 
-    def plain(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+    def plain(
+        self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
+    ) -> Compiled:
         """Raises :class:`Unavailable` where there is no compiler for what Inductor writes."""
         from torch._inductor.compile_fx import compile_fx
 
+        patches = dict(self.patches)
+        if observe is not None and self._before is None:
+            patches[PASS] = ObservingPass(observe)
         try:
-            found: Compiled = compile_fx(module, inputs, config_patches=dict(self.patches))
+            found: Compiled = compile_fx(module, inputs, config_patches=patches)
         except Exception as error:
             if (missing := _missing(error)) is not None:
                 raise Unavailable(missing) from error
@@ -59,15 +69,19 @@ class InductorHost:
     def stitched(
         self, module: GraphModule, inputs: Sequence[Any], extent: Extent, done: Stitching
     ) -> Compiled:
-        from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
 
-        name = "post_grad_custom_post_pass"
-        before = self.patches.get(name) or getattr(config, name)
-        patches = {**self.patches, name: StitchPass(extent, before)}
+        patches = {**self.patches, PASS: StitchPass(extent, self._before)}
         with _stitching(done), _whole():
             found: Compiled = compile_fx(module, inputs, config_patches=patches)
         return found
+
+    @property
+    def _before(self) -> Any:
+        """A pass that the user has put where ours goes."""
+        from torch._inductor import config
+
+        return self.patches.get(PASS) or getattr(config, PASS)
 
 
 class Unavailable(Exception):
@@ -108,8 +122,8 @@ def _whole() -> Any:
 class StitchPass(CustomGraphPass):  # type: ignore[misc]
     """Puts stitched kernels into Inductor's graphs, behind its own rewriting, before its fusion.
 
-    PyTorch 2.11 keeps its configuration for all threads: in one that does not stitch, this pass
-    must do nothing, and say so in the key of what it compiles.
+    PyTorch 2.11 keeps its configuration for all threads: where nothing is being stitched, this pass
+    must do nothing, and say so in the key of what is compiled.
     """
 
     extent: Extent
@@ -140,11 +154,26 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
+class ObservingPass(CustomGraphPass):  # type: ignore[misc]
+    """Shows Inductor's graphs to somebody and leaves them as they are."""
+
+    observe: Observer
+
+    def __call__(self, graph: FxGraph) -> None:
+        self.observe(graph.owning_module)
+
+    def uuid(self) -> Any:
+        return "nostall observes"
+
+
+@dataclass(frozen=True)
 class EagerHost:
     """Where Inductor is not available: ATen operators one by one, beside the stitched kernels."""
 
-    def plain(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        return self._compiled(module, inputs, lambda graph: None)
+    def plain(
+        self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
+    ) -> Compiled:
+        return self._compiled(module, inputs, observe or (lambda graph: None))
 
     def stitched(
         self, module: GraphModule, inputs: Sequence[Any], extent: Extent, done: Stitching

@@ -82,6 +82,13 @@ def rewrite(module: GraphModule, kept: Kept, extent: Extent, done: Stitching) ->
     done.kernels += [part.name for part in parts]
 
 
+def parts_of(module: GraphModule) -> list[Graph]:
+    """The regions of an ATen graph, each once, as :func:`rewrite` will find them."""
+    _complete(module.graph)
+    found = {region.graph.key: region.graph for region in regions(capture(module).graph)}
+    return list(found.values())
+
+
 def _part(step: StepRecord, origins: tuple[int, ...]) -> _Part:
     def outside(indices: Iterable[int]) -> tuple[int, ...]:
         return tuple(origins[i] for i in indices)

@@ -17,8 +17,8 @@ Rest = Literal["inductor", "eager"]
 @dataclass(frozen=True)
 class Settings:
     """``extent``: which kernels are put in.  ``choose``: by measurement, or always the same.
-    ``background``: compile in a thread while Inductor's version runs.  ``seconds``: about how long
-    a comparison may take.  ``rest``: who compiles what is not stitched."""
+    ``background``: stitch regions in a thread while Inductor's version runs.  ``seconds``: about
+    how long a comparison may take.  ``rest``: who compiles what is not stitched."""
 
     extent: Extent = "reductions"
     choose: Choose = "measure"

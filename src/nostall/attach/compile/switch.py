@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from nostall.attach.compile.background import Job, begin, progress
+from nostall.attach.compile.background import Preparation, progress
 from nostall.attach.compile.clock import Clock
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
@@ -37,13 +37,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rules:
-    """How a graph chooses: its name, where choices are kept, how times are taken."""
+    """How a graph chooses: its name, where choices are kept, how times are taken, and what is
+    prepared in the background before."""
 
     graph: str
     kept: Kept
     clock: Clock
     seconds: float
-    background: bool
+    preparation: Preparation
     about: dict[str, str]
 
 
@@ -59,8 +60,8 @@ class Switch:
     ) -> None:
         self._active, self._plain, self._make = plain, plain, make
         self._rules, self.report = rules, report
-        self._job: Job[Candidate] | None = None
         self._changed: frozenset[int] = frozenset()
+        self._candidate: Candidate | None = None
         self._queued = False
         self._lock = threading.Lock()
         STEPS.undecided.add(self)
@@ -97,13 +98,15 @@ class Switch:
 
     def _advance(self, args: tuple[Any, ...]) -> None:
         """Whatever can be done at this call towards a choice."""
-        if self._job is None and self.report.calls >= BEGIN_AT_CALL:
-            self.report.state = "compiling"
-            progress(f"graph {self._rules.graph[:8]}: stitching …")
-            self._job = begin(self._make, background=self._rules.background)
-        if self._job is None or not self._job.done or self._queued:
+        if self._queued or self.report.calls < BEGIN_AT_CALL:
             return
-        candidate = self._compiled(self._job)
+        self.report.state = "compiling"
+        if not self._rules.preparation.ready:
+            progress(f"graph {self._rules.graph[:8]}: stitching …")
+            return
+        if self._candidate is None:
+            self._candidate = self._compiled()
+        candidate = self._candidate
         if candidate is None:
             return
         ranks = Ranks.here()
@@ -123,15 +126,20 @@ class Switch:
         STEPS.when_quiet(action)
         STEPS.begin()
 
-    def _compiled(self, job: Job[Candidate]) -> Candidate | None:
-        """The candidate, if there is one; otherwise this graph stays as it is."""
-        self.report.seconds["stitched"] = job.seconds
-        self.report.cpu_seconds = job.cpu_seconds
+    def _compiled(self) -> Candidate | None:
+        """The stitched version, or None where this graph stays as it is."""
+        rules, report = self._rules, self.report
+        progress(f"graph {rules.graph[:8]}: compiling …")
+        wall, cpu = time.perf_counter(), time.thread_time()
         try:
-            return job.result()
+            return self._make()
         except Exception as error:  # the user's program is worth more than any gain
             self._stay(_reason("not stitched", error), error)
             return None
+        finally:
+            report.seconds["stitched"] = time.perf_counter() - wall
+            report.seconds["background"] = rules.preparation.seconds
+            report.cpu_seconds = time.thread_time() - cpu + rules.preparation.cpu_seconds
 
     def _judge(self, candidate: Candidate, call: Call, ranks: Ranks) -> None:
         began = time.perf_counter()
@@ -201,7 +209,7 @@ class Switch:
         self.report.state, self.report.reason = version, reason
         # The other version, its memory and its graph are not needed any more.
         self._plain = self._active
-        self._make, self._job = _gone, None
+        self._make, self._candidate = _gone, None
         STEPS.undecided.discard(self)
         progress(str(self.report), last=True)
         _log.info("nostall: %s", self.report)
