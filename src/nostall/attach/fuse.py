@@ -36,7 +36,9 @@ def fuse(
     """``function`` (or module) by ``torch.compile(function, backend="nostall", …)``.
 
     The arguments are those of ``torch.compile``, which takes either ``mode`` or ``options``; here
-    both may be given.  Options that begin with ``nostall.`` are ours (docs/compile.md).  Raises :class:`MissingPart` without PyTorch or Triton.
+    both may be given.  Options that begin with ``nostall.`` are ours (docs/compile.md).
+
+    Raises :class:`MissingPart` without PyTorch or Triton.
     """
     try:
         import torch
