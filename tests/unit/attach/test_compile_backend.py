@@ -64,7 +64,7 @@ def warm(processes: Any) -> Any:
 @pytest.mark.parametrize("model", ["wide", "narrow"])
 def test_inductor_calls_stitched_kernels_and_gradients_are_right(cold: Any, model: str) -> None:
     found = cold["cached"][model]
-    assert len(found["kernels"]) >= 2
+    assert len(found["kernels"]) >= (3 if model == "wide" else 1)
     assert found["apart"] < 1e-4
     assert found["hits"] == 0
 
@@ -83,32 +83,37 @@ def test_models_share_no_kernels(cold: Any) -> None:
     assert not wide & narrow
 
 
-def test_a_faster_version_is_swapped_in_between_steps(cold: Any) -> None:
+def test_a_faster_version_is_stitched_in_the_background_and_swapped_in(cold: Any) -> None:
     first = cold["measured"]["first"]
-    assert first["states"] == ["inductor", "stitched", "stitched"]
-    assert first["called"] == [False, True, True]
-    assert max(first["apart"]) < 1e-4
+    before = first["states"].index("stitched")
+    assert before >= 1
+    assert set(first["states"][:before]) <= {"inductor", "compiling"}
+    assert first["states"][before:] == ["stitched", "stitched"]
+    assert first["called"] == [False] * before + [True, True]
+    assert first["apart"] < 1e-4
     assert first["ratio"] == 2.0
     assert not first["from store"]
+    assert first["seconds"] == ["background", "compared", "plain", "stitched"]
 
 
 def test_the_next_run_begins_with_the_choice(cold: Any) -> None:
     again = cold["measured"]["again"]
     assert again["from store"]
-    assert again["states"] == ["stitched"]
-    assert all(again["called"])
-    assert max(again["apart"]) < 1e-4
+    assert again["states"] == ["stitched", "stitched"]
+    assert again["called"] == [True, True]
+    assert again["apart"] < 1e-4
     assert again["ratio"] == 2.0
+    assert again["seconds"] == ["stitched"]
 
 
-KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "half": 1, "chosen": 0}
+KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "chosen": 0}
 REASONS = {"numbers": "dtype complex64", "chosen": "unsupported operator"}
 
 
 @pytest.mark.parametrize("program", KERNELS)
 def test_a_strange_program_gives_what_it_gave(cold: Any, program: str) -> None:
     found = cold["strange"][program]
-    assert found["apart"] < (2e-3 if program == "half" else 1e-5)
+    assert found["apart"] < 1e-5
     assert found["strides"][0] == found["strides"][1]
     assert found["kernels"] >= KERNELS[program]
     if program in REASONS:
