@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch._inductor.compile_fx
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from nostall.attach.compile.backend import Backend

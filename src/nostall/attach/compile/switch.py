@@ -24,7 +24,7 @@ from nostall.attach.delivery import say_once
 _log = logging.getLogger("nostall")
 
 BEGIN_AT_CALL = 2
-"""By then the first step is over: nothing of it waited for us, and PyTorch compiles no more."""
+"""By then the first step is over, and nothing of it waited for us."""
 
 
 @dataclass(frozen=True)
