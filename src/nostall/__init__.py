@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nostall.attach.fuse import fuse
     from nostall.attach.load import load
     from nostall.attach.optimize import optimize
 
-__all__ = ["load", "optimize"]
+__all__ = ["fuse", "load", "optimize"]
 __version__ = "0.1.0"
 
 

@@ -116,14 +116,21 @@ def load(program: Program, folder: Path | None = None) -> StitchedKernel:
 
     Files are named by their content; one that is there is checked, not trusted.
     """
+    names = [launch.name for launch in program.launches]
+    file, functions = load_source(program.source, names, folder)
+    return StitchedKernel(program, file, functions)
+
+
+def load_source(
+    source: str, names: Sequence[str], folder: Path | None = None
+) -> tuple[Path, tuple[Any, ...]]:
+    """The file of a source as in :func:`load`, and the kernels of these names in it."""
     _needs_triton()
     artefacts = Artefacts(folder if folder is not None else home() / "fusion")
-    data = program.source.encode()
-    name = artefacts.put(data, "py")
+    name = artefacts.put(source.encode(), "py")
     artefacts.get(name, "py")
     module = _imported(artefacts.path(name, "py"))
-    functions = tuple(getattr(module, launch.name) for launch in program.launches)
-    return StitchedKernel(program, artefacts.path(name, "py"), functions)
+    return artefacts.path(name, "py"), tuple(getattr(module, one) for one in names)
 
 
 @functools.cache

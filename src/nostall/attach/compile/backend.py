@@ -1,0 +1,219 @@
+"""``torch.compile(model, backend="nostall")``: what Dynamo calls with each graph that it traced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.fx import GraphModule
+
+from nostall.attach.compile import operator as kernels
+from nostall.attach.compile.background import Preparation
+from nostall.attach.compile.clock import Clock, EventClock, WallClock
+from nostall.attach.compile.hosts import (
+    Compiled,
+    EagerHost,
+    Host,
+    InductorHost,
+    Observer,
+    Unavailable,
+    inductor_patches,
+)
+from nostall.attach.compile.module import apart, without_memory
+from nostall.attach.compile.naming import device_name, graph_key, unfit
+from nostall.attach.compile.ranks import Ranks
+from nostall.attach.compile.records import ChoiceRecord, Kept, Version
+from nostall.attach.compile.region import stitched_region
+from nostall.attach.compile.report import GraphReport
+from nostall.attach.compile.rewrite import Stitching, parts_of
+from nostall.attach.compile.settings import Settings, settings_of
+from nostall.attach.compile.switch import Candidate, Rules, Switch
+from nostall.attach.delivery import say_once
+
+T = TypeVar("T")
+
+
+class Backend:
+    """A backend of ``torch.compile``; ``reports`` grows with every graph that it is given.
+
+    ``clock`` times versions of graphs; without one CUDA events do, or the wall clock on a
+    processor.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock
+        self.reports: list[GraphReport] = []
+        self.__name__ = "nostall"
+
+    def __call__(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Compiled:
+        """A graph, compiled.  Raises what Inductor raises, and :class:`BadInput` for options."""
+        settings, others = settings_of(options)
+        patches = inductor_patches(mode, others)
+        one = _Graph(module, inputs, settings, patches, self._clock or _clock(inputs))
+        self.reports.append(one.report)
+        return one.compiled()
+
+    def reset(self) -> None:
+        """``torch._dynamo.reset()``: Inductor's CUDA graphs go, too."""
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        if torch.cuda.is_available():
+            reset_cudagraph_trees()
+
+
+nostall = Backend()
+"""The backend that ``backend="nostall"`` names."""
+
+
+class _Graph:
+    """One graph on its way to a compiled function."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        settings: Settings,
+        patches: Mapping[str, Any],
+        clock: Clock,
+    ) -> None:
+        self.module, self.inputs, self.settings = module, inputs, settings
+        self.patches, self.clock = patches, clock
+        self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
+        self.report = GraphReport()
+        self.preparation = Preparation()
+
+    def compiled(self) -> Compiled:
+        settings = self.settings
+        why = "asked for" if settings.choose == "inductor" else unfit(self.module, self.inputs)
+        if why is not None:
+            self.report.reason = why
+            if settings.choose != "inductor":
+                self.report.refused[why, "whole graph"] += 1
+            return self._plain(self.module)
+        try:
+            return self._chosen()
+        except _Failed as failed:
+            error = failed.__cause__
+            say_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
+            self.report.reason = f"{type(error).__name__}: {error}"
+            return self._plain(self.module)
+
+    def _chosen(self) -> Compiled:
+        """By an earlier choice, or by one to come.  Raises :class:`_Failed` where we cannot."""
+        report = self.report
+        try:
+            kept, ranks = Kept(), Ranks.here()
+            report.graph = graph_key(self.module, self.inputs, self.settings, self.patches)
+            version = self._earlier(kept, ranks)
+            spare = apart(self.module)
+        except Exception as error:  # the user's program is worth more than any gain
+            raise _Failed from error
+        if version == "stitched":
+            try:
+                run = self._timed("stitched", lambda: self._stitched(spare, self.inputs)).run
+            except Exception as error:
+                raise _Failed from error
+            report.state = "stitched"
+            return run
+        if version == "inductor":
+            return self._plain(self.module)
+        fakes = without_memory(self.inputs)
+        rules = Rules(
+            graph=report.graph,
+            kept=kept,
+            clock=self.clock,
+            seconds=self.settings.seconds,
+            preparation=self.preparation,
+            about=self._about(),
+        )
+        observe = self._observe if self.settings.background else None
+        plain = self._plain(self.module, observe)
+        return Switch(plain, lambda: self._stitched(spare, fakes), rules, report)
+
+    def _earlier(self, kept: Kept, ranks: Ranks) -> Version | None:
+        """The choice of an earlier run, or of rank 0; None where there is none to go by."""
+        report = self.report
+        if self.settings.choose == "stitched":
+            report.reason = "asked for"
+            return "stitched"
+        if not ranks.leads:
+            report.reason = "rank 0 has chosen"
+            return ranks.chosen(report.graph)
+        choice = kept.answer(ChoiceRecord, report.graph)
+        if choice is None:
+            return None
+        for kernel in choice.kernels:
+            kernels.resolve(kernel)
+        report.reason, report.from_store = choice.reason, True
+        report.compared, report.kernels = choice.compared, len(choice.kernels)
+        report.state = choice.version
+        ranks.publish(report.graph, choice.version)
+        return choice.version
+
+    def _stitched(self, module: GraphModule, inputs: Sequence[Any]) -> Candidate:
+        done = Stitching()
+        run = self.host.stitched(module, inputs, self.settings.extent, done)
+        device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
+        for kernel in dict.fromkeys(done.kernels):
+            kernels.resolve(kernel).warm(device)
+        self.report.refused = done.refused
+        self.report.kernels = len(done.kernels) or self.report.kernels
+        return Candidate(run, done)
+
+    def _observe(self, module: GraphModule) -> None:
+        """Stitch the regions of a graph in the background, for when it is compiled again."""
+        device = next(x.device for x in self.inputs if isinstance(x, torch.Tensor))
+
+        def work() -> None:
+            for graph in graphs:
+                for step in stitched_region(graph, Kept()).steps:
+                    if self.settings.extent == "all" or step.reduces:
+                        kernels.resolve(step.kernel).warm(device)
+
+        try:
+            graphs = parts_of(module)
+        except Exception as error:
+            say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
+            return
+        self.preparation.begin(work)
+
+    def _plain(self, module: GraphModule, observe: Observer | None = None) -> Compiled:
+        spare = apart(module)
+        try:
+            return self._timed("plain", lambda: self.host.plain(module, self.inputs, observe))
+        except Unavailable as error:
+            say_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
+            self.host = EagerHost()
+            return self._timed("plain", lambda: self.host.plain(spare, self.inputs))
+
+    def _timed(self, what: str, work: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.report.seconds[what] = time.perf_counter() - began
+
+    def _about(self) -> dict[str, str]:
+        return {
+            "gpu": device_name(self.inputs),
+            "torch": torch.__version__,
+            "mode": ", ".join(f"{k}={v}" for k, v in sorted(self.patches.items())) or "default",
+        }
+
+
+class _Failed(Exception):
+    """Something of ours failed before there was anything to run."""
+
+
+def _clock(inputs: Sequence[Any]) -> Clock:
+    on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
+    return EventClock() if on_gpu else WallClock()

@@ -1,0 +1,119 @@
+"""Which graph is this?  A name that other processes give the same graph, and why some get none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.node import Node, map_aggregate
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from nostall.attach.compile.records import code_version
+from nostall.attach.compile.settings import Settings
+
+
+def unfit(module: GraphModule, inputs: Sequence[Any]) -> str | None:
+    """Why a graph stays with Inductor as a whole, or None.
+
+    This is the place where graphs with a batch size known at run time are turned away: their
+    regions would be captured with a symbolic row count, and their choices named without it.
+    """
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in inputs):
+        return "dynamic shape"
+    if any(isinstance(size, torch.SymInt) for x in tensors for size in (*x.shape, *x.stride())):
+        return "dynamic shape"
+    if any(is_traceable_wrapper_subclass(x) for x in tensors):
+        return "a tensor subclass"
+    targets = [str(node.target) for graph in _graphs(module) for node in graph.graph.nodes]
+    if any("c10d" in target or "all_reduce" in target for target in targets):
+        return "collective operations inside the graph"
+    devices = {x.device for x in tensors}
+    if len(devices) > 1:
+        return "tensors on several devices"
+    if not devices:
+        return "no tensor to begin with"
+    if next(iter(devices)).type != "cuda" and not triton.knobs.runtime.interpret:
+        return "not on a GPU"
+    return None
+
+
+def graph_key(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    settings: Settings,
+    patches: Mapping[str, Any],
+) -> str:
+    """sha256 of everything that a choice between two versions of this graph depends on."""
+    lines = [
+        code_version(),
+        torch.__version__,
+        triton.__version__,
+        device_name(inputs),
+        f"{settings.extent} {settings.rest} {torch.is_grad_enabled()}",
+        *(f"{name}={_said(value)}" for name, value in sorted(patches.items())),
+        *(_input(value) for value in inputs),
+        *_text(module),
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def device_name(inputs: Sequence[Any]) -> str:
+    """The GPU that the inputs are on, or that there is none."""
+    device = next((x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu"))
+    if device.type != "cuda":
+        return "no GPU"
+    return str(torch.cuda.get_device_name(device))
+
+
+def _input(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    kind = f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
+    return f"{kind} {isinstance(value, torch.nn.Parameter)}"
+
+
+def _said(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or (
+        repr(value)
+        if isinstance(value, (str, int, float, bool, list, tuple))
+        else type(value).__name__
+    )
+
+
+def _graphs(module: GraphModule) -> Iterator[GraphModule]:
+    for one in module.modules():
+        if isinstance(one, GraphModule):
+            yield one
+
+
+def _text(module: GraphModule) -> Iterator[str]:
+    """The graphs with their nodes numbered: names are Dynamo's own and may change."""
+    for graph in _graphs(module):
+        number = {node: at for at, node in enumerate(graph.graph.nodes)}
+
+        def told(value: Any, number: Mapping[Node, int] = number) -> Any:
+            return f"%{number[value]}" if isinstance(value, Node) else _plain(value)
+
+        for node in graph.graph.nodes:
+            target = node.target if isinstance(node.target, str) else _function(node.target)
+            what = "" if node.op == "placeholder" else target
+            given = map_aggregate((node.args, node.kwargs), told)
+            yield f"{node.op} {what} {given}"
+
+
+def _function(target: Any) -> str:
+    module, found = getattr(target, "__module__", ""), getattr(target, "__qualname__", None)
+    return f"{module}.{found}" if found else str(target)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float, bool, slice)):
+        return value
+    text = str(value)
+    return type(value).__name__ if " at 0x" in text else text

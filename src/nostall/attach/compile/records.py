@@ -1,0 +1,228 @@
+"""What the backend keeps: kernels, regions and choices, each a JSON file of the store.
+
+A kernel is named by the sha256 of its record, so a name means the same in every process and on
+every machine; regions and choices are named by what they are an answer to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+from pydantic import ValidationError
+
+import nostall.fusion
+from nostall.core.launch import Strict
+from nostall.core.measurement import Comparison, Kind
+from nostall.core.run import write_atomically
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.graph import Node
+from nostall.store import home
+from nostall.store.artefacts import Artefacts, name
+from nostall.store.errors import BadStore
+
+SOURCE, JSON = "py", "json"
+
+
+class TensorRecord(Strict):
+    """What lies in memory: sizes and strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+class LaunchRecord(Strict):
+    """One launch; ``arguments`` name tensors ``p0``, ``p1`` … (inputs, then outputs) and
+    workspaces."""
+
+    name: str
+    arguments: tuple[str, ...]
+    counts: tuple[int, ...]
+    grid: tuple[int, int]
+    num_warps: int
+
+
+class WorkspaceRecord(Strict):
+    name: str
+    dtype: str
+    elements: int
+
+
+class KernelRecord(Strict):
+    """A stitched kernel without the graph that it came from; ``source`` names its file."""
+
+    schema_version: Literal[1] = 1
+    source: str
+    plan: str
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    launches: tuple[LaunchRecord, ...]
+    workspaces: tuple[WorkspaceRecord, ...]
+
+    @classmethod
+    def of(cls, program: Program) -> Self:
+        """The record of a program; equal programs have equal records."""
+        nodes = (*program.inputs, *program.outputs)
+        renamed = {f"p{index}": f"p{at}" for at, index in enumerate(nodes)}
+        return cls(
+            source=program.key,
+            plan=str(program.plan),
+            inputs=tuple(_tensor(program.graph[i]) for i in program.inputs),
+            outputs=tuple(_tensor(program.graph[i]) for i in program.outputs),
+            launches=tuple(
+                LaunchRecord(
+                    name=launch.name,
+                    arguments=tuple(renamed.get(a, a) for a in launch.arguments),
+                    counts=launch.counts,
+                    grid=launch.grid,
+                    num_warps=launch.num_warps,
+                )
+                for launch in program.launches
+            ),
+            workspaces=tuple(
+                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=w.elements)
+                for w in program.workspaces
+            ),
+        )
+
+
+class StepRecord(Strict):
+    """One kernel of a region.  Numbers are nodes of the region's graph."""
+
+    kernel: str
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+    operators: tuple[int, ...]
+    reduces: bool
+
+
+class RegionRecord(Strict):
+    """How a region is stitched; ``refused`` counts why operators of it are not."""
+
+    schema_version: Literal[1] = 1
+    steps: tuple[StepRecord, ...]
+    refused: dict[str, int]
+
+
+class ComparisonRecord(Strict):
+    """Seconds of one run of the whole graph, taken in turns, and what they say (a ratio above 1:
+    the stitched version is faster)."""
+
+    kind: Kind
+    clock: str
+    inductor: tuple[float, ...]
+    stitched: tuple[float, ...]
+    null: tuple[float, ...]
+    ratio: float
+    low: float
+    high: float
+    null_low: float
+    null_high: float
+    difference: float
+
+    def comparison(self) -> Comparison:
+        return Comparison(self.ratio, self.low, self.high, self.null_low, self.null_high, self.kind)
+
+
+Version = Literal["stitched", "inductor"]
+
+
+class ChoiceRecord(Strict):
+    """Which version of one graph runs, and why; ``kernels`` are all that the stitched one calls."""
+
+    schema_version: Literal[1] = 1
+    version: Version
+    reason: str
+    kernels: tuple[str, ...]
+    compared: ComparisonRecord | None
+    about: dict[str, str]
+    created: str
+
+
+Answer = TypeVar("Answer", RegionRecord, ChoiceRecord)
+
+
+class Kept:
+    """The backend's part of the store, by default that of ``NOSTALL_HOME``."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder if folder is not None else home() / "fusion"
+        self.artefacts = Artefacts(self.folder)
+
+    @property
+    def identity(self) -> str:
+        """A name that this folder has as long as it is not emptied.
+
+        Compiled graphs that others keep (PyTorch's caches) call kernels by name: they are worth
+        nothing beside another folder.
+        """
+        path = self.folder / "identity"
+        with suppress(OSError):
+            return path.read_text()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        mine = self.folder / f".identity.{os.getpid()}"
+        mine.write_text(uuid.uuid4().hex)
+        with suppress(FileExistsError):
+            path.hardlink_to(mine)
+        mine.unlink()
+        return path.read_text()
+
+    def put(self, program: Program) -> str:
+        """Keep a program; the name of its record."""
+        self.artefacts.put(program.source.encode(), SOURCE)
+        return self.artefacts.put(KernelRecord.of(program).model_dump_json().encode(), JSON)
+
+    def kernel(self, kernel: str) -> tuple[KernelRecord, str]:
+        """The record of this name and the source; :class:`BadStore` where one is missing or was
+        changed."""
+        try:
+            record = KernelRecord.model_validate_json(self.artefacts.get(kernel, JSON))
+        except ValidationError as error:
+            raise BadStore(
+                f"kernel {kernel[:12]} is of another version of nostall; empty the store, or set "
+                "NOSTALL_HOME to another folder"
+            ) from error
+        return record, self.artefacts.get(record.source, SOURCE).decode()
+
+    def answer(self, kind: type[Answer], key: str) -> Answer | None:
+        """What is kept under a key; None where there is nothing that this version understands."""
+        try:
+            return kind.model_validate_json(self._place(kind, key).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def keep(self, key: str, record: RegionRecord | ChoiceRecord) -> None:
+        """Write an answer down; it appears whole or not at all."""
+        place = self._place(type(record), key)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadStore(
+                f"cannot write {place}: {error.strerror}; set NOSTALL_HOME to a writable folder"
+            ) from error
+        write_atomically(place, (record.model_dump_json(indent=1) + "\n").encode())
+
+    def _place(self, kind: type[RegionRecord] | type[ChoiceRecord], key: str) -> Path:
+        sort = "regions" if kind is RegionRecord else "choices"
+        return self.folder / sort / f"{key}.json"
+
+
+@cache
+def code_version() -> str:
+    """sha256 over the source of whatever decides what a region becomes."""
+    (fusion,) = nostall.fusion.__path__
+    found = hashlib.sha256()
+    for folder in (Path(fusion), Path(__file__).parent):
+        for file in sorted(folder.rglob("*.py")):
+            found.update(f"{file.relative_to(folder)} {name(file.read_bytes())}\n".encode())
+    return found.hexdigest()
+
+
+def _tensor(node: Node) -> TensorRecord:
+    return TensorRecord(shape=node.shape, strides=node.strides, dtype=node.dtype)

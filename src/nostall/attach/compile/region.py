@@ -1,0 +1,61 @@
+"""A region as stitched kernels: from the store where it was stitched before, else explored."""
+
+from __future__ import annotations
+
+import hashlib
+
+import triton
+
+from nostall.attach.compile.records import Kept, RegionRecord, StepRecord, code_version
+from nostall.fusion.codegen.region import stitch
+from nostall.fusion.fuse import explored
+from nostall.fusion.graph import Graph
+from nostall.fusion.operations import COMPUTE
+
+
+def region_key(graph: Graph) -> str:
+    """The name of a region: its operators, shapes, strides and dtypes, and who generates code."""
+    text = f"{graph.key} {code_version()} {triton.__version__}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stitched_region(graph: Graph, kept: Kept) -> RegionRecord:
+    """The kernels of a region, in the order in which they run; the same ones in every process."""
+    key = region_key(graph)
+    found = kept.answer(RegionRecord, key)
+    if found is None:
+        found = _explored(graph, kept)
+        kept.keep(key, found)
+    return found
+
+
+def _explored(graph: Graph, kept: Kept) -> RegionRecord:
+    stitched = stitch(graph, explored(graph), folder=kept.folder)
+    steps = []
+    for step in stitched.steps:
+        if isinstance(step, int):
+            continue
+        program = step.program
+        operators = _between(graph, program.inputs, program.outputs)
+        steps.append(
+            StepRecord(
+                kernel=kept.put(program),
+                reads=program.inputs,
+                gives=program.outputs,
+                operators=operators,
+                reduces=any(graph[i].kind in ("reduce", "dot") for i in operators),
+            )
+        )
+    return RegionRecord(steps=tuple(steps), refused=dict(stitched.refused))
+
+
+def _between(graph: Graph, reads: tuple[int, ...], gives: tuple[int, ...]) -> tuple[int, ...]:
+    """The operators that a kernel computes: what leads from what it reads to what it gives."""
+    found: set[int] = set()
+    waiting = list(gives)
+    while waiting:
+        index = waiting.pop()
+        if index not in found and graph[index].kind in COMPUTE:
+            found.add(index)
+            waiting.extend(i for i in graph.sources[index] if i not in reads)
+    return tuple(sorted(found))

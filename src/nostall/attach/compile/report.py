@@ -1,0 +1,51 @@
+"""What became of each graph: for users who ask, and for benchmarks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nostall.attach.compile.records import ComparisonRecord
+
+State = Literal["inductor", "compiling", "stitched"]
+
+
+@dataclass
+class GraphReport:
+    """One graph that Dynamo handed over.
+
+    ``state`` is what its calls run now.  ``refused`` counts (reason, operator) of what was left to
+    others.  ``seconds``: wall time of compiling the plain and the stitched version and of comparing
+    them; ``cpu_seconds``: processor time of the thread that stitched (Inductor's own worker
+    processes are not in it).
+    """
+
+    graph: str = ""
+    state: State = "inductor"
+    reason: str = ""
+    kernels: int = 0
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    compared: ComparisonRecord | None = None
+    from_store: bool = False
+    calls: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        told = f"graph {self.graph[:8] or '?'}: {self.state}"
+        if self.kernels:
+            told += f", {self.kernels} stitched kernels"
+        if self.compared is not None:
+            c = self.compared
+            told += f", {c.kind} {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f})"
+        if self.cpu_seconds:
+            told += f", {self.cpu_seconds:.1f} s of processor time"
+        return f"{told}; {self.reason}" if self.reason else told
+
+    def explain(self) -> str:
+        """What was left to others and why, one line for each reason."""
+        lines = [str(self)]
+        for (why, what), count in sorted(self.refused.items(), key=lambda r: (-r[1], r[0])):
+            lines.append(f"  {count:4} x {what}: {why}")
+        return "\n".join(lines)

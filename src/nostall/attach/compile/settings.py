@@ -1,0 +1,61 @@
+"""What a user may say to the backend: ``options={"nostall.…": …}``; the rest is Inductor's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from nostall.attach.compile.rewrite import Extent
+from nostall.core.errors import BadInput
+
+PREFIX = "nostall."
+Choose = Literal["measure", "stitched", "inductor"]
+Rest = Literal["inductor", "eager"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``extent``: which kernels are put in.  ``choose``: by measurement, or always the same.
+    ``background``: stitch regions in a thread while Inductor's version runs.  ``seconds``: about
+    how long a comparison may take.  ``rest``: who compiles what is not stitched."""
+
+    extent: Extent = "reductions"
+    choose: Choose = "measure"
+    background: bool = True
+    seconds: float = 1.0
+    rest: Rest = "inductor"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for one in fields(self):
+            value, wanted = getattr(self, one.name), hints[one.name]
+            allowed = get_args(wanted)
+            fits = value in allowed if allowed else type(value) in _kinds(wanted)
+            if not fits or (one.name == "seconds" and not value > 0):
+                said = " or ".join(map(repr, allowed)) or {bool: "True or False"}.get(
+                    wanted, "a number above 0"
+                )
+                raise BadInput(f"option {PREFIX}{one.name} is {value!r}; give {said}")
+
+
+def _kinds(wanted: type) -> tuple[type, ...]:
+    return (int, float) if wanted is float else (wanted,)
+
+
+def settings_of(options: Mapping[str, Any] | None) -> tuple[Settings, dict[str, Any]]:
+    """Our settings, and the options that are for Inductor.  Raises :class:`BadInput`."""
+    ours: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    known = [one.name for one in fields(Settings)]
+    for name, value in (options or {}).items():
+        if not name.startswith(PREFIX):
+            others[name] = value
+        elif (short := name.removeprefix(PREFIX)) in known:
+            ours[short] = value
+        else:
+            raise BadInput(
+                f"option {name} is not known; known are {', '.join(PREFIX + k for k in known)}, "
+                "and those of Inductor"
+            )
+    return Settings(**ours), others

@@ -1,0 +1,224 @@
+"""One graph of a program: Inductor's version runs until a stitched one was shown to be faster."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from nostall.attach.compile.background import Preparation, progress
+from nostall.attach.compile.clock import Clock
+from nostall.attach.compile.hosts import Compiled
+from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
+from nostall.attach.compile.ranks import Ranks
+from nostall.attach.compile.records import ChoiceRecord, ComparisonRecord, Kept, Version
+from nostall.attach.compile.report import GraphReport
+from nostall.attach.compile.rewrite import Stitching
+from nostall.attach.compile.steps import STEPS, capturing
+from nostall.attach.delivery import say_once
+
+_log = logging.getLogger("nostall")
+
+BEGIN_AT_CALL = 2
+"""By then the first step is over, and nothing of it waited for us."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stitched version, ready to run."""
+
+    run: Compiled
+    done: Stitching
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a graph chooses: its name, where choices are kept, how times are taken, and what is
+    prepared in the background before."""
+
+    graph: str
+    kept: Kept
+    clock: Clock
+    seconds: float
+    preparation: Preparation
+    about: dict[str, str]
+
+
+class Switch:
+    """Called in place of a compiled graph.  ``make`` compiles the stitched version."""
+
+    def __init__(
+        self,
+        plain: Compiled,
+        make: Callable[[], Candidate],
+        rules: Rules,
+        report: GraphReport,
+    ) -> None:
+        self._active, self._plain, self._make = plain, plain, make
+        self._rules, self.report = rules, report
+        self._changed: frozenset[int] = frozenset()
+        self._candidate: Candidate | None = None
+        self._queued = False
+        self._lock = threading.Lock()
+        STEPS.undecided.add(self)
+
+    def __call__(self, *args: Any) -> Any:
+        if not STEPS.busy:
+            return self._active(*args)
+        STEPS.begin()
+        if self in STEPS.undecided and not capturing() and self._lock.acquire(blocking=False):
+            try:
+                return self._follow(args)
+            finally:
+                self._lock.release()
+        result = self._active(*args)
+        STEPS.follow(result)
+        return result
+
+    def _follow(self, args: tuple[Any, ...]) -> Any:
+        """A call while nothing is decided."""
+        self.report.calls += 1
+        if self.report.calls == 1:
+            result, self._changed = changes(args, lambda: self._plain(*args))
+        else:
+            self._advance(args)
+            result = self._active(*args)
+        STEPS.follow(result, self._retained)
+        return result
+
+    def _retained(self) -> None:
+        """PyTorch gives the memory of saved tensors away in a backward pass that it compiles with
+        the forward pass, and ours is; Inductor's is compiled later, when it knows better."""
+        if self in STEPS.undecided:
+            self._finish("inductor", "the program goes through graphs twice (retain_graph)")
+
+    def _advance(self, args: tuple[Any, ...]) -> None:
+        """Whatever can be done at this call towards a choice."""
+        if self._queued or self.report.calls < BEGIN_AT_CALL:
+            return
+        self.report.state = "compiling"
+        if not self._rules.preparation.ready:
+            progress(f"graph {self._rules.graph[:8]}: stitching …")
+            return
+        if self._candidate is None:
+            self._candidate = self._compiled()
+        candidate = self._candidate
+        if candidate is None:
+            return
+        ranks = Ranks.here()
+        if not ranks.leads:
+            version = ranks.chosen(self._rules.graph)
+            if version is not None:
+                self._queue(lambda: self._obey(candidate, version))
+            return
+        call = Call.of(args, self._changed)
+        if not STEPS.quiet:
+            # The arguments may be gone or changed when this step is over.
+            call = call.kept()
+        self._queue(lambda: self._judge(candidate, call, ranks))
+
+    def _queue(self, action: Callable[[], None]) -> None:
+        self._queued = True
+        STEPS.when_quiet(action)
+        STEPS.begin()
+
+    def _compiled(self) -> Candidate | None:
+        """The stitched version, or None where this graph stays as it is."""
+        rules, report = self._rules, self.report
+        progress(f"graph {rules.graph[:8]}: compiling …")
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return self._make()
+        except Exception as error:  # the user's program is worth more than any gain
+            self._stay(_reason("not stitched", error), error)
+            return None
+        finally:
+            report.seconds["stitched"] = time.perf_counter() - wall
+            report.seconds["background"] = rules.preparation.seconds
+            report.cpu_seconds = time.thread_time() - cpu + rules.preparation.cpu_seconds
+
+    def _judge(self, candidate: Candidate, call: Call, ranks: Ranks) -> None:
+        began = time.perf_counter()
+        rules = self._rules
+        progress(f"graph {rules.graph[:8]}: comparing …")
+        try:
+            found, called = judge(
+                rules.graph, self._plain, candidate.run, call, rules.clock, rules.seconds
+            )
+        except NotStitched:
+            self._settle("inductor", "nothing to stitch", (), None, ranks)
+            return
+        except Differs as error:
+            self._stay(f"the stitched version is not used: {error}", error)
+            return
+        except Exception as error:
+            self._stay(_reason("not compared", error), error)
+            return
+        self.report.seconds["compared"] = time.perf_counter() - began
+        self.report.compared = found
+        self.report.kernels = self.report.kernels or len(called)
+        verdict = found.comparison().verdict
+        if verdict == "faster":
+            self._active = candidate.run
+            self._settle("stitched", "faster as a whole", called, found, ranks)
+        else:
+            reason = "slower as a whole" if verdict == "slower" else "no gain beyond the noise"
+            self._settle("inductor", reason, called, found, ranks)
+
+    def _obey(self, candidate: Candidate, version: Version) -> None:
+        """Run what rank 0 has chosen."""
+        if version == "stitched":
+            self._active = candidate.run
+        self._finish(version, "rank 0 has chosen")
+
+    def _settle(
+        self,
+        version: Version,
+        reason: str,
+        called: tuple[str, ...],
+        found: ComparisonRecord | None,
+        ranks: Ranks,
+    ) -> None:
+        """From now on this version runs; write that down, and tell other ranks."""
+        self._finish(version, reason)
+        choice = ChoiceRecord(
+            version=version,
+            reason=reason,
+            kernels=called,
+            compared=found,
+            about=self._rules.about,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        try:
+            ranks.publish(self._rules.graph, version)
+            self._rules.kept.keep(self._rules.graph, choice)
+        except Exception as error:
+            say_once(f"a choice is not kept: {error}")
+
+    def _stay(self, reason: str, error: Exception) -> None:
+        """Something of ours failed: say so once, and go on with Inductor's version."""
+        say_once(f"{reason}; Inductor's version runs")
+        _log.debug("nostall: %s", reason, exc_info=error)
+        self._finish("inductor", reason)
+
+    def _finish(self, version: Version, reason: str) -> None:
+        self.report.state, self.report.reason = version, reason
+        # The other version, its memory and its graph are not needed any more.
+        self._plain = self._active
+        self._make, self._candidate = _gone, None
+        STEPS.undecided.discard(self)
+        progress(str(self.report), last=True)
+        _log.info("nostall: %s", self.report)
+
+
+def _gone() -> Candidate:
+    raise AssertionError("a graph is stitched once")
+
+
+def _reason(what: str, error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{what}: {type(error).__name__}: {first[:200]}"

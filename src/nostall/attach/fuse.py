@@ -1,0 +1,64 @@
+"""``nostall.fuse``: ``torch.compile`` with nostall's backend, and what became of each graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nostall.core.errors import MissingPart
+
+if TYPE_CHECKING:
+    from nostall.attach.compile.report import GraphReport
+
+
+class Fused:
+    """A compiled function or module.  ``reports`` has one entry for each graph that was traced."""
+
+    def __init__(self, function: Callable[..., Any], reports: list[GraphReport]) -> None:
+        self.function, self.reports = function, reports
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def explain(self) -> str:
+        """Which version each graph runs, why, and what was left to PyTorch."""
+        return "\n".join(report.explain() for report in self.reports)
+
+
+def fuse(
+    function: Callable[..., Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+) -> Fused:
+    """``function`` (or module) by ``torch.compile(function, backend="nostall", …)``.
+
+    The arguments are those of ``torch.compile``, which takes either ``mode`` or ``options``; here
+    both may be given.  Options that begin with ``nostall.`` are ours (docs/compile.md).
+
+    Raises :class:`MissingPart` without PyTorch or Triton.
+    """
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise MissingPart(
+            f"{error}; stitched kernels need PyTorch and Triton: "
+            "pip install 'nostall[torch,triton]'"
+        ) from error
+    from nostall.attach.compile.backend import Backend
+
+    backend = Backend()
+    if mode and mode != "default" and options:
+        options, mode = {**torch._inductor.list_mode_options(mode, dynamic), **options}, None
+    found = torch.compile(
+        function,
+        backend=backend,
+        mode=mode,
+        options=dict(options) if options else None,
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+    )
+    return Fused(found, backend.reports)

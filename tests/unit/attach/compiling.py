@@ -1,0 +1,227 @@
+"""Programs by ``torch.compile(backend="nostall")`` in Triton's interpreter, one process after the
+other: ``python -m tests.unit.attach.compiling FOLDER`` writes what each found as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor.compile_fx
+from torch import Tensor, nn
+
+from nostall.attach.compile.backend import Backend
+from nostall.attach.compile.clock import RecordedClock
+from nostall.attach.compile.operator import observed
+from nostall.fusion.codegen.interpreted import prepare
+
+FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
+STITCHED = {"nostall.choose": "stitched"}
+EAGER = {"nostall.rest": "eager"}
+
+
+class Feed(nn.Module):
+    """Norm, matrix product, residual, softmax; nothing is left for a C++ compiler."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.up(self.norm(x))).softmax(-1)
+
+
+class Norms(nn.Module):
+    """A batch norm changes its buffers in place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.batch(x).softmax(-1)
+
+
+def made(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    module = {"wide": lambda: Feed(24), "narrow": lambda: Feed(12), "norms": lambda: Norms(12)}
+    given = torch.randn(6, 24 if name == "wide" else 12)
+    found = module[name]()
+    return found.requires_grad_(name != "narrow"), given.requires_grad_(name != "narrow")
+
+
+def results(function: Callable[..., Tensor], module: nn.Module, x: Tensor) -> list[Tensor]:
+    """The result, its gradients, and what the module remembers."""
+    torch.manual_seed(1)
+    module.zero_grad()
+    x.grad = None
+    y = function(x)
+    if not x.requires_grad:
+        return [y.detach()]
+    (y * torch.linspace(0, 1, y.numel()).view(y.shape)).sum().backward()
+    gradients = [p.grad.clone() for p in (x, *module.parameters()) if p.grad is not None]
+    return [y.detach(), *gradients, *(b.clone() for b in module.buffers())]
+
+
+def apart(some: list[Tensor], others: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
+
+
+def digest(values: list[Tensor]) -> str:
+    data = b"".join(value.contiguous().numpy().tobytes() for value in values)
+    return hashlib.sha256(data).hexdigest()
+
+
+def cached(name: str) -> dict[str, Any]:
+    """A stitched model whose rest is Inductor's, by the entry point."""
+    from torch._dynamo.utils import counters
+
+    before = dict(counters["aot_autograd"])
+    module, x = made(name)
+    with observed() as called:
+        # Inductor's own patterns take seconds to load.
+        options = {**STITCHED, "pattern_matcher": False}
+        found = results(torch.compile(module, backend="nostall", options=options), module, x)
+    plain, y = made(name)
+    hits = "autograd_cache_hit"
+    return {
+        "kernels": sorted(called),
+        "digest": digest(found),
+        "apart": apart(found, results(plain, plain, y)),
+        "hits": counters["aot_autograd"][hits] - before.get(hits, 0),
+    }
+
+
+def measured() -> dict[str, Any]:
+    """A training loop in which the stitched version wins, and the next one, which knows that."""
+    result: dict[str, Any] = {}
+    for run in ("first", "again"):
+        backend = Backend(FASTER)
+        module, x = made("norms")
+        function = torch.compile(module, backend=backend, options=EAGER)
+        found, states, called = [], [], []
+        while states.count("stitched") < 2 and len(states) < 500:
+            with observed() as names:
+                found.append(results(function, module, x))
+            (report,) = backend.reports
+            states.append(report.state)
+            called.append(len(names) > 0)
+            time.sleep(0.01)  # for what is stitched in the background
+        plain, y = made("norms")
+        wanted = [results(plain, plain, y) for _ in found]
+        result[run] = {
+            "states": states,
+            "called": called,
+            "apart": max(apart(a, b) for a, b in zip(found, wanted, strict=True)),
+            "from store": report.from_store,
+            "reason": report.reason,
+            "ratio": report.compared.ratio if report.compared else None,
+            "seconds": sorted(report.seconds),
+        }
+    return result
+
+
+def strange() -> dict[str, Any]:
+    """Programs of which little or nothing can be stitched: largest difference, kernels, reasons."""
+
+    def breaks(x: Tensor) -> Tensor:
+        y = x.softmax(-1)
+        torch._dynamo.graph_break()
+        return (y - y.mean(-1, keepdim=True)).exp()
+
+    def in_place(x: Tensor) -> Tensor:
+        y = x.softmax(-1)
+        z = y[0]
+        z.add_(1)
+        return y.sum(-1) + x.add_(z).sum(-1)
+
+    def numbers(x: Tensor) -> Tensor:
+        return torch.view_as_complex(x.view(-1, 2)).abs() + x.view(-1, 2).softmax(-1).sum(-1)
+
+    def chosen(x: Tensor) -> Tensor:
+        return x[x > 0].sort().values.cumsum(0)
+
+    result = {}
+    for function in (breaks, in_place, numbers, chosen):
+        backend = Backend()
+        compiled = torch.compile(function, backend=backend, options={**EAGER, **STITCHED})
+        torch.manual_seed(0)
+        x = torch.randn(6, 12)
+        with (
+            torch.inference_mode() if function is breaks else torch.no_grad(),
+            observed() as called,
+        ):
+            found, wanted = compiled(x.clone()), function(x.clone())
+        result[function.__name__] = {
+            "apart": float((found - wanted).abs().max()),
+            "strides": [found.stride(), wanted.stride()],
+            "kernels": len(called),
+            "refused": sorted({why for r in backend.reports for why, _ in r.refused}),
+            "graphs": len(backend.reports),
+        }
+    return result
+
+
+def dynamic() -> dict[str, Any]:
+    backend = Backend()
+    compiled = torch.compile(
+        lambda x: x.softmax(-1), backend=backend, dynamic=True, options={**EAGER, **STITCHED}
+    )
+    gaps = [
+        float((compiled(x) - x.softmax(-1)).abs().max()) for x in map(torch.ones, ((3, 4), (5, 6)))
+    ]
+    return {"apart": max(gaps), "refused": [list(r.refused) for r in backend.reports]}
+
+
+def everything(models: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "cached": {name: cached(name) for name in models},
+        "measured": measured(),
+        "strange": strange(),
+        "dynamic": dynamic(),
+    }
+
+
+def only_cached(models: tuple[str, ...]) -> dict[str, Any]:
+    return {"cached": {name: cached(name) for name in models}}
+
+
+# Forked before anything is traced: no process knows what another one did, and PyTorch is imported
+# once.
+PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
+    "cold": lambda: everything(("wide", "narrow")),
+    "warm": lambda: only_cached(("narrow", "wide")),
+}
+
+
+def main() -> None:
+    prepare()
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    for name, work in PROCESSES.items():
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                (folder / f"{name}.json").write_text(json.dumps(work()))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(f"the process {name} failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""``torch.compile(backend="nostall")`` in two processes, kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+GROUP = "torch_dynamo_backends"
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What two processes found, one after the other, on a machine with empty caches, where the
+    entry point is declared as the package declares it."""
+    place = tmp_path_factory.mktemp("machine")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    about = place / "packages" / "declared-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1.0\n")
+    lines = [f"{name} = {target}" for name, target in declared[GROUP].items()]
+    (about / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.unit.attach.compiling", str(place)],
+        cwd=ROOT,
+        env=os.environ
+        | {
+            "TRITON_INTERPRET": "1",
+            "NOSTALL_HOME": str(place / "home"),
+            "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
+            # Trying takes a C++ compiler some seconds; nothing is compiled by other processes.
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(place / "packages")]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: json.loads((place / f"{name}.json").read_text()) for name in ("cold", "warm")}
+
+
+@pytest.fixture(scope="module")
+def cold(processes: Any) -> Any:
+    return processes["cold"]
+
+
+@pytest.fixture(scope="module")
+def warm(processes: Any) -> Any:
+    return processes["warm"]
+
+
+@pytest.mark.parametrize("model", ["wide", "narrow"])
+def test_inductor_calls_stitched_kernels_and_gradients_are_right(cold: Any, model: str) -> None:
+    found = cold["cached"][model]
+    assert len(found["kernels"]) >= (3 if model == "wide" else 1)
+    assert found["apart"] < 1e-4
+    assert found["hits"] == 0
+
+
+@pytest.mark.parametrize("model", ["wide", "narrow"])
+def test_another_process_takes_compiled_graphs_from_pytorchs_cache(
+    cold: Any, warm: Any, model: str
+) -> None:
+    assert warm["cached"][model]["hits"] >= 1
+    assert warm["cached"][model]["kernels"] == cold["cached"][model]["kernels"]
+    assert warm["cached"][model]["digest"] == cold["cached"][model]["digest"]
+
+
+def test_models_share_no_kernels(cold: Any) -> None:
+    wide, narrow = (set(cold["cached"][model]["kernels"]) for model in ("wide", "narrow"))
+    assert not wide & narrow
+
+
+def test_a_faster_version_is_stitched_in_the_background_and_swapped_in(cold: Any) -> None:
+    first = cold["measured"]["first"]
+    before = first["states"].index("stitched")
+    assert before >= 1
+    assert set(first["states"][:before]) <= {"inductor", "compiling"}
+    assert first["states"][before:] == ["stitched", "stitched"]
+    assert first["called"] == [False] * before + [True, True]
+    assert first["apart"] < 1e-4
+    assert first["ratio"] == 2.0
+    assert not first["from store"]
+    assert first["seconds"] == ["background", "compared", "plain", "stitched"]
+
+
+def test_the_next_run_begins_with_the_choice(cold: Any) -> None:
+    again = cold["measured"]["again"]
+    assert again["from store"]
+    assert again["states"] == ["stitched", "stitched"]
+    assert again["called"] == [True, True]
+    assert again["apart"] < 1e-4
+    assert again["ratio"] == 2.0
+    assert again["seconds"] == ["stitched"]
+
+
+KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "chosen": 0}
+REASONS = {"numbers": "dtype complex64", "chosen": "unsupported operator"}
+
+
+@pytest.mark.parametrize("program", KERNELS)
+def test_a_strange_program_gives_what_it_gave(cold: Any, program: str) -> None:
+    found = cold["strange"][program]
+    assert found["apart"] < 1e-5
+    assert found["strides"][0] == found["strides"][1]
+    assert found["kernels"] >= KERNELS[program]
+    if program in REASONS:
+        assert any(REASONS[program] in why for why in found["refused"])
+    assert found["graphs"] == (2 if program == "breaks" else found["graphs"])
+
+
+def test_a_dynamic_graph_stays_with_the_others_and_is_counted(cold: Any) -> None:
+    assert cold["dynamic"]["apart"] < 1e-6
+    assert [["dynamic shape", "whole graph"]] in cold["dynamic"]["refused"]

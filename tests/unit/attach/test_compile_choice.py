@@ -1,0 +1,310 @@
+"""When a graph runs which version: comparisons, steps, ranks, failures.  Nothing is compiled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from nostall.attach import delivery  # noqa: E402
+from nostall.attach.compile import steps, switch  # noqa: E402
+from nostall.attach.compile.background import Preparation  # noqa: E402
+from nostall.attach.compile.clock import RecordedClock  # noqa: E402
+from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
+from nostall.attach.compile.operator import note  # noqa: E402
+from nostall.attach.compile.ranks import Ranks  # noqa: E402
+from nostall.attach.compile.records import ChoiceRecord, Kept  # noqa: E402
+from nostall.attach.compile.report import GraphReport  # noqa: E402
+from nostall.attach.compile.rewrite import Stitching  # noqa: E402
+from nostall.attach.compile.switch import Candidate, Rules, Switch  # noqa: E402
+
+# PyTorch's own modules warn of each other.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
+SAME = RecordedClock({"*": [[1.0] * 12, [1.0] * 12, [1.0] * 12]})
+SLOWER = RecordedClock({"*": [[1.0] * 12, [2.0] * 12, [1.0] * 12]})
+GRAPH = "a" * 64
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No other graph of this process is undecided, and nothing was said yet."""
+    empty = steps.Steps()
+    monkeypatch.setattr(switch, "STEPS", empty)
+    monkeypatch.setattr(delivery, "_said", set())
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+
+
+class Versions:
+    """A plain and a stitched version that count their calls outside of comparisons."""
+
+    def __init__(self, gain: float = 0.0) -> None:
+        self.ran: list[str] = []
+        self.gain = gain
+
+    def plain(self, x: Tensor) -> tuple[Tensor]:
+        self.ran.append("plain")
+        return (x.exp(),)
+
+    def stitched(self, x: Tensor) -> tuple[Tensor]:
+        self.ran.append("stitched")
+        note("kernel")
+        return (x.exp() * (1 + self.gain),)
+
+
+def made(
+    versions: Versions,
+    clock: Any = FASTER,
+    make: Callable[[], Candidate] | None = None,
+    preparation: Preparation | None = None,
+) -> Switch:
+    found = make or (lambda: Candidate(versions.stitched, Stitching(["kernel"])))
+    rules = Rules(GRAPH, Kept(), clock, 0.1, preparation or Preparation(), {})
+    return Switch(versions.plain, found, rules, GraphReport(GRAPH))
+
+
+def calls(graph: Switch, versions: Versions, count: int) -> list[str]:
+    """Which version each call ran: the last one, as comparisons go before."""
+    found = []
+    for _ in range(count):
+        graph(torch.ones(3))
+        found.append(versions.ran[-1])
+    return found
+
+
+def test_a_faster_version_runs_from_the_second_call_on_and_is_kept() -> None:
+    versions = Versions()
+    graph = made(versions)
+    assert calls(graph, versions, 3) == ["plain", "stitched", "stitched"]
+    choice = Kept().answer(ChoiceRecord, GRAPH)
+    assert choice is not None
+    assert (choice.version, choice.kernels) == ("stitched", ("kernel",))
+    assert choice.compared is not None
+    assert choice.compared.inductor == (2.0,) * 12
+
+
+@pytest.mark.parametrize("clock", [SAME, SLOWER])
+def test_without_a_gain_beyond_the_noise_nothing_changes(clock: RecordedClock) -> None:
+    versions = Versions()
+    graph = made(versions, clock)
+    assert calls(graph, versions, 3) == ["plain"] * 3
+    choice = Kept().answer(ChoiceRecord, GRAPH)
+    assert choice is not None
+    assert choice.version == "inductor"
+
+
+def test_wrong_results_are_never_used_however_fast(caplog: pytest.LogCaptureFixture) -> None:
+    versions = Versions(gain=0.01)
+    graph = made(versions)
+    with caplog.at_level(logging.WARNING, "nostall"):
+        assert calls(graph, versions, 3) == ["plain"] * 3
+    assert [r.message for r in caplog.records if "off by" in r.message]
+    assert Kept().answer(ChoiceRecord, GRAPH) is None
+
+
+def test_a_failure_is_said_once_and_inductors_version_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails() -> Candidate:
+        raise RuntimeError("no luck\nwith many lines")
+
+    versions = Versions()
+    graph = made(versions, make=fails)
+    with caplog.at_level(logging.WARNING, "nostall"):
+        assert calls(graph, versions, 4) == ["plain"] * 4
+    (record,) = caplog.records
+    assert "not stitched: RuntimeError: no luck" in record.message
+    assert "\n" not in record.message
+    assert graph.report.state == "inductor"
+
+
+def test_a_version_without_kernels_is_not_timed() -> None:
+    versions = Versions()
+    graph = made(versions, make=lambda: Candidate(versions.plain, Stitching()))
+    assert calls(graph, versions, 3) == ["plain"] * 3
+    assert graph.report.reason == "nothing to stitch"
+
+
+def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -> None:
+    versions, preparation, go = Versions(), Preparation(), threading.Event()
+    graph = made(versions, preparation=preparation)
+    preparation.begin(lambda: go.wait(30) and None)
+    assert calls(graph, versions, 3) == ["plain"] * 3
+    go.set()
+    while not preparation.ready:
+        time.sleep(0.001)
+    assert calls(graph, versions, 1) == ["stitched"]
+    assert graph.report.seconds["background"] > 0
+
+
+def test_a_failure_in_the_background_is_said_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise RuntimeError("no luck")
+
+    preparation = Preparation()
+    with caplog.at_level(logging.WARNING, "nostall"):
+        preparation.begin(fails)
+        while not preparation.ready:
+            time.sleep(0.001)
+    assert [r.message for r in caplog.records if "no luck" in r.message]
+
+
+def test_nothing_is_swapped_while_a_backward_pass_is_pending() -> None:
+    versions = Versions()
+    graph = made(versions)
+    x = torch.ones(3, requires_grad=True)
+    (first,) = graph(x)
+    (second,) = graph(x)
+    assert versions.ran == ["plain", "plain"]
+    first.sum().backward()
+    (third,) = graph(x)
+    assert versions.ran == ["plain"] * 3
+    second.sum().backward()
+    third.sum().backward()
+    assert x.grad is not None
+    before = x.grad.clone()
+    graph(x)
+    assert versions.ran[-1] == "stitched"
+    assert torch.equal(x.grad, before), "a comparison must not reach the user's gradients"
+
+
+def test_a_result_that_is_dropped_is_no_pending_backward_pass() -> None:
+    versions = Versions()
+    graph = made(versions)
+    x = torch.ones(3, requires_grad=True)
+    graph(x)
+    graph(x)
+    assert versions.ran[-1] == "stitched"
+
+
+def test_a_program_that_keeps_graphs_keeps_inductors_version() -> None:
+    versions = Versions()
+    graph = made(versions)
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(3):
+        (result,) = graph(x)
+        result.sum().backward(retain_graph=True)
+        result.sum().backward()
+    assert versions.ran == ["plain"] * 3
+    assert "retain_graph" in graph.report.reason
+
+
+def test_a_captured_cuda_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = Versions()
+    graph = made(versions)
+    monkeypatch.setattr(switch, "capturing", lambda: True)
+    monkeypatch.setattr(steps, "capturing", lambda: True)
+    assert calls(graph, versions, 4) == ["plain"] * 4
+    assert graph.report.calls == 0
+
+
+def test_ranks_follow_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    leader, follower = Versions(), Versions()
+    one, other = made(leader), made(follower)
+    monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 1)))
+    assert calls(other, follower, 3) == ["plain"] * 3
+    monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 0)))
+    assert calls(one, leader, 2)[-1] == "stitched"
+    monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 1)))
+    assert calls(other, follower, 2)[-1] == "stitched"
+    assert other.report.reason == "rank 0 has chosen"
+    assert other.report.compared is None
+
+
+# -- the comparison itself -------------------------------------------------------------------------
+
+
+def test_arguments_changed_in_place_are_copies_in_a_comparison() -> None:
+    state = torch.zeros(3)
+
+    def version(x: Tensor, s: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        s.add_(1)
+        return (x + s,)
+
+    call = Call.of([torch.ones(3), state], frozenset({1}))
+    judge(GRAPH, version, version, call, SAME, 0.1)
+    assert state.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_comparison_draws_equal_random_numbers_and_gives_them_back() -> None:
+    def version(x: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        return (x * torch.rand_like(x),)
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found, _ = judge(GRAPH, version, version, Call.of([torch.ones(3)], frozenset()), SAME, 0.1)
+    assert found.difference == 0.0
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def other_strides(x: Tensor) -> Tensor:
+    return x.t().contiguous().t()
+
+
+def other_nan(x: Tensor) -> Tensor:
+    return torch.where(x == 0, torch.nan, x)
+
+
+def same_nan(x: Tensor) -> Tensor:
+    return x / x * x
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(other_strides, "strides"), (other_nan, "off by"), (lambda x: x.double(), "float64")],
+)
+def test_what_differs_is_refused(change: Callable[[Tensor], Tensor], why: str) -> None:
+    def stitched(x: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        return (change(x),)
+
+    x = torch.arange(12.0).view(3, 4)
+    with pytest.raises(Differs, match=why):
+        judge(GRAPH, lambda x: (x,), stitched, Call.of([x], frozenset()), SAME, 0.1)
+
+
+def test_equal_nans_are_equal() -> None:
+    def version(x: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        return (same_nan(x),)
+
+    call = Call.of([torch.arange(4.0)], frozenset())
+    found, called = judge(GRAPH, version, version, call, SAME, 0.1)
+    assert found.difference == 0.0
+    assert called == ("kernel",)
+
+
+def test_a_missing_gradient_is_refused() -> None:
+    def stitched(x: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        return (x.detach() * 2,)
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(Differs, match="no result has a gradient"):
+        judge(GRAPH, lambda x: (x * 2,), stitched, Call.of([x], frozenset()), SAME, 0.1)
+
+
+def test_no_kernel_means_nothing_to_compare() -> None:
+    with pytest.raises(NotStitched):
+        judge(GRAPH, lambda x: (x,), lambda x: (x,), Call.of([torch.ones(1)], frozenset()), SAME, 1)
+
+
+@pytest.fixture(autouse=True)
+def quiet_threads() -> Iterator[None]:
+    yield
+    torch.set_grad_enabled(True)

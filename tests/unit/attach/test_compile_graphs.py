@@ -1,0 +1,178 @@
+"""Names of graphs, records of kernels, settings, and the order of nodes around changes in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from tests.unit.fusion.patterns import PATTERNS  # noqa: E402
+from torch.fx import Graph as FxGraph  # noqa: E402
+from torch.fx import GraphModule, symbolic_trace  # noqa: E402
+
+from nostall.attach.compile import hosts, rewrite  # noqa: E402
+from nostall.attach.compile.clock import RecordedClock, WallClock  # noqa: E402
+from nostall.attach.compile.naming import graph_key, unfit  # noqa: E402
+from nostall.attach.compile.records import Kept, KernelRecord  # noqa: E402
+from nostall.attach.compile.settings import Settings, settings_of  # noqa: E402
+from nostall.core.errors import BadInput, BadRun  # noqa: E402
+from nostall.fusion.codegen.choice import first_choice  # noqa: E402
+from nostall.fusion.codegen.emit import emit  # noqa: E402
+from nostall.fusion.codegen.region import scheduled  # noqa: E402
+from nostall.store.errors import BadStore  # noqa: E402
+
+# PyTorch's own modules warn of each other.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def test_options_are_ours_or_inductors() -> None:
+    given = {"nostall.extent": "all", "nostall.seconds": 2, "max_autotune": True}
+    settings, others = settings_of(given)
+    assert (settings.extent, settings.seconds) == ("all", 2)
+    assert others == {"max_autotune": True}
+    assert hosts.inductor_patches("max-autotune-no-cudagraphs", others)["max_autotune"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("nostall.extent", "some", "'reductions' or 'all'"),
+        ("nostall.background", 1, "True or False"),
+        ("nostall.seconds", 0, "above 0"),
+        ("nostall.speed", 1, "known are nostall.extent"),
+    ],
+)
+def test_a_bad_option_says_what_is_allowed(name: str, value: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        settings_of({name: value})
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_kernel_comes_back_from_the_store_as_it_was(name: str, tmp_path: Path) -> None:
+    graph = PATTERNS[name]()
+    of = scheduled(graph, graph.operators)
+    program = emit(of, first_choice(of))
+    kept = Kept(tmp_path)
+    record, source = kept.kernel(kept.put(program))
+    assert record == KernelRecord.of(program)
+    assert source == program.source
+    assert [(x.counts, x.grid, x.num_warps) for x in record.launches] == [
+        (x.counts, x.grid, x.num_warps) for x in program.launches
+    ]
+    nodes = [program.graph[i] for i in (*program.inputs, *program.outputs)]
+    tensors = (*record.inputs, *record.outputs)
+    assert [(t.shape, t.strides, t.dtype) for t in tensors] == [
+        (n.shape, n.strides, n.dtype) for n in nodes
+    ]
+    # Every tensor keeps its place in every launch, under its new name.
+    names = {f"p{at}": f"p{node.index}" for at, node in enumerate(nodes)}
+    for kept_launch, launch in zip(record.launches, program.launches, strict=True):
+        assert tuple(names.get(a, a) for a in kept_launch.arguments) == launch.arguments
+
+
+def test_a_damaged_kernel_is_not_run(tmp_path: Path) -> None:
+    graph = PATTERNS["gated"]()
+    of = scheduled(graph, graph.operators)
+    kept = Kept(tmp_path)
+    kernel = kept.put(emit(of, first_choice(of)))
+    path = kept.artefacts.path(kernel, "json")
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(BadStore, match="was changed"):
+        kept.kernel(kernel)
+
+
+def test_an_emptied_store_has_another_identity(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    first = kept.identity
+    assert Kept(tmp_path).identity == first
+    (tmp_path / "identity").unlink()
+    assert Kept(tmp_path).identity != first
+
+
+def traced(scale: float) -> GraphModule:
+    return symbolic_trace(lambda x, y: (torch.softmax(x * scale, -1) + y,))
+
+
+def key(module: GraphModule, *inputs: Any, mode: dict[str, Any] | None = None) -> str:
+    return graph_key(module, inputs, Settings(), mode or {})
+
+
+def test_equal_graphs_have_equal_names_and_others_do_not() -> None:
+    x = torch.ones(3, 4)
+    name = key(traced(2.0), x, x)
+    assert key(traced(2.0), x.clone(), x) == name
+    others = [
+        key(traced(3.0), x, x),
+        key(traced(2.0), x.t().contiguous().t(), x),
+        key(traced(2.0), x.double(), x),
+        key(traced(2.0), x, x.clone().requires_grad_()),
+        key(traced(2.0), x, x, mode={"max_autotune": True}),
+    ]
+    with torch.no_grad():
+        others.append(key(traced(2.0), x, x))
+    assert len({name, *others}) == 7
+
+
+def test_graphs_that_are_left_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
+    module = traced(2.0)
+    assert unfit(module, [torch.ones(3)]) == "not on a GPU"
+    assert unfit(module, [1]) == "no tensor to begin with"
+    assert unfit(module, [torch.ones(3), torch.ones(3, device="meta")]) == (
+        "tensors on several devices"
+    )
+
+
+def test_the_pass_does_nothing_in_a_thread_that_does_not_stitch(tmp_path: Path) -> None:
+    idle = hosts.StitchPass("all")
+    graph = traced(2.0).graph
+    before = str(graph)
+    idle(graph)
+    assert str(graph) == before
+    with hosts._stitching(rewrite.Stitching()):
+        active = idle.uuid()
+    assert active != idle.uuid()
+    assert hosts.StitchPass("all", before=lambda graph: None).uuid() is None
+
+
+def test_nodes_are_put_behind_what_they_read_and_never_past_a_change_in_place() -> None:
+    aten = torch.ops.aten
+    graph = FxGraph()
+    x = graph.placeholder("x")
+    late = graph.call_function(aten.exp.default, (x,))
+    read = graph.call_function(aten.neg.default, (x,))
+    change = graph.call_function(aten.copy_.default, (x, late))
+    output = graph.output((read, change))
+    with graph.inserting_before(output):
+        call = graph.call_function(aten.sin.default, (late,))
+    read.args = (call,)
+    at = {x: 0, late: 1, call: 1, read: 2, change: 3, output: 4}
+    rewrite._sort(graph, at)
+    graph.lint()
+    assert [node.name for node in graph.nodes] == [
+        n.name for n in (x, late, call, read, change)
+    ] + ["output"]
+    call.args = (change,)
+    with pytest.raises(rewrite.Entangled):
+        rewrite._sort(graph, at)
+
+
+def test_recorded_times_are_for_graphs_that_were_recorded(tmp_path: Path) -> None:
+    clock = RecordedClock({"g": [[1.0], [2.0]]})
+    assert clock.samples("g", [int, int], 1.0) == [[1.0], [2.0]]
+    with pytest.raises(BadRun, match="record it with this model"):
+        clock.samples("h", [int, int], 1.0)
+    with pytest.raises(BadRun, match="no recording"):
+        RecordedClock.of(tmp_path / "missing.json")
+
+
+def test_runs_are_timed_in_turns_equally_often() -> None:
+    order: list[str] = []
+    runs = [lambda n=name: order.append(n) for name in "abc"]
+    samples = WallClock().samples("g", runs, 1e-9)
+    assert {len(times) for times in samples} == {12}
+    assert {order.count(name) for name in "abc"} == {order.count("a")}
