@@ -278,6 +278,31 @@ def test_what_differs_is_refused(change: Callable[[Tensor], Tensor], why: str) -
         judge(GRAPH, lambda x: (x,), stitched, Call.of([x], frozenset()), SAME, 0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_wrong_element_of_many_is_refused(dtype: torch.dtype) -> None:
+    """It disappears in the norm of the whole."""
+
+    def one_wrong(x: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        y = x.clone()
+        y[777, 3] += 1
+        return (y,)
+
+    x = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with pytest.raises(Differs, match="is off by"):
+        judge(GRAPH, lambda x: (x,), one_wrong, Call.of([x], frozenset()), SAME, 0.1)
+
+
+def test_roundings_at_every_element_are_allowed() -> None:
+    def rounded(x: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        return ((x.float() * (1 + 2**-8)).to(x.dtype),)
+
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    found, _ = judge(GRAPH, lambda x: (x,), rounded, Call.of([x], frozenset()), SAME, 0.1)
+    assert 0 < found.difference < 0.01
+
+
 def test_equal_nans_are_equal() -> None:
     def version(x: Tensor) -> tuple[Tensor]:
         note("kernel")

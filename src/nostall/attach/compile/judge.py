@@ -24,6 +24,9 @@ Version = Callable[..., Any]
 
 LEAST_ALLOWED, ROUNDINGS = 1e-4, 8.0
 """Relative difference that is allowed: roundings of the dtype, and what fp32 sums may lose."""
+ELEMENT = 4.0
+"""How much further one element may be off, relative to itself or to the typical one, where that is
+more: a single wrong one disappears in the norm of the whole."""
 LEAST_SHARE = 0.1
 """Of the largest gradient: smaller ones are held to the same absolute difference."""
 
@@ -199,18 +202,28 @@ def _distance(one: Tensor | None, other: Tensor | None, floor: float) -> float:
     if (one.shape, one.stride(), one.dtype) != (other.shape, other.stride(), other.dtype):
         raise Differs(f"a result has {_about(other)}; Inductor's has {_about(one)}")
     if not one.dtype.is_floating_point:
-        error, allowed = float((one != other).double().sum()), 0.0
+        error, element, allowed = float((one != other).double().sum()), 0.0, 0.0
     else:
-        x, y = one.double(), other.double()
-        # Where both are NaN or the same infinity they agree.
-        same = (x == y) | (x.isnan() & y.isnan())
-        gap = torch.where(same, 0.0, x - y)
-        scale = max(_size(x), floor, torch.finfo(torch.float32).tiny)
-        error = _size(gap) / scale if bool(gap.isfinite().all()) else math.inf
         allowed = max(LEAST_ALLOWED, ROUNDINGS * torch.finfo(one.dtype).eps)
+        error, element = _errors(one.double(), other.double(), floor)
     if not error <= allowed:
         raise Differs(f"a result is off by {error:.3g} of its size; {allowed:.3g} is allowed")
+    if not element <= ELEMENT * allowed:
+        what = f"{element:.3g} of its size or the typical one"
+        raise Differs(f"an element is off by {what}; {ELEMENT * allowed:.3g} is allowed")
     return error
+
+
+def _errors(x: Tensor, y: Tensor, floor: float) -> tuple[float, float]:
+    """(of the whole, of the worst element), relative."""
+    # Where both are NaN or the same infinity they agree.
+    same = (x == y) | (x.isnan() & y.isnan())
+    gap = torch.where(same, 0.0, x - y)
+    if not bool(gap.isfinite().all()):
+        return math.inf, math.inf
+    scale = max(_size(x), floor, torch.finfo(torch.float32).tiny)
+    elements = gap.abs() / x.abs().nan_to_num(0.0).clamp(min=scale)
+    return _size(gap) / scale, float(elements.max()) if elements.numel() else 0.0
 
 
 def _size(x: Tensor) -> float:
