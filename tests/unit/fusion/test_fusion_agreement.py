@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations, islice
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from tests.unit.fusion import generated, operator_graphs
 from tests.unit.fusion.generated import Made
 
 from nostall.fusion import Builder, Graph
-from nostall.fusion.codegen.legal import generate
+from nostall.fusion.codegen.legal import generate, refused
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore, greedy, refined
 from nostall.fusion.plan import Mask, mask_of, members
@@ -50,6 +51,17 @@ def test_plans_of_large_random_graphs_can_be_written(graph: Graph) -> None:
 @given(generated.operator_graphs(varying=17))
 def test_plans_for_dynamic_sizes_can_be_written(made: Made) -> None:
     write(made.graph, planned(made.graph))
+
+
+@settings(max_examples=15)
+@given(operator_graphs.operator_graphs())
+def test_a_pattern_is_judged_alike_wherever_it_stands(graph: Graph) -> None:
+    """Answers are kept by pattern, cut out of its graph."""
+    delta = Delta(graph)
+    pairs = (1 << i | 1 << j for i in graph.operators for j in graph.consumers[i])
+    wider = (one | other for one, other in combinations(explore(delta).plan.groups, 2))
+    for mask in islice((m for m in (*pairs, *wider) if delta.parts(m) is not None), 30):
+        assert delta.joins(mask) == (refused(graph, members(mask)) is None)
 
 
 @pytest.mark.parametrize("name", ["cross-entropy", "quantised-norm"])

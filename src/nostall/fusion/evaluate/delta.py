@@ -32,6 +32,7 @@ from nostall.fusion.evaluate.legality import (
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph import Graph
 from nostall.fusion.plan import Mask, Plan, mask_of, members
+from nostall.fusion.regions import region
 
 _WARPS = 32
 """Warps an SM is taken to hold: the simplified evaluator knows no register counts."""
@@ -71,6 +72,7 @@ class Delta:
         self._known: dict[Mask, Parts | None] = {}
         self._gains: dict[Mask, float | None] = {}
         self._generated: dict[Mask, bool] = {}
+        self._written: dict[Graph, bool] = {}
         without = (i for i in graph.operators if untemplated(graph, i))
         self._without_kernel = mask_of(without)
         self._single = {i: self._kernel([1 << i], [self._alone(i)]) for i in graph.operators}
@@ -98,8 +100,15 @@ class Delta:
             return False
         if mask not in self._generated:
             alone = not mask & (mask - 1)
-            self._generated[mask] = alone or refused(self.graph, members(mask)) is None
+            self._generated[mask] = alone or self._can_be_written(mask)
         return self._generated[mask]
+
+    def _can_be_written(self, mask: Mask) -> bool:
+        """Asked once of equal patterns, wherever they stand: layers of a model repeat."""
+        pattern = region(self.graph, list(members(mask))).graph
+        if pattern not in self._written:
+            self._written[pattern] = refused(pattern, pattern.operators) is None
+        return self._written[pattern]
 
     def gain(self, mask: Mask) -> float | None:
         """f(P) in seconds; None where P is no legal kernel, 0 for a single operator."""
