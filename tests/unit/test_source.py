@@ -21,6 +21,7 @@ from nostall.core import (
     NostallError,
     OtherShape,
     Scalar,
+    UnsupportedArchitecture,
 )
 from nostall.tuning import kernel_file
 from nostall.tuning import source as module
@@ -336,6 +337,13 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: tuple[str, 
         compile_triton(tmp_path / "missing.py", "scale", None, "sm_80")
     with pytest.raises(BadInput, match="not a Python file"):
         compile_triton(NVCC / "calls.cu", "scale", None, "sm_80")
+
+
+@pytest.mark.parametrize("arch", ["sm_999", "sm_103", "sm_70"])
+def test_no_compiler_is_asked_for_an_unknown_architecture(kernels: Path, arch: str) -> None:
+    """LLVM ends the process over some of them."""
+    with pytest.raises(UnsupportedArchitecture, match=f"for {arch}; supported are sm_75, "):
+        compile_triton(kernels, "scale", None, arch)
 
 
 @pytest.mark.parametrize("arch", ["90", "sm90", "sm_9", "ampere", "compute_90", ""])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from nostall.cli.interruption import Interruption
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.run import Run
 from nostall.tuning.fusing.inputs import CASTS, named, torch_dtype
+from nostall.tuning.source import capability_of
 
 if TYPE_CHECKING:
     from nostall.tuning.fusing.document import Document
@@ -76,8 +76,7 @@ def fuse(
     """
     if dtype is not None and dtype not in CASTS:
         raise BadInput(f"--dtype is {dtype!r}; allowed are {', '.join(CASTS)}")
-    if re.fullmatch(r"sm_\d{2,3}[af]?", arch) is None:
-        raise BadInput(f"--arch is {arch!r}; write it as sm_80, sm_90, ...")
+    capability_of(arch)
     asked, how, found = _traced(target, inputs, dtype, backward, strategy, arch)
     with Interruption() as interruption:
         if tune_sass:

@@ -25,7 +25,7 @@ class BadBinary(BadInput):
 
 
 class UnsupportedArchitecture(BadBinary):
-    """A cubin is for an architecture that nostall does not know."""
+    """A cubin is, or would be, for an architecture that nostall does not know."""
 
 
 class BadLaunch(BadInput):

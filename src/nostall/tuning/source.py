@@ -20,7 +20,7 @@ from nostall.core.errors import BadInput, BadLaunch, MissingPart
 from nostall.core.launch import Buffer, Constant, LaunchSpec, OtherShape, Scalar
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.sass.binary import fatbin
-from nostall.sass.binary.cubin import Cubin
+from nostall.sass.binary.cubin import Cubin, check_architecture
 from nostall.tuning.kernel_file import imported, jit_function, launch_in, one_line
 
 TRITON_TYPES = {
@@ -105,7 +105,7 @@ def compile_triton(
     compile options of Triton (``maxnreg``, ``num_ctas`` ...).
     """
     triton = _triton()
-    capability = _capability(arch)
+    capability = capability_of(arch)
     path = Path(path).absolute()
     function_name = name.partition("@")[0]
     what = f"{path.name}:{name} for {arch}"
@@ -177,11 +177,15 @@ def _triton() -> Any:
     return triton
 
 
-def _capability(arch: str) -> int:
+def capability_of(arch: str) -> int:
+    """90 of ``sm_90`` or ``sm_90a``.  Raises :class:`BadInput` for what is none, and
+    :class:`UnsupportedArchitecture` before a compiler is asked for one that it does not know."""
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
     if match is None:
         raise BadInput(f"architecture {arch!r} is not understood; write it as sm_80, sm_90, ...")
-    return int(match.group(1))
+    sm = int(match.group(1))
+    check_architecture(sm, "kernels cannot be tuned for")
+    return sm
 
 
 def _ptxas_version(capability: int) -> str:

@@ -153,7 +153,8 @@ def test_nothing_to_fuse_is_an_answer(file: str, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--dtype", "f17"], "--dtype is 'f17'; allowed are f64, f32, f16, bf16"),
-        (["--arch", "hopper"], "--arch is 'hopper'; write it as sm_80"),
+        (["--arch", "hopper"], "architecture 'hopper' is not understood; write it as sm_80"),
+        (["--arch", "sm_999"], "kernels cannot be tuned for sm_999; supported are sm_75"),
         (["--strategy", "best"], "--strategy is 'best'; allowed are explore, refined, "),
     ],
 )

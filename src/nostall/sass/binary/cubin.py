@@ -122,10 +122,15 @@ def _architecture(elf: Elf) -> int:
             f"ELF OS/ABI {elf.os_abi} is not a known cubin variant ({_OLD} or {_NEW}); this may be "
             "a relocatable or a newer format"
         )
+    check_architecture(sm, "the cubin is for")
+    return sm
+
+
+def check_architecture(sm: int, what: str) -> None:
+    """Raise :class:`UnsupportedArchitecture` for one that nostall does not know."""
     if sm not in ARCHITECTURES:
         known = ", ".join(f"sm_{n}" for n in ARCHITECTURES)
-        raise UnsupportedArchitecture(f"the cubin is for sm_{sm}; supported are {known}")
-    return sm
+        raise UnsupportedArchitecture(f"{what} sm_{sm}; supported are {known}")
 
 
 def _text(
