@@ -120,7 +120,7 @@ class _Graph:
         if version == "stitched":
             try:
                 run = self._timed("stitched", lambda: self._stitched(spare, self.inputs)).run
-            except Exception as error:
+            except Exception as error:  # a stored choice that no longer works costs nothing else
                 raise _Failed from error
             report.state = "stitched"
             return run
@@ -181,7 +181,7 @@ class _Graph:
 
         try:
             graphs = parts_of(module)
-        except Exception as error:
+        except Exception as error:  # inside of Inductor's compilation, which must go on
             say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return
         self.preparation.begin(work)

@@ -50,7 +50,7 @@ class Preparation:
                 if device is not None:
                     torch.cuda.set_device(device)
                 work()
-            except Exception as error:
+            except Exception as error:  # a thread of the program ends quietly
                 say_once(f"stitching in the background failed: {type(error).__name__}: {error}")
             with self._lock:
                 self.seconds += time.perf_counter() - wall

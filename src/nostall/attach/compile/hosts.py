@@ -60,7 +60,7 @@ class InductorHost:
             patches[PASS] = ObservingPass(observe)
         try:
             found: Compiled = compile_fx(module, inputs, config_patches=patches)
-        except Exception as error:
+        except Exception as error:  # all but a missing compiler is raised again
             if (missing := _missing(error)) is not None:
                 raise Unavailable(missing) from error
             raise

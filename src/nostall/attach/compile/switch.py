@@ -155,7 +155,7 @@ class Switch:
         except Differs as error:
             self._stay(f"the stitched version is not used: {error}", error)
             return
-        except Exception as error:
+        except Exception as error:  # between two steps of a program that must go on
             self._stay(_reason("not compared", error), error)
             return
         self.report.seconds["compared"] = time.perf_counter() - began
@@ -196,7 +196,7 @@ class Switch:
         try:
             ranks.publish(self._rules.graph, version)
             self._rules.kept.keep(self._rules.graph, choice)
-        except Exception as error:
+        except Exception as error:  # the choice holds for this run all the same
             say_once(f"a choice is not kept: {error}")
 
     def _stay(self, reason: str, error: Exception) -> None:
