@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_soak --baseline gpu_baseline.json --folder soak --out gpu_soak.json
 
-Searches over the suite's kernels, one after the other and again, on all visible GPUs; about one
-proposal in a hundred is illegal and runs without the verifier having been asked.  A slice ends
+Searches over the suite's kernels, one after the other and again, on all visible GPUs (``--abreast``
+of them at a time on each); about one proposal in a hundred is illegal and runs without the verifier
+having been asked.  A slice ends
 after ``--limit`` seconds; the next one (same ``--folder``) resumes every run where it stood.
 Counted are faults and hangs survived (each with its move), results lost, and broken kernels
 accepted: a broken one that fails on the GPU though the verifier calls it safe, or one that a search
@@ -121,7 +122,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "kind": "measured",
         "kernels": len({s["kernel"] for s in slices}),
         "slices": len(slices),
-        "gpu_minutes": round(sum(s["seconds"] for s in slices) / 60, 2),
+        "search_minutes": round(sum(s["seconds"] for s in slices) / 60, 2),
         "legal_candidates": sum(s["legal"] for s in slices),
         "broken_kernels": len(rows),
         "fates": dict(fates),
@@ -170,9 +171,10 @@ def main() -> None:
     parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--rounds", type=int, default=20, help="slices per kernel at most")
+    parser.add_argument("--abreast", type=int, default=1, help="searches at a time on each GPU")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
     options = parser.parse_args()
-    until, found = monotonic() + options.limit, gpus.visible()
+    until, found = monotonic() + options.limit, gpus.visible() * options.abreast
     if not found:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
     suite = entries()
