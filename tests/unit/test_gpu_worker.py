@@ -35,6 +35,11 @@ class Pretender:
             os._exit(7)
         if cubin == b"hang":
             time.sleep(60)
+        if cubin.startswith(b"pause once:"):
+            mark = Path(cubin.partition(b":")[2].decode())
+            if not mark.exists():
+                mark.touch()
+                time.sleep(60)
         if cubin == b"fault":
             raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
         return Outcome("timed", Timing((1.0, 1.0), (0.5, 0.5)))
@@ -81,8 +86,15 @@ def test_a_hang_ends_at_its_deadline() -> None:
     with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
         before = time.monotonic()
         assert gpu.evaluate(b"hang").fate == "hang"
-        assert 2.0 <= time.monotonic() - before < 10.0
+        assert 2 * PLAN.deadline <= time.monotonic() - before < 12.0
         assert gpu.evaluate(b"good").fate == "timed"
+
+
+def test_a_pause_is_no_hang(tmp_path: Path) -> None:
+    """Who does not answer once, on a GPU that others share, is asked again."""
+    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+        assert gpu.evaluate(b"pause once:" + bytes(tmp_path / "paused")).fate == "timed"
+        assert gpu.restarts == 1
 
 
 def test_a_comparison_runs_in_a_fresh_process() -> None:

@@ -47,7 +47,8 @@ class LocalGpu:
     """A :class:`~nostall.gpu.device.Device` on this machine.
 
     A candidate that faults or hangs costs itself and a restart: the worker is killed and a new one
-    starts with the next candidate, its inputs made anew from the same seed.
+    starts with the next candidate, its inputs made anew from the same seed.  One that does not
+    answer is asked once more: where others share the GPU, their faults make it pause for seconds.
     """
 
     def __init__(
@@ -71,7 +72,15 @@ class LocalGpu:
 
     def start(self, cubin: bytes) -> Pending:
         """As :meth:`nostall.gpu.device.Overlapping.start`."""
-        return self._asked(("evaluate", cubin), self.plan.deadline)
+        question = ("evaluate", cubin)
+        deadline = self.plan.deadline
+        asked = self._asked(question, deadline)
+
+        def answer() -> Outcome:
+            first = asked.wait()
+            return first if first.fate != "hang" else self._asked(question, deadline).wait()
+
+        return Pending(asked.ready, answer)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         """As :meth:`nostall.gpu.device.Device.compare`.

@@ -18,7 +18,6 @@ from typing import Any
 from nostall import __version__
 from nostall.core import (
     BadInput,
-    BadRun,
     Budget,
     Checkpoint,
     Objective,
@@ -42,10 +41,9 @@ from nostall.tuning.ablation import ablate
 from nostall.tuning.evidence import compared_how, comparison_of, notes_on, verdict_of
 from nostall.tuning.judged import JudgedCheckpoints
 from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
+from nostall.tuning.resuming import FINALISTS, resumed
 from nostall.tuning.source import Source
 from nostall.tuning.strategies import LEARNING
-
-_FINALISTS = "finalists.json"
 
 
 @dataclass(frozen=True)
@@ -135,13 +133,17 @@ def tune(
     )
     if run is not None:
         run.write("original.cubin", source.cubin)
+
+    def judge(state: str) -> Verdict:
+        return verify(source.cubin, space.impose(space.load(state)).to_cubin())
+
     found = search.run(
         space,
         cost,
         settings.budget,
         seed=settings.seed,
         observers=[*observers, *_judged(search, space, source, run), *_kept_in(run, measured)],
-        resume=_resumed(run, measured) if resume else None,
+        resume=resumed(run, measured, judge) if resume else None,
     )
     best = found.best
     if measured is not None:
@@ -273,7 +275,7 @@ class _Finalists:
         """Nothing to keep."""
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.run.write(_FINALISTS, json.dumps(self.measured.saved()).encode())
+        self.run.write(FINALISTS, json.dumps(self.measured.saved()).encode())
 
 
 def _kept_in(run: Run | None, measured: MeasuredSchedules | None) -> list[Observer]:
@@ -285,22 +287,6 @@ def _kept_in(run: Run | None, measured: MeasuredSchedules | None) -> list[Observ
     if run is None:
         return []
     return [run] if measured is None else [_Finalists(run, measured), run]
-
-
-def _resumed(run: Run | None, measured: MeasuredSchedules | None) -> Checkpoint | None:
-    """Where a run stood when it ended or was killed; None (start anew) before its first checkpoint.
-
-    Raises :class:`BadRun` when there is no run, or its files are not what a run writes.
-    """
-    if run is None:
-        raise BadRun("there is no run directory to resume; give the one of an earlier run")
-    checkpoint, path = run.checkpoint(), run.path / _FINALISTS
-    if checkpoint is not None and measured is not None and path.exists():
-        try:
-            measured.restore(json.loads(path.read_text()))
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
-    return checkpoint
 
 
 def _difference(before: Schedule, after: Schedule) -> tuple[int, int]:
