@@ -29,9 +29,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.provenance import save
-from nostall.fusion import Builder
+from nostall.fusion.capture import capture
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, stitch
@@ -188,10 +189,10 @@ def fp8(folder: Path) -> list[str]:
     x = torch.cat([every, largest, -largest]).cuda()
     found = []
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        build = Builder()
-        graph = build.graph(build("cast", build.input(tuple(x.shape)), dtype=dtype))
-        (made,) = stitch(graph, folder=folder)(x)
         wanted = x.to(getattr(torch, dtype))
+        traced = make_fx(lambda x, d=wanted.dtype: x.to(d), tracing_mode="fake")(x)
+        graph = capture(traced).graph
+        (made,) = stitch(graph, folder=folder)(x)
         nan = wanted.float().isnan()
         same = made.view(torch.uint8) == wanted.view(torch.uint8)
         wrong = ~(same | nan & made.float().isnan())

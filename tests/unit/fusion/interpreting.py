@@ -22,6 +22,7 @@ from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS
 
+from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.kernel import load
@@ -118,6 +119,21 @@ def packs(folder: Path) -> Iterator[tuple[str, list[str]]]:
         yield name, found
 
 
+BEYOND = (57344.0, 61440.0, 65536.0, 1e30, float("inf"))
+"""The largest number of e5m2, the first that rounds to infinity, and more."""
+
+
+def infinities(folder: Path) -> list[str]:
+    """Casts to e5m2 beyond the largest number: the bytes, which no conversion decides."""
+    x = torch.tensor([*BEYOND, *(-value for value in BEYOND), 0.0, -1.5])[None]
+    build = Builder()
+    graph = build.graph(build("cast", build.input(tuple(x.shape)), dtype="float8_e5m2"))
+    (made,) = stitch(graph, folder=folder)(x)
+    wanted = x.to(torch.float8_e5m2)
+    same = (made.view(torch.uint8) == wanted.view(torch.uint8))[0].tolist()
+    return [f"{value}" for value, right in zip(x[0].tolist(), same, strict=True) if not right]
+
+
 def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str]]:
     found: list[str] = []
     seen: Counter[str] = Counter()
@@ -189,6 +205,7 @@ def main() -> None:
         "packed": dict(packs(folder)),
         "random": found,
         "seen": seen,
+        "infinities": infinities(folder),
         "broken": dict(broken(folder)),
         "fused": fused_and_plain(folder),
     }

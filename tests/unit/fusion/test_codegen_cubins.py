@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,7 +130,8 @@ def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
 def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) -> None:
-    """The conversion itself ends at the largest finite number; what lies beyond is put back."""
+    """The conversion ends at the largest finite number, infinity included: NaN (e4m3) is put in
+    before it, infinity (e5m2) behind it, as a byte."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -144,9 +146,16 @@ def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) ->
     source = ASTSource(function, signature=types, constexprs={})
     options = {"enable_fp_fusion": True}
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    assert f"cvt.rn.satfinite.{kind}x2.f32" in ptx
-    beyond = {"e4m3": "464.0", "e5m2": "61440.0"}[kind]
-    assert beyond in program.source
+    converted = rf"cvt\.rn\.satfinite\.{kind}x2\.f32\s+(%rs\d+), %r\d+, (%r\d+);"
+    results, operands = zip(*re.findall(converted, ptx), strict=True)
+    if kind == "e4m3":
+        chosen = re.findall(r"selp\.b32\s+(%r\d+), 2143289344, ", ptx)  # NaN
+        assert chosen == list(operands)
+    else:
+        below = re.findall(r"selp\.b16\s+(%rs\d+), -4, (%rs\d+), ", ptx)
+        above = re.findall(r"selp\.b16\s+%rs\d+, 124, (%rs\d+), ", ptx)
+        assert [byte for _, byte in below] == list(results)
+        assert [name for name, _ in below] == above
 
 
 def imported(path: Path, program: Program) -> list[object]:

@@ -56,6 +56,10 @@ def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
     assert interpreted["seen"]["not stitched"] == 0
 
 
+def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
+    assert interpreted["infinities"] == []
+
+
 def test_damaged_kernels_are_found(interpreted: Any) -> None:
     assert len(interpreted["broken"]) == 6
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []

@@ -108,6 +108,20 @@ def test_everything_that_is_left_out_has_a_reason() -> None:
     assert product.keys() == {"matrix product that does not wait for memory"}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_casts_to_e4m3_end_where_this_pytorch_ends(dtype: Any) -> None:
+    """Before 2.12 what is beyond became NaN, which code generation does by itself."""
+    x = torch.tensor([1e4, -1e4, 460.0, -1.5], dtype=dtype)
+    graph = capture(traced(lambda x: x.to(torch.float8_e4m3fn), x)).graph
+    (found,) = interpret(graph, [x.double().numpy()])
+    wanted = x.to(torch.float8_e4m3fn).float()
+    if bool(wanted.isnan().any()):
+        assert [graph[i].op for i in graph.operators] == ["cast"]
+    else:
+        assert found.tolist()[:2] == wanted.tolist()[:2] == [448.0, -448.0]
+        assert found.tolist()[2:] == [448.0, -1.5]
+
+
 def test_what_is_changed_in_place_is_left_alone() -> None:
     def changes(x: Any) -> Any:
         rows = x.view(6, 4)

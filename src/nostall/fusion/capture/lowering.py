@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
 from nostall.fusion.operations import OPERATIONS
@@ -20,6 +22,8 @@ from nostall.fusion.varying import varies
 MOST_FLOPS_PER_BYTE = 8.0
 """A batched product is fused where it waits for memory even without tensor cores: an H200 does
 67e12 fp32 operations a second without them (vendor) and copies 4.3e12 bytes; half of that ratio."""
+
+LARGEST_E4M3 = 448.0
 
 
 Rule = Callable[[Call], Value]
@@ -77,7 +81,20 @@ def _convert(call: Call) -> Value:
     if operand.meta["val"].device != call.result.device:
         raise Unfit("copies between devices")
     same = operand.meta["val"].dtype == call.result.dtype
-    return call.finish("copy" if same else "cast", call.tensor(0))
+    x = call.tensor(0)
+    given = call.build.nodes[x].dtype
+    if call.result.dtype == torch.float8_e4m3fn and "float" in given and _e4m3_saturates():
+        for op, limit in (("maximum", -LARGEST_E4M3), ("minimum", LARGEST_E4M3)):
+            x = call.add(op, x, call.number(limit, given), dtype=given)
+    return call.finish("copy" if same else "cast", x)
+
+
+@cache
+def _e4m3_saturates() -> bool:
+    """Whether this PyTorch ends at the largest number of e4m3, as from 2.12 on (pytorch#178817), or
+    makes NaN of what is beyond."""
+    with _disable_current_modes():
+        return not bool(torch.tensor(2 * LARGEST_E4M3).to(torch.float8_e4m3fn).float().isnan())
 
 
 def _axes(call: Call, x: int, place: int = 1) -> tuple[int, ...]:

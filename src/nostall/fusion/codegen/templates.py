@@ -247,15 +247,14 @@ def stored(text: str, dtype: str) -> str:
         return f"{text}.to(tl.int8)"
     if dtype == computed(dtype):
         return text
-    # The hardware's conversion to fp8 ends at the largest finite number; PyTorch's does not.
+    # The hardware's conversion to fp8 (satfinite) ends at the largest finite number, infinity
+    # included; PyTorch's does not.  NaN stays NaN, so e4m3 gets one; infinity has to be a byte.
     if dtype == "float8_e4m3fn":
         text = f'tl.where(tl.abs({text}) > 464.0, float("nan"), {text})'
     if dtype == "float8_e5m2":
-        beyond = f'tl.where({text} > 0, float("inf"), -float("inf"))'
-        return (
-            f"tl.where(tl.abs({text}) >= 61440.0, {beyond}, {text}.to(tl.float8e5).to(tl.float32))"
-            ".to(tl.float8e5)"
-        )
+        byte = f"{text}.to(tl.float8e5).to(tl.uint8, bitcast=True)"
+        byte = f"tl.where({text} <= -61440.0, {0xFC}, {byte})"
+        return f"tl.where({text} >= 61440.0, {0x7C}, {byte}).to(tl.float8e5, bitcast=True)"
     return f"{text}.to({TRITON_DTYPES[dtype]})"
 
 
