@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.unit.test_gpu_worker import pretend
 
 from nostall import farm
 from nostall.cli import main
+from nostall.cli.interruption import Interruption
 from nostall.core import BadInput, Budget, MissingPart, Run
 from nostall.farm import Farm, FarmDevice, Opening
 from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan, Recording, Replay
@@ -40,8 +42,17 @@ class Inline:
 
     workers = 2
 
-    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        *,
+        ending: Callable[[], None] | None = None,
+    ) -> list[Any]:
         return [function(item) for item in items]
+
+    def everywhere(self, function: Callable[..., None], *arguments: Any) -> None:
+        function(*arguments)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
@@ -213,24 +224,64 @@ def test_a_worker_holds_its_gpu_in_a_process_of_its_own(workers: Farm) -> None:
 
 @dataclass(frozen=True)
 class Begun:
-    """Leaves a file when it opens a device; equal in every process."""
+    """Leaves a file at the ``after``-th evaluation of a device; equal in every process."""
 
     path: Path
+    after: int = 1
 
     def __call__(self, kernel: Kernel, plan: Plan, ordinal: int) -> Device:
-        self.path.touch()
-        return Slow(Synthetic(kernel.cubin))
+        return Telling(Slow(Synthetic(kernel.cubin)), self)
+
+
+class Telling:
+    def __init__(self, device: Device, begun: Begun) -> None:
+        self.device, self.begun, self.about, self.asked = device, begun, device.about, 0
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        self.asked += 1
+        if self.asked == self.begun.after:
+            self.begun.path.touch()
+        return self.device.evaluate(cubin)
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        return self.device.compare(cubin, rounds, checks)
 
 
 def test_a_search_ends_when_its_parent_lets_go(workers: Farm, tmp_path: Path) -> None:
     """As after Ctrl-C: whoever waited for the search's own end would wait for its whole budget."""
     how = opening(Begun(tmp_path / "began"))
-    chain = Chain(Anneal(), how, Budget(seconds=30), 0, None)
+    chain = Chain("run", Anneal(), how, Budget(seconds=30), 0, None)
     future = workers.client.submit(run_chain, chain, pure=False)
     while not (tmp_path / "began").exists():
         time.sleep(0.01)
     workers.everywhere(farm.close, how)
     assert future.result(timeout=5).stopped == "interrupted"
+
+
+def test_ctrl_c_keeps_what_the_chains_found(workers: Farm, tmp_path: Path) -> None:
+    """In a terminal it reaches the workers, too."""
+    how = opening(Begun(tmp_path / "began", after=20))
+    victims = set(workers.map(process, range(20)))
+
+    def interrupt() -> None:
+        while not (tmp_path / "began").exists():
+            time.sleep(0.01)
+        for victim in victims:
+            os.kill(victim, signal.SIGINT)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    settings = replace(SETTINGS, evaluations=None, seconds=60.0)
+    began = time.monotonic()
+    with Interruption() as heard, Run.create(tmp_path / "run", "tune", {}) as run:
+        search, device = Chains(Anneal(), workers, how), FarmDevice(workers, how)
+        found = tune(kernel(), search, settings, run=run, observers=[heard], device=device)
+    assert time.monotonic() - began < 30
+    assert found.search.stopped == "interrupted" and found.decision is not None
+    trials = list(Run.open(tmp_path / "run").trials())
+    assert len(trials) == found.search.evaluations >= 20
+    assert {t.move.partition(":")[0] for t in trials} == {"chain 0", "chain 1"}
+    assert set(workers.map(process, range(20))) == victims
 
 
 class Moved(Synthetic):

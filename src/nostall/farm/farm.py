@@ -20,6 +20,8 @@ CONNECTING = 10.0
 PATIENCE = 20.0
 """Seconds to wait for a worker when there is none: at the start, and when the last one is lost."""
 _POLL = 1.0
+_DEAF = {"preload": ["nostall.farm.deaf"]}
+"""A local worker's option: Ctrl-C in a terminal reaches it, too, and is not meant for it."""
 _GONE = "the Dask scheduler is gone; start the run anew"
 
 
@@ -29,9 +31,17 @@ class Works(Protocol):
     @property
     def workers(self) -> int: ...
 
-    def map(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]: ...
+    def map(
+        self,
+        function: Callable[[A], B],
+        items: Sequence[A],
+        *,
+        ending: Callable[[], None] | None = None,
+    ) -> list[B]: ...
 
     def call(self, function: Callable[..., B], *arguments: Any) -> B: ...
+
+    def everywhere(self, function: Callable[..., None], *arguments: Any) -> None: ...
 
 
 class Farm:
@@ -46,9 +56,28 @@ class Farm:
         self.client, self.workers, self.patience = client, workers, patience
         self._favourite: str | None = None
 
-    def map(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """One call per item, spread over the workers; answers in the order of ``items``."""
-        return self._gather([self.client.submit(function, item, pure=False) for item in items])
+    def map(
+        self,
+        function: Callable[[A], B],
+        items: Sequence[A],
+        *,
+        ending: Callable[[], None] | None = None,
+    ) -> list[B]:
+        """One call per item, spread over the workers; answers in the order of ``items``.
+
+        After a first Ctrl-C ``ending`` is to make the calls end soon, and their answers are awaited
+        (it is called again and again, since a call that lost its worker begins anew); without it,
+        and after a second one, they are given up.
+        """
+        futures = [self.client.submit(function, item, pure=False) for item in items]
+        try:
+            return self._gather(futures)
+        except KeyboardInterrupt:
+            if ending is None:
+                raise
+            return self._gather(futures, ending)
+        finally:
+            self._give_up(futures)
 
     def call(self, function: Callable[..., B], *arguments: Any) -> B:
         """One call on the same worker as the calls before, as long as that one lives."""
@@ -59,27 +88,34 @@ class Farm:
         future = self.client.submit(
             function, *arguments, pure=False, workers=where, allow_other_workers=True
         )
-        answer: B = self._gather([future])[0]
-        return answer
+        try:
+            answer: B = self._gather([future])[0]
+            return answer
+        finally:
+            self._give_up([future])
 
     def everywhere(self, function: Callable[..., None], *arguments: Any) -> None:
         """One call in every worker that can still be reached."""
         with suppress(OSError, RuntimeError):
             self.client.run(function, *arguments)
 
-    def _gather(self, futures: list[Any]) -> list[Any]:
+    def _gather(
+        self, futures: list[Any], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[Any]:
         seen = monotonic()
-        try:
-            while not self._ended(futures):
-                seen = monotonic() if self._there() else seen
-                if monotonic() - seen > self.patience:
-                    raise MissingPart(
-                        f"no worker has been there for {self.patience:g} s; what they found is "
-                        "lost; see why they ended, and start the run anew"
-                    )
-            return [self._answer(future) for future in futures]
-        finally:
-            self.client.cancel([future for future in futures if not future.done()])
+        meanwhile()
+        while not self._ended(futures):
+            meanwhile()
+            seen = monotonic() if self._there() else seen
+            if monotonic() - seen > self.patience:
+                raise MissingPart(
+                    f"no worker has been there for {self.patience:g} s; what they found is "
+                    "lost; see why they ended, and start the run anew"
+                )
+        return [self._answer(future) for future in futures]
+
+    def _give_up(self, futures: list[Any]) -> None:
+        self.client.cancel([future for future in futures if not future.done()])
 
     def _ended(self, futures: list[Any]) -> bool:
         """Whether all are done, at the latest after ``_POLL`` seconds."""
@@ -122,7 +158,7 @@ def local(workers: int, patience: float = PATIENCE) -> Iterator[Farm]:
     here = {"host": "127.0.0.1", "port": 0, "dashboard": False}
     one = {**here, "nthreads": 1, "memory_limit": 0, "silence_logs": logging.CRITICAL}
     nannies = {
-        i: {"cls": distributed.Nanny, "options": {**one, "env": {GPU: str(i)}}}
+        i: {"cls": distributed.Nanny, "options": {**one, "env": {GPU: str(i)}, **_DEAF}}
         for i in range(workers)
     }
     options = {**here, "dashboard_address": "127.0.0.1:0"}

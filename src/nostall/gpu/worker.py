@@ -211,7 +211,7 @@ def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: in
     except Exception as error:  # the driver's own errors: the parent says it to the user
         pipe.send(f"could not run the original ({error})")
         return
-    with suppress(EOFError):  # the parent is done with this worker
+    with suppress(EOFError, OSError):  # the parent is done with this worker, or gone
         while (question := pipe.recv()) is not None:
             verb, *arguments = question
             try:

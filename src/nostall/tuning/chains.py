@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -38,8 +40,10 @@ from nostall.tuning.measured import MeasuredSchedules
 
 @dataclass(frozen=True)
 class Chain:
-    """What a worker is asked: one search, from beginning to end."""
+    """What a worker is asked: one search, from beginning to end.  ``run`` names what it belongs to,
+    for :func:`end`."""
 
+    run: str
     search: Search
     opening: Opening
     budget: Budget
@@ -79,23 +83,26 @@ class Chains(Search):
         observers: Sequence[Observer] = (),
         resume: Checkpoint | None = None,
     ) -> SearchResult[S]:
-        """Run all chains and merge them.
+        """Run all chains and merge them.  Ctrl-C ends each where it stands.
 
         A resumed run begins its chains anew (``resume`` is not looked at): they live in the
-        workers, and a killed parent leaves nothing of them; neither does Ctrl-C.
+        workers, and a killed parent leaves nothing of them.
         """
         if not isinstance(objective, MeasuredSchedules):
             raise BadInput("several workers measure; give --objective gpu, or one worker")
+        name = uuid4().hex
         chains = [
-            Chain(self.search, self.opening, budget, each, objective.flops)
+            Chain(name, self.search, self.opening, budget, each, objective.flops)
             for each in seeds(seed, self.farm.workers)
         ]
-        found = self.farm.map(run_chain, chains)
+        found = self.farm.map(run_chain, chains, ending=lambda: self.farm.everywhere(end, name))
         scale = found[0].start.value
         _adopt(objective, found, scale)
         for trial in _merged(found, scale):
             for observer in observers:
-                observer.on_trial(trial)
+                # Who has heard Ctrl-C, too, passes it on here; the chains have ended by now.
+                with suppress(KeyboardInterrupt):
+                    observer.on_trial(trial)
         checkpoint, value = _best(found, scale)
         for observer in observers:
             observer.on_checkpoint(checkpoint)
@@ -118,18 +125,27 @@ def seeds(seed: int, count: int) -> list[int]:
     return [seed, *further]
 
 
+_ending: set[str] = set()
+"""Runs whose chains in this process are to end."""
+
+
+def end(run: str) -> None:
+    """In a worker: the chains of a run end at their next trial, also those that begin later."""
+    _ending.add(run)
+
+
 def run_chain(chain: Chain) -> Found:
     """In a worker: search on the worker's device."""
     program = Program.from_cubin(chain.opening.kernel.cubin)
     space = ScheduleSpace(program, program.kernel(chain.opening.kernel.name))
-    log = _Log(chain.opening)
+    log = _Log(chain)
     with opened(chain.opening) as device:
         measured = MeasuredSchedules(space, device, chain.flops)
         found = chain.search.run(space, measured, chain.budget, seed=chain.seed, observers=[log])
     return Found(
         found.start_measurement,
         tuple((value, state) for value, state in measured.saved()["finalists"]),
-        tuple(log.trials),
+        tuple(log.trials[: found.evaluations]),  # one that an end came upon did not count
         found.checkpoint,
         found.seconds,
         found.stopped,
@@ -140,16 +156,16 @@ def run_chain(chain: Chain) -> Found:
 
 
 class _Log:
-    """Observer that keeps all trials, and ends a search whose parent has gone (Ctrl-C there)."""
+    """Observer that keeps all trials, and ends a search that is to end or whose parent has gone."""
 
-    def __init__(self, opening: Opening) -> None:
-        self.opening = opening
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
         self.trials: list[Trial] = []
 
     def on_trial(self, trial: Trial) -> None:
         self.trials.append(trial)
         # Not at the start state: a search that has found nothing yet passes an interrupt on.
-        if trial.index > 0 and not wanted(self.opening):
+        if trial.index > 0 and (self.chain.run in _ending or not wanted(self.chain.opening)):
             raise KeyboardInterrupt
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
