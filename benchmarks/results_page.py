@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 from benchmarks.readme_regions import README, readme, seeds
+from benchmarks.reasons_section import reasons_section
 from benchmarks.record import RESULTS, BadResults, Record, Size, measured_files, read
 from nostall.core.run import write_atomically
 from nostall.sass.model.agreement import FILE, Agreement
@@ -71,6 +72,7 @@ def section(name: str, records: Sequence[Record]) -> str:
     lines += [_afterwards(records), ""]
     strategies = sorted({r.strategy for r in records}, key=lambda s: (s != HEADLINE, s))
     lines += _table(("kernel", *strategies, "best of all"), _summary(records, strategies))
+    lines += reasons_section(records, HEADLINE)
     lines += _agreement(records)
     order = {kernel: number for number, kernel in enumerate(_kernels(records))}
     ranked = sorted(records, key=lambda r: (order[r.kernel], strategies.index(r.strategy), r.seed))

@@ -7,6 +7,7 @@ import io
 
 import pytest
 from benchmarks.gpu_reasons import reasons
+from benchmarks.reasons_section import rows, shares
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
@@ -36,3 +37,15 @@ def test_the_longest_wait_comes_first() -> None:
 def test_nothing_counted_is_said(lines: list[str]) -> None:
     with pytest.raises(ValueError, match=r"ncu counted nothing.*no permission"):
         reasons(lines, "no permission")
+
+
+def test_shares_leave_out_the_cycles_that_issue() -> None:
+    parts = shares({"wait": 1.0, "selected": 5.0, "long_scoreboard": 2.0, "imc_miss": 1.0})
+    assert parts["fixed latency"] == 0.25 and parts["global memory"] == 0.5
+    assert parts["barrier"] == 0.0 and parts["other"] == pytest.approx(0.25)
+
+
+def test_a_kernel_that_was_not_tuned_or_not_counted_has_no_row() -> None:
+    counted = {"waits": {"wait": 3.0, "barrier": 1.0}, "dram_percent": 4.4, "issued_per_cycle": 0.3}
+    found = rows({"a": counted, "b": counted, "c": {"exit_code": 1}}, {"a": 1.02, "c": 1.0})
+    assert found == [["a", "75 %", "0 %", "0 %", "25 %", "0 %", "0.30", "4 %", "1.0200"]]
