@@ -81,8 +81,8 @@ def reasons_section(records: Sequence[Record], strategy: str) -> list[str]:
         f"Where the originals wait: ncu's stall reasons (`{counted['command']}`,",
         f"[JSON](../benchmarks/results/{FILE.name})) of {len(table)} of the kernels, one launch "
         f"each, beside what `{strategy}` deploys. Where the largest part is the fixed latency of "
-        f"arithmetic, the median is {median(first):.4f} ({len(first)} kernels); where it is memory, "
-        "barriers or full pipes, which the order of instructions hardly changes, it is "
+        f"arithmetic, the median is {median(first):.4f} ({len(first)} kernels); where it is "
+        "memory, barriers or full pipes, which the order of instructions hardly changes, it is "
         f"{median(others):.4f} ({len(others)} kernels).",
         "",
         "| " + " | ".join(_COLUMNS) + " |",
