@@ -36,7 +36,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.unit.parallel.ranks", name],
+            [sys.executable, "-m", "tests.unit.parallel.ranks", name, "spawn"],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,

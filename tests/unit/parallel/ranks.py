@@ -93,8 +93,24 @@ def workload(model: Any, case: Case) -> Workload:
     return Workload(profile, servers(1, RANKS), case.samples, case.micro_batch)
 
 
-def main(folder: Path) -> int:
-    """Prepare, fork the ranks, and return the first exit code that is not 0."""
+def main(folder: Path, start: str = "fork") -> int:
+    """Start the ranks, and return the first exit code that is not 0.
+
+    ``fork`` prepares once, for all; ``spawn`` is slower, and does not hand a used PyTorch on: one
+    that was built for CUDA does not survive that where there is no driver.
+    """
+    context = multiprocessing.get_context(start)
+    models = prepared() if start == "fork" else None
+    ranks = [context.Process(target=run, args=(rank, folder, models)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return next((abs(rank.exitcode or 0) for rank in ranks if rank.exitcode), 0)
+
+
+def prepared() -> dict[str, Any]:
+    """All models, with what the ranks will need of them traced."""
     import torch
     from tests.unit.parallel import jobs
 
@@ -106,7 +122,7 @@ def main(folder: Path) -> int:
         name: Model(getattr(jobs, name)(), "leaf" if name == "resnet" else "block")
         for name in dict.fromkeys(case.job for case in CASES)
     }
-    for case in CASES:  # trace what the ranks will need
+    for case in CASES:
         model = models[case.job]
         work, plan = workload(model, case), case.plan(len(model))
         slices = Slices(work, plan)
@@ -118,22 +134,17 @@ def main(folder: Path) -> int:
                 if first < end:
                     model.piece(stage.first, stage.end, end - first, torch.device("cpu"))
         simulate(work, plan)
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run, args=(rank, folder, models)) for rank in range(RANKS)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return next((abs(rank.exitcode or 0) for rank in ranks if rank.exitcode), 0)
+    return models
 
 
-def run(rank: int, folder: Path, models: dict[str, Any]) -> None:
+def run(rank: int, folder: Path, models: dict[str, Any] | None) -> None:
     """All cases on one rank; rank 0 writes what they were."""
     import torch
     import torch.distributed as dist
 
     from nostall.parallel.execute.run import run_plan
 
+    models = models or prepared()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -174,4 +185,4 @@ def _wait_in_vain(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
