@@ -209,7 +209,8 @@ class _Drafts:
 
     def _join(self, left: list[Axis], right: list[Axis]) -> None:
         """Unify two rows of loops unless some value would then be on a diagonal."""
-        if [a.size for a in left] != [a.size for a in right]:
+        # Most rows are the same loops already: those of a value that many operators read.
+        if left == right or [a.size for a in left] != [a.size for a in right]:
             return
         same: dict[int, Axis] = {}
 
