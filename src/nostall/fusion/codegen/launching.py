@@ -28,17 +28,17 @@ def launch_specs(program: Program) -> dict[str, LaunchSpec]:
 
 def _spec(program: Program, launch: Launch) -> LaunchSpec:
     spaces = {space.name: space for space in program.workspaces}
-    outputs = {f"p{index}" for index in program.outputs}
+    tensors = program.tensors
     buffers = []
     for name in launch.arguments:
         if name in spaces:
             shape: tuple[int, ...] = (spaces[name].elements,)
             dtype, role = DTYPES[spaces[name].dtype], "scratch"
         else:
-            node = program.graph[int(name[1:])]
+            node = program.graph[tensors[name]]
             extent = sum((n - 1) * s for n, s in zip(node.shape, node.strides, strict=True)) + 1
             shape, dtype = (extent,), DTYPES[node.dtype]
-            role = "out" if name in outputs else "in"
+            role = "out" if node.index in program.outputs else "in"
         bound = 2 if dtype[0] in "iu" else None
         buffers.append(
             Buffer.model_validate(

@@ -70,8 +70,14 @@ class Mapping:
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """The nodes read from memory, ascending: what the kernel takes, in its order."""
-        return tuple(sorted({operand.source for operand in self.reads}))
+        """The nodes read from memory, in order of first use: what the kernel takes, in its order
+        (which is then that of equal patterns, wherever their inputs come from)."""
+        return tuple(dict.fromkeys(operand.source for operand in self.reads))
+
+    def read_by(self, operators: Iterable[int]) -> tuple[int, ...]:
+        """Those of the inputs that some of the operators read."""
+        reads = {o.source for i in operators for o in self.operands[i]}
+        return tuple(index for index in self.inputs if index in reads)
 
     def is_outside(self, operand: Operand) -> bool:
         """Whether an operand is in memory, neither computed here nor a constant."""

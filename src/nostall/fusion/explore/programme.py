@@ -155,8 +155,8 @@ def _reduced(delta: Delta, found: Columns, known: float, deadline: float) -> Col
 def _kept(found: Columns, places: Iterable[int]) -> Columns:
     """Some of the columns."""
     at = [int(place) for place in places]
-    patterns, gains = (tuple(of[i] for i in at) for of in (found.patterns, found.gains))
-    return Columns(patterns, gains, found.seen, found.complete)
+    patterns = tuple(found.patterns[i] for i in at)
+    return Columns(patterns, tuple(found.gains[i] for i in at), found.seen, found.complete)
 
 
 def _solved(
