@@ -117,7 +117,8 @@ class Names:
     """Numbers of a kernel's own in place of those of a graph's nodes, so that equal patterns of
     one graph are one kernel: its inputs, then what else it names, in the order of the text."""
 
-    _NUMBERED = re.compile(r"(?<![\w.])([a-z]|%)(\d+)")
+    # Memory (p, w), what is loaded (x) and computed (v, s, a, t), and nodes in comments.
+    _NUMBERED = re.compile(r"(?<![\w.])([pwxvsat%])(\d+)")
 
     def __init__(self, inputs: Iterable[int]) -> None:
         self._place = {str(index): at for at, index in enumerate(inputs)}
