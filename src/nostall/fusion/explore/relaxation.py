@@ -51,9 +51,10 @@ def relaxed(held: NDArray[np.uint8], gains: NDArray[np.float64]) -> Relaxation |
         result = linprog(-gains[chosen], A_ub=matrix, b_ub=np.ones(len(matrix)), method="highs")
         if result.status != 0:
             return None
-        prices = -result.ineqlin.marginals
+        prices = np.maximum(0.0, -result.ineqlin.marginals)
         losses = held @ prices - gains
-        paying = np.flatnonzero(losses < -least)
+        # One that takes part already pays by the solver's tolerance alone.
+        paying = np.setdiff1d(np.flatnonzero(losses < -least), chosen)
         if not len(paying):
             break
         worst = paying[np.argsort(losses[paying], kind="stable")[:_AT_ONCE]]
