@@ -61,7 +61,7 @@ def _compared(named: Named, columns: int, seconds: float) -> dict[str, Any]:
     explored = explore(delta)
     annealed = refined(delta, explored.connected)
     started = process_time()
-    best = optimum(delta, most=columns, seconds=seconds)
+    best = optimum(delta, most=columns, seconds=seconds, known=annealed.connected)
     spent = process_time() - started
     plans = {
         "explorer": explored.connected,

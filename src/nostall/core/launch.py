@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nostall.core.errors import BadLaunch
 
-DType = Literal["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
+ScalarType = Literal["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
+DType = ScalarType | Literal["f8e4m3", "f8e5m2"]
+"""What buffers hold.  ``f8e4m3`` is PyTorch's ``float8_e4m3fn``: no infinities, up to 448."""
 Role = Literal["in", "out", "inout", "scratch"]
 
 
@@ -50,7 +52,7 @@ class Scalar(Strict):
     """A value passed by copy."""
 
     name: str
-    dtype: DType
+    dtype: ScalarType
     value: float | int
 
 

@@ -26,9 +26,12 @@ def mask_of(indices: Iterable[int]) -> Mask:
 def members(mask: Mask) -> tuple[int, ...]:
     """The nodes of a set, ascending."""
     found = []
+    # Counted from the first node: sets are small, numbers of a long graph are not.
+    first = (mask & -mask).bit_length() - 1
+    mask >>= max(0, first)
     while mask:
         lowest = mask & -mask
-        found.append(lowest.bit_length() - 1)
+        found.append(first + lowest.bit_length() - 1)
         mask ^= lowest
     return tuple(found)
 

@@ -17,6 +17,8 @@ WIDTHS = {
     "bf16": 2,
     "f32": 4,
     "f64": 8,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
     **{f"{sign}{bits}": bits // 8 for sign in "iu" for bits in (8, 16, 32, 64)},
 }
 """Bytes of one element."""

@@ -60,6 +60,19 @@ _MADE = {
     ),
     "f32": (4, _UNIFORM + " st.global.f32 [%d8], %f0;"),
     "f64": (8, _UNIFORM + " cvt.f64.f32 %e0, %f0;\n st.global.f64 [%d8], %e0;"),
+    # Conversions to fp8 need sm_89.  Cut after conversion to f16: e5m2 is its upper byte; e4m3 its
+    # upper bits at 2**-8 of the value (biases 15 and 7), at most 448.
+    "f8e5m2": (
+        1,
+        _UNIFORM + " cvt.rn.f16.f32 %h0, %f0;\n shr.u16 %h0, %h0, 8;\n st.global.u8 [%d8], %h0;",
+    ),
+    "f8e4m3": (
+        1,
+        _UNIFORM + " mul.rn.f32 %f0, %f0, 0f3B800000;\n cvt.rn.f16.f32 %h0, %f0;\n"
+        " cvt.u32.u16 %r4, %h0;\n and.b32 %r5, %r4, 0x7fff;\n shr.u32 %r5, %r5, 7;\n"
+        " min.u32 %r5, %r5, 0x7e;\n and.b32 %r4, %r4, 0x8000;\n shr.u32 %r4, %r4, 8;\n"
+        " or.b32 %r4, %r4, %r5;\n cvt.u16.u32 %h0, %r4;\n st.global.u8 [%d8], %h0;",
+    ),
 }
 for _sign in "iu":
     _MADE[f"{_sign}64"] = (8, _BOUNDED + " st.global.u64 [%d8], %d9;")
@@ -168,7 +181,36 @@ WRONG:
 """
 """A difference that is infinite or no number is never within a tolerance."""
 
+
+def _from_e4m3(half: str, double: str) -> str:
+    """The e4m3 value in the low byte of ``half`` as a double: through f16 at 2**-8 of it."""
+    return f"""
+ cvt.u32.u16 %r4, {half};
+ and.b32 %r5, %r4, 0x7f;
+ setp.eq.u32 %p2, %r5, 0x7f;
+ shl.b32 %r5, %r5, 7;
+ @%p2 mov.u32 %r5, 0x7e00;
+ and.b32 %r4, %r4, 0x80;
+ shl.b32 %r4, %r4, 8;
+ or.b32 %r4, %r4, %r5;
+ cvt.u16.u32 {half}, %r4;
+ cvt.f64.f16 {double}, {half};
+ mul.rn.f64 {double}, {double}, 0d4070000000000000;
+"""
+
+
+_BYTES = (
+    " ld.global.u8 %h0, [%d8];\n ld.global.u8 %h1, [%d9];\n"
+    " setp.eq.u16 %p1, %h0, %h1;\n @%p1 bra LOOP;\n"
+)
+
 _LOADED = {
+    "f8e5m2": (
+        1,
+        _BYTES + " shl.b16 %h0, %h0, 8;\n shl.b16 %h1, %h1, 8;\n"
+        " cvt.f64.f16 %e0, %h0;\n cvt.f64.f16 %e1, %h1;",
+    ),
+    "f8e4m3": (1, _BYTES + _from_e4m3("%h0", "%e0") + _from_e4m3("%h1", "%e1")),
     "f16": (
         2,
         " ld.global.b16 %h0, [%d8];\n ld.global.b16 %h1, [%d9];\n"

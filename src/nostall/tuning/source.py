@@ -28,6 +28,8 @@ TRITON_TYPES = {
     "bf16": "bf16",
     "f32": "fp32",
     "f64": "fp64",
+    "f8e4m3": "fp8e4nv",
+    "f8e5m2": "fp8e5",
     **{name: name for name in ("i8", "i16", "i32", "i64", "u8", "u32", "u64")},
 }
 INTEGERS = frozenset(("i8", "i16", "i32", "i64", "u8", "u32", "u64"))

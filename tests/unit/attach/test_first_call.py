@@ -48,6 +48,7 @@ def test_tensors_become_buffers_of_all_that_their_storage_holds() -> None:
     assert _argument("*i32", Tensor(), a=7).bound == 7
     flags = _argument("*i1", Tensor())
     assert (flags.dtype, flags.bound) == ("u8", 2)
+    assert _argument("*fp8e5", Tensor()).dtype == "f8e5m2"
     assert _argument("fp32", 0.5).value == 0.5
 
 
@@ -55,7 +56,7 @@ def test_tensors_become_buffers_of_all_that_their_storage_holds() -> None:
     ("kind", "value", "text"),
     [
         ("*i32", Tensor(), r"bounds=\{'a': N\}"),
-        ("*fp8e5", Tensor(), "element type 'fp8e5'"),
+        ("*fp4e2", Tensor(), "element type 'fp4e2'"),
         ("*fp32", object(), "torch tensors"),
         ("tensordesc<fp16[64,64]>", object(), "launch specification"),
         (("i32", "i32"), (1, 2), "launch specification"),

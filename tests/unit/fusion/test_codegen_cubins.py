@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, norm_backward
 
-from nostall.core.errors import BadInput
+from nostall.core.launch import Buffer
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.launching import launch_specs
@@ -166,9 +166,15 @@ def imported(path: Path, program: Program) -> list[object]:
     return [getattr(module, launch.name) for launch in program.launches]
 
 
-def test_a_launch_cannot_be_written_down_with_fp8() -> None:
+def test_launches_know_fp8_and_int16(tmp_path: Path) -> None:
     build = Builder()
-    graph = build.graph(build("cast", build.input((8, 64)), dtype="float8_e5m2"))
+    x, y = build.input((8, 64), dtype="float8_e5m2"), build.input((8, 64), dtype="int16")
+    both = build("mul", build("cast", x, dtype="float32"), build("cast", y, dtype="float32"))
+    graph = build.graph(build("cast", both, dtype="float8_e4m3fn"))
     program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
-    with pytest.raises(BadInput, match="float8_e5m2"):
-        launch_specs(program)
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    dtypes = [argument.dtype for argument in launch.args if isinstance(argument, Buffer)]
+    assert dtypes == ["f8e5m2", "i16", "f8e4m3"]
+    assert compile_triton(path, name, launch, "sm_90").kernel == name

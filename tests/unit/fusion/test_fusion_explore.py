@@ -17,6 +17,7 @@ from nostall.fusion.explore import PlanSpace, explore, greedy, refined
 from nostall.fusion.explore.contraction import Contraction
 from nostall.fusion.explore.packing import packed
 from nostall.fusion.explore.programme import columns, optimum
+from nostall.fusion.explore.relaxation import incidence, relaxed
 from nostall.fusion.explore.space import Move
 from nostall.fusion.plan import Mask, Plan, mask_of, members
 from nostall.testing import check_space
@@ -49,10 +50,44 @@ def best_by_trying(delta: Delta) -> float:
 @given(operator_graphs(most=7))
 def test_the_programme_finds_what_trying_all_plans_finds(graph: Graph) -> None:
     delta = Delta(graph)
+    least = pytest.approx(best_by_trying(delta), rel=1e-9)
+    for known in (None, greedy(delta)):
+        found = optimum(delta, known=known)
+        found.plan.check(graph)
+        assert found.proven and delta.cost(found.plan) == least
+
+
+class Choosy(Delta):
+    """Every third pattern cannot be written."""
+
+    def joins(self, mask: Mask) -> bool:
+        return super().joins(mask) and (not mask & (mask - 1) or mask % 3 > 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(operator_graphs(most=7))
+def test_what_cannot_be_written_is_in_no_optimum(graph: Graph) -> None:
+    delta = Choosy(graph)
     found = optimum(delta)
-    found.plan.check(graph)
-    assert found.proven
+    assert found.proven and all(delta.joins(mask) for mask in found.plan.groups)
     assert delta.cost(found.plan) == pytest.approx(best_by_trying(delta), rel=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(operator_graphs())
+def test_no_plan_gains_more_than_the_relaxation_allows(graph: Graph) -> None:
+    delta = Delta(graph)
+    found = columns(delta)
+    if not found.patterns:
+        return
+    gains = np.array(found.gains) * 1e6
+    bounds = relaxed(incidence(found.patterns, graph.operators), gains)
+    assert bounds is not None
+    for mask, loss in zip(found.patterns, bounds.losses, strict=True):
+        others = [i for i, other in enumerate(found.patterns) if not other & mask]
+        most = max((gains[i] for i in others), default=0.0)
+        own = gains[found.patterns.index(mask)]
+        assert own + most <= (bounds.bound - loss) * (1 + 1e-6)
 
 
 @settings(max_examples=15, deadline=None)

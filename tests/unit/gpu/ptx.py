@@ -180,6 +180,15 @@ class Machine:
     def _xor(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
         self._two(np.bitwise_xor, how[0], operands, threads)
 
+    def _and(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
+        self._two(np.bitwise_and, how[0], operands, threads)
+
+    def _or(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
+        self._two(np.bitwise_or, how[0], operands, threads)
+
+    def _min(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
+        self._two(np.minimum, how[0], operands, threads)
+
     def _shl(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
         self._two(np.left_shift, how[0], operands, threads)
 

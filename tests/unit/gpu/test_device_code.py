@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from tests.unit.gpu.fake_driver import NAMES, FakeDriver
 from tests.unit.gpu.ptx import Machine, parse
 
+from nostall.core.launch import ScalarType
 from nostall.gpu import device_code
 
-DTYPES = ["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
-NUMPY = {"f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8"}
+DTYPES = [*get_args(ScalarType), "f8e4m3", "f8e5m2"]
+NUMPY = {"f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8", "f8e4m3": "u1", "f8e5m2": "u1"}
+FP8 = {"f8e4m3": 2**-8, "f8e5m2": 1}
+"""What values are multiplied by where they become f16 on the way."""
 COUNT, KEY = 700, 0xDEADBEEFCAFEF00D
 
 
 def kind(dtype: str) -> Any:
     return np.dtype(NUMPY.get(dtype) or f"u{int(dtype[1:]) // 8}")
+
+
+def fp8(dtype: str) -> Any:
+    """The values of all 256 bytes, from the definition of the format."""
+    mantissa, bias = (3, 7) if dtype == "f8e4m3" else (2, 15)
+    found = []
+    for byte in range(128):
+        exponent, rest = byte >> mantissa, (byte & ((1 << mantissa) - 1)) / (1 << mantissa)
+        scale = 2.0 ** (max(1, exponent) - bias)
+        found.append(scale * (rest + (exponent > 0)))
+    if dtype == "f8e4m3":
+        found[127] = np.nan
+    else:
+        found[124:] = [np.inf, np.nan, np.nan, np.nan]
+    return np.array([*found, *np.negative(found)])
+
+
+def as_fp8(dtype: str, values: Any) -> Any:
+    """Bytes of what remains of the values where digits are cut off, at most the largest."""
+    table = fp8(dtype)
+    table = table[: np.flatnonzero(~np.isfinite(table))[0]]
+    magnitude = np.searchsorted(table, np.abs(values), side="right") - 1
+    return (magnitude | np.signbit(values) << 7).astype(np.uint8)
 
 
 def mixed(x: Any) -> Any:
@@ -41,6 +67,9 @@ def reference(dtype: str, number: int, low: float, span: float, bound: int, key:
     values = unit * np.float32(span) + np.float32(low)
     if dtype == "bf16":
         return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    if dtype in FP8:
+        scale = np.float32(FP8[dtype])
+        return as_fp8(dtype, (values * scale).astype(np.float16).astype(np.float64) / scale)
     return values.astype(kind(dtype))
 
 
@@ -99,6 +128,11 @@ def near_pairs(dtype: str, rtol: float, atol: float) -> tuple[Any, Any, int]:
     if dtype == "bf16":
         stored = (raw.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
         seen = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    elif dtype in FP8:
+        # Far from each other in any case: the formats have two or three digits.
+        stored = np.array([rng.permutation(256), rng.permutation(256)], np.uint8)
+        stored[1, ::2] = stored[0, ::2] + rng.integers(0, 2, 128).astype(np.uint8)
+        seen = fp8(dtype)[stored]
     else:
         stored = raw.astype(kind(dtype))
         seen = stored.astype(np.float64)
@@ -112,7 +146,7 @@ def near_pairs(dtype: str, rtol: float, atol: float) -> tuple[Any, Any, int]:
 
 
 @pytest.mark.parametrize("dtype", sorted(device_code.FLOATING))
-@pytest.mark.parametrize(("rtol", "atol"), [(1e-2, 0.0), (0.0, 1e-3), (1e-3, 1e-4)])
+@pytest.mark.parametrize(("rtol", "atol"), [(1e-2, 0.0), (0.0, 1e-3), (1e-3, 1e-4), (0.1, 1e-2)])
 def test_a_tolerance_is_that_of_the_formula(dtype: str, rtol: float, atol: float) -> None:
     driver = FakeDriver()
     got, expected, wrong = near_pairs(dtype, rtol, atol)
@@ -124,6 +158,26 @@ def test_a_tolerance_is_that_of_the_formula(dtype: str, rtol: float, atol: float
     driver.array(count, 1, "u8")[0] = 0
     run(device_code.differing_beyond(dtype), (*pointers, len(got), count, rtol, atol), driver)
     assert driver.array(count, 1, "u8")[0] == wrong
+
+
+@pytest.mark.parametrize("dtype", sorted(FP8))
+def test_large_values_stay_finite(dtype: str) -> None:
+    driver = FakeDriver()
+    _, word = driver.cuMemAlloc(8)
+    _, out = driver.cuMemAlloc(COUNT)
+    driver.array(word, 1, "u8")[0] = 3
+    run(device_code.fill(dtype), (out, COUNT, word, KEY, -6e4, 1.2e5, 0), driver)
+    made = fp8(dtype)[driver.array(out, COUNT, "u1")]
+    assert np.isfinite(made).all() and made.max() >= 448 and made.min() <= -448
+    assert made.tobytes() == fp8(dtype)[reference(dtype, 3, -6e4, 1.2e5, 0)].tobytes()
+
+
+@pytest.mark.parametrize("dtype", sorted(FP8))
+def test_fp8_is_that_of_pytorch(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    name = {"f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}[dtype]
+    raw = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name))
+    np.testing.assert_array_equal(raw.double().numpy(), fp8(dtype))
 
 
 def test_ptxas_accepts_everything(tmp_path: Path) -> None:

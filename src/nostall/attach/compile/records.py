@@ -68,8 +68,7 @@ class KernelRecord(Strict):
     @classmethod
     def of(cls, program: Program) -> Self:
         """The record of a program; equal programs have equal records."""
-        nodes = (*program.inputs, *program.outputs)
-        renamed = {f"p{index}": f"p{at}" for at, index in enumerate(nodes)}
+        renamed = {name: f"p{at}" for at, name in enumerate(program.names)}
         return cls(
             source=program.key,
             plan=str(program.plan),

@@ -68,10 +68,7 @@ class StitchedKernel:
         """Run the kernels on memory that is there; nothing is checked or allocated."""
         varying = self.program.graph.varying
         tensors = dict(workspaces)
-        for index, tensor in zip(self.program.inputs, inputs, strict=True):
-            tensors[f"p{index}"] = tensor
-        for index, tensor in zip(self.program.outputs, outputs, strict=True):
-            tensors[f"p{index}"] = tensor
+        tensors.update(zip(self.program.tensors, (*inputs, *outputs), strict=True))
         for function, launch in zip(self.functions, self.program.launches, strict=True):
             arguments = [tensors[name] for name in launch.arguments]
             counts = [resized(count, varying, size) for count in launch.counts]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from nostall.core.launch import Buffer, DType, LaunchSpec, Scalar
 from nostall.fusion.codegen.program import Launch, Program
-from nostall.fusion.errors import BadFusion
 
-# A bool in memory is a byte; kernels compare it with 0.
+# All that kernels read and write.  A bool in memory is a byte; kernels compare it with 0.
 DTYPES: dict[str, DType] = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
     "int64": "i64",
     "int32": "i32",
+    "int16": "i16",
     "int8": "i8",
     "uint8": "u8",
     "bool": "u8",
@@ -20,26 +22,23 @@ DTYPES: dict[str, DType] = {
 
 
 def launch_specs(program: Program) -> dict[str, LaunchSpec]:
-    """For every kernel of a program, by name, how it is launched.
-
-    Raises :class:`BadFusion` for dtypes that the format does not know (fp8, int16).
-    """
+    """For every kernel of a program, by name, how it is launched."""
     return {launch.name: _spec(program, launch) for launch in program.launches}
 
 
 def _spec(program: Program, launch: Launch) -> LaunchSpec:
     spaces = {space.name: space for space in program.workspaces}
-    outputs = {f"p{index}" for index in program.outputs}
+    tensors = program.tensors
     buffers = []
     for name in launch.arguments:
         if name in spaces:
             shape: tuple[int, ...] = (spaces[name].elements,)
-            dtype, role = _dtype(spaces[name].dtype), "scratch"
+            dtype, role = DTYPES[spaces[name].dtype], "scratch"
         else:
-            node = program.graph[int(name[1:])]
+            node = program.graph[tensors[name]]
             extent = sum((n - 1) * s for n, s in zip(node.shape, node.strides, strict=True)) + 1
-            shape, dtype = (extent,), _dtype(node.dtype)
-            role = "out" if name in outputs else "in"
+            shape, dtype = (extent,), DTYPES[node.dtype]
+            role = "out" if node.index in program.outputs else "in"
         bound = 2 if dtype[0] in "iu" else None
         buffers.append(
             Buffer.model_validate(
@@ -51,13 +50,3 @@ def _spec(program: Program, launch: Launch) -> LaunchSpec:
         for name, value in zip(launch.count_names, launch.counts, strict=False)
     ]
     return LaunchSpec(grid=(*launch.grid, 1), args=(*buffers, *counts), num_warps=launch.num_warps)
-
-
-def _dtype(dtype: str) -> DType:
-    found = DTYPES.get(dtype)
-    if found is None:
-        raise BadFusion(
-            f"a launch cannot be written down with {dtype}; known are {', '.join(DTYPES)}; tune a "
-            "kernel without it"
-        )
-    return found

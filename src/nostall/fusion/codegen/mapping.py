@@ -70,8 +70,14 @@ class Mapping:
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """The nodes read from memory, ascending: what the kernel takes, in its order."""
-        return tuple(sorted({operand.source for operand in self.reads}))
+        """The nodes read from memory, in order of first use: what the kernel takes, in its order
+        (which is then that of equal patterns, wherever their inputs come from)."""
+        return tuple(dict.fromkeys(operand.source for operand in self.reads))
+
+    def read_by(self, operators: Iterable[int]) -> tuple[int, ...]:
+        """Those of the inputs that some of the operators read."""
+        reads = {o.source for i in operators for o in self.operands[i]}
+        return tuple(index for index in self.inputs if index in reads)
 
     def is_outside(self, operand: Operand) -> bool:
         """Whether an operand is in memory, neither computed here nor a constant."""
@@ -209,7 +215,8 @@ class _Drafts:
 
     def _join(self, left: list[Axis], right: list[Axis]) -> None:
         """Unify two rows of loops unless some value would then be on a diagonal."""
-        if [a.size for a in left] != [a.size for a in right]:
+        # Most rows are the same loops already: those of a value that many operators read.
+        if left == right or [a.size for a in left] != [a.size for a in right]:
             return
         same: dict[int, Axis] = {}
 

@@ -13,7 +13,7 @@ from nostall.fusion.codegen.emit import tensors, write_body
 from nostall.fusion.codegen.frame import is_specialised
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
-from nostall.fusion.codegen.program import Launch, Program, assembled
+from nostall.fusion.codegen.program import Launch, Names, Program, assembled
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph import Graph
@@ -99,8 +99,10 @@ def emit_packed(parts: Sequence[Schedule], plan: PackedPlan) -> Program:
         any(is_specialised(of) for of in parts),
         tuple(names),
     )
-    source, launches = assembled(str(plan), [(main, launch)], "".join(functions))
-    inputs = sorted({index for of in parts for index in of.mapping.inputs})
-    outputs = sorted({index for of in parts for index in of.mapping.outputs})
+    inputs = tuple(dict.fromkeys(index for of in parts for index in of.mapping.inputs))
+    outputs = tuple(dict.fromkeys(index for of in parts for index in of.mapping.outputs))
+    numbers = Names(inputs)
+    source, launches = assembled(str(plan), [(main, launch)], numbers, "".join(functions))
     graph = parts[0].mapping.graph
-    return Program(graph, plan, source, tuple(inputs), tuple(outputs), launches)
+    called = numbers.tensors((*inputs, *outputs))
+    return Program(graph, plan, source, inputs, outputs, called, launches)

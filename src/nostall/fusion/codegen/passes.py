@@ -161,7 +161,7 @@ def _used(of: Schedule, part: Pass) -> tuple[str, ...]:
     """What the kernel of a pass reads and writes."""
     mapping = of.mapping
     operators = [*part.wide, *part.narrow, *part.reductions]
-    reads = {o.source for i in operators for o in mapping.operands[i] if mapping.is_outside(o)}
-    tensors = sorted(reads) + sorted([*part.wide_outputs, *part.narrow_outputs])
+    reads = mapping.read_by(operators)
+    tensors = [*reads, *sorted([*part.wide_outputs, *part.narrow_outputs])]
     partial = sorted({*part.finished, *part.reductions})
     return (*(f"p{i}" for i in tensors), *(f"w{i}" for i in partial))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -31,8 +32,8 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel.  ``arguments`` name tensors (``p`` and the node, or a workspace), ``counts`` are
-    the 32-bit integers that follow them; counts and grid are those of the graph's own sizes.
+    """One kernel.  ``arguments`` name tensors (``names`` of the program, or workspaces), ``counts``
+    are the 32-bit integers that follow them; counts and grid are those of the graph's own sizes.
     ``specialised``: Triton compiles again for counts that are multiples of 16."""
 
     name: str
@@ -46,15 +47,22 @@ class Launch:
 
 @dataclass(frozen=True)
 class Program:
-    """Source and launches of one stitched pattern; ``inputs`` and ``outputs`` are graph nodes."""
+    """Source and launches of one stitched pattern; ``inputs`` and ``outputs`` are graph nodes,
+    ``names`` what kernels call those, inputs first."""
 
     graph: Graph = field(repr=False)
     plan: KernelPlan | PackedPlan
     source: str = field(repr=False)
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    names: tuple[str, ...]
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
+
+    @property
+    def tensors(self) -> dict[str, int]:
+        """The nodes by the names of the kernels' arguments, inputs first."""
+        return dict(zip(self.names, (*self.inputs, *self.outputs), strict=True))
 
     @property
     def key(self) -> str:
@@ -97,13 +105,39 @@ def program(
     workspaces: Sequence[Workspace] = (),
 ) -> Program:
     """Put the kernels of one pattern, whose ``Lines`` are their bodies, together as one file."""
-    source, launches = assembled(str(plan), kernels)
-    tensors = mapping.inputs, mapping.outputs
-    return Program(mapping.graph, plan, source, *tensors, launches, tuple(workspaces))
+    names = Names(mapping.inputs)
+    source, launches = assembled(str(plan), kernels, names)
+    spaces = tuple(replace(space, name=names.of(space.name)) for space in workspaces)
+    inputs, outputs = mapping.inputs, mapping.outputs
+    called = names.tensors((*inputs, *outputs))
+    return Program(mapping.graph, plan, source, inputs, outputs, called, launches, spaces)
+
+
+class Names:
+    """Numbers of a kernel's own in place of those of a graph's nodes, so that equal patterns of
+    one graph are one kernel: its inputs, then what else it names, in the order of the text."""
+
+    # Memory (p, w), what is loaded (x) and computed (v, s, a, t), and nodes in comments.
+    _NUMBERED = re.compile(r"(?<![\w.])([pwxvsat%])(\d+)")
+
+    def __init__(self, inputs: Iterable[int]) -> None:
+        self._place = {str(index): at for at, index in enumerate(inputs)}
+
+    def of(self, text: str) -> str:
+        """The text with each node in names such as ``v12_0``, ``x3at1`` and ``%7`` renumbered."""
+        return self._NUMBERED.sub(self._renamed, text)
+
+    def tensors(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        """What kernels call the memory of these nodes."""
+        return tuple(self.of(f"p{index}") for index in nodes)
+
+    def _renamed(self, found: re.Match[str]) -> str:
+        kind, node = found.groups()
+        return f"{kind}{self._place.setdefault(node, len(self._place))}"
 
 
 def assembled(
-    title: str, kernels: Sequence[tuple[Lines, Launch]], parts: str = ""
+    title: str, kernels: Sequence[tuple[Lines, Launch]], names: Names, parts: str = ""
 ) -> tuple[str, tuple[Launch, ...]]:
     """The text of a file of kernels, behind ``parts`` that they call, and how they are launched.
 
@@ -111,21 +145,23 @@ def assembled(
     ones never share a name.
     """
     head = [HEAD]
-    bodies = parts + "".join(str(lines) for lines, _ in kernels)
+    parts = names.of(parts)
+    texts = [names.of(str(lines)) for lines, _ in kernels]
+    bodies = parts + "".join(texts)
     if "libdevice." in bodies:
         head.append("from triton.language.extra import libdevice\n")
     head.append(f"\n# {title}\n")
     head += [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in _calls(bodies)]
     head.append(parts)
-    body = "".join(str(lines) for lines, _ in kernels)
-    digest = hashlib.sha256(("".join(head) + body).encode()).hexdigest()[:8]
+    digest = hashlib.sha256("".join([*head, *texts]).encode()).hexdigest()[:8]
     launches = []
     text = "".join(head)
-    for lines, launch in kernels:
+    for body, (_, launch) in zip(texts, kernels, strict=True):
         name = f"{launch.name}_{digest}"
-        signature = ", ".join([*launch.arguments, *_count_names(launch)])
-        text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{lines}"
-        launches.append(replace(launch, name=name))
+        arguments = tuple(map(names.of, launch.arguments))
+        signature = ", ".join([*arguments, *_count_names(launch)])
+        text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{body}"
+        launches.append(replace(launch, name=name, arguments=arguments))
     return text, tuple(launches)
 
 

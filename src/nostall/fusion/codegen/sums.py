@@ -80,14 +80,7 @@ def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, La
                 text = tail.how.along(text, 0) if plan.rows > 1 else text
                 _store_partial(lines, tail, chunk, kept, of.column_count, text)
     stores = [i for i in of.body if i in of.mapping.outputs]
-    reads = sorted(
-        {
-            o.source
-            for i in (*of.body, *of.tails)
-            for o in of.mapping.operands[i]
-            if of.mapping.is_outside(o)
-        }
-    )
+    reads = of.mapping.read_by((*of.body, *of.tails))
     arguments = (*(f"p{i}" for i in [*reads, *stores]), *(f"w{t.index}" for t in tails))
     name = f"{base_name(of.mapping, plan)}_0"
     return lines, Launch(name, arguments, (summed, span), (kept, plan.parts), plan.num_warps)
@@ -165,9 +158,7 @@ def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, 
             _total(tile, tail, results)
         tile.write(of.after)
     outputs = [i for i in (*of.tails, *of.after) if i in of.mapping.outputs]
-    reads = sorted(
-        {o.source for i in of.after for o in of.mapping.operands[i] if of.mapping.is_outside(o)}
-    )
+    reads = of.mapping.read_by(of.after)
     arguments = (*(f"p{i}" for i in [*reads, *outputs]), *(f"w{t.index}" for t in tails))
     name = f"{base_name(of.mapping, plan)}_1"
     grid = (-(-results // width), 1)

@@ -29,6 +29,7 @@ from nostall.fusion.evaluate.legality import (
     connected,
     mapping,
 )
+from nostall.fusion.evaluate.signature import Signature, Signatures
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph import Graph
 from nostall.fusion.plan import Mask, Plan, mask_of, members
@@ -72,15 +73,21 @@ class Delta:
         self._known: dict[Mask, Parts | None] = {}
         self._gains: dict[Mask, float | None] = {}
         self._generated: dict[Mask, bool] = {}
-        self._written: dict[Graph, bool] = {}
-        without = (i for i in graph.operators if untemplated(graph, i))
-        self._without_kernel = mask_of(without)
-        self._single = {i: self._kernel([1 << i], [self._alone(i)]) for i in graph.operators}
+        # Equal patterns are asked about once, wherever they stand.
+        self._signatures = Signatures(graph)
+        self._evaluated: dict[Signature, Parts | None] = {}
+        self._written: dict[Signature, bool] = {}
+        alone = {i: self._signatures.of(1 << i) for i in graph.operators}
+        first = {signature: i for i, signature in alone.items()}
+        without = {signature for signature, i in first.items() if untemplated(graph, i)}
+        self._without_kernel = mask_of(i for i in graph.operators if alone[i] in without)
+        single = {signature: self._alone(i) for signature, i in first.items()}
+        self._single = {i: single[alone[i]] for i in graph.operators}
 
-    def _alone(self, index: int) -> Mapping:
-        found = mapping(self.work, 1 << index)
-        assert found is not None  # a single operator has no reduction that it uses itself
-        return found
+    def _alone(self, index: int) -> Parts:
+        laid = mapping(self.work, 1 << index)
+        assert laid is not None  # a single operator has no reduction that it uses itself
+        return self._kernel([1 << index], [laid])
 
     def single(self, mask: Mask) -> float:
         """Modelled seconds of the operators as kernels of their own."""
@@ -104,11 +111,11 @@ class Delta:
         return self._generated[mask]
 
     def _can_be_written(self, mask: Mask) -> bool:
-        """Asked once of equal patterns, wherever they stand: layers of a model repeat."""
-        pattern = region(self.graph, list(members(mask))).graph
-        if pattern not in self._written:
-            self._written[pattern] = refused(pattern, pattern.operators) is None
-        return self._written[pattern]
+        signature = self._signatures.of(mask)
+        if signature not in self._written:
+            pattern = region(self.graph, list(members(mask))).graph
+            self._written[signature] = refused(pattern, pattern.operators) is None
+        return self._written[signature]
 
     def gain(self, mask: Mask) -> float | None:
         """f(P) in seconds; None where P is no legal kernel, 0 for a single operator."""
@@ -150,6 +157,12 @@ class Delta:
             return None
         if mask & self._without_kernel or not self.is_convex(mask):
             return None
+        signature = self._signatures.of(mask)
+        if signature not in self._evaluated:
+            self._evaluated[signature] = self._fused(mask)
+        return self._evaluated[signature]
+
+    def _fused(self, mask: Mask) -> Parts | None:
         pieces = connected(self.work, mask)
         if len(pieces) > MOST_PACKED:
             return None

@@ -48,20 +48,28 @@ def beam(delta: Delta, found: Mapping[int, tuple[Mask, ...]], width: int = WIDTH
         options = [mask for mask in found.get(index, ()) if mask & (mask - 1)]
         if not options:
             continue
-        following = {(s.covered, s.gain): s for s in states}
+        following = list(states)
         for state in states:
             if graph[index].kind in COMPUTE and state.covered >> index & 1:
                 continue
             for mask in options:
-                if mask & state.covered or not state.kernels.admits(mask):
-                    continue
-                if delta.joins(mask):
-                    made = _extended(delta, state, mask, share)
-                    following.setdefault((made.covered, made.gain), made)
-        ranked = sorted(following.values(), key=_promise)[:width]
-        states = [_settled(state) for state in ranked]
+                if not mask & state.covered and state.kernels.admits(mask):
+                    following.append(_extended(delta, state, mask, share))
+        states = [_settled(state) for state in _best(delta, following, width)]
     states.sort(key=lambda s: (-s.gain, s.covered))
     return [_plan(delta, state) for state in states]
+
+
+def _best(delta: Delta, states: list[_Partial], width: int) -> list[_Partial]:
+    """The best different ones that can be generated, which is asked of as few as possible."""
+    found: dict[tuple[Mask, float], _Partial] = {}
+    for state in sorted(states, key=_promise):
+        new = (state.covered, state.gain) not in found
+        if new and (not state.chosen or delta.joins(state.chosen)):
+            found[state.covered, state.gain] = state
+            if len(found) == width:
+                break
+    return list(found.values())
 
 
 def _shares(delta: Delta, found: Mapping[int, tuple[Mask, ...]]) -> dict[int, float]:

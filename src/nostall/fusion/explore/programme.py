@@ -2,14 +2,16 @@
 
 A column is a legal pattern, its worth the delta-evaluator's gain; columns that share no operator
 are chosen so that their gains add up to the most, and operators in no column stay alone.  (The
-abstract says integer programming; variables and constraints are our reading.)  Patterns that would
-wait for each other in a circle are met lazily: each circle that a solution contains is forbidden,
-and the programme is solved again.
+abstract says integer programming; variables and constraints are our reading.)  What makes a
+solution no plan is met lazily: patterns that the code generator cannot write are struck out, each
+circle of patterns that would wait for each other is forbidden, and the programme is solved again.
+Before that, columns go that cannot be in a plan better than a known one
+(:mod:`~nostall.fusion.explore.relaxation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
@@ -22,6 +24,7 @@ from scipy.sparse import csr_array
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.evaluate.legality import MOST_OPERATORS, mapping
 from nostall.fusion.explore.neighbours import neighbours
+from nostall.fusion.explore.relaxation import incidence, relaxed
 from nostall.fusion.plan import Mask, Plan, members
 
 MOST_COLUMNS = 200_000
@@ -31,8 +34,8 @@ _MICROSECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """All legal connected patterns with a gain; ``complete`` says that none is missing.  ``seen``
-    counts the legal patterns, gain or not."""
+    """All legal connected patterns with a gain, whether or not the code generator can write them;
+    ``complete`` says that none is missing.  ``seen`` counts the legal patterns, gain or not."""
 
     patterns: tuple[Mask, ...]
     gains: tuple[float, ...]
@@ -61,56 +64,99 @@ def columns(delta: Delta, most: int = MOST_COLUMNS) -> Columns:
     """
     graph = delta.graph
     beside = neighbours(graph)
-    layer = {1 << i: (graph.ancestors[i], graph.descendants[i]) for i in graph.operators}
+    layer = {1 << i: (graph.ancestors[i], graph.descendants[i], beside[i]) for i in graph.operators}
     patterns: list[Mask] = []
     gains: list[float] = []
     seen = 0
     for size in range(1, MOST_OPERATORS + 1):
-        wider: dict[Mask, tuple[Mask, Mask]] = {}
-        for mask, (above, below) in layer.items():
+        wider: dict[Mask, tuple[Mask, Mask, Mask]] = {}
+        for mask, (above, below, around) in layer.items():
             gain = delta.gain(mask)
             if gain is None and mapping(delta.work, mask) is None:
                 continue
             seen += gain is not None
-            if gain is not None and gain > 0 and size > 1 and delta.joins(mask):
+            if gain is not None and gain > 0 and size > 1:
                 patterns.append(mask)
                 gains.append(gain)
             if seen > most or len(wider) > most:
                 return Columns(tuple(patterns), tuple(gains), seen, False)
-            around = 0
-            for index in members(mask):
-                around |= beside[index]
             for index in members(around & ~mask):
                 whole = mask | 1 << index
                 if whole in wider:
                     continue
                 up, down = above | graph.ancestors[index], below | graph.descendants[index]
                 if not up & down & ~whole:
-                    wider[whole] = up, down
+                    wider[whole] = up, down, around | beside[index]
         if not wider:
             break
         layer = wider
     return Columns(tuple(patterns), tuple(gains), seen, True)
 
 
-def optimum(delta: Delta, *, most: int = MOST_COLUMNS, seconds: float = 120.0) -> Optimum:
-    """The plan with the most gain; ``proven`` False where patterns or seconds did not suffice."""
+def optimum(
+    delta: Delta, *, most: int = MOST_COLUMNS, seconds: float = 120.0, known: Plan | None = None
+) -> Optimum:
+    """The plan with the most gain; ``proven`` False where patterns or seconds did not suffice.
+
+    ``known`` is any plan of connected kernels; a good one makes the proof short.
+    """
+    known = known or Plan.unfused(delta.graph)
     found = columns(delta, most)
     if not found.complete:
-        return Optimum(Plan.unfused(delta.graph), 0.0, False, found.seen, 0, "too many patterns")
+        return Optimum(known, _gain(delta, known), False, found.seen, 0, "too many patterns")
     deadline = monotonic() + seconds
+    tried = _reduced(delta, found, _gain(delta, known), deadline)
     cuts: list[list[int]] = []
-    while True:
-        chosen = _solved(delta, found, cuts, deadline - monotonic())
-        rounds = len(cuts) + 1
+    rounds = 0
+    while tried is not None:
+        rounds += 1
+        chosen = _solved(delta, tried, cuts, deadline - monotonic())
         if chosen is None:
-            return Optimum(Plan.unfused(delta.graph), 0.0, False, found.seen, rounds, "time")
-        plan = _plan(delta, [found.patterns[at] for at in chosen])
+            break
+        patterns = [tried.patterns[at] for at in chosen]
+        refused = [at for at in chosen if not delta.joins(tried.patterns[at])]
+        if refused:
+            cuts += [[at] for at in refused]
+            continue
+        plan = _plan(delta, patterns)
         circle = _circle(delta, plan)
         if circle is None:
-            gain = sum(found.gains[at] for at in chosen)
-            return Optimum(plan, gain, True, found.seen, rounds, "optimal")
-        cuts.append([at for at in chosen if found.patterns[at] in circle])
+            best = max(known, plan, key=lambda plan: _gain(delta, plan))
+            return Optimum(best, _gain(delta, best), True, found.seen, rounds, "optimal")
+        cuts.append([at for at in chosen if tried.patterns[at] in circle])
+    return Optimum(known, _gain(delta, known), False, found.seen, rounds, "time")
+
+
+def _gain(delta: Delta, plan: Plan) -> float:
+    return sum(delta.gain(mask) or 0.0 for mask in plan.groups)
+
+
+def _reduced(delta: Delta, found: Columns, known: float, deadline: float) -> Columns | None:
+    """The columns that a plan can hold that gains more than is ``known``; None where time ran out.
+
+    Columns in the linear programme's solution that cannot be written are struck out first: they
+    would make its bound too high.
+    """
+    gains = np.array(found.gains) * _MICROSECONDS
+    held = incidence(found.patterns, delta.graph.operators)
+    while len(gains):
+        solution = relaxed(held, gains) if monotonic() < deadline else None
+        if solution is None:
+            return None
+        struck = [at for at in solution.support if not delta.joins(found.patterns[at])]
+        if not struck:
+            within = solution.bound - solution.losses >= known * _MICROSECONDS
+            return _kept(found, np.flatnonzero(within))
+        rest = np.setdiff1d(np.arange(len(gains)), struck)
+        found, gains, held = _kept(found, rest), gains[rest], held[rest]
+    return found
+
+
+def _kept(found: Columns, places: Iterable[int]) -> Columns:
+    """Some of the columns."""
+    at = [int(place) for place in places]
+    patterns = tuple(found.patterns[i] for i in at)
+    return Columns(patterns, tuple(found.gains[i] for i in at), found.seen, found.complete)
 
 
 def _solved(
@@ -121,18 +167,16 @@ def _solved(
         return []
     if seconds <= 0:
         return None
-    row = {index: at for at, index in enumerate(delta.graph.operators)}
-    pairs = [(row[i], at) for at, mask in enumerate(found.patterns) for i in members(mask)]
-    pairs += [(len(row) + at, column) for at, cut in enumerate(cuts) for column in cut]
-    rows, places = np.array(pairs).T
-    shape = (len(row) + len(cuts), len(found.patterns))
-    matrix = csr_array((np.ones(len(pairs)), (rows, places)), shape=shape)
-    limits = np.array([1.0] * len(row) + [len(cut) - 1.0 for cut in cuts])
+    held = incidence(found.patterns, delta.graph.operators).T
+    forbidden = np.zeros((len(cuts), len(found.patterns)))
+    for row, cut in enumerate(cuts):
+        forbidden[row, cut] = 1
+    limits = np.array([1.0] * len(held) + [len(cut) - 1.0 for cut in cuts])
     result = milp(
         -np.array(found.gains) * _MICROSECONDS,
         integrality=np.ones(len(found.patterns)),
         bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix, ub=limits),
+        constraints=LinearConstraint(csr_array(np.vstack([held, forbidden])), ub=limits),
         options={"time_limit": seconds, "mip_rel_gap": 0.0},
     )
     if result.status != 0:

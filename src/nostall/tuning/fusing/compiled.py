@@ -58,7 +58,7 @@ def compiled(program: Program, run: Run, arch: str) -> Iterator[Compiled]:
     """
     try:
         launches = launch_specs(program)
-    except (BadInput, ValidationError) as error:
+    except ValidationError as error:
         write_source(program, run, {})
         for refused in program.launches:
             yield Compiled(Binary(name=refused.name, failure=_said(error)))

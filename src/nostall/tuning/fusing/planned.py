@@ -52,7 +52,8 @@ def _refined(delta: Delta) -> tuple[Patterns, str]:
 def _optimum(delta: Delta) -> tuple[Patterns, str]:
     from nostall.fusion.explore.programme import optimum
 
-    found = optimum(delta, most=MOST_COLUMNS, seconds=MOST_SECONDS)
+    known = explore(delta).connected
+    found = optimum(delta, most=MOST_COLUMNS, seconds=MOST_SECONDS, known=known)
     if found.proven:
         return found.plan.kernels, ""
     note = f"the optimum is not known ({found.stopped}); the plan is that of explore"
