@@ -25,8 +25,8 @@ from benchmarks.workload_gpu_models import MODELS, Model, make, train_step
 from nostall.workload.modules import module_features
 from nostall.workload.timeline.analysis import analyse
 from nostall.workload.timeline.kernels import kernel_times
+from nostall.workload.traces.amounts import MATMULS
 from nostall.workload.traces.kineto import read_kineto
-from nostall.workload.traces.matmuls import MATMULS
 
 WARM, TIMED, PROFILED = 3, 10, 3
 MOST_KERNELS = 40

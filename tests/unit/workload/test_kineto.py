@@ -109,8 +109,8 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert found.calls.waits.tolist() == [False, True]
     assert found.steps == pytest.approx(np.array([[-20e-6, 40e-6]]))
     assert len(found.loading) == 1
-    assert found.matmuls[5].flops == 2 * 64 * 128 * 32
-    assert found.matmuls[5].size == 4 * (64 * 128 + 128 * 32 + 64 * 32)
+    assert found.amounts[5].flops == 2 * 64 * 128 * 32
+    assert found.amounts[5].size == 4 * (64 * 128 + 128 * 32 + 64 * 32)
 
 
 MM = {"Input Dims": [[64, 128], [128, 32]], "Input type": ["float", "float"]}
@@ -134,7 +134,7 @@ def test_products_by_their_shapes(
 ) -> None:
     args = {"Input Dims": dims, "Input type": types, "External id": 1}
     made = trace(event("cpu_op", operator, 0, 1, **args), kernel(GEMM, 1, 1))
-    found = read_kineto(write(tmp_path / "t.json", made)).matmuls
+    found = read_kineto(write(tmp_path / "t.json", made)).amounts
     assert (found[1].flops if found else None) == flops
 
 

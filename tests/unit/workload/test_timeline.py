@@ -12,6 +12,7 @@ from tests.unit.workload.jobs import ROUND
 from tests.unit.workload.traces import Event, event, kernel, launch, trace, write
 
 from nostall.core import BadTrace
+from nostall.workload.jobs.record import Resource
 from nostall.workload.timeline.advice import advise
 from nostall.workload.timeline.analysis import PARTS, Timeline, analyse
 from nostall.workload.timeline.intervals import Intervals
@@ -205,6 +206,19 @@ def test_products_with_recorded_shapes_are_placed_under_the_roofline(tmp_path: P
     assert below.level.startswith("nostall.sass")
     assert below.gain == pytest.approx(500 / 300)
     assert kernel_times(found)[0].placement is None
+
+
+def test_a_pass_over_memory_has_its_own_roof_and_is_no_product(tmp_path: Path) -> None:
+    shapes = {"Input Dims": [[1000, 1000], [1000, 1000]], "Input type": ["float", "float"]}
+    found = timeline(
+        tmp_path,
+        event("cpu_op", "aten::add", 0, 1, **shapes, **{"External id": 5}),
+        kernel(ADD, 0, 40, **{"External id": 5}),
+    )
+    [add] = kernel_times(found, ROUND)
+    assert add.placement is not None and add.placement.bound == "memory"
+    assert add.placement.roof_seconds == pytest.approx(12e6 / ROUND.rate(Resource.MEMORY))
+    assert not [a for a in advise(found, [add]) if "products" in a.problem]
 
 
 def test_slices_add_up_to_the_parts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nostall.workload.timeline.analysis import Timeline
 from nostall.workload.timeline.kernels import KernelTime
+from nostall.workload.traces.kinds import Kind
 
 NOTABLE = 0.005
 """Shares of the span below this are not worth a line."""
@@ -115,7 +116,11 @@ def _fusion(timeline: Timeline) -> Advice:
 
 def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Advice:
     """Only products whose shapes are recorded have a roof; the others promise nothing."""
-    placed = [k for k in kernels if k.placement is not None and k.placement.reached <= 1]
+    placed = [
+        k
+        for k in kernels
+        if k.kind is Kind.COMPUTE and k.placement is not None and k.placement.reached <= 1
+    ]
     below = sum(k.placed - k.placement.roof_seconds for k in placed if k.placement)
     return _advice(
         timeline,

@@ -18,7 +18,7 @@ from nostall.workload.traces.kinds import Kind, kinds
 class KernelTime:
     """All launches of one kernel: measured seconds, and its modelled place under the roofline.
 
-    ``placed`` of ``seconds`` are products whose shapes the trace recorded; ``placement`` adds them
+    ``placed`` of ``seconds`` are operators whose shapes the trace recorded; ``placement`` adds them
     up (None: there are none, or no hardware was given).
     """
 
@@ -70,13 +70,13 @@ def _placed(
     seconds: list[float],
     hardware: Hardware | None,
 ) -> tuple[float, Placement | None]:
-    """Seconds of the launches that are products, and where they are together."""
+    """Seconds of the launches whose amounts are known, and where they are together."""
     if hardware is None:
         return 0.0, None
     flops = size = time = 0.0
     precision = ""
     for operator, length in zip(operators, seconds, strict=True):
-        found = timeline.recording.matmuls.get(operator)
+        found = timeline.recording.amounts.get(operator)
         if found is not None and length > 0:
             flops, size, time = flops + found.flops, size + found.size, time + length
             precision = found.precision

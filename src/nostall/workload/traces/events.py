@@ -20,6 +20,7 @@ class Arguments(msgspec.Struct, gc=False):
     dtype: str | None = None
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_TEXT)
+    plain: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_TEXT)
 
 
 class Event(msgspec.Struct, gc=False):

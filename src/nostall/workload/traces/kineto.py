@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from nostall.core.errors import BadTrace
+from nostall.workload.traces.amounts import OPERATORS, Amounts, amounts
 from nostall.workload.traces.chunks import Progress, TraceFile
 from nostall.workload.traces.events import Arguments, Event, Frame
-from nostall.workload.traces.matmuls import MATMULS, Product, product
 from nostall.workload.traces.recording import SECONDS, Activities, Calls, Recording
 
 GPU = {
@@ -94,7 +94,7 @@ class _Columns:
         self.call_correlation, self.call_waits = array("q"), array("b")
         self.steps: list[tuple[float, float]] = []
         self.loading: list[tuple[float, float]] = []
-        self.matmuls: dict[int, Product] = {}
+        self.amounts: dict[int, Amounts] = {}
         self._dull: set[str | int | None] = set()
 
     def decode(self, text: bytes | memoryview) -> list[Event]:
@@ -162,22 +162,23 @@ class _Columns:
             self.loading.append((event.ts, event.ts + event.dur))
 
     def _operator(self, event: Event) -> None:
-        """Products and data loaders are kept; any other name is remembered as of no interest."""
+        """What is counted, and data loaders; other names are remembered as of no interest."""
         name = str(event.name)
         if name.startswith(_LOADING):
             self.loading.append((event.ts, event.ts + event.dur))
-        elif name in MATMULS:
-            self._matmul(event)
+        elif name in OPERATORS:
+            self._count(name, event)
         elif len(self._dull) < MOST_DULL:
             self._dull.add(event.name)
 
-    def _matmul(self, event: Event) -> None:
+    def _count(self, name: str, event: Event) -> None:
         args = event.args or _NONE
         if args.external is None or not args.dims:
             return
-        found = product(str(event.name), bytes(args.dims), bytes(args.types or b"[]"))
+        given = (bytes(raw or b"[]") for raw in (args.dims, args.types, args.plain))
+        found = amounts(name, *given)
         if found is not None:
-            self.matmuls[args.external] = found
+            self.amounts[args.external] = found
 
     def recording(self, path: Path, frame: Frame, damage: str | None) -> Recording:
         """The columns, sorted by start."""
@@ -191,7 +192,7 @@ class _Columns:
             names=tuple(self.names),
             steps=_spans(self.steps, origin),
             loading=_spans(self.loading, origin),
-            matmuls=self.matmuls,
+            amounts=self.amounts,
             origin=origin * SECONDS,
             rank=frame.distributed.rank if frame.distributed else None,
             world_size=frame.distributed.world_size if frame.distributed else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nostall.workload.traces.matmuls import Product
+from nostall.workload.traces.amounts import Amounts
 
 SECONDS = 1e-6
 """Trace times are microseconds, whatever ``displayTimeUnit`` says: that is for viewers only."""
@@ -57,7 +57,7 @@ class Recording:
     """One trace file; times count from its first GPU activity, which began at ``origin``.
 
     ``steps``: (start, end) in seconds of each ProfilerStep; ``loading``: of the host's waiting for
-    its data loader.  ``matmuls``: FLOP of an operator id, for matrix products whose shapes were
+    its data loader.  ``amounts``: FLOP and bytes of an operator id, where its shapes were
     recorded.  ``events`` were read, ``left_out`` of them are unusable; ``damage`` says why reading
     stopped early.
     """
@@ -68,7 +68,7 @@ class Recording:
     names: tuple[str, ...]
     steps: np.ndarray
     loading: np.ndarray
-    matmuls: Mapping[int, Product]
+    amounts: Mapping[int, Amounts]
     origin: float
     rank: int | None
     world_size: int | None
