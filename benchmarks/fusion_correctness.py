@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.small_dots import small_dots
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.provenance import save
@@ -112,7 +113,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
     failures: list[dict[str, Any]] = []
     started = time.monotonic()
 
-    plain = operator_graphs(FLOATS)
+    plain, varying = operator_graphs(FLOATS), operator_graphs(FLOATS, varying=VARYING)
 
     @seed(chosen)
     @settings(
@@ -122,7 +123,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.one_of(plain, plain, operator_graphs(FLOATS, varying=VARYING)))
+    @given(st.one_of(plain, plain, varying, small_dots(FLOATS)))
     def check(made: Made) -> None:
         if wrong := one(made, folder, seen):
             failures.append({"graph": str(made.graph), "seed": made.seed, "wrong": wrong})

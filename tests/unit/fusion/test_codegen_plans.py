@@ -75,7 +75,7 @@ def test_rows_are_in_the_order_of_memory() -> None:
         (lambda b, x: _three_ways(b, x), "without common factors"),
         (lambda b, x: b("relu", _first_half(b, b("exp", x))), "reads a part"),
         (lambda b, x: b("relu", b("cast", x, dtype="float64")), "float64"),
-        (lambda b, x: b("dot", x, x), "small dots"),
+        (lambda b, x: b("dot", x, x), "no batch"),
         (lambda b, x: b("amax", b("isnan", x), dims=(0,), keepdim=False), "no amax of bools"),
     ],
 )

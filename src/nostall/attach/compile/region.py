@@ -55,10 +55,17 @@ def _record(graph: Graph, stitched: StitchedGraph, kept: Kept) -> RegionRecord:
                 reads=program.inputs,
                 gives=program.outputs,
                 operators=operators,
-                reduces=any(graph[i].kind in ("reduce", "dot") for i in operators),
+                reduces=_reduces(graph, operators),
             )
         )
     return RegionRecord(steps=tuple(steps), refused=dict(stitched.refused))
+
+
+def _reduces(graph: Graph, operators: tuple[int, ...]) -> bool:
+    """Whether a kernel does what Inductor's chains of elementwise operators do not: reductions, or
+    dots with something beside them (one alone is what cuBLAS does well)."""
+    kinds = [graph[index].kind for index in operators]
+    return "reduce" in kinds or ("dot" in kinds and len(kinds) > 1)
 
 
 def _between(graph: Graph, reads: tuple[int, ...], gives: tuple[int, ...]) -> tuple[int, ...]:

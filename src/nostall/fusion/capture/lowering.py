@@ -20,10 +20,10 @@ from nostall.fusion.codegen.groups import LARGEST
 from nostall.fusion.operations import OPERATIONS
 from nostall.fusion.varying import varies
 
-MOST_FLOPS_PER_BYTE = {"float32": 8.0, "float16": 64.0, "bfloat16": 64.0}
-"""A batched product is fused where it waits for memory: an H200 does 67e12 fp32 operations a second,
-989e12 in 16 bits on tensor cores (vendor), and copies 4.3e12 bytes; half of that ratio, and less of
-what tensor cores give to matrices of a few tiles."""
+MOST_FLOPS_PER_BYTE = {"float16": 64.0, "bfloat16": 64.0, "float32": 8.0, "float64": 8.0}
+"""A batched product is fused where it waits for memory: an H200 does 67e12 fp32 operations a second
+without tensor cores, 989e12 with them in 16 bits (vendor), and copies 4.3e12 bytes; half of the
+first ratio, a quarter of the second, as tensor cores do less on matrices of a few tiles."""
 
 LARGEST_E4M3 = 448.0
 

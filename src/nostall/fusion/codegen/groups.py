@@ -27,8 +27,9 @@ def grouped(mapping: Mapping) -> tuple[Loops, tuple[Loops, ...]]:
     rows = batches[dots[0]]
     removed = [gone for gone in mapping.reduced.values() if gone]
     matrix = frozenset(range(len(mapping.sizes))) - rows
-    if not rows:
-        raise BadFusion(f"{mapping.graph[dots[0]]} has no batch; leave it to the library")
+    if not rows or not matrix:
+        what = "no batch" if not rows else "matrices of single numbers"
+        raise BadFusion(f"{mapping.graph[dots[0]]} has {what}; leave it to the library")
     if any(batch != rows for batch in batches.values()) or any(gone & rows for gone in removed):
         raise BadFusion(
             f"operators {mapping.operators} do not all stay within one element of the batch of "
@@ -51,7 +52,7 @@ def sides(mapping: Mapping, index: int) -> tuple[frozenset[int], frozenset[int],
     return frozenset(m.loops), frozenset(n.loops), mapping.reduced[index]
 
 
-def parts(loops: frozenset[int], groups: tuple[Loops, ...]) -> tuple[int, ...]:
+def groups_of(loops: frozenset[int], groups: tuple[Loops, ...]) -> tuple[int, ...]:
     """The groups that have some of these loops."""
     return tuple(at for at, group in enumerate(groups) if loops & set(group))
 
@@ -61,24 +62,22 @@ def _batch(mapping: Mapping, index: int) -> frozenset[int]:
     return frozenset(loop for place in batch for loop in place.loops)
 
 
-def _check(
-    mapping: Mapping, index: int, rows: frozenset[int], groups: tuple[Loops, ...]
-) -> None:
+def _check(mapping: Mapping, index: int, rows: frozenset[int], groups: tuple[Loops, ...]) -> None:
     node = mapping.graph[index]
     touched = [mapping.loops[index] | mapping.reduced.get(index, frozenset())]
     if node.kind == "dot":
         touched = list(sides(mapping, index))
-        if any(len(parts(side, groups)) > 1 for side in touched):
+        if any(len(groups_of(side, groups)) > 1 for side in touched):
             raise BadFusion(f"{node} has an axis of which others see parts; give it its own kernel")
         touched = [touched[0] | touched[2], touched[2] | touched[1], touched[0] | touched[1]]
     for loops in touched:
-        found = parts(loops - rows, groups)
+        found = groups_of(loops - rows, groups)
         if len(found) > 2:
             raise BadFusion(f"{node} is no matrix for each element of the batch")
         for at in found:
             size = math.prod(mapping.sizes[loop] for loop in groups[at])
             if size > LARGEST:
                 raise BadFusion(
-                    f"{node} has matrices with {size} along an axis; at most {LARGEST} beside small "
-                    "dots, leave it to the library"
+                    f"{node} has matrices with {size} along an axis; beside small dots it is at "
+                    f"most {LARGEST}; leave it to the library"
                 )

@@ -1,8 +1,8 @@
 """The body of a kernel with small batched dots: one element of the batch, matrix by matrix.
 
 Every value is a tensor of two axes; which group of loops an axis counts through is said for each
-value (:mod:`nostall.fusion.codegen.groups`).  Dots of three long axes are ``tl.dot``, others are sums
-of products.  Lanes beyond the end of a group hold anything: dots and reductions clear them first.
+value (:mod:`nostall.fusion.codegen.groups`).  Dots of three long axes are ``tl.dot``, others are
+sums of products.  Lanes beyond the end of a group hold anything: dots and reductions clear them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nostall.fusion.codegen.addresses import ZERO, first_of_missing, offset, terms
 from nostall.fusion.codegen.frame import row_block
-from nostall.fusion.codegen.groups import parts, sides
+from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Operand, Place, used
 from nostall.fusion.codegen.plan import KernelPlan, matrix_widths
@@ -84,7 +84,7 @@ class Matrices:
 
     def _elementwise(self, index: int) -> Laid:
         node, operands = self.graph[index], self.mapping.operands[index]
-        axes = self._axes(parts(self.mapping.loops[index], self.of.groups), operands)
+        axes = self._axes(groups_of(self.mapping.loops[index], self.of.groups), operands)
         given = [self._operand(operand, axes) for operand in operands]
         if node.op == "random":
             given.append(self._number(index, axes))
@@ -93,8 +93,8 @@ class Matrices:
     def _reduced(self, index: int) -> Laid:
         how = reduction(self.graph[index])
         (operand,) = self.mapping.operands[index]
-        removed = parts(self.mapping.reduced[index], self.of.groups)
-        kept = parts(self.mapping.loops[index], self.of.groups)
+        removed = groups_of(self.mapping.reduced[index], self.of.groups)
+        kept = groups_of(self.mapping.loops[index], self.of.groups)
         axes = self._axes((*kept, *removed), (operand,))
         given = self._operand(operand, axes)
         text = self._spread(how.partial(given.value), given.axes, axes, removed)
@@ -134,7 +134,7 @@ class Matrices:
         """A dot with an axis of 1: a matrix times a vector, or less."""
         operands = self.mapping.operands[index]
         loops = self.mapping.loops[index] | self.mapping.reduced[index]
-        axes = self._axes(parts(loops, self.of.groups), operands)
+        axes = self._axes(groups_of(loops, self.of.groups), operands)
         given = [self._operand(operand, axes) for operand in operands]
         one, two = (tensor(g.value, "float32") for g in given)
         text, union = f"{one} * {two}", _union(given)
@@ -148,7 +148,7 @@ class Matrices:
         return Laid(Value(f"tl.sum({text}, {axis}, keep_dims=True)", "float32"), left)
 
     def _only(self, side: frozenset[int]) -> int | None:
-        found = parts(side, self.of.groups)
+        found = groups_of(side, self.of.groups)
         return found[0] if found else None
 
     # -- axes ------------------------------------------------------------------------------------
@@ -179,11 +179,10 @@ class Matrices:
         if node.kind == "constant":
             return None, None
         weights = offset(operand.places, node.strides, self.mapping.sizes).weights
-        found = parts(used(operand.places), self.of.groups)
+        found = groups_of(used(operand.places), self.of.groups)
         steps = {at: min(weights.get(loop, 1 << 62) for loop in self.of.groups[at]) for at in found}
-        order: list[int | None] = [*sorted(found, key=lambda at: -steps[at])]
-        order = [None] * (2 - len(order)) + order
-        return order[0], order[1]
+        order = sorted(found, key=lambda at: -steps[at])
+        return (order[0] if len(order) > 1 else None, order[-1] if order else None)
 
     def _spread(self, text: str, has: Axes, axes: Axes, groups: Iterable[int | None]) -> str:
         """A text that has all of ``groups`` as long axes."""
@@ -284,7 +283,7 @@ class Matrices:
         node, laid = self.graph[index], self.made[index]
         loops = self.mapping.loops[index]
         axes = list(laid.axes)
-        for group in parts(loops, self.of.groups):
+        for group in groups_of(loops, self.of.groups):
             if group not in axes:
                 axes[axes.index(None)] = group
         added, _, masks = self._terms(self.mapping.places[index], node.strides, (axes[0], axes[1]))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nostall.fusion.codegen.groups import parts, sides
+from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.mapping import used
 from nostall.fusion.codegen.schedule import Schedule
 
@@ -147,7 +147,7 @@ def matrix_widths(of: Schedule) -> tuple[int, ...]:
     least = [1] * len(of.groups)
     for index in mapping.operators:
         if mapping.graph[index].kind == "dot":
-            found = [parts(side, of.groups) for side in sides(mapping, index)]
+            found = [groups_of(side, of.groups) for side in sides(mapping, index)]
             if all(found):
                 for (at,) in found:
                     least[at] = LEAST_DOT
@@ -163,7 +163,7 @@ def _largest_matrix(of: Schedule) -> int:
     found = [1]
     for index in mapping.operators:
         touched = [mapping.loops[index], *(used(o.places) for o in mapping.operands[index])]
-        found += [math.prod(widths[at] for at in parts(loops, of.groups)) for loops in touched]
+        found += [math.prod(widths[at] for at in groups_of(loops, of.groups)) for loops in touched]
     return max(found)
 
 

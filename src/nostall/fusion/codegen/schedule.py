@@ -122,9 +122,9 @@ def schedule(mapping: Mapping) -> Schedule:
     """
     everything = tuple(range(len(mapping.sizes)))
     if has_dots(mapping):
-        rows, groups = grouped(mapping)
-        columns = tuple(loop for loop in everything if loop not in rows)
-        return Schedule(mapping, rows, columns, groups=groups)
+        batch, groups = grouped(mapping)
+        matrix = tuple(loop for loop in everything if loop not in batch)
+        return Schedule(mapping, batch, matrix, groups=groups)
     families = sorted({frozenset(r) for r in mapping.reduced.values()}, key=sorted, reverse=True)
     # A reduction of axes that are all 1 removes no loop: it is a copy.
     families = [family for family in families if family]
