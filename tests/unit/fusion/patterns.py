@@ -203,6 +203,28 @@ def attention(shape: Shape, dtype: str) -> Graph:
     """Scores of queries and keys (batch, head, place, width), a mask, softmax, values."""
     build = Builder()
     q, k, v = (build.input(shape, dtype) for _ in range(3))
+    return build.graph(*_attended(build, q, k, v, dtype))
+
+
+def projected_attention(shape: Shape, dtype: str) -> Graph:
+    """The same, from one projection (batch * place, 3 * head * width) to (batch, place, ...)."""
+    build = Builder()
+    batch, heads, places, width = shape
+    x = build.input((batch * places, 3 * heads * width), dtype)
+    x = build("view", x, shape=(batch, places, 3, heads, width))
+    x = build("permute", x, dims=(2, 0, 3, 1, 4))
+    parts = []
+    for start in range(3):
+        part = build("slice", x, shape=(1, *shape), dim=0, start=start, step=1)
+        parts.append(build("copy", build("view", part, shape=shape)))
+    made, _ = _attended(build, *parts, dtype)
+    made = build("copy", build("permute", made, dims=(0, 2, 1, 3)))
+    return build.graph(build("view", made, shape=(batch, places, heads * width)))
+
+
+def _attended(build: Builder, q: int, k: int, v: int, dtype: str) -> tuple[int, int]:
+    """What attention gives, and the shares that it has taken."""
+    shape = build.nodes[q].shape
     mask = build.input((shape[0], 1, 1, shape[2]), "bool")
     scores = build("dot", q, build("permute", k, dims=(0, 1, 3, 2)))
     scores = build("mul", scores, build.constant(shape[3] ** -0.5))
@@ -211,7 +233,7 @@ def attention(shape: Shape, dtype: str) -> Graph:
     powers = build("exp", build("sub", wide, build("amax", wide, dims=(3,), keepdim=True)))
     share = build("div", powers, build("sum", powers, dims=(3,), keepdim=True))
     share = build("cast", share, dtype=dtype)
-    return build.graph(build("dot", share, v), share)
+    return build("dot", share, v), share
 
 
 def attention_backward(shape: Shape, dtype: str) -> Graph:
@@ -256,6 +278,7 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "column sum": lambda: column_sum((530, 12), "float32"),
     "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),
     "attention": lambda: attention((2, 3, 10, 24), "float16"),
+    "projected attention": lambda: projected_attention((2, 2, 9, 16), "float32"),
     "attention backward": lambda: attention_backward((2, 2, 12, 20), "float32"),
     "attention pooling": lambda: pooling((4, 10, 24), "float16"),
 }

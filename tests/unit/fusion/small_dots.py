@@ -1,7 +1,7 @@
 """Random chains around small batched dots: a hypothesis strategy.
 
-A product, what attention does with it (scale, mask, softmax along either axis), a second product on
-either side, an end; any layout in memory, axes of 1, values that are read outside, too.
+A product, what attention does with it (scale, mask, softmax along either axis, dropout), a second
+product on either side, an end; any layout in memory, axes of 1, values that are read outside, too.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")
         value = build("div", powers, build("sum", powers, dims=axis, keepdim=True))
     else:
         value = build("mul", value, build.constant(0.5))
+    if draw(st.booleans()):
+        seed = build.input((1,), "int64")
+        drawn = build("random", seed, shape=build.nodes[value].shape, dtype="float32")
+        kept = build("lt", drawn, build.constant(0.75))
+        value = build("where", kept, value, build.constant(0.0))
     if draw(st.booleans()):
         value = build("cast", value, dtype=dtype)
     if draw(st.booleans()):

@@ -38,6 +38,9 @@ MOST_TILE = 1 << 17
 """Elements of one tensor in Triton are at most 2^20; tiles far below that already spill."""
 LEAST_DOT = 16
 """Lanes along every axis of a ``tl.dot``."""
+MOST_UNROLLED = 1536
+"""Products of a thread in fp32, which Triton unrolls: the backward pass of attention with 64 places
+of 64 (5120, compiled for sm_90) has 350 KB of code, spills and takes 19 s to compile."""
 MOST_PARTS = 256
 """Partial results of one row or column that the next kernel loads at once."""
 
@@ -167,6 +170,17 @@ def _largest_matrix(of: Schedule) -> int:
     return max(found)
 
 
+def _unrolled(of: Schedule, plan: KernelPlan) -> int:
+    """Products in fp32 of one thread."""
+    widths, mapping, found = matrix_widths(of), of.mapping, 0
+    for index in mapping.operators:
+        node = mapping.graph[index]
+        if node.kind == "dot" and node.dtype == "float32":
+            loops = mapping.loops[index] | mapping.reduced[index]
+            found += math.prod(widths[at] for at in groups_of(loops, of.groups))
+    return found // (WARP * plan.num_warps)
+
+
 def _candidates(of: Schedule) -> Iterator[KernelPlan]:
     if of.kind == "dots":
         for warps in (1, 2, 4, 8):
@@ -226,6 +240,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         idle = idle_share(of.column_count, plan.chunks)
         if idle > MOST_IDLE and of.column_count >= WIDE:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
+    if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:
+        return f"{products} products in fp32 for each thread; at most {MOST_UNROLLED}"
     needed, most = registers(of, plan, LEAST_SHARE), most_registers(plan)
     if needed > most:
         return f"at least {needed} registers for each thread (modelled); {most} at {lanes} threads"
