@@ -77,6 +77,7 @@ INTERPRETED = (
     "norm backward",
     "bias and gelu",
     "dropout",
+    "attention",
 )
 """Of the dynamic chains those that differ in what they do with rows; the source of all of them is
 held to be independent of their number."""

@@ -152,53 +152,6 @@ def dropped(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("cast", build("add", scaled, x), dtype=dtype), kept)
 
 
-def together(*graphs: Graph) -> Graph:
-    """Graphs that have nothing to do with each other, as one."""
-    nodes: list[Node] = []
-    outputs: list[int] = []
-    for graph in graphs:
-        first = len(nodes)
-        nodes += [
-            replace(n, index=first + n.index, inputs=tuple(first + i for i in n.inputs))
-            for n in graph
-        ]
-        outputs += [first + index for index in graph.outputs]
-    return Graph(tuple(nodes), tuple(outputs), graphs[0].varying)
-
-
-ROWS = 7
-"""The prime that stands for the rows of :data:`DYNAMIC`."""
-
-
-def _varying(graph: Graph) -> Graph:
-    return replace(graph, varying=ROWS)
-
-
-DYNAMIC: dict[str, Callable[[], Graph]] = {
-    "layer norm": lambda: _varying(layer_norm((ROWS, 2, 100), "float16")),
-    "masked softmax": lambda: _varying(masked_softmax((ROWS, 1, 4, 48), "float16")),
-    "softmax of an outer axis": lambda: _varying(softmax_outer((ROWS, 24, 5), "float32")),
-    "norm backward": lambda: _varying(norm_backward((ROWS, 3, 80), "float16")),
-    "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
-    "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
-    "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
-    "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
-}
-
-PACKED: dict[str, Callable[[], Graph]] = {
-    "three": lambda: together(
-        layer_norm((5, 100), "float16"),
-        gated((3, 30), "float16"),
-        softmax_outer((2, 24, 5), "float32"),
-    ),
-    "dynamic": lambda: together(
-        _varying(bias_gelu((ROWS, 48), "float16")),
-        layer_norm((3, 40), "float32"),
-        heads((ROWS, 2, 64), "float16"),
-    ),
-}
-
-
 def attention(shape: Shape, dtype: str) -> Graph:
     """Scores of queries and keys (batch, head, place, width), a mask, softmax, values."""
     build = Builder()
@@ -261,6 +214,54 @@ def pooling(shape: Shape, dtype: str) -> Graph:
     powers = build("exp", build("sub", scores, build("amax", scores, dims=(2,), keepdim=True)))
     share = build("div", powers, build("sum", powers, dims=(2,), keepdim=True))
     return build.graph(build("dot", build("cast", share, dtype=dtype), x))
+
+
+def together(*graphs: Graph) -> Graph:
+    """Graphs that have nothing to do with each other, as one."""
+    nodes: list[Node] = []
+    outputs: list[int] = []
+    for graph in graphs:
+        first = len(nodes)
+        nodes += [
+            replace(n, index=first + n.index, inputs=tuple(first + i for i in n.inputs))
+            for n in graph
+        ]
+        outputs += [first + index for index in graph.outputs]
+    return Graph(tuple(nodes), tuple(outputs), graphs[0].varying)
+
+
+ROWS = 7
+"""The prime that stands for the rows of :data:`DYNAMIC`."""
+
+
+def _varying(graph: Graph) -> Graph:
+    return replace(graph, varying=ROWS)
+
+
+DYNAMIC: dict[str, Callable[[], Graph]] = {
+    "layer norm": lambda: _varying(layer_norm((ROWS, 2, 100), "float16")),
+    "masked softmax": lambda: _varying(masked_softmax((ROWS, 1, 4, 48), "float16")),
+    "softmax of an outer axis": lambda: _varying(softmax_outer((ROWS, 24, 5), "float32")),
+    "norm backward": lambda: _varying(norm_backward((ROWS, 3, 80), "float16")),
+    "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
+    "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
+    "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
+    "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
+    "attention": lambda: _varying(attention((ROWS, 2, 9, 24), "float32")),
+}
+
+PACKED: dict[str, Callable[[], Graph]] = {
+    "three": lambda: together(
+        layer_norm((5, 100), "float16"),
+        gated((3, 30), "float16"),
+        softmax_outer((2, 24, 5), "float32"),
+    ),
+    "dynamic": lambda: together(
+        _varying(bias_gelu((ROWS, 48), "float16")),
+        layer_norm((3, 40), "float32"),
+        heads((ROWS, 2, 64), "float16"),
+    ),
+}
 
 
 PATTERNS: dict[str, Callable[[], Graph]] = {

@@ -29,6 +29,7 @@ from nostall.fusion.codegen.templates import (
 )
 from nostall.fusion.graph import Node
 from nostall.fusion.shapes import contiguous
+from nostall.fusion.varying import Extent
 
 Axes = tuple[int | None, int | None]
 """The group that each axis of a tensor counts through; None where it is 1."""
@@ -53,7 +54,7 @@ def write_matrices(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
         matrices.compute(index)
         if index in of.mapping.outputs:
             matrices.store(index)
-    return of.row_count
+    return Extent(of.row_count)
 
 
 class Matrices:
