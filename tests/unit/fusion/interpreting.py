@@ -141,7 +141,14 @@ def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
     found: list[str] = []
     seen: list[str] = []
 
-    @settings(max_examples=examples, deadline=None, phases=[Phase.generate])
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(small_dots())
     def check(made: Made) -> None:
         graph = made.graph

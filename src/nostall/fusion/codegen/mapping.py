@@ -287,28 +287,26 @@ class _Drafts:
     def _order(self) -> list[Axis]:
         """All loops, as they lie in the largest tensor that has all of them, slowest first."""
         everything = {id(a): a for row in self._rows() for a in row}
-        best: tuple[tuple[bool, int], list[Axis]] | None = None
-        every: list[tuple[tuple[bool, int], list[Axis]]] = []
+        dots = any(self.graph[i].kind == "dot" for i in self.operators)
+        found: list[tuple[tuple[bool, int], list[Axis]]] = []
         for in_memory, node, strides, places in self._tensors():
             row = _loops(places)
             if len({id(a) for a in row}) < len(row):
                 raise BadFusion(
                     f"{node} would be read along a diagonal; put its readers into different kernels"
                 )
-            rank = (in_memory, node.bytes)
-            every.append((rank, _by_stride(strides, places)))
-            if len(row) == len(everything) and (best is None or rank > best[0]):
-                best = every[-1]
-        if any(self.graph[i].kind == "dot" for i in self.operators):
+            if dots or len(row) == len(everything):
+                found.append(((in_memory, node.bytes), _by_stride(strides, places)))
+        found.sort(key=lambda entry: entry[0], reverse=True)
+        if dots:
             # No tensor has all loops: those of the largest first, each tensor's as they lie.
-            every.sort(key=lambda entry: entry[0], reverse=True)
-            return list({id(axis): axis for _, row in every for axis in row}.values())
-        if best is None:
+            return list({id(axis): axis for _, row in found for axis in row}.values())
+        if not found:
             raise BadFusion(
                 f"operators {self.operators} have no common space of loops; make them separate "
                 "kernels, or pack those"
             )
-        return best[1]
+        return found[0][1]
 
     def _tensors(self) -> Iterator[tuple[bool, Node, Shape, Drafted]]:
         """Every tensor with its places: whether it is in memory, the node, the strides."""
