@@ -30,10 +30,8 @@ from hypothesis import strategies as st
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.small_dots import small_dots
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.provenance import save
-from nostall.fusion.capture import capture
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, stitch
@@ -185,6 +183,11 @@ def dropout(folder: Path) -> list[str]:
 def fp8(folder: Path) -> list[str]:
     """What a compiled cast to fp8 does otherwise than PyTorch's, with all fp16 values and those
     around the largest ones.  Triton's interpreter is no oracle for it."""
+    # They import Triton, which has to know before whether it interprets.
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from nostall.fusion.capture import capture
+
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
     largest = torch.cat([torch.linspace(440, 470, 3001), torch.linspace(57000, 62000, 3001)])
     x = torch.cat([every, largest, -largest]).cuda()

@@ -24,13 +24,17 @@ def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")
     turn = (*range(len(batch)), len(batch) + 1, len(batch))
 
     def matrix(rows: int, columns: int, kind: str = dtype) -> int:
-        """An input (batch, rows, columns), which may lie otherwise."""
+        """An input (batch, rows, columns), which may lie otherwise or be shared by heads."""
         shape = (*batch, rows, columns)
         order = draw(st.permutations(range(len(shape))))
         laid = contiguous(tuple(shape[axis] for axis in order))
         strides = tuple(laid[order.index(axis)] for axis in range(len(shape)))
-        if draw(st.booleans()):
+        lies = draw(st.sampled_from(("any", "turned", "shared")))
+        if lies == "any":
             return build.input(shape, kind, strides)
+        if lies == "shared":
+            one = build.input((*batch[:-1], 1, rows, columns), kind)
+            return build("expand", one, shape=shape)
         turned = build.input((*batch, columns, rows), kind)
         return build("permute", turned, dims=turn)
 
