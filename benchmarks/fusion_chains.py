@@ -1,6 +1,6 @@
 """Stitched chains beside eager and torch.compile on a GPU, under CUDA graphs.
 
-    python -m benchmarks.fusion_chains OUT [--chains PART] [--rounds 40] [--race 8]
+    python -m benchmarks.fusion_chains OUT [--chains PART] [--rounds 40] [--race 4]
 
 For every chain of ``benchmarks.fusion_chain_programs`` a fresh process builds eager, torch.compile,
 its mode max-autotune-no-cudagraphs and the stitched version.  The latter's plans come from a short
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--chains", default="", help="only those whose name has this part")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--race", type=int, default=8, help="plans of each kernel; 0: none")
+    parser.add_argument("--race", type=int, default=4, help="modelled best plans; 0: no race")
     parser.add_argument("--seconds", type=float, default=240, help="for one chain")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--one", action="store_true", help="in this process (used by itself)")

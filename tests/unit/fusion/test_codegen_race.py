@@ -45,15 +45,19 @@ def of(name: str = "layer norm, two chunks") -> Schedule:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_the_best_of_every_scheme_takes_part(name: str) -> None:
     kernel = of(name)
-    found = candidates(kernel, 6)
+    found = candidates(kernel, 4)
     assert found[0] == first_choice(kernel)
-    assert len(set(found)) == len(found) <= 6
-    assert candidates(kernel, 1) == found[:1]
-    legal = plans(kernel).legal
-    most = HOPELESS * modelled_seconds(kernel, found[0])
-    near = {plan.scheme for plan in legal if modelled_seconds(kernel, plan) <= most}
-    assert {plan.scheme for plan in found} == near
-    assert all(modelled_seconds(kernel, plan) <= most for plan in found)
+    assert len(set(found)) == len(found)
+    ranked = sorted(plans(kernel).legal, key=lambda plan: modelled_seconds(kernel, plan))
+    times = [modelled_seconds(kernel, plan) for plan in ranked]
+    most = HOPELESS * times[0]
+    assert {plan.scheme for plan in found} == {
+        plan.scheme for plan, time in zip(ranked, times, strict=True) if time <= most
+    }
+    raced = sorted(modelled_seconds(kernel, plan) for plan in found)
+    assert raced[:4] == [time for time in times[:4] if time <= most]
+    assert raced[-1] <= most
+    assert len(candidates(kernel, 1)) == len({plan.scheme for plan in found})
 
 
 def test_a_plan_has_to_be_beyond_the_null() -> None:

@@ -31,7 +31,7 @@ from nostall.gpu.clock import Clock
 
 @dataclass
 class Race:
-    """``most`` candidates for each kernel that is put in, within about ``seconds`` in all.  Without
+    """As :class:`Racer`, for each kernel that is put in, within about ``seconds`` in all.  Without
     a clock there is none."""
 
     clock: Clock | None

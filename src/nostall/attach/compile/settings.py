@@ -20,7 +20,8 @@ class Settings:
     """``extent``: which kernels are put in.  ``choose``: by measurement, or always the same.
     ``background``: stitch regions in a thread while Inductor's version runs.  ``seconds``: about
     how long a comparison may take.  ``rest``: who compiles what is not stitched.  ``race``: how
-    many plans of each kernel are measured before that, 0 for none."""
+    many of the modelled best plans of each kernel are measured before that beside the best of every
+    scheme, 0 for no race."""
 
     extent: Extent = "reductions"
     choose: Choose = "measure"

@@ -14,15 +14,15 @@ HOPELESS = 3.0
 
 
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
-    """At most ``most`` plans: the modelled first choice, then the best one of every other scheme,
-    then the modelled best of all.  Raises :class:`BadInput` where no plan is legal."""
+    """The modelled first choice, then the best plan of every other scheme, then what is missing of
+    the ``most`` modelled best.  Raises :class:`BadInput` where no plan is legal."""
     first = first_choice(of)
     time = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
     ranked = sorted(time, key=lambda plan: (time[plan], str(plan)))
     ranked = [plan for plan in ranked if time[plan] <= HOPELESS * time[first]]
     schemes = {plan.scheme: plan for plan in reversed(ranked)}
     others = sorted(schemes.values(), key=ranked.index)
-    return tuple(dict.fromkeys([first, *others, *ranked]))[: max(1, most)]
+    return tuple(dict.fromkeys([first, *others, *ranked[:most]]))
 
 
 def fastest(samples: Sequence[Sequence[float]], kind: Kind) -> int:

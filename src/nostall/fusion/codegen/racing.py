@@ -33,6 +33,7 @@ from nostall.store import home
 from nostall.store.errors import BadStore
 
 CANDIDATES = 4
+"""Modelled best plans that race, beside the best of every scheme."""
 SECONDS = 0.05
 """About how long one kernel is raced."""
 
@@ -55,7 +56,8 @@ class RaceRecord(Strict):
 class Racer:
     """A choice of plans (:data:`~nostall.fusion.codegen.legal.Choice`) by measurement.
 
-    ``most`` candidates for each kernel, about ``seconds`` for each.  Records lie in ``folder``, by
+    ``most`` of the modelled best plans of each kernel race beside the best of every scheme, for
+    about ``seconds``.  Records lie in ``folder``, by
     default that of the store; ``told`` grows with every kernel that is asked about.
     """
 
