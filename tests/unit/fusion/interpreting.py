@@ -203,7 +203,7 @@ DAMAGES = {
     "masked lanes are the least": ("sum of a broadcast", r'float\("inf"\)', "-100.0"),
     "nan is dropped": ("gated", r"PropagateNan\.ALL", "PropagateNan.NONE"),
     "a wrong stride": ("layer norm", r"r \* 100", "r * 99"),
-    "padding counts": ("attention", r"tl\.where\(in_i\d, (x2), 0\.0\)", r"(\1 + 1.0)"),
+    "padding counts": ("attention", r"tl\.where\(in_i\d, (x\d), 0\.0\)", r"(\1 + 1.0)"),
     "a row too many": ("norm backward", "live = m < count", "live = m < count + 1"),
 }
 
