@@ -131,6 +131,26 @@ def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.silu(normed * weight[:, None, None] + bias[:, None, None]).to(x.dtype)
 
 
+def short_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Heads over sequences of a few dozen places, as rankers and recommenders have them."""
+    scores = torch.where(mask, (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5, -1e4)
+    return scores.softmax(-1) @ v
+
+
+def short_attention_backward(
+    share: Tensor, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    towards = gradient @ v.transpose(-1, -2)
+    scores = _aten._softmax_backward_data(towards, share, -1, share.dtype)
+    return scores @ k, scores.transpose(-1, -2) @ q, share.transpose(-1, -2) @ gradient
+
+
+def query_attention(x: Tensor, query: Tensor) -> Tensor:
+    """A query weighs the places of its sequence (DIEN)."""
+    weights = torch.einsum("btd,bd->bt", x, query).softmax(-1)
+    return torch.einsum("bt,btd->bd", weights, x)
+
+
 def _rows(
     rows: int, columns: int, dtype: torch.dtype = HALF
 ) -> tuple[tuple[int, ...], torch.dtype]:
@@ -177,6 +197,13 @@ def _chains() -> list[Chain]:
     add("LSTM cell 8192x1024", lstm_cell, _rows(8192, 4096), _vector(4096), _rows(8192, 1024))
     add("attention pooling 2048x200x128", pooled_attention,
         _rows(2048, 200), _rows(2048, 200, BOOL), ((2048, 200, 128), HALF))  # fmt: skip
+    heads = ((64, 12, 48, 64), HALF)
+    add("short attention 64x12x48x64", short_attention,
+        heads, heads, heads, ((64, 1, 1, 48), BOOL))  # fmt: skip
+    add("short attention backward 64x12x48x64", short_attention_backward,
+        ((64, 12, 48, 48), HALF), heads, heads, heads, heads)  # fmt: skip
+    add("attention by a query 4096x100x64", query_attention,
+        ((4096, 100, 64), HALF), _rows(4096, 64))  # fmt: skip
     add("softmax over channels 32x150x64x64", channel_softmax, ((32, 150, 64, 64), HALF))
     add("group norm + silu 32x512x32x32", group_norm_silu,
         ((32, 512, 32, 32), HALF), _vector(512), _vector(512))  # fmt: skip

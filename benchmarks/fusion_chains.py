@@ -5,11 +5,11 @@
 For every chain of ``benchmarks.fusion_chain_programs`` a fresh process builds eager, torch.compile,
 its mode max-autotune-no-cudagraphs and the stitched version.  The latter's plans come from a short
 race: for the explorer's partition and the greedy one, the modelled best plans of every kernel are
-timed, and the faster partition is taken.  Each method is captured as a CUDA graph that walks over
-copies of its inputs larger than L2; replays are interleaved round by round, eager runs twice (the
-null).  Times are microseconds for one run.  OUT is a folder with one JSON for each chain; chains
-that are there already are left out, so an interrupted run goes on.  ``--list`` shows the chains and
-plans without a GPU.
+timed (``--race 0``: the modelled first choice runs), and the faster partition is taken.  Each
+method is captured as a CUDA graph that walks over copies of its inputs larger than L2; replays are
+interleaved round by round, eager runs twice (the null).  Times are microseconds for one run.  OUT
+is a folder with one JSON for each chain; chains that are there already are left out, so an
+interrupted run goes on.  ``--list`` shows the chains and plans without a GPU.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ from benchmarks.provenance import save
 from nostall.core.errors import BadInput
 from nostall.core.measurement import Comparison
 from nostall.fusion.capture import capture, inference_graph
-from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.emit import emit
-from nostall.fusion.codegen.kernel import empty, load
-from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.choice import first_choice
+from nostall.fusion.codegen.racing import Racer
 from nostall.fusion.codegen.region import StitchedGraph, cover, scheduled, stitch
-from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.fuse import explored
 from nostall.fusion.graph import Graph
+from nostall.gpu.clock import ReplayClock
 
 COLD_BYTES = 256 << 20
 """Bytes that one CUDA graph walks over: an H200 has 50 MB of L2."""
@@ -109,26 +107,6 @@ def replayed(graph: torch.cuda.CUDAGraph, runs: int) -> float:
     return 1e3 * float(start.elapsed_time(end)) / runs
 
 
-def raced(of: Schedule, most: int, folder: Path) -> tuple[KernelPlan, dict[str, float]]:
-    """The fastest of the ``most`` modelled best plans, and the median microseconds of each."""
-    legal = sorted(plans(of).legal, key=lambda plan: modelled_seconds(of, plan))
-    # Of every scheme the best, then the best of all.
-    chosen = list({plan.scheme: plan for plan in reversed(legal)}.values())
-    chosen += [plan for plan in legal[:most] if plan not in chosen]
-    times: dict[KernelPlan, float] = {}
-    for plan in chosen:
-        kernel = load(emit(of, plan), folder)
-        device = torch.device("cuda")
-        inputs = [_filled(empty(of.mapping.graph[i], device)) for i in kernel.program.inputs]
-        graph = captured_graph(lambda given, k=kernel: k(*given), [inputs] * 4)
-        times[plan] = statistics.median(replayed(graph, 4) for _ in range(15))
-    return min(times, key=times.__getitem__), {str(p): round(t, 3) for p, t in times.items()}
-
-
-def _filled(value: Tensor) -> Tensor:
-    return value.normal_() if value.is_floating_point() else value.random_(0, 2)
-
-
 # -- one chain -------------------------------------------------------------------------------------
 
 
@@ -139,17 +117,12 @@ def stitched(chain: Chain, most: int, folder: Path) -> tuple[StitchedGraph, dict
     races: dict[str, Any] = {}
     inputs = chain.tensors("cuda")
     for name, groups in partitions(graph).items():
-        told: list[dict[str, float]] = []
-
-        def choice(of: Schedule, told: list[dict[str, float]] = told) -> KernelPlan:
-            plan, times = raced(of, most, folder)
-            told.append(times)
-            return plan
-
-        whole = stitch(graph, groups, choice=choice, folder=folder)
+        racer = Racer(ReplayClock(), most, folder=folder)
+        whole = stitch(graph, groups, choice=racer if most else first_choice, folder=folder)
         timed = captured_graph(lambda given, w=whole: w(*given), [inputs] * 4)
         seconds = statistics.median(replayed(timed, 4) for _ in range(15))
         found.append((seconds, whole, name))
+        told = [record.model_dump(exclude={"schema_version"}) for record in racer.told]
         races[name] = {"us": seconds, "kernels": told, "refused": dict(whole.refused)}
     _, best, name = min(found, key=lambda entry: entry[0])
     plans_taken = [str(s.program.plan) for s in best.steps if not isinstance(s, int)]
@@ -252,7 +225,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--chains", default="", help="only those whose name has this part")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--race", type=int, default=4)
+    parser.add_argument("--race", type=int, default=4, help="modelled best plans; 0: no race")
     parser.add_argument("--seconds", type=float, default=240, help="for one chain")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--one", action="store_true", help="in this process (used by itself)")

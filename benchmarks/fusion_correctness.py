@@ -29,10 +29,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
-from torch.fx.experimental.proxy_tensor import make_fx
+from tests.unit.fusion.small_dots import small_dots
 
 from benchmarks.provenance import save
-from nostall.fusion.capture import capture
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, stitch
@@ -112,7 +111,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
     failures: list[dict[str, Any]] = []
     started = time.monotonic()
 
-    plain = operator_graphs(FLOATS)
+    plain, varying = operator_graphs(FLOATS), operator_graphs(FLOATS, varying=VARYING)
 
     @seed(chosen)
     @settings(
@@ -122,7 +121,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.one_of(plain, plain, operator_graphs(FLOATS, varying=VARYING)))
+    @given(st.one_of(plain, plain, varying, small_dots(FLOATS)))
     def check(made: Made) -> None:
         if wrong := one(made, folder, seen):
             failures.append({"graph": str(made.graph), "seed": made.seed, "wrong": wrong})
@@ -184,6 +183,11 @@ def dropout(folder: Path) -> list[str]:
 def fp8(folder: Path) -> list[str]:
     """What a compiled cast to fp8 does otherwise than PyTorch's, with all fp16 values and those
     around the largest ones.  Triton's interpreter is no oracle for it."""
+    # They import Triton, which has to know before whether it interprets.
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from nostall.fusion.capture import capture
+
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).float()
     largest = torch.cat([torch.linspace(440, 470, 3001), torch.linspace(57000, 62000, 3001)])
     x = torch.cat([every, largest, -largest]).cuda()

@@ -2,7 +2,7 @@
 
 ``torch.compile`` traces it and guards the result; each graph it hands over is captured, each region
 between opaque operators becomes stitched kernels, and the opaque ones run as PyTorch runs them.
-Nothing is measured here: whether that is faster than what the user had is for others to say.
+Whether that is faster than what the user had is for others to say.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import SEEDS, seeded
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.codegen import eager
+from nostall.fusion.codegen.choice import first_choice
 from nostall.fusion.codegen.program import size_of
-from nostall.fusion.codegen.region import StitchedGraph, stitch
+from nostall.fusion.codegen.region import Choice, StitchedGraph, stitch
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore import explore
 from nostall.fusion.graph import Graph
@@ -63,6 +64,7 @@ def fuse(
     function: Callable[..., Any],
     *,
     explorer: Explorer = explored,
+    choice: Choice = first_choice,
     folder: Path | None = None,
     dynamic: bool | None = False,
 ) -> Fused:
@@ -70,7 +72,9 @@ def fuse(
 
     It is traced when it is called, again for other shapes.  ``dynamic`` is that of
     ``torch.compile``: with True, or None and ``mark_dynamic``, one leading dimension may change
-    without that.  What cannot be stitched runs as it was and is counted in :attr:`Fused.refused`.
+    without that.  ``choice`` takes the plan of each kernel: the modelled best one, or
+    by measurement (:class:`~nostall.fusion.codegen.racing.Racer`).  What cannot be stitched runs as
+    it was and is counted in :attr:`Fused.refused`.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
@@ -78,7 +82,7 @@ def fuse(
     fused = Fused(function)
 
     def compiler(module: GraphModule, _: Sequence[Any]) -> Any:
-        stitched = stitch_module(module, explorer, folder)
+        stitched = stitch_module(module, explorer, folder, choice)
         fused.graphs.append(stitched)
         return make_boxed_func(stitched)
 
@@ -186,7 +190,10 @@ class StitchedModule:
 
 
 def stitch_module(
-    module: GraphModule, explorer: Explorer = explored, folder: Path | None = None
+    module: GraphModule,
+    explorer: Explorer = explored,
+    folder: Path | None = None,
+    choice: Choice = first_choice,
 ) -> StitchedModule:
     """Capture a functional ATen graph and stitch its regions."""
     module = seeded(module)
@@ -194,7 +201,7 @@ def stitch_module(
     graph = captured.graph
     steps = []
     for part in regions(graph):
-        stitched = stitch(part.graph, explorer(part.graph), folder=folder)
+        stitched = stitch(part.graph, explorer(part.graph), choice=choice, folder=folder)
         steps.append(Step(stitched, part.reads, part.gives))
     for index, node in captured.origins.items():
         if graph[index].kind == "opaque" and node.op == "call_function":

@@ -93,7 +93,16 @@ def test_a_faster_version_is_stitched_in_the_background_and_swapped_in(cold: Any
     assert first["apart"] < 1e-4
     assert first["ratio"] == 2.0
     assert not first["from store"]
-    assert first["seconds"] == ["background", "compared", "plain", "stitched"]
+    assert first["seconds"] == ["background", "compared", "plain", "raced", "stitched"]
+
+
+def test_plans_are_raced_before_and_the_faster_ones_are_put_in(cold: Any) -> None:
+    found = cold["measured"]
+    assert found["first"]["asked"] >= 2
+    assert set(found["winners"]) == {1}
+    assert set(found["first"]["plans"]) & set(found["won"])
+    assert found["again"]["asked"] == found["first"]["asked"]
+    assert found["again"]["plans"] == found["first"]["plans"]
 
 
 def test_the_next_run_begins_with_the_choice(cold: Any) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor  # noqa: E402
 from nostall.attach import delivery  # noqa: E402
 from nostall.attach.compile import steps, switch  # noqa: E402
 from nostall.attach.compile.background import Preparation  # noqa: E402
-from nostall.attach.compile.clock import RecordedClock  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
 from nostall.attach.compile.operator import note  # noqa: E402
 from nostall.attach.compile.ranks import Ranks  # noqa: E402
@@ -27,6 +26,7 @@ from nostall.attach.compile.records import ChoiceRecord, Kept  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
 from nostall.attach.compile.rewrite import Stitching  # noqa: E402
 from nostall.attach.compile.switch import Candidate, Rules, Switch  # noqa: E402
+from nostall.gpu.clock import RecordedClock  # noqa: E402
 
 # PyTorch's own modules warn of each other.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -15,7 +15,6 @@ from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 
 from nostall.attach.compile import hosts, rewrite  # noqa: E402
-from nostall.attach.compile.clock import RecordedClock, WallClock  # noqa: E402
 from nostall.attach.compile.naming import graph_key, unfit  # noqa: E402
 from nostall.attach.compile.records import Kept, KernelRecord  # noqa: E402
 from nostall.attach.compile.settings import Settings, settings_of  # noqa: E402
@@ -23,6 +22,7 @@ from nostall.core.errors import BadInput, BadRun  # noqa: E402
 from nostall.fusion.codegen.choice import first_choice  # noqa: E402
 from nostall.fusion.codegen.emit import emit  # noqa: E402
 from nostall.fusion.codegen.region import scheduled  # noqa: E402
+from nostall.gpu.clock import RecordedClock, WallClock  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
 
 # PyTorch's own modules warn of each other.

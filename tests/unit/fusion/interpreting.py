@@ -21,6 +21,7 @@ from tests.unit.fusion.fusing import fused_and_plain
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS
+from tests.unit.fusion.small_dots import small_dots
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
@@ -76,6 +77,7 @@ INTERPRETED = (
     "norm backward",
     "bias and gelu",
     "dropout",
+    "attention",
 )
 """Of the dynamic chains those that differ in what they do with rows; the source of all of them is
 held to be independent of their number."""
@@ -134,6 +136,34 @@ def infinities(folder: Path) -> list[str]:
     return [f"{value}" for value, right in zip(x[0].tolist(), same, strict=True) if not right]
 
 
+def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
+    """What is wrong with chains around small dots, each one kernel; how many there were."""
+    found: list[str] = []
+    seen: list[str] = []
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(small_dots())
+    def check(made: Made) -> None:
+        graph = made.graph
+        stitched = stitch(graph, [graph.operators], folder=folder)
+        seen.append(graph.key)
+        problems = [f"refused: {reason}" for reason in stitched.refused]
+        if len(stitched.steps) != 1:
+            problems.append(f"{len(stitched.steps)} kernels")
+        for text in problems or wrong(graph, stitched, made.seed):
+            found.append(f"{text}\n{graph}")
+
+    check()
+    return found, len(seen)
+
+
 def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str]]:
     found: list[str] = []
     seen: Counter[str] = Counter()
@@ -173,6 +203,7 @@ DAMAGES = {
     "masked lanes are the least": ("sum of a broadcast", r'float\("inf"\)', "-100.0"),
     "nan is dropped": ("gated", r"PropagateNan\.ALL", "PropagateNan.NONE"),
     "a wrong stride": ("layer norm", r"r \* 100", "r * 99"),
+    "padding counts": ("attention", r"tl\.where\(in_i\d, (x\d), 0\.0\)", r"(\1 + 1.0)"),
     "a row too many": ("norm backward", "live = m < count", "live = m < count + 1"),
 }
 
@@ -205,6 +236,7 @@ def main() -> None:
         "packed": dict(packs(folder)),
         "random": found,
         "seen": seen,
+        "dots": random_dots(folder, 2 * examples),
         "infinities": infinities(folder),
         "broken": dict(broken(folder)),
         "fused": fused_and_plain(folder),

@@ -131,6 +131,12 @@ def in_memory(stitched: StitchedGraph) -> frozenset[int]:
     return frozenset(index for step in outputs for index in step)
 
 
+def factors(graph: Graph) -> frozenset[int]:
+    """What dots read: tensor cores take it in its own dtype, as PyTorch's products do."""
+    dots = (node for node in graph if node.kind == "dot")
+    return frozenset(graph.base(index) for node in dots for index in node.inputs)
+
+
 def in_fp32(graph: Graph, inputs: Sequence[Tensor], rounded: Container[int]) -> list[Tensor]:
     """The graph operator by operator, floats in fp32; only casts and what is ``rounded`` are
     narrower for a moment."""
@@ -161,13 +167,13 @@ def judge(
     """What is wrong with ``outputs``; nothing where they are right.
 
     Their error against fp64 may be the rounding of their dtype and 16 times the largest error of
-    PyTorch's operators in fp32 one by one, with what lies between kernels in its own dtype.  NaN
-    and Inf stand where fp64 or fp32 has them.
+    PyTorch's operators in fp32 one by one, with what lies between kernels and what dots read in its
+    own dtype.  NaN and Inf stand where fp64 or fp32 has them.
     """
     graph = stitched.graph
     on_cpu = [value.cpu() for value in inputs]
     exact = interpret(graph, [_array(value) for value in on_cpu])
-    single = in_fp32(graph, on_cpu, in_memory(stitched))
+    single = in_fp32(graph, on_cpu, in_memory(stitched) | factors(graph))
     wrong = []
     for index, got, wide, narrow in zip(graph.outputs, outputs, exact, single, strict=True):
         node = graph[index]

@@ -152,6 +152,70 @@ def dropped(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("cast", build("add", scaled, x), dtype=dtype), kept)
 
 
+def attention(shape: Shape, dtype: str) -> Graph:
+    """Scores of queries and keys (batch, head, place, width), a mask, softmax, values."""
+    build = Builder()
+    q, k, v = (build.input(shape, dtype) for _ in range(3))
+    return build.graph(*_attended(build, q, k, v, dtype))
+
+
+def projected_attention(shape: Shape, dtype: str) -> Graph:
+    """The same, from one projection (batch * place, 3 * head * width) to (batch, place, ...)."""
+    build = Builder()
+    batch, heads, places, width = shape
+    x = build.input((batch * places, 3 * heads * width), dtype)
+    x = build("view", x, shape=(batch, places, 3, heads, width))
+    x = build("permute", x, dims=(2, 0, 3, 1, 4))
+    parts = []
+    for start in range(3):
+        part = build("slice", x, shape=(1, *shape), dim=0, start=start, step=1)
+        parts.append(build("copy", build("view", part, shape=shape)))
+    made, _ = _attended(build, *parts, dtype)
+    made = build("copy", build("permute", made, dims=(0, 2, 1, 3)))
+    return build.graph(build("view", made, shape=(batch, places, heads * width)))
+
+
+def _attended(build: Builder, q: int, k: int, v: int, dtype: str) -> tuple[int, int]:
+    """What attention gives, and the shares that it has taken."""
+    shape = build.nodes[q].shape
+    mask = build.input((shape[0], 1, 1, shape[2]), "bool")
+    scores = build("dot", q, build("permute", k, dims=(0, 1, 3, 2)))
+    scores = build("mul", scores, build.constant(shape[3] ** -0.5))
+    scores = build("where", mask, scores, build.constant(-1e4), dtype=dtype)
+    wide = build("cast", scores, dtype="float32")
+    powers = build("exp", build("sub", wide, build("amax", wide, dims=(3,), keepdim=True)))
+    share = build("div", powers, build("sum", powers, dims=(3,), keepdim=True))
+    share = build("cast", share, dtype=dtype)
+    return build("dot", share, v), share
+
+
+def attention_backward(shape: Shape, dtype: str) -> Graph:
+    """Gradients of queries, keys and values; what is saved lies as the forward pass left it."""
+    build = Builder()
+    batch, heads, places, _ = shape
+    share = build.input((batch, heads, places, places), dtype)
+    q, k, v, gradient = (build.input(shape, dtype) for _ in range(4))
+    turned = (0, 1, 3, 2)
+    towards_v = build("dot", build("permute", share, dims=turned), gradient)
+    towards_share = build("dot", gradient, build("permute", v, dims=turned))
+    weighed = build("mul", towards_share, share)
+    total = build("sum", weighed, dims=(3,), keepdim=True)
+    scores = build("sub", weighed, build("mul", share, total))
+    towards_q = build("dot", scores, k)
+    towards_k = build("dot", build("permute", scores, dims=turned), q)
+    return build.graph(towards_q, towards_k, towards_v)
+
+
+def pooling(shape: Shape, dtype: str) -> Graph:
+    """A query for each sequence (batch, place, width) weighs its places: axes of 1 in the dots."""
+    build = Builder()
+    x, query = build.input(shape, dtype), build.input((shape[0], 1, shape[2]), dtype)
+    scores = build("dot", query, build("permute", x, dims=(0, 2, 1)))
+    powers = build("exp", build("sub", scores, build("amax", scores, dims=(2,), keepdim=True)))
+    share = build("div", powers, build("sum", powers, dims=(2,), keepdim=True))
+    return build.graph(build("dot", build("cast", share, dtype=dtype), x))
+
+
 def together(*graphs: Graph) -> Graph:
     """Graphs that have nothing to do with each other, as one."""
     nodes: list[Node] = []
@@ -183,6 +247,7 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
     "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
     "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
     "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
+    "attention": lambda: _varying(attention((ROWS, 2, 9, 24), "float32")),
 }
 
 PACKED: dict[str, Callable[[], Graph]] = {
@@ -198,6 +263,7 @@ PACKED: dict[str, Callable[[], Graph]] = {
     ),
 }
 
+
 PATTERNS: dict[str, Callable[[], Graph]] = {
     "layer norm": lambda: layer_norm((2, 3, 100), "float16"),
     "layer norm, two chunks": lambda: layer_norm((3, 300), "float32"),
@@ -212,4 +278,8 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "dropout": lambda: dropped((3, 90), "float16"),
     "column sum": lambda: column_sum((530, 12), "float32"),
     "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),
+    "attention": lambda: attention((2, 3, 10, 24), "float16"),
+    "projected attention": lambda: projected_attention((2, 2, 9, 16), "float32"),
+    "attention backward": lambda: attention_backward((2, 2, 12, 20), "float32"),
+    "attention pooling": lambda: pooling((4, 10, 24), "float16"),
 }

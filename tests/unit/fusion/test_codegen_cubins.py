@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.fusion.patterns import DYNAMIC, PACKED, norm_backward
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, attention_backward, norm_backward
 
 from nostall.core.launch import Buffer
 from nostall.fusion import Builder
@@ -53,6 +53,7 @@ def _everything() -> Graph:
 
 CASES = {
     "column": (norm_backward((64, 768), "bfloat16"), KernelPlan("column", 1, (512, 256), 8, 16)),
+    "dots": (attention_backward((8, 4, 24, 32), "bfloat16"), KernelPlan("matrix", 1, (1024,), 4)),
     "everything": (_everything(), KernelPlan("warp", 4, (64,), 4)),
 }
 

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.fusion.patterns import PATTERNS, layer_norm, norm_backward
+from tests.unit.fusion.patterns import (
+    PATTERNS,
+    attention,
+    attention_backward,
+    layer_norm,
+    norm_backward,
+)
 
 from nostall.fusion import BadFusion, Builder
-from nostall.fusion.codegen.axes import Axis, Mismatch, leaves, regroup, unify
+from nostall.fusion.codegen.axes import Axis, Mismatch, fresh, leaves, regroup, unify
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.mapping import map_pattern
-from nostall.fusion.codegen.plan import MOST_IDLE, KernelPlan, cut, idle_share, plans, power_above
+from nostall.fusion.codegen.plan import (
+    MOST_IDLE,
+    KernelPlan,
+    cut,
+    first_refusal,
+    idle_share,
+    plans,
+    power_above,
+)
 from nostall.fusion.codegen.schedule import Schedule, schedule
+from nostall.fusion.codegen.views import Draft, _walked
 from nostall.fusion.graph import Graph
 
 
@@ -66,6 +83,50 @@ def test_rows_are_in_the_order_of_memory() -> None:
     assert "tl.load(p0 + c, mask=inside)" in program.source
 
 
+def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:
+    """Their products are unrolled."""
+    wide = scheduled(attention_backward((64, 8, 64, 64), "float32"))
+    assert "products in fp32" in str(first_refusal(wide))
+    narrow = scheduled(attention_backward((64, 8, 64, 64), "float16"))
+    assert {plan.scheme for plan in plans(narrow).legal} == {"matrix"}
+
+
+AXES = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 2), st.integers(1, 4))
+
+
+@given(st.lists(AXES, min_size=1, max_size=4))
+def test_places_on_several_axes_are_walked_in_equal_steps_or_not_at_all(
+    axes: list[tuple[int, int, int, int]],
+) -> None:
+    """Of neighbouring axes (length, start, step, count) seen as one."""
+    run, places = [], [0]
+    for size, start, step, count in axes:
+        long = start + step * (count - 1) + size
+        run.append((long, Draft(fresh(count), start, step)))
+        places = [at * long + start + step * i for at in places for i in range(count)]
+    found = _walked(run)
+    steps = {b - a for a, b in pairwise(places)}
+    if found is None:
+        assert len(steps) > 1
+    else:
+        count = math.prod(axis.size for axis in found.row)
+        assert places == [found.start + found.step * i for i in range(count)]
+
+
+def test_an_axis_of_a_dot_is_not_too_long() -> None:
+    with pytest.raises(BadFusion, match="300 along an axis"):
+        scheduled(attention((2, 2, 300, 16), "float16"))
+
+
+def test_a_norm_over_all_heads_is_another_kernel() -> None:
+    build = Builder()
+    x = build.input((4, 3, 12, 16))
+    made = build("dot", x, build.input((4, 3, 16, 16)))
+    graph = build.graph(build("amax", made, dims=(1, 3), keepdim=True))
+    with pytest.raises(BadFusion, match="one element of the batch"):
+        scheduled(graph)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -75,7 +136,7 @@ def test_rows_are_in_the_order_of_memory() -> None:
         (lambda b, x: _three_ways(b, x), "without common factors"),
         (lambda b, x: b("relu", _first_half(b, b("exp", x))), "reads a part"),
         (lambda b, x: b("relu", b("cast", x, dtype="float64")), "float64"),
-        (lambda b, x: b("dot", x, x), "small dots"),
+        (lambda b, x: b("dot", x, x), "no batch"),
         (lambda b, x: b("amax", b("isnan", x), dims=(0,), keepdim=False), "no amax of bools"),
     ],
 )

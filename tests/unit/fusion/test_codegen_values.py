@@ -41,7 +41,7 @@ def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
 
 
 def test_one_kernel_is_right_for_several_numbers_of_rows(interpreted: Any) -> None:
-    assert len(interpreted["dynamic"]) == 5
+    assert len(interpreted["dynamic"]) == 6
     assert [wrong for wrong in interpreted["dynamic"].values() if wrong] == []
 
 
@@ -56,12 +56,18 @@ def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
     assert interpreted["seen"]["not stitched"] == 0
 
 
+def test_random_chains_of_small_dots_are_one_kernel_and_right(interpreted: Any) -> None:
+    wrong, seen = interpreted["dots"]
+    assert wrong == []
+    assert seen == 2 * EXAMPLES
+
+
 def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
     assert interpreted["infinities"] == []
 
 
 def test_damaged_kernels_are_found(interpreted: Any) -> None:
-    assert len(interpreted["broken"]) == 6
+    assert len(interpreted["broken"]) == 7
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
 
 

@@ -9,6 +9,12 @@ import pytest
 from hypothesis import given, settings
 from tests.unit.fusion import generated, operator_graphs
 from tests.unit.fusion.generated import Made
+from tests.unit.fusion.patterns import (
+    attention,
+    attention_backward,
+    pooling,
+    projected_attention,
+)
 
 from nostall.core import BadInput
 from nostall.fusion import Builder, Graph
@@ -58,6 +64,31 @@ def test_plans_of_large_random_graphs_can_be_written(graph: Graph) -> None:
 @given(generated.operator_graphs(varying=17))
 def test_plans_for_dynamic_sizes_can_be_written(made: Made) -> None:
     assert not unwritten(made.graph, planned(made.graph))
+
+
+DOTS = {
+    "attention": lambda: attention((8, 12, 48, 64), "float16"),
+    "projected attention": lambda: projected_attention((8, 4, 20, 32), "float32"),
+    "attention backward": lambda: attention_backward((8, 12, 64, 64), "bfloat16"),
+    "attention pooling": lambda: pooling((256, 100, 64), "float32"),
+}
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_explorers_put_attention_into_one_kernel(name: str) -> None:
+    graph = DOTS[name]()
+    (kernel,) = explore(Delta(graph)).plan.groups
+    assert members(kernel) == graph.operators
+    assert not unwritten(graph, [kernel])
+
+
+def test_tensor_cores_count_fewer_instructions() -> None:
+    wide, narrow = (attention((8, 4, 32, 64), dtype) for dtype in ("float32", "float16"))
+    (one, *_), (other, *_) = (
+        [Delta(g).work.instructions[i] for i in g.operators if g[i].kind == "dot"]
+        for g in (wide, narrow)
+    )
+    assert one == 8 * 4 * 32 * 32 * 64 == 32 * other
 
 
 @settings(max_examples=15)

@@ -20,6 +20,7 @@ from nostall.fusion.capture import (  # noqa: E402
     training_graphs,
 )
 from nostall.fusion.capture.randomness import seeded  # noqa: E402
+from nostall.fusion.codegen.legal import scheduled  # noqa: E402
 from nostall.fusion.reference import interpret  # noqa: E402
 from nostall.fusion.regions import regions  # noqa: E402
 
@@ -218,6 +219,25 @@ def test_the_explanation_counts() -> None:
     text = str(found.explanation)
     assert "2 ATen calls can be fused, 3 stay" in text
     assert "2 x aten.cumsum.default: unsupported operator" in text
+
+
+class Pooling(torch.nn.Module):
+    """DIEN's attention: a query weighs the places of its sequence."""
+
+    def forward(self, x: Any, query: Any) -> Any:
+        weights = torch.einsum("btd,bd->bt", x, query).softmax(-1)
+        return torch.einsum("bt,btd->bd", weights, x)
+
+
+def test_attention_by_einsum_is_dots_in_both_passes() -> None:
+    inputs = [torch.rand(4, 10, 16).requires_grad_(), torch.rand(4, 16).requires_grad_()]
+    for module in training_graphs(Pooling(), *inputs):
+        found = capture(module)
+        assert not found.explanation.refused
+        (part,) = regions(found.graph)
+        assert sum(node.op == "dot" for node in part.graph) >= 2
+        of = scheduled(part.graph, part.graph.operators)
+        assert of.kind == "dots"
 
 
 def test_small_products_are_fused_and_exact() -> None:

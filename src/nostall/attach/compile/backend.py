@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 
 from nostall.attach.compile import operator as kernels
 from nostall.attach.compile.background import Preparation
-from nostall.attach.compile.clock import Clock, EventClock, WallClock
 from nostall.attach.compile.hosts import (
     Compiled,
     EagerHost,
@@ -23,14 +22,15 @@ from nostall.attach.compile.hosts import (
 )
 from nostall.attach.compile.module import apart, without_memory
 from nostall.attach.compile.naming import device_name, graph_key, unfit
+from nostall.attach.compile.race import Race
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.records import ChoiceRecord, Kept, Version
-from nostall.attach.compile.region import stitched_region
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.rewrite import Stitching, parts_of
 from nostall.attach.compile.settings import Settings, settings_of
 from nostall.attach.compile.switch import Candidate, Rules, Switch
 from nostall.attach.delivery import say_once
+from nostall.gpu.clock import Clock, EventClock, ReplayClock, WallClock
 
 T = TypeVar("T")
 
@@ -39,11 +39,12 @@ class Backend:
     """A backend of ``torch.compile``; ``reports`` grows with every graph that it is given.
 
     ``clock`` times versions of graphs; without one CUDA events do, or the wall clock on a
-    processor.
+    processor.  ``race_clock`` times plans of kernels; without one replayed CUDA graphs do, and
+    there is no race on a processor.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock | None = None, race_clock: Clock | None = None) -> None:
+        self._clock, self._race_clock = clock, race_clock
         self.reports: list[GraphReport] = []
         self.__name__ = "nostall"
 
@@ -58,7 +59,8 @@ class Backend:
         """A graph, compiled.  Raises what Inductor raises, and :class:`BadInput` for options."""
         settings, others = settings_of(options)
         patches = inductor_patches(mode, others)
-        one = _Graph(module, inputs, settings, patches, self._clock or _clock(inputs))
+        clocks = self._clock or _clock(inputs), self._race_clock or _race_clock(inputs)
+        one = _Graph(module, inputs, settings, patches, *clocks)
         self.reports.append(one.report)
         return one.compiled()
 
@@ -84,12 +86,14 @@ class _Graph:
         settings: Settings,
         patches: Mapping[str, Any],
         clock: Clock,
+        race_clock: Clock | None,
     ) -> None:
         self.module, self.inputs, self.settings = module, inputs, settings
         self.patches, self.clock = patches, clock
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
         self.report = GraphReport()
         self.preparation = Preparation()
+        self.race = Race(race_clock, settings.race, settings.seconds, settings.extent)
 
     def compiled(self) -> Compiled:
         settings = self.settings
@@ -161,8 +165,10 @@ class _Graph:
 
     def _stitched(self, module: GraphModule, inputs: Sequence[Any]) -> Candidate:
         done = Stitching()
-        run = self.host.stitched(module, inputs, self.settings.extent, done)
         device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
+        if self.race.regions:
+            self._timed("raced", lambda: self.race.run(device))
+        run = self.host.stitched(module, inputs, self.settings.extent, done)
         for kernel in dict.fromkeys(done.kernels):
             kernels.resolve(kernel).warm(device)
         self.report.refused = done.refused
@@ -175,9 +181,8 @@ class _Graph:
 
         def work() -> None:
             for graph in graphs:
-                for step in stitched_region(graph, Kept()).steps:
-                    if self.settings.extent == "all" or step.reduces:
-                        kernels.resolve(step.kernel).warm(device)
+                for kernel in self.race.prepare(graph):
+                    kernels.resolve(kernel).warm(device)
 
         try:
             graphs = parts_of(module)
@@ -217,3 +222,8 @@ class _Failed(Exception):
 def _clock(inputs: Sequence[Any]) -> Clock:
     on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     return EventClock() if on_gpu else WallClock()
+
+
+def _race_clock(inputs: Sequence[Any]) -> Clock | None:
+    on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
+    return ReplayClock() if on_gpu else None

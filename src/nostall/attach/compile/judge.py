@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nostall.attach.compile.clock import Clock
 from nostall.attach.compile.operator import observed
 from nostall.attach.compile.records import ComparisonRecord
 from nostall.core.measurement import Comparison
+from nostall.gpu.clock import Clock
 
 Version = Callable[..., Any]
 

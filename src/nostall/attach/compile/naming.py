@@ -55,7 +55,7 @@ def graph_key(
         torch.__version__,
         triton.__version__,
         device_name(inputs),
-        f"{settings.extent} {settings.rest} {torch.is_grad_enabled()}",
+        f"{settings.extent} {settings.rest} {settings.race} {torch.is_grad_enabled()}",
         *(f"{name}={_said(value)}" for name, value in sorted(patches.items())),
         *(_input(value) for value in inputs),
         *_text(module),

@@ -7,7 +7,7 @@ import hashlib
 import triton
 
 from nostall.attach.compile.records import Kept, RegionRecord, StepRecord, code_version
-from nostall.fusion.codegen.region import stitch
+from nostall.fusion.codegen.region import Choice, StitchedGraph, stitch
 from nostall.fusion.fuse import explored
 from nostall.fusion.graph import Graph
 from nostall.fusion.operations import COMPUTE
@@ -29,8 +29,20 @@ def stitched_region(graph: Graph, kept: Kept) -> RegionRecord:
     return found
 
 
+def raced_region(graph: Graph, kept: Kept, choice: Choice) -> RegionRecord:
+    """The same kernels, of equal operators, by the plans that ``choice`` takes; kept in place of
+    what was."""
+    groups = [step.operators for step in stitched_region(graph, kept).steps]
+    found = _record(graph, stitch(graph, groups, choice=choice, folder=kept.folder), kept)
+    kept.keep(region_key(graph), found)
+    return found
+
+
 def _explored(graph: Graph, kept: Kept) -> RegionRecord:
-    stitched = stitch(graph, explored(graph), folder=kept.folder)
+    return _record(graph, stitch(graph, explored(graph), folder=kept.folder), kept)
+
+
+def _record(graph: Graph, stitched: StitchedGraph, kept: Kept) -> RegionRecord:
     steps = []
     for step in stitched.steps:
         if isinstance(step, int):
@@ -43,10 +55,17 @@ def _explored(graph: Graph, kept: Kept) -> RegionRecord:
                 reads=program.inputs,
                 gives=program.outputs,
                 operators=operators,
-                reduces=any(graph[i].kind in ("reduce", "dot") for i in operators),
+                reduces=_reduces(graph, operators),
             )
         )
     return RegionRecord(steps=tuple(steps), refused=dict(stitched.refused))
+
+
+def _reduces(graph: Graph, operators: tuple[int, ...]) -> bool:
+    """Whether a kernel does what Inductor's chains of elementwise operators do not: reductions, or
+    dots with something beside them (one alone is what cuBLAS does well)."""
+    kinds = [graph[index].kind for index in operators]
+    return "reduce" in kinds or ("dot" in kinds and len(kinds) > 1)
 
 
 def _between(graph: Graph, reads: tuple[int, ...], gives: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from nostall.attach.compile.rewrite import Extent
 from nostall.core.errors import BadInput
+from nostall.fusion.codegen.racing import CANDIDATES
 
 PREFIX = "nostall."
 Choose = Literal["measure", "stitched", "inductor"]
@@ -18,13 +19,16 @@ Rest = Literal["inductor", "eager"]
 class Settings:
     """``extent``: which kernels are put in.  ``choose``: by measurement, or always the same.
     ``background``: stitch regions in a thread while Inductor's version runs.  ``seconds``: about
-    how long a comparison may take.  ``rest``: who compiles what is not stitched."""
+    how long a comparison may take.  ``rest``: who compiles what is not stitched.  ``race``: how
+    many of the modelled best plans of each kernel are measured before that beside the best of every
+    scheme, 0 for no race."""
 
     extent: Extent = "reductions"
     choose: Choose = "measure"
     background: bool = True
     seconds: float = 1.0
     rest: Rest = "inductor"
+    race: int = CANDIDATES
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -32,10 +36,13 @@ class Settings:
             value, wanted = getattr(self, one.name), hints[one.name]
             allowed = get_args(wanted)
             fits = value in allowed if allowed else type(value) in _kinds(wanted)
-            if not fits or (one.name == "seconds" and not value > 0):
-                said = " or ".join(map(repr, allowed)) or {bool: "True or False"}.get(
-                    wanted, "a number above 0"
-                )
+            if fits and wanted in (int, float):
+                fits = value > 0 or (wanted is int and value == 0)
+            if not fits:
+                said = " or ".join(map(repr, allowed)) or {
+                    bool: "True or False",
+                    int: "a whole number from 0 on",
+                }.get(wanted, "a number above 0")
                 raise BadInput(f"option {PREFIX}{one.name} is {value!r}; give {said}")
 
 

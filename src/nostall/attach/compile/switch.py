@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nostall.attach.compile.background import Preparation, progress
-from nostall.attach.compile.clock import Clock
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
 from nostall.attach.compile.ranks import Ranks
@@ -20,6 +19,7 @@ from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.rewrite import Stitching
 from nostall.attach.compile.steps import STEPS, capturing
 from nostall.attach.delivery import say_once
+from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")
 

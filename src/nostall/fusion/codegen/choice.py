@@ -6,6 +6,8 @@ fill the machine, plus the launches.  What is chosen for good is up to measureme
 
 from __future__ import annotations
 
+import math
+
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.passes import passes
 from nostall.fusion.codegen.plan import (
@@ -34,6 +36,10 @@ THREADS_SM = 2048
 # L2 is 2.5 times as fast is XLA's constant (gpu_performance_model_base.h).
 L2_BYTES = 37e6
 L2_SPEED_UP = 2.5
+# Vendor's 67e12 fp32 operations a second, two for each product; what tensor cores give matrices of
+# a few tiles, of 989e12, is assumed.
+FMA_PER_S = 33.5e12
+TENSOR_CORES = 4
 
 
 def first_choice(of: Schedule) -> KernelPlan:
@@ -54,6 +60,8 @@ def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
     reads = float(sum(of.mapping.graph[i].bytes for i in of.mapping.inputs))
     writes = float(sum(of.mapping.graph[i].bytes for i in of.mapping.outputs))
     launches = 1
+    if plan.scheme == "matrix":
+        return _matrix_seconds(of, plan, reads + writes)
     if plan.scheme == "thread":
         blocks = -(-of.row_count // plan.chunks[0])
     elif plan.scheme in ("looped", "split"):
@@ -84,3 +92,19 @@ def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
     # What may not fit into registers may be spilled.
     crowding *= max(1.0, registers(of, plan, MOST_SHARE) / most_registers(plan))
     return (reads + writes) / COPY_BYTES_PER_S / busy * crowding + launches * LAUNCH_S
+
+
+def _matrix_seconds(of: Schedule, plan: KernelPlan, moved: float) -> float:
+    """As :func:`modelled_seconds`, of small dots: bytes, or products where those take longer."""
+    graph = of.mapping.graph
+    lanes = of.row_count * plan.num_warps * WARP
+    busy = min(1.0, lanes / (SMS * THREADS_TO_FILL_SM), of.row_count / SMS)
+    busy *= min(1.0, max(0.25, plan.elements_per_thread * 2 / BYTES_AT_ONCE))
+    products = 0.0
+    for index in of.mapping.operators:
+        if graph[index].kind == "dot":
+            sizes = [of.mapping.sizes[loop] for loop in of.mapping.reduced[index]]
+            rate = FMA_PER_S * (1 if graph[index].dtype == "float32" else TENSOR_CORES)
+            products += graph[index].elements * math.prod(sizes) / rate
+    crowding = max(1.0, registers(of, plan, MOST_SHARE) / most_registers(plan))
+    return max(moved / COPY_BYTES_PER_S / busy, products / busy) * crowding + LAUNCH_S

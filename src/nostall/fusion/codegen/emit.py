@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_block, whole_row
 from nostall.fusion.codegen.lines import Lines
+from nostall.fusion.codegen.matrices import write_matrices
 from nostall.fusion.codegen.passes import emit_split, write_looped
 from nostall.fusion.codegen.plan import KernelPlan, refusal
 from nostall.fusion.codegen.program import Launch, Program, base_name, program
@@ -46,6 +47,8 @@ def write_body(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
         return _flat(of, plan, lines)
     if plan.scheme == "looped":
         return write_looped(of, plan, lines)
+    if plan.scheme == "matrix":
+        return write_matrices(of, plan, lines)
     return _held(of, plan, lines)
 
 

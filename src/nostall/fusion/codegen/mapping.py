@@ -46,7 +46,7 @@ class Mapping:
     """A set of operators over common loops, numbered by memory order, slowest first.
 
     ``places`` has an entry for each operator, ``operands`` for each of its operands, ``reduced``
-    for each reduction the loops that it removes.
+    for each reduction and dot the loops that it removes.
     """
 
     graph: Graph = field(repr=False)
@@ -112,8 +112,6 @@ def map_pattern(graph: Graph, operators: Iterable[int]) -> Mapping:
 def _check(graph: Graph, node: Node) -> None:
     if node.kind not in COMPUTE:
         raise BadFusion(f"node {node} is {node.kind}; a kernel computes {', '.join(COMPUTE)}")
-    if node.kind == "dot":
-        raise BadFusion(f"{node}: there is no template for small dots; leave them to the library")
     for value in (node, *(graph[index] for index in node.inputs)):
         if value.dtype == "float64":
             raise BadFusion(f"{node}: kernels compute in fp32; leave float64 to PyTorch")
@@ -140,10 +138,13 @@ class _Drafts:
         for index in self.operators:
             node = self.graph[index]
             self.operands[index] = []
-            for operand in node.inputs:
-                seen = (
-                    self._reduction(node) if node.kind == "reduce" else self._spread(node, operand)
-                )
+            for place, operand in enumerate(node.inputs):
+                if node.kind == "dot":
+                    seen = self._factor(node, place)
+                elif node.kind == "reduce":
+                    seen = self._reduction(node)
+                else:
+                    seen = self._spread(node, operand)
                 source, places = through(self.graph, operand, seen)
                 if source in self.own:
                     self._agree(node, source, places)
@@ -173,6 +174,14 @@ class _Drafts:
         self.reduced[node.index] = tuple(gone)
         self.seen[node.index] = tuple(rows)
         return tuple(rows)
+
+    def _factor(self, node: Node, place: int) -> Drafted:
+        """A factor of a dot: its batch, its own axis, and a new loop for the common one."""
+        *batch, m, n = self.own[node.index]
+        if place == 0:
+            self.reduced[node.index] = fresh(self.graph[node.inputs[0]].shape[-1])
+        k = self.reduced[node.index]
+        return tuple(map(Draft, (*batch, m, k) if place == 0 else (*batch, k, n)))
 
     def _agree(self, node: Node, source: int, places: Drafted) -> None:
         """A value computed here is read where it is made."""
@@ -278,24 +287,26 @@ class _Drafts:
     def _order(self) -> list[Axis]:
         """All loops, as they lie in the largest tensor that has all of them, slowest first."""
         everything = {id(a): a for row in self._rows() for a in row}
-        best: tuple[tuple[bool, int], list[Axis]] | None = None
+        dots = any(self.graph[i].kind == "dot" for i in self.operators)
+        found: list[tuple[tuple[bool, int], list[Axis]]] = []
         for in_memory, node, strides, places in self._tensors():
             row = _loops(places)
             if len({id(a) for a in row}) < len(row):
                 raise BadFusion(
                     f"{node} would be read along a diagonal; put its readers into different kernels"
                 )
-            if len(row) < len(everything):
-                continue
-            rank = (in_memory, node.bytes)
-            if best is None or rank > best[0]:
-                best = (rank, _by_stride(strides, places))
-        if best is None:
+            if dots or len(row) == len(everything):
+                found.append(((in_memory, node.bytes), _by_stride(strides, places)))
+        found.sort(key=lambda entry: entry[0], reverse=True)
+        if dots:
+            # No tensor has all loops: those of the largest first, each tensor's as they lie.
+            return list({id(axis): axis for _, row in found for axis in row}.values())
+        if not found:
             raise BadFusion(
                 f"operators {self.operators} have no common space of loops; make them separate "
                 "kernels, or pack those"
             )
-        return best[1]
+        return found[0][1]
 
     def _tensors(self) -> Iterator[tuple[bool, Node, Shape, Drafted]]:
         """Every tensor with its places: whether it is in memory, the node, the strides."""

@@ -5,7 +5,8 @@ by shuffles.  ``block``: a row is held by all warps, across several reductions. 
 in registers in one power of two or, where that would leave many lanes idle, in several (ours).
 ``looped``: the row is read again for each level of reductions.  ``split``: a row is shared by
 several programs, one kernel for each level of reductions.  ``column``: ``warp`` or ``block`` whose
-programs walk over groups of rows and leave partial sums for a second kernel.
+programs walk over groups of rows and leave partial sums for a second kernel.  ``matrix``: small
+dots, a program for each element of the batch.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from nostall.fusion.codegen.groups import groups_of, sides
+from nostall.fusion.codegen.mapping import used
 from nostall.fusion.codegen.schedule import Schedule
 
-Scheme = Literal["thread", "warp", "block", "looped", "split", "column"]
+Scheme = Literal["thread", "warp", "block", "looped", "split", "column", "matrix"]
 
 MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
@@ -33,6 +36,11 @@ REGISTERS_OTHER = 24
 LEAST_SHARE, MOST_SHARE = 0.25, 0.8
 MOST_TILE = 1 << 17
 """Elements of one tensor in Triton are at most 2^20; tiles far below that already spill."""
+LEAST_DOT = 16
+"""Lanes along every axis of a ``tl.dot``."""
+MOST_UNROLLED = 1536
+"""Products of a thread in fp32, which Triton unrolls: the backward pass of attention with 64 places
+of 64 (5120, compiled for sm_90) has 350 KB of code, spills and takes 19 s to compile."""
 MOST_PARTS = 256
 """Partial results of one row or column that the next kernel loads at once."""
 
@@ -135,7 +143,49 @@ def first_refusal(of: Schedule) -> str | None:
     return first
 
 
+def matrix_widths(of: Schedule) -> tuple[int, ...]:
+    """Lanes of an axis that counts through each group, at least as many as ``tl.dot`` takes where
+    the group has a part in one."""
+    mapping = of.mapping
+    least = [1] * len(of.groups)
+    for index in mapping.operators:
+        if mapping.graph[index].kind == "dot":
+            found = [groups_of(side, of.groups) for side in sides(mapping, index)]
+            if all(found):
+                for (at,) in found:
+                    least[at] = LEAST_DOT
+    return tuple(
+        max(lanes, power_above(of.count(group)))
+        for lanes, group in zip(least, of.groups, strict=True)
+    )
+
+
+def _largest_matrix(of: Schedule) -> int:
+    """Lanes of the largest tensor."""
+    widths, mapping = matrix_widths(of), of.mapping
+    found = [1]
+    for index in mapping.operators:
+        touched = [mapping.loops[index], *(used(o.places) for o in mapping.operands[index])]
+        found += [math.prod(widths[at] for at in groups_of(loops, of.groups)) for loops in touched]
+    return max(found)
+
+
+def _unrolled(of: Schedule, plan: KernelPlan) -> int:
+    """Products in fp32 of one thread."""
+    widths, mapping, found = matrix_widths(of), of.mapping, 0
+    for index in mapping.operators:
+        node = mapping.graph[index]
+        if node.kind == "dot" and node.dtype == "float32":
+            loops = mapping.loops[index] | mapping.reduced[index]
+            found += math.prod(widths[at] for at in groups_of(loops, of.groups))
+    return found // (WARP * plan.num_warps)
+
+
 def _candidates(of: Schedule) -> Iterator[KernelPlan]:
+    if of.kind == "dots":
+        for warps in (1, 2, 4, 8):
+            yield KernelPlan("matrix", 1, (_largest_matrix(of),), warps)
+        return
     if of.kind == "flat":
         for warps in (1, 2, 4, 8):
             for each in (1, 2, 4, 8, 16):
@@ -190,6 +240,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         idle = idle_share(of.column_count, plan.chunks)
         if idle > MOST_IDLE and of.column_count >= WIDE:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
+    if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:
+        return f"{products} products in fp32 for each thread; at most {MOST_UNROLLED}"
     needed, most = registers(of, plan, LEAST_SHARE), most_registers(plan)
     if needed > most:
         return f"at least {needed} registers for each thread (modelled); {most} at {lanes} threads"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from nostall.fusion.codegen.groups import grouped, has_dots
 from nostall.fusion.codegen.mapping import Loops, Mapping, Operand, used
 from nostall.fusion.errors import BadFusion
 
@@ -22,7 +23,8 @@ class Schedule:
     """The pattern's loops as rows and columns, slowest first.
 
     ``summed`` are the row loops that the tails remove (the last ones of ``rows``); ``tails`` are
-    those reductions and ``after`` what is computed from them.
+    those reductions and ``after`` what is computed from them.  ``groups``: the columns of a pattern
+    with small dots, by the axes of its matrices (:mod:`nostall.fusion.codegen.groups`).
     """
 
     mapping: Mapping
@@ -31,9 +33,12 @@ class Schedule:
     summed: Loops = ()
     tails: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    groups: tuple[Loops, ...] = ()
 
     @property
-    def kind(self) -> Literal["flat", "rows", "dual"]:
+    def kind(self) -> Literal["flat", "rows", "dual", "dots"]:
+        if self.groups:
+            return "dots"
         if self.tails:
             return "dual"
         return "rows" if self.columns else "flat"
@@ -116,6 +121,10 @@ def schedule(mapping: Mapping) -> Schedule:
     Raises :class:`BadFusion` where its reductions remove loops that do not go together.
     """
     everything = tuple(range(len(mapping.sizes)))
+    if has_dots(mapping):
+        batch, groups = grouped(mapping)
+        matrix = tuple(loop for loop in everything if loop not in batch)
+        return Schedule(mapping, batch, matrix, groups=groups)
     families = sorted({frozenset(r) for r in mapping.reduced.values()}, key=sorted, reverse=True)
     # A reduction of axes that are all 1 removes no loop: it is a copy.
     families = [family for family in families if family]

@@ -46,6 +46,7 @@ def _mul(a, b):
 
 
 Number = int | float | bool
+DOT_DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_FLOAT = 3.4028234663852886e38
 
 
@@ -359,6 +360,10 @@ def check_template(node: Node, operands: Sequence[Node]) -> None:
     """Raises :class:`BadFusion` where ``node`` cannot be written as Triton."""
     if node.kind == "reduce":
         reduction(node)
+        return
+    if node.kind == "dot":
+        if bad := [o.dtype for o in (node, *operands) if o.dtype not in DOT_DTYPES]:
+            raise BadFusion(f"{node}: small dots are of {', '.join(DOT_DTYPES)}, not of {bad[0]}")
         return
     if node.op == "random":
         return

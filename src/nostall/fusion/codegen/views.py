@@ -80,8 +80,28 @@ def _viewed(node: Node, below: Node, places: Drafted) -> Drafted:
             found.append(run[0][1])
             continue
         if not all(place.covers(size) for size, place in run):
-            raise BadFusion(f"{node} is a view of a slice; put them into different kernels")
+            one = _walked(run) if len(sizes) == 1 else None
+            if one is None:
+                raise BadFusion(f"{node} is a view of a slice; put them into different kernels")
+            found.append(one)
+            continue
         row = [axis for _, place in run for axis in place.row]
         found.extend(Draft(group) for group in regroup(row, sizes))
     rest = iter(found)
     return tuple(next(rest) if size > 1 else Draft(()) for size in below.shape)
+
+
+def _walked(run: list[tuple[int, Draft]]) -> Draft | None:
+    """Places on neighbouring axes, of these lengths, as a place on the axis that they form; None
+    where that is not walked in equal steps.  One of several matrices side by side is."""
+    row: Row = ()
+    start, step, inner = 0, 0, 1
+    for size, place in reversed(run):
+        start += place.start * inner
+        if place.row:
+            if row and place.step * inner != step * math.prod(axis.size for axis in row):
+                return None
+            step = step or place.step * inner
+            row = (*place.row, *row)
+        inner *= size
+    return Draft(row, start, step or 1)

@@ -42,6 +42,9 @@ _INSTRUCTIONS = {
 }
 """Instructions for each element of a heavy operator in fp32, assumed from the code that libdevice
 and the special function unit need; light operators take 1."""
+_TENSOR_CORE_PRODUCTS = 32.0
+"""Products for each lane of an m16n8k16 instruction (64), half of them for what moves operands,
+assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +101,15 @@ class Work:
         )
 
     def _iterations(self, node: Node) -> int:
-        """Elements that the operator's loop passes over."""
-        if node.kind == "reduce":
-            return self.graph[node.inputs[0]].elements
-        if node.kind == "dot":
-            return node.elements * self.graph[node.inputs[0]].shape[-1]
+        """Elements of the largest tile that the operator walks over."""
+        if node.kind in ("reduce", "dot"):
+            return max(node.elements, *(self.graph[i].elements for i in node.inputs))
         return node.elements
 
     def _count(self, node: Node, iterated: int) -> float:
+        if node.kind == "dot":
+            products = node.elements * self.graph[node.inputs[0]].shape[-1]
+            return products / (1.0 if node.dtype == "float32" else _TENSOR_CORE_PRODUCTS)
         return float(iterated * _INSTRUCTIONS.get(node.op, 1))
 
     def _edges(self, node: Node) -> list[Edge]:

@@ -1,0 +1,168 @@
+"""A race of a kernel's plans on a GPU: measured once, kept in the store, the same ever after.
+
+All candidates run in turns on the same memory, with the modelled first choice a second time as the
+null.  A plan that is faster has to be so again beside the first choice alone: the best of several
+is partly the luckiest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import triton
+from pydantic import ValidationError
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nostall.core.launch import Strict
+from nostall.core.measurement import Kind
+from nostall.core.run import write_atomically
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.kernel import StitchedKernel, empty, load
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.race import candidates, fastest
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.gpu.clock import Clock, Run
+from nostall.store import home
+from nostall.store.errors import BadStore
+
+CANDIDATES = 4
+"""Modelled best plans that race, beside the best of every scheme."""
+SECONDS = 0.05
+"""About how long one kernel is raced."""
+
+
+class RaceRecord(Strict):
+    """Seconds of each of ``plans``, taken in turns; the last row of samples is the first plan once
+    more.  ``again``: the first choice, the faster plan and the null in a second comparison."""
+
+    schema_version: Literal[1] = 1
+    plans: tuple[str, ...]
+    samples: tuple[tuple[float, ...], ...] = ()
+    again: tuple[tuple[float, ...], ...] = ()
+    winner: int = 0
+    kind: Kind
+    clock: str
+    failure: str | None = None
+
+
+@dataclass
+class Racer:
+    """A choice of plans (:data:`~nostall.fusion.codegen.legal.Choice`) by measurement.
+
+    ``most`` of the modelled best plans of each kernel race beside the best of every scheme, for
+    about ``seconds``.  Records lie in ``folder``, by
+    default that of the store; ``told`` grows with every kernel that is asked about.
+    """
+
+    clock: Clock
+    most: int = CANDIDATES
+    seconds: float = SECONDS
+    folder: Path | None = None
+    told: list[RaceRecord] = field(default_factory=list)
+
+    def __call__(self, of: Schedule) -> KernelPlan:
+        """The plan that runs.  Whatever fails leaves the modelled first choice."""
+        every = candidates(of, self.most)
+        if len(every) == 1:
+            return every[0]
+        programs = [emit(of, plan) for plan in every]
+        place = self._place(programs)
+        found = _kept(place)
+        if found is None or found.plans != tuple(map(str, every)):
+            found = self._raced(programs)
+            self._keep(place, found)
+        self.told.append(found)
+        return every[found.winner]
+
+    def _raced(self, programs: Sequence[Program]) -> RaceRecord:
+        plans = tuple(str(program.plan) for program in programs)
+        record = RaceRecord(plans=plans, kind=self.clock.kind, clock=self.clock.name)
+        try:
+            # Whoever compiles may have fake tensors about.
+            with _disable_current_modes(), torch.no_grad():
+                return self._measured(programs, record)
+        except Exception as error:  # memory, a compiler: a race is worth no failure
+            reason = (str(error).strip().splitlines() or [""])[0]
+            return record.model_copy(update={"failure": f"{type(error).__name__}: {reason[:200]}"})
+
+    def _measured(self, programs: Sequence[Program], record: RaceRecord) -> RaceRecord:
+        name = programs[0].key
+        runs = _runs([load(program, self.folder) for program in programs])
+        samples = self.clock.samples(name, [*runs, runs[0]], self.seconds / 2)
+        winner = fastest(samples, record.kind)
+        again: list[list[float]] = []
+        if winner:
+            again = self.clock.samples(name, [runs[0], runs[winner], runs[0]], self.seconds / 2)
+            winner = winner if fastest(again, record.kind) else 0
+        update = {
+            "samples": tuple(map(tuple, samples)),
+            "again": tuple(map(tuple, again)),
+            "winner": winner,
+        }
+        return record.model_copy(update=update)
+
+    def _place(self, programs: Sequence[Program]) -> Path:
+        """Where the answer is kept: by the content of all candidates and by who runs them."""
+        lines = [triton.__version__, _device_name()]
+        lines += [f"{program.key} {program.launches}" for program in programs]
+        key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return (self.folder or home() / "fusion") / "races" / f"{key}.json"
+
+    def _keep(self, place: Path, record: RaceRecord) -> None:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadStore(
+                f"cannot write {place}: {error.strerror}; set NOSTALL_HOME to a writable folder"
+            ) from error
+        write_atomically(place, (record.model_dump_json(indent=1) + "\n").encode())
+
+
+def _kept(place: Path) -> RaceRecord | None:
+    try:
+        return RaceRecord.model_validate_json(place.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _runs(kernels: Sequence[StitchedKernel]) -> list[Run]:
+    """Launches of kernels that do the same, on common memory; they allocate nothing."""
+    graph = kernels[0].program.graph
+    device = torch.device(_device())
+    # The program's own random numbers go on as if nothing had been run.
+    draw = torch.Generator(device).manual_seed(0)
+    inputs = [_filled(empty(graph[i], device), draw) for i in kernels[0].program.inputs]
+    outputs = [empty(graph[i], device) for i in kernels[0].program.outputs]
+    return [_run(kernel, inputs, outputs, device) for kernel in kernels]
+
+
+def _run(
+    kernel: StitchedKernel, inputs: list[Tensor], outputs: list[Tensor], device: torch.device
+) -> Callable[[], object]:
+    spaces = {
+        space.name: torch.empty(space.elements, dtype=getattr(torch, space.dtype), device=device)
+        for space in kernel.program.workspaces
+    }
+    return lambda: kernel.launch(inputs, outputs, spaces)
+
+
+def _filled(value: Tensor, draw: torch.Generator) -> Tensor:
+    """Numbers as they come in programs; those of integers are small, as places in a row."""
+    if not value.is_floating_point():
+        return value.random_(0, 2, generator=draw)
+    return value.copy_(torch.randn(value.shape, device=value.device, generator=draw))
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"

@@ -1,0 +1,124 @@
+"""Races between plans of one kernel, with recorded times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.unit.fusion.patterns import PATTERNS
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+import torch
+
+from nostall.fusion.codegen import racing
+from nostall.fusion.codegen.choice import first_choice, modelled_seconds
+from nostall.fusion.codegen.plan import plans
+from nostall.fusion.codegen.race import HOPELESS, candidates, fastest
+from nostall.fusion.codegen.racing import Racer, RaceRecord
+from nostall.fusion.codegen.region import scheduled, stitch
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.gpu.clock import RecordedClock, Run, Samples
+
+SLOW, FAST = [2.0, 2.02, 1.98] * 5, [1.0, 1.01, 0.99] * 5
+
+
+class Script(RecordedClock):
+    """Times of one comparison after the other: which of the runs is fast (none: -1)."""
+
+    def __init__(self, *fast: int) -> None:
+        super().__init__({})
+        self.left = list(fast)
+
+    def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+        fast = self.left.pop(0)
+        return [FAST if at == fast else SLOW for at in range(len(runs))]
+
+
+def of(name: str = "layer norm, two chunks") -> Schedule:
+    graph = PATTERNS[name]()
+    return scheduled(graph, graph.operators)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_best_of_every_scheme_takes_part(name: str) -> None:
+    kernel = of(name)
+    found = candidates(kernel, 4)
+    assert found[0] == first_choice(kernel)
+    assert len(set(found)) == len(found)
+    ranked = sorted(plans(kernel).legal, key=lambda plan: modelled_seconds(kernel, plan))
+    times = [modelled_seconds(kernel, plan) for plan in ranked]
+    most = HOPELESS * times[0]
+    assert {plan.scheme for plan in found} == {
+        plan.scheme for plan, time in zip(ranked, times, strict=True) if time <= most
+    }
+    raced = sorted(modelled_seconds(kernel, plan) for plan in found)
+    assert raced[:4] == [time for time in times[:4] if time <= most]
+    assert raced[-1] <= most
+    assert len(candidates(kernel, 1)) == len({plan.scheme for plan in found})
+
+
+def test_a_plan_has_to_be_beyond_the_null() -> None:
+    between = [1.5, 1.51, 1.49] * 5
+    assert fastest([SLOW, between, FAST, SLOW], "measured") == 2
+    assert fastest([FAST, SLOW, FAST, FAST], "measured") == 0
+    # The first choice beside itself is as much faster as the other one.
+    assert fastest([SLOW, FAST, FAST], "measured") == 0
+
+
+def test_the_winner_is_confirmed_kept_and_not_measured_again(tmp_path: Path) -> None:
+    clock = Script(1, 1)
+    plan = Racer(clock, folder=tmp_path)(of())
+    assert plan == candidates(of(), 4)[1]
+    assert clock.left == []
+    later = Racer(Script(), folder=tmp_path)
+    assert later(of()) == plan
+    (record,) = later.told
+    assert record.winner == 1
+    assert record.again == (tuple(SLOW), tuple(FAST), tuple(SLOW))
+
+
+@pytest.mark.parametrize("clock", [Script(-1), Script(1, -1)])
+def test_without_a_gain_that_lasts_the_modelled_choice_runs(clock: Script, tmp_path: Path) -> None:
+    racer = Racer(clock, folder=tmp_path)
+    assert racer(of()) == first_choice(of())
+    assert racer.told[0].winner == 0
+    assert clock.left == []
+
+
+def test_other_kernels_and_other_gpus_are_other_races(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Script(1, 1, -1, -1, -1)
+    Racer(clock, folder=tmp_path)(of())
+    Racer(clock, folder=tmp_path)(of("masked softmax"))
+    monkeypatch.setattr(racing, "_device_name", lambda: "another")
+    assert Racer(clock, folder=tmp_path)(of()) == first_choice(of())
+    assert clock.left == [-1]
+
+
+def test_a_failing_race_leaves_the_modelled_choice_and_says_why(tmp_path: Path) -> None:
+    racer = Racer(RecordedClock({"*": [SLOW]}), folder=tmp_path)
+    assert racer(of()) == first_choice(of())
+    assert racer.told[0].failure is not None
+    assert "no samples" in racer.told[0].failure
+
+
+def test_a_damaged_record_is_measured_again(tmp_path: Path) -> None:
+    Racer(Script(1, 1), folder=tmp_path)(of())
+    (file,) = (tmp_path / "races").iterdir()
+    assert RaceRecord.model_validate_json(file.read_bytes()).winner == 1
+    file.write_text(file.read_text()[:40])
+    assert Racer(Script(-1), folder=tmp_path)(of()) == first_choice(of())
+
+
+def test_a_race_is_a_choice_of_plans_and_draws_nothing(tmp_path: Path) -> None:
+    graph = PATTERNS["masked softmax"]()
+    state = torch.get_rng_state()
+    whole = stitch(graph, choice=Racer(Script(1, 1), folder=tmp_path), folder=tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    (step,) = whole.steps
+    assert not isinstance(step, int)
+    assert step.program.plan == candidates(of("masked softmax"), 4)[1]
