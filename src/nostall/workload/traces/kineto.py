@@ -164,19 +164,18 @@ class _Columns:
     def _operator(self, event: Event) -> None:
         """What is counted, and data loaders; other names are remembered as of no interest."""
         name = str(event.name)
-        if name.startswith(_LOADING):
-            self.loading.append((event.ts, event.ts + event.dur))
-        elif name in OPERATORS:
+        if name in OPERATORS:
             self._count(name, event)
+        elif name.startswith(_LOADING):
+            self.loading.append((event.ts, event.ts + event.dur))
         elif len(self._dull) < MOST_DULL:
             self._dull.add(event.name)
 
     def _count(self, name: str, event: Event) -> None:
         args = event.args or _NONE
-        if args.external is None or not args.dims:
+        if args.external is None or not args.dims or not args.types:
             return
-        given = (bytes(raw or b"[]") for raw in (args.dims, args.types, args.plain))
-        found = amounts(name, *given)
+        found = amounts(name, bytes(args.dims), bytes(args.types), bytes(args.plain or b"[]"))
         if found is not None:
             self.amounts[args.external] = found
 
