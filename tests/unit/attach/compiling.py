@@ -17,14 +17,18 @@ from typing import Any
 import torch
 import torch._inductor.compile_fx
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 
 from nostall.attach.compile.backend import Backend
 from nostall.attach.compile.clock import RecordedClock
+from nostall.attach.compile.direct import FUNCTION
+from nostall.attach.compile.operator import STITCHED as OPERATOR
 from nostall.attach.compile.operator import observed
 from nostall.fusion.codegen.interpreted import prepare
 
 FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
 STITCHED = {"nostall.choose": "stitched"}
+OP = f"torch.ops.{OPERATOR}"
 EAGER = {"nostall.rest": "eager"}
 
 
@@ -89,11 +93,13 @@ def cached(name: str) -> dict[str, Any]:
     with observed() as called:
         # Inductor's own patterns take seconds to load.
         options = {**STITCHED, "pattern_matcher": False}
-        found = results(torch.compile(module, backend="nostall", options=options), module, x)
+        function = torch.compile(module, backend="nostall", options=options)
+        found, written = run_and_get_code(lambda: results(function, module, x))
     plain, y = made(name)
     hits = "autograd_cache_hit"
     return {
         "kernels": sorted(called),
+        "calls": [sum(code.count(f" = {name}(") for code in written) for name in (FUNCTION, OP)],
         "digest": digest(found),
         "apart": apart(found, results(plain, plain, y)),
         "hits": counters["aot_autograd"][hits] - before.get(hits, 0),

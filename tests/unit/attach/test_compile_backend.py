@@ -67,6 +67,9 @@ def test_inductor_calls_stitched_kernels_and_gradients_are_right(cold: Any, mode
     assert len(found["kernels"]) >= (3 if model == "wide" else 1)
     assert found["apart"] < 1e-4
     assert found["hits"] == 0
+    direct, dispatched = found["calls"]
+    assert direct >= len(found["kernels"])
+    assert dispatched == 0
 
 
 @pytest.mark.parametrize("model", ["wide", "narrow"])

@@ -186,6 +186,8 @@ class _New:
     def kernel(self, part: _Part, given: list[FxNode]) -> list[FxNode]:
         """The call of a kernel; a node for each of its results."""
         call = self._call(STITCHED, (given, part.name), given)
+        # Inductor then lays tensors out as the kernel reads them.
+        call.meta["eager_input_vals"] = ([node.meta["val"] for node in given], part.name), {}
         places = range(len(part.gives))
         return [self._call(operator.getitem, (call, place), [call]) for place in places]
 
