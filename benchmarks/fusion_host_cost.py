@@ -83,7 +83,7 @@ def measured(name: str, device: torch.device, rounds: int, folder: Path) -> dict
         function = load_source(source(of), ["add"], folder)[1][0]
     runner = operator.Runner(of, [function] * len(of.launches))
     # In place of a store in which the kernel is kept.
-    operator._launchers[name] = runner.launch
+    operator._direct[name] = runner.direct
     setattr(operator, "resolve", lambda kernel: runner)  # noqa: B010
     given = [torch.ones(ROWS, COLUMNS, device=device) for _ in of.inputs]
     made = runner.empty(given)
@@ -93,7 +93,7 @@ def measured(name: str, device: torch.device, rounds: int, folder: Path) -> dict
     ways: dict[str, Callable[[], object]] = {
         "direct": lambda: operator.launch(given, name),
         "operator": lambda: operator.STITCHED(given, name),
-        "memory": lambda: [empty(*one) for one in runner.launch.outputs],
+        "memory": lambda: [empty(*one) for one in runner.launcher(None).outputs],
     }
     if device.type == "cuda":
         ways["triton"] = lambda: [

@@ -6,7 +6,6 @@ so what the operator checks at every call is checked here, once, when the code i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,8 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from nostall.attach.compile.operator import STITCHED, resolve
+from nostall.attach.compile.records import TensorRecord
+from nostall.fusion.varying import varies
 
 FUNCTION = "nostall_launch"
 IMPORT = f"from nostall.attach.compile.operator import launch as {FUNCTION}"
@@ -36,16 +37,20 @@ class DirectCall(ir.FallbackKernel):  # type: ignore[misc]
         """Whether the code is Python and all inputs lie as the kernel was made for."""
         if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
             return False
-        wanted = resolve(self.constant_args[0]).launch.inputs
-        return len(wanted) == len(self.inputs) and all(map(_lies, self.inputs, wanted))
+        record = resolve(self.constant_args[0]).record
+        return len(record.inputs) == len(self.inputs) and all(
+            _lies(value, one, record.varying)
+            for value, one in zip(self.inputs, record.inputs, strict=True)
+        )
 
 
-def _lies(value: Any, wanted: tuple[Sequence[int], Sequence[int], torch.dtype]) -> bool:
-    shape, strides, dtype = wanted
+def _lies(value: Any, wanted: TensorRecord, varying: int | None) -> bool:
+    sizes = value.get_size()
     return (
-        tuple(value.get_size()) == tuple(shape)
-        and tuple(value.get_stride()) == tuple(strides)
-        and value.get_dtype() is dtype
+        len(sizes) == len(wanted.shape)
+        and all(a == b or varies(b, varying) for a, b in zip(sizes, wanted.shape, strict=True))
+        and tuple(value.get_stride()) == wanted.strides
+        and value.get_dtype() is getattr(torch, wanted.dtype)
     )
 
 

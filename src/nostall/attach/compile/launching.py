@@ -29,8 +29,10 @@ class Launcher:
     def __init__(self, record: KernelRecord, functions: Sequence[Any]) -> None:
         self.inputs = [layout(tensor) for tensor in record.inputs]
         self.outputs = [layout(tensor) for tensor in record.outputs]
-        spaces = [((w.elements,), (1,), getattr(torch, w.dtype)) for w in record.workspaces]
-        self._made: list[Layout] = [*self.outputs, *spaces]
+        self._made = list(self.outputs)
+        for space in record.workspaces:
+            assert isinstance(space.elements, int)  # all sizes are known
+            self._made.append(((space.elements,), (1,), getattr(torch, space.dtype)))
         names = [f"p{at}" for at in range(len(self.inputs) + len(self.outputs))]
         names += [space.name for space in record.workspaces]
         self._functions, self._launches = functions, record.launches
@@ -41,10 +43,6 @@ class Launcher:
         """The outputs for inputs of exactly the shapes, strides and dtypes of :attr:`inputs`."""
         quick = self._quick.get(inputs[0].get_device())
         return self._first(inputs) if quick is None else quick(inputs)
-
-    def empty(self, device: torch.device) -> list[Tensor]:
-        """Memory for the results."""
-        return [_empty(one, device) for one in self.outputs]
 
     def warm(self) -> None:
         """Compile without a launch, so that no step waits for it."""

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nostall.attach.compile.launching import Launcher
+from nostall.attach.compile.launching import Call, Launcher
 from nostall.attach.compile.records import Kept, KernelRecord
 from nostall.fusion.codegen.kernel import BadTensor, load_source
+from nostall.fusion.varying import resized
 
 _LIBRARY = torch.library.Library("nostall", "DEF")
 _LIBRARY.define(
@@ -26,33 +27,64 @@ _LIBRARY.define(
 )
 
 
+MOST_SIZES = 256
+"""Of one kernel, for which everything is decided beforehand; where there are more, all go."""
+
+
 class Runner:
     """A kernel by name.  Called, it checks its inputs and copies those that lie otherwise; what
-    calls :attr:`launch` itself answers for that."""
+    calls :meth:`launcher` itself answers for that."""
 
     def __init__(self, record: KernelRecord, functions: Sequence[Any]) -> None:
         self.record = record
-        self.launch = Launcher(record, functions)
+        self._functions = functions
+        self._sized: dict[int | None, Launcher] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        launcher = self.launcher(self.record.size_of(inputs))
         fits = all(
             tensor.stride() == strides and tensor.shape == shape and tensor.dtype is dtype
-            for tensor, (shape, strides, dtype) in zip(inputs, self.launch.inputs, strict=True)
+            for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True)
         )
-        return self.launch(inputs if fits else self._laid_out(inputs))
+        return launcher(inputs if fits else self._laid_out(inputs, launcher))
+
+    def launcher(self, size: int | None) -> Launcher:
+        """The kernel where what varies, if something does, is ``size``."""
+        found = self._sized.get(size)
+        if found is None:
+            if len(self._sized) >= MOST_SIZES:
+                self._sized.clear()
+            found = self._sized[size] = Launcher(self.record.at(size), self._functions)
+        return found
+
+    @property
+    def direct(self) -> Call:
+        """Without checks."""
+        if self.record.varying is None:
+            return self.launcher(None)
+        return lambda inputs: self.launcher(self.record.size_of(inputs))(inputs)
 
     def empty(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Memory for the results."""
-        return self.launch.empty(inputs[0].device)
+        """Memory for the results; sizes may be symbols."""
+        varying, size = self.record.varying, self.record.size_of(inputs)
+        return [
+            torch.empty_strided(
+                tuple(resized(number, varying, size) for number in one.shape),
+                one.strides,
+                dtype=getattr(torch, one.dtype),
+                device=inputs[0].device,
+            )
+            for one in self.record.outputs
+        ]
 
     def warm(self, device: torch.device) -> None:
         """Compile without a launch, so that no step waits for it."""
         if device.type == "cuda":
-            self.launch.warm()
+            self.launcher(self.record.varying).warm()
 
-    def _laid_out(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _laid_out(self, inputs: Sequence[Tensor], launcher: Launcher) -> list[Tensor]:
         found = []
-        for tensor, (shape, strides, dtype) in zip(inputs, self.launch.inputs, strict=True):
+        for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True):
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 raise BadTensor(
                     f"a stitched kernel got {tensor.dtype} {tuple(tensor.shape)}; it takes "
@@ -74,15 +106,15 @@ def resolve(kernel: str) -> Runner:
     return Runner(record, functions)
 
 
-class _Launchers(dict[str, Launcher]):
+class _Direct(dict[str, Call]):
     """By name, without what finding one costs."""
 
-    def __missing__(self, kernel: str) -> Launcher:
-        found = self[kernel] = resolve(kernel).launch
+    def __missing__(self, kernel: str) -> Call:
+        found = self[kernel] = resolve(kernel).direct
         return found
 
 
-_launchers = _Launchers()
+_direct = _Direct()
 
 
 def launch(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:
@@ -90,7 +122,7 @@ def launch(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:
     lie as the kernel was made for and that their device is the current one."""
     if _observers:
         note(kernel)
-    return _launchers[kernel](inputs)
+    return _direct[kernel](inputs)
 
 
 _observers: list[set[str]] = []
