@@ -27,7 +27,7 @@ class DirectCall(ir.FallbackKernel):  # type: ignore[misc]
 
     def codegen(self, wrapper: Any) -> None:
         if self._is_direct():
-            wrapper.add_import_once(IMPORT)
+            _outermost(wrapper).add_import_once(IMPORT)
         super().codegen(wrapper)
 
     def get_kernel_name(self) -> str:
@@ -42,6 +42,13 @@ class DirectCall(ir.FallbackKernel):  # type: ignore[misc]
             _lies(value, one, record.varying)
             for value, one in zip(self.inputs, record.inputs, strict=True)
         )
+
+
+def _outermost(wrapper: Any) -> Any:
+    """What writes the file: that of a part of a graph (one CUDA graph of several) has no head."""
+    while (above := getattr(wrapper, "parent_wrapper", None)) is not None:
+        wrapper = above
+    return wrapper
 
 
 def _lies(value: Any, wanted: TensorRecord, varying: int | None) -> bool:
