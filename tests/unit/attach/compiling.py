@@ -17,8 +17,12 @@ from typing import Any
 import torch
 import torch._inductor.compile_fx
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 
+from nostall.attach.compile import rewrite
 from nostall.attach.compile.backend import Backend
+from nostall.attach.compile.direct import FUNCTION
+from nostall.attach.compile.operator import STITCHED as OPERATOR
 from nostall.attach.compile.operator import observed
 from nostall.attach.compile.records import Kept
 from nostall.core.measurement import Kind
@@ -41,6 +45,7 @@ class SecondWins:
 
 
 STITCHED = {"nostall.choose": "stitched"}
+OP = f"torch.ops.{OPERATOR}"
 EAGER = {"nostall.rest": "eager"}
 
 
@@ -105,11 +110,13 @@ def cached(name: str) -> dict[str, Any]:
     with observed() as called:
         # Inductor's own patterns take seconds to load.
         options = {**STITCHED, "pattern_matcher": False}
-        found = results(torch.compile(module, backend="nostall", options=options), module, x)
+        function = torch.compile(module, backend="nostall", options=options)
+        found, written = run_and_get_code(lambda: results(function, module, x))
     plain, y = made(name)
     hits = "autograd_cache_hit"
     return {
         "kernels": sorted(called),
+        "calls": [sum(code.count(f" = {name}(") for code in written) for name in (FUNCTION, OP)],
         "digest": digest(found),
         "apart": apart(found, results(plain, plain, y)),
         "hits": counters["aot_autograd"][hits] - before.get(hits, 0),
@@ -193,6 +200,38 @@ def strange() -> dict[str, Any]:
 
 
 def dynamic() -> dict[str, Any]:
+    """A program with a batch that varies, beside eager PyTorch (with gradients, by comparison; at
+    17 kernels could not count the elements) and in Inductor's code, and one with two such sizes."""
+    from torch._dynamo.utils import counters
+
+    ways = {
+        "eager": ("wide", EAGER),
+        # Without gradients nothing is left for a C++ compiler.
+        "inductor": ("narrow", {**STITCHED, "pattern_matcher": False}),
+    }
+    result: dict[str, Any] = {}
+    rewrite.MOST_ELEMENTS = 16 * 24
+    for name, (model, options) in ways.items():
+        backend = Backend(FASTER)
+        module, x = made(model)
+        compiled = torch.compile(module, backend=backend, options=options)
+        before = counters["stats"]["unique_graphs"]
+        gaps, states, called = [], [], []
+        sizes = (6, 7, 16, 6, 17) if name == "eager" else (6, 7, 16, 6)
+        for rows in sizes:
+            given = torch.randn(rows, x.shape[1]).requires_grad_(x.requires_grad)
+            torch._dynamo.mark_dynamic(given, 0)
+            with observed() as names:
+                found = results(compiled, module, given)
+            gaps.append(apart(found, results(module, module, given)))
+            states.append(backend.reports[-1].state)
+            called.append(len(names))
+        result[name] = {
+            "apart": max(gaps),
+            "compiled": counters["stats"]["unique_graphs"] - before,
+            "states": states,
+            "called": called,
+        }
     backend = Backend()
     compiled = torch.compile(
         lambda x: x.softmax(-1), backend=backend, dynamic=True, options={**EAGER, **STITCHED}
@@ -200,7 +239,8 @@ def dynamic() -> dict[str, Any]:
     gaps = [
         float((compiled(x) - x.softmax(-1)).abs().max()) for x in map(torch.ones, ((3, 4), (5, 6)))
     ]
-    return {"apart": max(gaps), "refused": [list(r.refused) for r in backend.reports]}
+    refused = [list(r.refused) for r in backend.reports]
+    return {**result, "two": {"apart": max(gaps), "refused": refused}}
 
 
 def everything(models: tuple[str, ...]) -> dict[str, Any]:

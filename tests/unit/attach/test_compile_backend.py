@@ -67,6 +67,9 @@ def test_inductor_calls_stitched_kernels_and_gradients_are_right(cold: Any, mode
     assert len(found["kernels"]) >= (3 if model == "wide" else 1)
     assert found["apart"] < 1e-4
     assert found["hits"] == 0
+    direct, dispatched = found["calls"]
+    assert direct >= len(found["kernels"])
+    assert dispatched == 0
 
 
 @pytest.mark.parametrize("model", ["wide", "narrow"])
@@ -130,6 +133,26 @@ def test_a_strange_program_gives_what_it_gave(cold: Any, program: str) -> None:
     assert found["graphs"] == (2 if program == "breaks" else found["graphs"])
 
 
-def test_a_dynamic_graph_stays_with_the_others_and_is_counted(cold: Any) -> None:
-    assert cold["dynamic"]["apart"] < 1e-6
-    assert [["dynamic shape", "whole graph"]] in cold["dynamic"]["refused"]
+def test_one_compilation_is_right_for_every_batch(cold: Any) -> None:
+    found = cold["dynamic"]["inductor"]
+    assert found["compiled"] == 1
+    assert found["apart"] < 1e-4
+    assert found["states"] == ["stitched"] * 4
+    assert found["called"] == [2] * 4
+
+
+def test_a_batch_that_varies_is_compared_and_bounded(cold: Any) -> None:
+    found = cold["dynamic"]["eager"]
+    assert found["apart"] < 1e-4
+    # The second call is the first that can run what was chosen; the last one is compiled anew.
+    assert found["states"] == ["inductor", "stitched", "stitched", "stitched", "inductor"]
+    assert found["compiled"] == 2
+    first, *chosen, last = found["called"]
+    assert (first, last) == (0, 0)
+    assert min(chosen) >= 3
+
+
+def test_two_sizes_that_vary_stay_with_the_others_and_are_counted(cold: Any) -> None:
+    found = cold["dynamic"]["two"]
+    assert found["apart"] < 1e-6
+    assert [["several dynamic dimensions", "whole graph"]] in found["refused"]

@@ -67,10 +67,10 @@ class Versions:
 def made(
     versions: Versions,
     clock: Any = FASTER,
-    make: Callable[[], Candidate] | None = None,
+    make: Callable[[Any], Candidate] | None = None,
     preparation: Preparation | None = None,
 ) -> Switch:
-    found = make or (lambda: Candidate(versions.stitched, Stitching(["kernel"])))
+    found = make or (lambda args: Candidate(versions.stitched, Stitching(["kernel"])))
     rules = Rules(GRAPH, Kept(), clock, 0.1, preparation or Preparation(), {})
     return Switch(versions.plain, found, rules, GraphReport(GRAPH))
 
@@ -117,7 +117,7 @@ def test_wrong_results_are_never_used_however_fast(caplog: pytest.LogCaptureFixt
 def test_a_failure_is_said_once_and_inductors_version_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails() -> Candidate:
+    def fails(args: Any) -> Candidate:
         raise RuntimeError("no luck\nwith many lines")
 
     versions = Versions()
@@ -132,7 +132,7 @@ def test_a_failure_is_said_once_and_inductors_version_goes_on(
 
 def test_a_version_without_kernels_is_not_timed() -> None:
     versions = Versions()
-    graph = made(versions, make=lambda: Candidate(versions.plain, Stitching()))
+    graph = made(versions, make=lambda args: Candidate(versions.plain, Stitching()))
     assert calls(graph, versions, 3) == ["plain"] * 3
     assert graph.report.reason == "nothing to stitch"
 
@@ -140,8 +140,12 @@ def test_a_version_without_kernels_is_not_timed() -> None:
 def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -> None:
     versions, preparation, go = Versions(), Preparation(), threading.Event()
     graph = made(versions, preparation=preparation)
-    preparation.begin(lambda: go.wait(30) and None)
-    assert calls(graph, versions, 3) == ["plain"] * 3
+    began = threading.Event()
+    preparation.add(lambda: began.set() or (go.wait(30) and None))
+    assert calls(graph, versions, 1) == ["plain"]
+    assert not began.wait(0.05), "the first step is Inductor's alone"
+    assert calls(graph, versions, 2) == ["plain"] * 2
+    assert began.wait(30)
     go.set()
     while not preparation.ready:
         time.sleep(0.001)
@@ -155,7 +159,8 @@ def test_a_failure_in_the_background_is_said_and_ends(caplog: pytest.LogCaptureF
 
     preparation = Preparation()
     with caplog.at_level(logging.WARNING, "nostall"):
-        preparation.begin(fails)
+        preparation.add(fails)
+        preparation.start()
         while not preparation.ready:
             time.sleep(0.001)
     assert [r.message for r in caplog.records if "no luck" in r.message]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,18 +12,23 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from tests.unit.fusion.patterns import PATTERNS  # noqa: E402
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS  # noqa: E402
 from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 
 from nostall.attach.compile import hosts, rewrite  # noqa: E402
+from nostall.attach.compile.backend import Backend  # noqa: E402
 from nostall.attach.compile.naming import graph_key, unfit  # noqa: E402
-from nostall.attach.compile.records import Kept, KernelRecord  # noqa: E402
+from nostall.attach.compile.records import ChoiceRecord, Kept, KernelRecord  # noqa: E402
 from nostall.attach.compile.settings import Settings, settings_of  # noqa: E402
 from nostall.core.errors import BadInput, BadRun  # noqa: E402
 from nostall.fusion.codegen.choice import first_choice  # noqa: E402
 from nostall.fusion.codegen.emit import emit  # noqa: E402
-from nostall.fusion.codegen.region import scheduled  # noqa: E402
+from nostall.fusion.codegen.plan import plans  # noqa: E402
+from nostall.fusion.codegen.program import Program  # noqa: E402
+from nostall.fusion.codegen.region import generate, scheduled  # noqa: E402
+from nostall.fusion.graph import Graph  # noqa: E402
+from nostall.fusion.varying import resized  # noqa: E402
 from nostall.gpu.clock import RecordedClock, WallClock  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
 
@@ -72,6 +79,36 @@ def test_a_kernel_comes_back_from_the_store_as_it_was(name: str, tmp_path: Path)
     names = {f"p{at}": name for at, name in enumerate(program.names)}
     for kept_launch, launch in zip(record.launches, program.launches, strict=True):
         assert tuple(names.get(a, a) for a in kept_launch.arguments) == launch.arguments
+
+
+def every_plan(name: str) -> list[Program]:
+    if name == "pack":
+        graph = PACKED["dynamic"]()
+        return [generate(graph, graph.operators)]
+    graph = DYNAMIC[name]()
+    of = scheduled(graph, graph.operators)
+    return [emit(of, plan) for plan in plans(of).legal[::5]]
+
+
+@pytest.mark.parametrize("name", [*DYNAMIC, "pack"])
+def test_the_record_of_a_kernel_for_every_size_knows_each(name: str, tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    for program in every_plan(name):
+        graph = program.graph
+        record, _ = kept.kernel(kept.put(program))
+        for size in (1, 16, 1009):
+            other = Graph(tuple(n.at(graph.varying, size) for n in graph), graph.outputs, None)
+            found = record.at(size)
+            given = [torch.empty(tensor.shape) for tensor in found.inputs]
+            assert record.size_of(given) == size
+            for launch, planned in zip(found.launches, program.launches, strict=True):
+                numbers = (*planned.counts, *planned.grid)
+                wanted = [resized(number, graph.varying, size) for number in numbers]
+                assert [*launch.counts, *launch.grid] == wanted
+            spaces = [resized(w.elements, graph.varying, size) for w in program.workspaces]
+            assert [w.elements for w in found.workspaces] == spaces
+            nodes = [other[i] for i in (*program.inputs, *program.outputs)]
+            assert [t.shape for t in (*found.inputs, *found.outputs)] == [n.shape for n in nodes]
 
 
 def test_a_damaged_kernel_is_not_run(tmp_path: Path) -> None:
@@ -137,6 +174,39 @@ def test_the_pass_does_nothing_in_a_thread_that_does_not_stitch(tmp_path: Path) 
         active = idle.uuid()
     assert active != idle.uuid()
     assert hosts.StitchPass("all", before=lambda graph: None).uuid() is None
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_run_that_knows_its_choice_finds_what_pytorch_cached_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, background: bool
+) -> None:
+    """PyTorch's caches know a graph by the passes that it went through."""
+    passes = []
+
+    def compile_fx(module: Any, inputs: Any, config_patches: Any) -> Any:
+        given = config_patches.get(hosts.PASS)
+        passes.append(given and given.uuid())
+        return module.forward
+
+    # The real one takes seconds to import.
+    inductor = SimpleNamespace(compile_fx=compile_fx)
+    monkeypatch.setitem(sys.modules, "torch._inductor.compile_fx", inductor)
+    monkeypatch.setattr("triton.knobs.runtime.interpret", True)
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    options = {"nostall.background": background}
+    inputs = [torch.ones(3, 4), torch.ones(3, 4)]
+    looking = Backend()
+    looking(traced(2.0), inputs, options=options)
+    (report,) = looking.reports
+    choice = ChoiceRecord(
+        version="inductor", reason="slower", kernels=(), compared=None, about={}, created=""
+    )
+    Kept().keep(report.graph, choice)
+    knowing = Backend()
+    knowing(traced(2.0), inputs, options=options)
+    assert knowing.reports[0].from_store
+    first, second = passes
+    assert first == second
 
 
 def test_nodes_are_put_behind_what_they_read_and_never_past_a_change_in_place() -> None:

@@ -20,8 +20,8 @@ from nostall.attach.compile.hosts import (
     Unavailable,
     inductor_patches,
 )
-from nostall.attach.compile.module import apart, without_memory
-from nostall.attach.compile.naming import device_name, graph_key, unfit
+from nostall.attach.compile.module import apart, as_traced
+from nostall.attach.compile.naming import device_name, graph_key, symbols, unfit
 from nostall.attach.compile.race import Race
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.records import ChoiceRecord, Kept, Version
@@ -128,9 +128,12 @@ class _Graph:
                 raise _Failed from error
             report.state = "stitched"
             return run
+        # PyTorch's caches know graphs by the passes that they went through: a run that knows its
+        # choice must have the same ones as the run that had to look.
+        varies = len(symbols(self.inputs)) > 0
+        observe = self._observe if self.settings.background and not varies else None
         if version == "inductor":
-            return self._plain(self.module)
-        fakes = without_memory(self.inputs)
+            return self._plain(self.module, observe and _look_away)
         rules = Rules(
             graph=report.graph,
             kept=kept,
@@ -139,9 +142,17 @@ class _Graph:
             preparation=self.preparation,
             about=self._about(),
         )
-        observe = self._observe if self.settings.background else None
         plain = self._plain(self.module, observe)
-        return Switch(plain, lambda: self._stitched(spare, fakes), rules, report)
+        if not varies:
+            return Switch(plain, lambda args: self._stitched(spare, args), rules, report)
+        # What a compilation supposes of a size has to be known when Dynamo writes its guards: now.
+        try:
+            candidate = self._timed("stitched", lambda: self._stitched(spare, self.inputs))
+        except Exception as error:  # the user's program is worth more than any gain
+            say_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
+            report.reason = f"{type(error).__name__}: {error}"
+            return plain
+        return Switch(plain, lambda args: candidate, rules, report)
 
     def _earlier(self, kept: Kept, ranks: Ranks) -> Version | None:
         """The choice of an earlier run, or of rank 0; None where there is none to go by."""
@@ -168,7 +179,8 @@ class _Graph:
         device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
         if self.race.regions:
             self._timed("raced", lambda: self.race.run(device))
-        run = self.host.stitched(module, inputs, self.settings.extent, done)
+        with as_traced(inputs):
+            run = self.host.stitched(module, inputs, self.settings.extent, done)
         for kernel in dict.fromkeys(done.kernels):
             kernels.resolve(kernel).warm(device)
         self.report.refused = done.refused
@@ -189,7 +201,7 @@ class _Graph:
         except Exception as error:  # inside of Inductor's compilation, which must go on
             say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return
-        self.preparation.begin(work)
+        self.preparation.add(work)
 
     def _plain(self, module: GraphModule, observe: Observer | None = None) -> Compiled:
         spare = apart(module)
@@ -213,6 +225,10 @@ class _Graph:
             "torch": torch.__version__,
             "mode": ", ".join(f"{k}={v}" for k, v in sorted(self.patches.items())) or "default",
         }
+
+
+def _look_away(module: GraphModule) -> None:
+    """There is nothing to prepare."""
 
 
 class _Failed(Exception):

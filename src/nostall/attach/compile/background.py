@@ -28,20 +28,30 @@ class Preparation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
+        self._waiting: list[Callable[[], None]] = []
         self.seconds = self.cpu_seconds = 0.0
 
     @property
     def ready(self) -> bool:
         return self._open == 0
 
-    def begin(self, work: Callable[[], None]) -> None:
-        """Do something in a thread.  What fails there is said, and done again by who needs it."""
+    def add(self, work: Callable[[], None]) -> None:
+        """Something to do once the first step is over: before, Inductor's compilation would wait
+        for our thread as long as that runs Python."""
         with self._lock:
             self._open += 1
+            self._waiting.append(work)
+
+    def start(self) -> None:
+        """Do what was added, in threads.  What fails there is said, and done again by who needs
+        it."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        threading.Thread(
-            target=self._run, args=(work, device), name="nostall-stitch", daemon=True
-        ).start()
+        for work in waiting:
+            threading.Thread(
+                target=self._run, args=(work, device), name="nostall-stitch", daemon=True
+            ).start()
 
     def _run(self, work: Callable[[], None], device: int | None) -> None:
         with _turn:

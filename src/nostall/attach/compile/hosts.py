@@ -71,6 +71,9 @@ class InductorHost:
     ) -> Compiled:
         from torch._inductor.compile_fx import compile_fx
 
+        from nostall.attach.compile import direct
+
+        direct.register()
         patches = {**self.patches, PASS: StitchPass(extent, self._before)}
         with _stitching(done), _whole():
             found: Compiled = compile_fx(module, inputs, config_patches=patches)

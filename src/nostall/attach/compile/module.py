@@ -1,14 +1,18 @@
-"""Copies of a Dynamo graph and of its inputs, to be compiled a second time later."""
+"""A Dynamo graph that is compiled a second time, later."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatefulSymbolicContext
 
 
 def apart(module: GraphModule) -> GraphModule:
@@ -23,12 +27,21 @@ def apart(module: GraphModule) -> GraphModule:
     return found
 
 
-def without_memory(inputs: Sequence[Any]) -> list[Any]:
-    """Fake tensors in place of real ones: nothing is kept alive until it is needed."""
-    mode = FakeTensorMode()
-    return [
-        mode.from_tensor(x, static_shapes=True)
-        if isinstance(x, Tensor) and not isinstance(x, FakeTensor)
-        else x
-        for x in inputs
-    ]
+@contextlib.contextmanager
+def as_traced(inputs: Sequence[Any]) -> Iterator[None]:
+    """As if Dynamo had just traced a graph for these inputs, none of whose sizes varies: without
+    that PyTorch's caches are not asked, and not told of what is compiled."""
+    if TracingContext.try_get() is not None:
+        yield
+        return
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    for at, value in enumerate(inputs):
+        if isinstance(value, Tensor):
+            context.tensor_to_context[value] = StatefulSymbolicContext(
+                dynamic_sizes=[DimDynamic.STATIC] * value.dim(),
+                constraint_sizes=[None] * value.dim(),
+                tensor_source=ConstantSource(f"input_{at}"),
+                shape_env_to_source_to_symbol_cache={},
+            )
+    with tracing(context):
+        yield

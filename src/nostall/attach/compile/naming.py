@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,16 +19,15 @@ from nostall.attach.compile.settings import Settings
 
 
 def unfit(module: GraphModule, inputs: Sequence[Any]) -> str | None:
-    """Why a graph stays with Inductor as a whole, or None.
-
-    This is the place where graphs with a batch size known at run time are turned away: their
-    regions would be captured with a symbolic row count, and their choices named without it.
-    """
+    """Why a graph stays with Inductor as a whole, or None."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
-    if any(isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) for value in inputs):
-        return "dynamic shape"
-    if any(isinstance(size, torch.SymInt) for x in tensors for size in (*x.shape, *x.stride())):
-        return "dynamic shape"
+    if any(isinstance(value, (torch.SymFloat, torch.SymBool)) for value in inputs):
+        return "a number known at run time only"
+    names = symbols(inputs)
+    if any(name.startswith("u") for name in names):
+        return "data-dependent shape"
+    if len(names) > 1:
+        return "several dynamic dimensions"
     if any(is_traceable_wrapper_subclass(x) for x in tensors):
         return "a tensor subclass"
     targets = [str(node.target) for graph in _graphs(module) for node in graph.graph.nodes]
@@ -71,7 +71,25 @@ def device_name(inputs: Sequence[Any]) -> str:
     return str(torch.cuda.get_device_name(device))
 
 
+def symbols(inputs: Sequence[Any]) -> set[str]:
+    """PyTorch's names of the sizes that are known at run time only."""
+    sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
+    for value in inputs:
+        if isinstance(value, Tensor):
+            every = (*value.shape, *value.stride())
+            sizes += [size for size in every if isinstance(size, torch.SymInt)]
+    return {str(symbol) for size in sizes for symbol in size.node.expr.free_symbols}
+
+
 def _input(value: Any) -> str:
+    told = _told(value)
+    for symbol in symbols([value]):
+        # PyTorch's name changes with where a size comes from.
+        told = re.sub(rf"\b{symbol}\b", "n", told)
+    return told
+
+
+def _told(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
     kind = f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"

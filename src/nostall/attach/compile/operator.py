@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nostall.attach.compile.records import Kept, KernelRecord, TensorRecord
+from nostall.attach.compile.launching import Call, Launcher
+from nostall.attach.compile.records import Kept, KernelRecord
 from nostall.fusion.codegen.kernel import BadTensor, load_source
+from nostall.fusion.varying import resized
 
 _LIBRARY = torch.library.Library("nostall", "DEF")
 _LIBRARY.define(
@@ -25,61 +27,64 @@ _LIBRARY.define(
 )
 
 
+MOST_SIZES = 256
+"""Of one kernel, for which everything is decided beforehand; where there are more, all go."""
+
+
 class Runner:
-    """A kernel that checks its inputs quickly, and copies those that lie otherwise."""
+    """A kernel by name.  Called, it checks its inputs and copies those that lie otherwise; what
+    calls :meth:`launcher` itself answers for that."""
 
     def __init__(self, record: KernelRecord, functions: Sequence[Any]) -> None:
         self.record = record
         self._functions = functions
-        self._inputs = [_layout(tensor) for tensor in record.inputs]
-        self._outputs = [_layout(tensor) for tensor in record.outputs]
+        self._sized: dict[int | None, Launcher] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        launcher = self.launcher(self.record.size_of(inputs))
         fits = all(
             tensor.stride() == strides and tensor.shape == shape and tensor.dtype is dtype
-            for tensor, (shape, strides, dtype) in zip(inputs, self._inputs, strict=True)
+            for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True)
         )
-        if not fits:
-            inputs = self._laid_out(inputs)
-        device = inputs[0].device
-        outputs = self.empty(device)
-        tensors = {f"p{at}": tensor for at, tensor in enumerate([*inputs, *outputs])}
-        for space in self.record.workspaces:
-            dtype = getattr(torch, space.dtype)
-            tensors[space.name] = torch.empty(space.elements, dtype=dtype, device=device)
-        for function, launch in zip(self._functions, self.record.launches, strict=True):
-            arguments = [tensors[name] for name in launch.arguments]
-            function[launch.grid](
-                *arguments, *launch.counts, num_warps=launch.num_warps, enable_fp_fusion=True
-            )
-        return outputs
+        return launcher(inputs if fits else self._laid_out(inputs, launcher))
 
-    def empty(self, device: torch.device) -> list[Tensor]:
-        """Memory for the results."""
+    def launcher(self, size: int | None) -> Launcher:
+        """The kernel where what varies, if something does, is ``size``."""
+        found = self._sized.get(size)
+        if found is None:
+            if len(self._sized) >= MOST_SIZES:
+                self._sized.clear()
+            found = self._sized[size] = Launcher(self.record.at(size), self._functions)
+        return found
+
+    @property
+    def direct(self) -> Call:
+        """Without checks."""
+        if self.record.varying is None:
+            return self.launcher(None)
+        return lambda inputs: self.launcher(self.record.size_of(inputs))(inputs)
+
+    def empty(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Memory for the results; sizes may be symbols."""
+        varying, size = self.record.varying, self.record.size_of(inputs)
         return [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self._outputs
+            torch.empty_strided(
+                tuple(resized(number, varying, size) for number in one.shape),
+                one.strides,
+                dtype=getattr(torch, one.dtype),
+                device=inputs[0].device,
+            )
+            for one in self.record.outputs
         ]
 
     def warm(self, device: torch.device) -> None:
         """Compile without a launch, so that no step waits for it."""
-        if device.type != "cuda":
-            return
-        every = [*self._inputs, *self._outputs]
-        dtypes = {f"p{at}": dtype for at, (_, _, dtype) in enumerate(every)}
-        dtypes |= {space.name: getattr(torch, space.dtype) for space in self.record.workspaces}
-        for function, launch in zip(self._functions, self.record.launches, strict=True):
-            function.warmup(
-                *(dtypes[argument] for argument in launch.arguments),
-                *launch.counts,
-                grid=launch.grid,
-                num_warps=launch.num_warps,
-                enable_fp_fusion=True,
-            )
+        if device.type == "cuda":
+            self.launcher(self.record.varying).warm()
 
-    def _laid_out(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _laid_out(self, inputs: Sequence[Tensor], launcher: Launcher) -> list[Tensor]:
         found = []
-        for tensor, (shape, strides, dtype) in zip(inputs, self._inputs, strict=True):
+        for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True):
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 raise BadTensor(
                     f"a stitched kernel got {tensor.dtype} {tuple(tensor.shape)}; it takes "
@@ -92,10 +97,6 @@ class Runner:
         return found
 
 
-def _layout(tensor: TensorRecord) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    return tensor.shape, tensor.strides, getattr(torch, tensor.dtype)
-
-
 @cache
 def resolve(kernel: str) -> Runner:
     """The kernel of this name, from the store.  Raises :class:`BadStore`."""
@@ -103,6 +104,25 @@ def resolve(kernel: str) -> Runner:
     record, source = kept.kernel(kernel)
     _, functions = load_source(source, [launch.name for launch in record.launches], kept.folder)
     return Runner(record, functions)
+
+
+class _Direct(dict[str, Call]):
+    """By name, without what finding one costs."""
+
+    def __missing__(self, kernel: str) -> Call:
+        found = self[kernel] = resolve(kernel).direct
+        return found
+
+
+_direct = _Direct()
+
+
+def launch(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:
+    """What Inductor's code calls, past PyTorch's dispatcher, where it has made sure that the inputs
+    lie as the kernel was made for and that their device is the current one."""
+    if _observers:
+        note(kernel)
+    return _direct[kernel](inputs)
 
 
 _observers: list[set[str]] = []
@@ -137,7 +157,7 @@ def _run(inputs: list[Tensor], kernel: str) -> list[Tensor]:
 
 
 def _fake(inputs: list[Tensor], kernel: str) -> list[Tensor]:
-    return resolve(kernel).empty(inputs[0].device)
+    return resolve(kernel).empty(inputs)
 
 
 _LIBRARY.impl("stitched", _run, "CompositeExplicitAutograd")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,9 @@ import nostall.fusion
 from nostall.core.launch import Strict
 from nostall.core.measurement import Comparison, Kind
 from nostall.core.run import write_atomically
-from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.program import Program, Sized
 from nostall.fusion.graph import Node
+from nostall.fusion.varying import Extent, Total, resized, varies
 from nostall.store import home
 from nostall.store.artefacts import Artefacts, name
 from nostall.store.errors import BadStore
@@ -37,29 +39,51 @@ class TensorRecord(Strict):
     dtype: str
 
 
+class ExtentRecord(Strict):
+    """A number that changes with the size that varies (:class:`nostall.fusion.varying.Extent`)."""
+
+    whole: Number
+    step: int
+    unit: int
+
+
+class TotalRecord(Strict):
+    """A sum of such numbers."""
+
+    extents: tuple[Number, ...]
+
+
+Number = int | ExtentRecord | TotalRecord
+"""A plain one, or one that changes."""
+
+
 class LaunchRecord(Strict):
     """One launch; ``arguments`` name tensors ``p0``, ``p1`` … (inputs, then outputs) and
     workspaces."""
 
     name: str
     arguments: tuple[str, ...]
-    counts: tuple[int, ...]
-    grid: tuple[int, int]
+    counts: tuple[Number, ...]
+    grid: tuple[Number, Number]
     num_warps: int
 
 
 class WorkspaceRecord(Strict):
     name: str
     dtype: str
-    elements: int
+    elements: Number
 
 
 class KernelRecord(Strict):
-    """A stitched kernel without the graph that it came from; ``source`` names its file."""
+    """A stitched kernel without the graph that it came from; ``source`` names its file.
+
+    ``varying`` stands for a size that is known at run time only (:mod:`nostall.fusion.varying`).
+    """
 
     schema_version: Literal[1] = 1
     source: str
     plan: str
+    varying: int | None = None
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
     launches: tuple[LaunchRecord, ...]
@@ -69,25 +93,63 @@ class KernelRecord(Strict):
     def of(cls, program: Program) -> Self:
         """The record of a program; equal programs have equal records."""
         renamed = {name: f"p{at}" for at, name in enumerate(program.names)}
+        varying = program.graph.varying
         return cls(
             source=program.key,
             plan=str(program.plan),
+            varying=varying,
             inputs=tuple(_tensor(program.graph[i]) for i in program.inputs),
             outputs=tuple(_tensor(program.graph[i]) for i in program.outputs),
             launches=tuple(
                 LaunchRecord(
                     name=launch.name,
                     arguments=tuple(renamed.get(a, a) for a in launch.arguments),
-                    counts=launch.counts,
-                    grid=launch.grid,
+                    counts=tuple(_number(count, varying) for count in launch.counts),
+                    grid=(_number(launch.grid[0], varying), _number(launch.grid[1], varying)),
                     num_warps=launch.num_warps,
                 )
                 for launch in program.launches
             ),
             workspaces=tuple(
-                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=w.elements)
+                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=_number(w.elements, varying))
                 for w in program.workspaces
             ),
+        )
+
+    def size_of(self, inputs: Sequence[Sized]) -> int | None:
+        """The size that varies, as tensors for the inputs have it; None where nothing does."""
+        for record, tensor in zip(self.inputs, inputs, strict=False):
+            for planned, size in zip(record.shape, tensor.shape, strict=False):
+                if self.varying is not None and varies(planned, self.varying):
+                    return size // (planned // self.varying)
+        return None
+
+    def at(self, size: int | None) -> KernelRecord:
+        """The same where what varies is ``size``; all numbers are plain ones then."""
+        if self.varying is None or size is None:
+            return self
+
+        def plain(number: Number) -> int:
+            return resized(_told(number), self.varying, size)
+
+        def tensor(one: TensorRecord) -> TensorRecord:
+            return one.model_copy(update={"shape": tuple(map(plain, one.shape))})
+
+        def launch(one: LaunchRecord) -> LaunchRecord:
+            numbers = {"counts": tuple(map(plain, one.counts)), "grid": tuple(map(plain, one.grid))}
+            return one.model_copy(update=numbers)
+
+        def space(one: WorkspaceRecord) -> WorkspaceRecord:
+            return one.model_copy(update={"elements": plain(one.elements)})
+
+        return self.model_copy(
+            update={
+                "varying": None,
+                "inputs": tuple(map(tensor, self.inputs)),
+                "outputs": tuple(map(tensor, self.outputs)),
+                "launches": tuple(map(launch, self.launches)),
+                "workspaces": tuple(map(space, self.workspaces)),
+            }
         )
 
 
@@ -221,6 +283,26 @@ def code_version() -> str:
         for file in sorted(folder.rglob("*.py")):
             found.update(f"{file.relative_to(folder)} {name(file.read_bytes())}\n".encode())
     return found.hexdigest()
+
+
+def _number(number: int, varying: int | None) -> Number:
+    if varying is None:
+        return int(number)
+    if isinstance(number, Total):
+        return TotalRecord(extents=tuple(_number(one, varying) for one in number.extents))
+    if isinstance(number, Extent):
+        whole = _number(number.whole, varying)
+        return ExtentRecord(whole=whole, step=number.step, unit=number.unit)
+    return number
+
+
+def _told(number: Number) -> int:
+    """What :func:`_number` was given."""
+    if isinstance(number, TotalRecord):
+        return Total(map(_told, number.extents))
+    if isinstance(number, ExtentRecord):
+        return Extent(_told(number.whole), number.step, number.unit)
+    return number
 
 
 def _tensor(node: Node) -> TensorRecord:

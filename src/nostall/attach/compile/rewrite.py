@@ -26,9 +26,11 @@ from nostall.attach.compile.records import Kept, StepRecord
 from nostall.attach.compile.region import stitched_region
 from nostall.attach.delivery import say_once
 from nostall.fusion.capture import Captured, capture
-from nostall.fusion.graph import Graph
+from nostall.fusion.errors import BadCapture
+from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.operations import COMPUTE
 from nostall.fusion.regions import regions
+from nostall.fusion.varying import varies
 
 Extent = Literal["reductions", "all"]
 """Which kernels are put in: those with reductions (a chain of elementwise operators is what
@@ -78,6 +80,7 @@ def rewrite(module: GraphModule, kept: Kept, extent: Extent, done: Stitching) ->
     parts = _whole_calls(captured, _wanted(captured.graph, parts, extent), done)
     if not parts:
         return
+    _bounded(captured)
     _replace(module, captured, parts)
     done.kernels += [part.name for part in parts]
 
@@ -98,8 +101,33 @@ def _part(step: StepRecord, origins: tuple[int, ...]) -> _Part:
 
 
 def _wanted(graph: Graph, parts: list[_Part], extent: Extent) -> list[_Part]:
-    # Without a tensor to read nobody says on which device.
-    return [p for p in parts if p.reads and (extent == "all" or p.reduces)]
+    # Without a tensor to read nobody says on which device, or what a size that varies is.
+    def told(part: _Part) -> bool:
+        every = graph.varying is None or _varying(graph, part.reads)
+        return bool(part.reads) and (every or not _varying(graph, part.gives))
+
+    return [p for p in parts if told(p) and (extent == "all" or p.reduces)]
+
+
+def _varying(graph: Graph, nodes: Iterable[int]) -> bool:
+    return any(varies(size, graph.varying) for index in nodes for size in graph[index].shape)
+
+
+def _bounded(captured: Captured) -> None:
+    """Have PyTorch compile again for a size with which kernels could not count the elements: asked
+    where Dynamo listens, that becomes a guard."""
+    graph = captured.graph
+    varying = graph.varying
+    if varying is None:
+        return
+    most = max(n.elements // varying for n in graph if n.elements % varying == 0)
+    for node in captured.values:
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt) and size.node.expr == captured.symbol:
+                if not size * most <= MOST_ELEMENTS:
+                    raise BadCapture("more elements than kernels can count")
+                return
 
 
 def _whole_calls(captured: Captured, parts: list[_Part], done: Stitching) -> list[_Part]:
@@ -144,9 +172,21 @@ def _alike(captured: Captured, part: _Part) -> bool:
         if origin is None:
             continue
         value = origin.meta["val"]
-        if (tuple(value.shape), value.stride()) != (node.shape, node.strides):
+        if (_plain(value.shape, captured), _plain(value.stride(), captured)) != (
+            node.shape,
+            node.strides,
+        ):
             return False
     return True
+
+
+def _plain(sizes: Iterable[Any], captured: Captured) -> tuple[int, ...]:
+    """Sizes as the captured graph has them."""
+    varying = captured.graph.varying
+    return tuple(
+        size if isinstance(size, int) else int(size.node.expr.subs(captured.symbol, varying))
+        for size in sizes
+    )
 
 
 def _replace(module: GraphModule, captured: Captured, parts: Sequence[_Part]) -> None:
@@ -164,7 +204,7 @@ def _replace(module: GraphModule, captured: Captured, parts: Sequence[_Part]) ->
     for node, value in captured.values.items():
         if isinstance(value, int) and new.hides(value):
             shown = new.shown(value)
-            if shown.meta["val"].stride() == node.meta["val"].stride():
+            if shown is not None and _same(shown.meta["val"], node.meta["val"]):
                 node.replace_all_uses_with(shown)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not node.is_impure():
@@ -186,6 +226,8 @@ class _New:
     def kernel(self, part: _Part, given: list[FxNode]) -> list[FxNode]:
         """The call of a kernel; a node for each of its results."""
         call = self._call(STITCHED, (given, part.name), given)
+        # Inductor then lays tensors out as the kernel reads them.
+        call.meta["eager_input_vals"] = ([node.meta["val"] for node in given], part.name), {}
         places = range(len(part.gives))
         return [self._call(operator.getitem, (call, place), [call]) for place in places]
 
@@ -201,23 +243,28 @@ class _New:
                 return True
         return False
 
-    def shown(self, index: int) -> FxNode:
-        """The node of a value, views of results included."""
-        node = self._captured.graph[index]
+    def shown(self, index: int) -> FxNode | None:
+        """The node of a value, views of results included; None where its sizes cannot be told."""
+        node, varying = self._captured.graph[index], self._captured.graph.varying
         if index in self.values and not self.hides(index):
             return self.values[index]
         below = self.shown(node.inputs[0])
+        changing = [varies(size, varying) for size in node.shape]
+        if below is None or sum(changing) > (node.op != "slice"):
+            return None
         aten = torch.ops.aten
+        # -1 is what the tensor has, or what is left.
+        shape = [-1 if is_so else size for is_so, size in zip(changing, node.shape, strict=True)]
         if node.op == "permute":
             return self._call(aten.permute.default, (below, list(node.dims)), [below])
         if node.op == "expand":
-            return self._call(aten.expand.default, (below, list(node.shape)), [below])
+            return self._call(aten.expand.default, (below, shape), [below])
         if node.op == "slice":
             dim, start, step = (node[name] for name in ("dim", "start", "step"))
             assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
             stop = start + step * (node.shape[dim] - 1) + 1
             return self._call(aten.slice.Tensor, (below, dim, start, stop, step), [below])
-        return self._call(aten.view.default, (below, list(node.shape)), [below])
+        return self._call(aten.view.default, (below, shape), [below])
 
     def _call(self, target: Any, args: tuple[Any, ...], reads: list[FxNode]) -> FxNode:
         with self._graph.inserting_before(self._output), _mode(reads):
@@ -226,6 +273,10 @@ class _New:
             call.meta["val"] = target(*given)
         self.at[call] = max(self.at[node] for node in reads)
         return call
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one.shape == other.shape and one.stride() == other.stride())
 
 
 def _mode(reads: Sequence[FxNode]) -> Any:

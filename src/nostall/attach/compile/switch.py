@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -49,12 +49,13 @@ class Rules:
 
 
 class Switch:
-    """Called in place of a compiled graph.  ``make`` compiles the stitched version."""
+    """Called in place of a compiled graph.  ``make`` compiles the stitched version, for arguments
+    like those that it is shown."""
 
     def __init__(
         self,
         plain: Compiled,
-        make: Callable[[], Candidate],
+        make: Callable[[Sequence[Any]], Candidate],
         rules: Rules,
         report: GraphReport,
     ) -> None:
@@ -101,11 +102,12 @@ class Switch:
         if self._queued or self.report.calls < BEGIN_AT_CALL:
             return
         self.report.state = "compiling"
+        self._rules.preparation.start()
         if not self._rules.preparation.ready:
             progress(f"graph {self._rules.graph[:8]}: stitching …")
             return
         if self._candidate is None:
-            self._candidate = self._compiled()
+            self._candidate = self._compiled(args)
         candidate = self._candidate
         if candidate is None:
             return
@@ -126,13 +128,13 @@ class Switch:
         STEPS.when_quiet(action)
         STEPS.begin()
 
-    def _compiled(self) -> Candidate | None:
+    def _compiled(self, args: tuple[Any, ...]) -> Candidate | None:
         """The stitched version, or None where this graph stays as it is."""
         rules, report = self._rules, self.report
         progress(f"graph {rules.graph[:8]}: compiling …")
         wall, cpu = time.perf_counter(), time.thread_time()
         try:
-            return self._make()
+            return self._make(args)
         except Exception as error:  # the user's program is worth more than any gain
             self._stay(_reason("not stitched", error), error)
             return None
@@ -215,7 +217,7 @@ class Switch:
         _log.info("nostall: %s", self.report)
 
 
-def _gone() -> Candidate:
+def _gone(args: Sequence[Any]) -> Candidate:
     raise AssertionError("a graph is stitched once")
 
 

@@ -1,0 +1,145 @@
+"""A stitched kernel as a call that costs the host little: a program of short kernels waits for it.
+
+The first call goes through Triton, which compiles and says which binary it took.  From then on a
+function runs that was written for this kernel and device: memory for the results, then the binary
+itself, by the addresses of the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+from nostall.attach.compile.records import KernelRecord, TensorRecord
+
+Call = Callable[[Sequence[Tensor]], list[Tensor]]
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+ALIGNED = 15
+"""Bits of an address that are 0 where Triton may assume that it is a multiple of 16."""
+
+
+class Launcher:
+    """A kernel whose sizes are all known, on whichever device is current.  Nothing is checked."""
+
+    def __init__(self, record: KernelRecord, functions: Sequence[Any]) -> None:
+        self.inputs = [layout(tensor) for tensor in record.inputs]
+        self.outputs = [layout(tensor) for tensor in record.outputs]
+        self._made = list(self.outputs)
+        for space in record.workspaces:
+            assert isinstance(space.elements, int)  # all sizes are known
+            self._made.append(((space.elements,), (1,), getattr(torch, space.dtype)))
+        names = [f"p{at}" for at in range(len(self.inputs) + len(self.outputs))]
+        names += [space.name for space in record.workspaces]
+        self._functions, self._launches = functions, record.launches
+        self._orders = [[names.index(a) for a in launch.arguments] for launch in record.launches]
+        self._quick: dict[int, Call] = {}
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs for inputs of exactly the shapes, strides and dtypes of :attr:`inputs`."""
+        quick = self._quick.get(inputs[0].get_device())
+        return self._first(inputs) if quick is None else quick(inputs)
+
+    def warm(self) -> None:
+        """Compile without a launch, so that no step waits for it."""
+        dtypes = [dtype for _, _, dtype in (*self.inputs, *self._made)]
+        for function, launch, order in self._each():
+            function.warmup(
+                *(dtypes[at] for at in order),
+                *launch.counts,
+                grid=launch.grid,
+                num_warps=launch.num_warps,
+                enable_fp_fusion=True,
+            )
+
+    def _first(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """By Triton, which compiles where it has to."""
+        device = inputs[0].device
+        made = [_empty(one, device) for one in self._made]
+        tensors = [*inputs, *made]
+        binaries = [
+            # Triton's default for fused multiply-adds changes with its version.
+            function[launch.grid](
+                *(tensors[at] for at in order),
+                *launch.counts,
+                num_warps=launch.num_warps,
+                enable_fp_fusion=True,
+            )
+            for function, launch, order in self._each()
+        ]
+        # Triton interprets without a binary; one for other addresses is good for all, but slow.
+        if None not in binaries and not any(x.data_ptr() & ALIGNED for x in tensors):
+            self._quick[inputs[0].get_device()] = self._written(binaries, device)
+        return made[: len(self.outputs)]
+
+    def _each(self) -> Any:
+        return zip(self._functions, self._launches, self._orders, strict=True)
+
+    def _written(self, binaries: Sequence[Any], device: torch.device) -> Call:
+        """The function for later calls, as text: loops over a kernel's tensors cost as much as all
+        the rest."""
+        given = [f"x{at}" for at in range(len(self.inputs))]
+        made = [f"x{len(given) + at}" for at in range(len(self._made))]
+        every = [*given, *made]
+        lines = [f"def call(inputs):\n    {''.join(f'{x}, ' for x in given)} = inputs"]
+        lines += [f"{x} = empty(*made_{x})" for x in made]
+        lines += [f"a{x} = {x}.data_ptr()" for x in every]
+        lines += [
+            f"if ({' | '.join(f'a{x}' for x in every)}) & {ALIGNED} or watched():",
+            "    return first(inputs)",
+            "stream = stream_of(device)",
+        ]
+        scope: dict[str, Any] = {
+            **{f"made_{x}": layout for x, layout in zip(made, self._made, strict=True)},
+            "empty": _quick_empty(device),
+            "watched": _watched,
+            "first": self._first,
+            "stream_of": _stream_of,
+            "device": device.index,
+        }
+        for at, (binary, (_, launch, order)) in enumerate(zip(binaries, self._each(), strict=True)):
+            scope |= {f"run_{at}": binary.run, f"function_{at}": binary.function}
+            scope[f"packed_{at}"] = binary.packed_metadata
+            arguments = [*(f"a{every[place]}" for place in order), *map(str, launch.counts)]
+            lines.append(
+                f"run_{at}({launch.grid[0]}, {launch.grid[1]}, 1, stream, function_{at}, "
+                f"packed_{at}, None, None, None, {', '.join(arguments)})"
+            )
+        lines.append(f"return [{', '.join(made[: len(self.outputs)])}]")
+        exec("\n    ".join(lines), scope)
+        found: Call = scope["call"]
+        return found
+
+
+def layout(tensor: TensorRecord) -> Layout:
+    return tensor.shape, tensor.strides, getattr(torch, tensor.dtype)
+
+
+def _empty(one: Layout, device: torch.device) -> Tensor:
+    shape, strides, dtype = one
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _quick_empty(device: torch.device) -> Callable[..., Tensor]:
+    """As Inductor's own code takes memory of the current device; the public way is slower."""
+    kind = "_empty_strided_cuda" if device.type == "cuda" else "_empty_strided_cpu"
+    found = getattr(torch._C._dynamo.guards, kind, None)
+    return found or (lambda *one: _empty(one, device))
+
+
+_stream_of: Callable[[int | None], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda device: 0
+)
+
+
+def _watched() -> bool:
+    """Whether somebody wants to be told of launches (a profiler's hooks): Triton knows how."""
+    runtime = knobs.runtime
+    for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        if getattr(hook, "calls", hook):
+            return True
+    return False

@@ -1,0 +1,159 @@
+"""A stitched kernel called past Triton's launch: the same arguments, and only where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from nostall.attach.compile import launching, operator  # noqa: E402
+from nostall.attach.compile.launching import Launcher  # noqa: E402
+from nostall.attach.compile.records import (  # noqa: E402
+    KernelRecord,
+    LaunchRecord,
+    TensorRecord,
+    WorkspaceRecord,
+)
+from nostall.fusion.codegen.kernel import BadTensor  # noqa: E402
+
+# PyTorch's own modules warn of each other.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def written(p0: Any, p1: Any, p2: Any, w: Any, count: Any) -> None:
+    """The source of a kernel, for Triton."""
+
+
+def tensor(*shape: int, dtype: str = "float32") -> TensorRecord:
+    strides = tuple(torch.empty(shape).stride())
+    return TensorRecord(shape=shape, strides=strides, dtype=dtype)
+
+
+RECORD = KernelRecord(
+    source="s",
+    plan="",
+    inputs=(tensor(4, 8), tensor(8)),
+    outputs=(tensor(4, 8, dtype="float16"),),
+    launches=(
+        LaunchRecord(
+            name="k", arguments=("p1", "p0", "p2", "w"), counts=(4,), grid=(4, 1), num_warps=2
+        ),
+        LaunchRecord(
+            name="k", arguments=("p0", "w", "p2", "p1"), counts=(7,), grid=(2, 3), num_warps=4
+        ),
+    ),
+    workspaces=(WorkspaceRecord(name="w", dtype="float32", elements=20),),
+)
+
+
+class Binary:
+    """What Triton has compiled; ``ran`` is what it was run with."""
+
+    function, packed_metadata = 17, (2, 1, 0)
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[Any, ...]] = []
+
+    def run(self, *arguments: Any) -> None:
+        self.ran.append(arguments)
+
+    def launch_metadata(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def binary(monkeypatch: pytest.MonkeyPatch) -> Binary:
+    """Triton's own launch up to the driver, which is not here."""
+
+    class Driver:
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 5
+
+        def get_current_target(self) -> Any:
+            return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+    found = Binary()
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "_do_compile", lambda *_, **__: found)
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    monkeypatch.setattr(launching, "_stream_of", lambda device: 5)
+    return found
+
+
+@pytest.fixture
+def launcher(binary: Binary) -> Launcher:
+    function = triton.runtime.jit.JITFunction(written, do_not_specialize=["count"])
+    return Launcher(RECORD, [function, function])
+
+
+def inputs() -> list[Tensor]:
+    return [torch.ones(4, 8), torch.ones(8)]
+
+
+def addresses(arguments: tuple[Any, ...]) -> list[int]:
+    """The arguments of a launch from the first tensor on."""
+    return [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments[9:]]
+
+
+def test_later_calls_run_the_binary_with_what_triton_gave_it(
+    launcher: Launcher, binary: Binary
+) -> None:
+    given = inputs()
+    (first,) = launcher(given)
+    by_triton, binary.ran = binary.ran, []
+    (second,) = launcher(given)
+    assert len(by_triton) == len(binary.ran) == 2
+    moved = {first.data_ptr(): second.data_ptr()}
+    for mine, its, workspace in zip(binary.ran, by_triton, (3, 1), strict=True):
+        assert mine[:6] == its[:6]
+        assert mine[6:9] == (None, None, None)
+        assert all(isinstance(x, int) for x in mine[9:])
+        moved[addresses(its)[workspace]] = addresses(mine)[workspace]
+        assert addresses(mine) == [moved.get(a, a) for a in addresses(its)]
+    # Both launches share the workspace.
+    assert addresses(binary.ran[0])[3] == addresses(binary.ran[1])[1]
+    assert (second.shape, second.stride(), second.dtype) == ((4, 8), (8, 1), torch.float16)
+
+
+def test_other_addresses_go_through_triton(launcher: Launcher, binary: Binary) -> None:
+    launcher(inputs())
+    odd = torch.ones(9)[1:]
+    binary.ran = []
+    launcher([inputs()[0], odd])
+    assert any(isinstance(argument, Tensor) for argument in binary.ran[0])
+
+
+def test_a_profilers_hook_is_told_of_every_launch(launcher: Launcher, binary: Binary) -> None:
+    launcher(inputs())
+    hooks = triton.knobs.runtime.launch_exit_hook
+
+    def hook(*_: Any) -> None: ...
+
+    hooks.add(hook)
+    try:
+        binary.ran = []
+        launcher(inputs())
+    finally:
+        hooks.remove(hook)
+    assert binary.ran[0][8] is hooks
+
+
+def test_what_lies_otherwise_is_copied_and_what_is_another_tensor_refused(
+    launcher: Launcher, binary: Binary
+) -> None:
+    runner = operator.Runner(RECORD, launcher._functions)
+    runner(inputs())
+    binary.ran = []
+    x, y = inputs()
+    turned = torch.ones(8, 4).t()
+    runner([turned, y])
+    assert addresses(binary.ran[0])[0] == y.data_ptr()
+    assert addresses(binary.ran[0])[1] != turned.data_ptr()
+    with pytest.raises(BadTensor, match=r"takes torch\.float32"):
+        runner([x.double(), y])
