@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -52,15 +53,19 @@ RECORD = KernelRecord(
 
 
 class Binary:
-    """What Triton has compiled; ``ran`` is what it was run with."""
+    """What Triton has compiled; ``ran`` is what it was run with.  It writes one byte all over its
+    result, the third argument of both launches; ``differs``: another one if run directly."""
 
     function, packed_metadata = 17, (2, 1, 0)
 
     def __init__(self) -> None:
         self.ran: list[tuple[Any, ...]] = []
+        self.differs = False
 
     def run(self, *arguments: Any) -> None:
         self.ran.append(arguments)
+        directly = isinstance(arguments[9], int)
+        ctypes.memset(addresses(arguments)[2], 60 + (self.differs and directly), 4 * 8 * 2)
 
     def launch_metadata(self, *_: Any) -> None: ...
 
@@ -106,7 +111,7 @@ def test_later_calls_run_the_binary_with_what_triton_gave_it(
 ) -> None:
     given = inputs()
     (first,) = launcher(given)
-    by_triton, binary.ran = binary.ran, []
+    by_triton, binary.ran = binary.ran[:2], []
     (second,) = launcher(given)
     assert len(by_triton) == len(binary.ran) == 2
     moved = {first.data_ptr(): second.data_ptr()}
@@ -119,6 +124,18 @@ def test_later_calls_run_the_binary_with_what_triton_gave_it(
     # Both launches share the workspace.
     assert addresses(binary.ran[0])[3] == addresses(binary.ran[1])[1]
     assert (second.shape, second.stride(), second.dtype) == ((4, 8), (8, 1), torch.float16)
+
+
+def test_who_gives_other_results_than_triton_does_not_take_over(
+    launcher: Launcher, binary: Binary, caplog: pytest.LogCaptureFixture
+) -> None:
+    binary.differs = True
+    for _ in range(2):
+        binary.ran = []
+        (found,) = launcher(inputs())
+        assert isinstance(binary.ran[0][9], Tensor)
+        assert found.view(torch.uint8).eq(60).all()
+    assert "if not launched by Triton" in caplog.text
 
 
 def test_other_addresses_go_through_triton(launcher: Launcher, binary: Binary) -> None:
