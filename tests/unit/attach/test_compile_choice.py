@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from nostall.attach import delivery  # noqa: E402
 from nostall.attach.compile import steps, switch  # noqa: E402
 from nostall.attach.compile.background import Preparation  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
@@ -40,10 +39,9 @@ GRAPH = "a" * 64
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No other graph of this process is undecided, and nothing was said yet."""
+    """No other graph of this process is undecided."""
     empty = steps.Steps()
     monkeypatch.setattr(switch, "STEPS", empty)
-    monkeypatch.setattr(delivery, "_said", set())
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
 
 
