@@ -12,9 +12,12 @@ import pytest
 from nostall.core import LaunchSpec, Run
 from nostall.core.errors import BadRun
 from nostall.gpu import Outcome, Timing
-from nostall.sass import Program
+from nostall.sass import Program, Verdict
+from nostall.sass.safety import verify as true_verify
+from nostall.sass.safety.identity import rules
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
+from nostall.tuning import job
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import Source, load_cubin
 
@@ -67,6 +70,23 @@ def resumed(run: Run, source: Source) -> Run:
     with run:
         tune(source, Anneal(), settings, run=run, resume=True, device=Level())
     return run
+
+
+def test_the_rules_of_today_are_not_asked_twice(
+    run: Run, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads((run.path / "run.json").read_text())
+    record["settings"]["rules"] = rules()
+    (run.path / "run.json").write_text(json.dumps(record))
+    asked: list[bytes] = []
+
+    def verify(before: bytes, after: bytes) -> Verdict:
+        asked.append(after)
+        return true_verify(before, after)
+
+    monkeypatch.setattr(job, "verify", verify)
+    resumed(Run.open(run.path), source)
+    assert len(asked) == 1  # the result
 
 
 def test_a_finalist_that_is_refused_now_is_forgotten(
