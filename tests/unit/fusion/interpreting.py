@@ -136,19 +136,24 @@ def infinities(folder: Path) -> list[str]:
     return [f"{value}" for value, right in zip(x[0].tolist(), same, strict=True) if not right]
 
 
-def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
-    """What is wrong with chains around small dots, each one kernel; how many there were."""
-    found: list[str] = []
-    seen: list[str] = []
-
-    @settings(
-        max_examples=examples,
+def examples_of(count: int) -> settings:
+    """The same ``count`` examples every time, as they come: what fails is not made smaller."""
+    return settings(
+        max_examples=count,
         derandomize=True,
         database=None,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+
+
+def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
+    """What is wrong with chains around small dots, each one kernel; how many there were."""
+    found: list[str] = []
+    seen: list[str] = []
+
+    @examples_of(examples)
     @given(small_dots())
     def check(made: Made) -> None:
         graph = made.graph
@@ -168,14 +173,7 @@ def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str]]
     found: list[str] = []
     seen: Counter[str] = Counter()
 
-    @settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @examples_of(examples)
     @given(operator_graphs())
     def check(made: Made) -> None:
         draw = random.Random(made.seed)

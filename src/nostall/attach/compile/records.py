@@ -20,11 +20,11 @@ from pydantic import ValidationError
 import nostall.fusion
 from nostall.core.launch import Strict
 from nostall.core.measurement import Comparison, Kind
-from nostall.core.run import write_atomically
 from nostall.fusion.codegen.program import Program, Sized
 from nostall.fusion.graph import Node
 from nostall.fusion.varying import Extent, Total, resized, varies
 from nostall.store import home
+from nostall.store.answers import keep_record
 from nostall.store.artefacts import Artefacts, name
 from nostall.store.errors import BadStore
 
@@ -260,14 +260,7 @@ class Kept:
 
     def keep(self, key: str, record: RegionRecord | ChoiceRecord) -> None:
         """Write an answer down; it appears whole or not at all."""
-        place = self._place(type(record), key)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadStore(
-                f"cannot write {place}: {error.strerror}; set NOSTALL_HOME to a writable folder"
-            ) from error
-        write_atomically(place, (record.model_dump_json(indent=1) + "\n").encode())
+        keep_record(self._place(type(record), key), record)
 
     def _place(self, kind: type[RegionRecord] | type[ChoiceRecord], key: str) -> Path:
         sort = "regions" if kind is RegionRecord else "choices"

@@ -6,8 +6,6 @@ A rule gets what it lowers and returns the node of the result (or a tuple of nod
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +13,8 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
+from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
+from nostall.fusion.capture.statistics import Rule, mean, reduction, var, var_mean
 from nostall.fusion.codegen.groups import LARGEST
 from nostall.fusion.operations import OPERATIONS
 from nostall.fusion.varying import varies
@@ -26,9 +25,6 @@ without tensor cores, 989e12 with them in 16 bits (vendor), and copies 4.3e12 by
 first ratio, a quarter of the second, as tensor cores do less on matrices of a few tiles."""
 
 LARGEST_E4M3 = 448.0
-
-
-Rule = Callable[[Call], Value]
 
 
 def _elementwise(op: str) -> Rule:
@@ -97,95 +93,6 @@ def _e4m3_saturates() -> bool:
     makes NaN of what is beyond."""
     with _disable_current_modes():
         return not bool(torch.tensor(2 * LARGEST_E4M3).to(torch.float8_e4m3fn).float().isnan())
-
-
-def _axes(call: Call, x: int, place: int = 1) -> tuple[int, ...]:
-    """The axes of a reduction; all of them where none are said."""
-    rank = len(call.shape(x))
-    said = call.argument(place, "dim")
-    said = [said] if isinstance(said, int) else said
-    return tuple(sorted(call.axis(axis, rank) for axis in (said or range(rank))))
-
-
-def _reduction(op: str) -> Rule:
-    def rule(call: Call) -> Value:
-        x = call.tensor(0)
-        axes = _axes(call, x)
-        wanted = dtype_name(call.result.dtype)
-        given = call.build.nodes[x].dtype
-        if not axes:
-            return call.finish("copy" if wanted == given else "cast", x)
-        if op in ("sum", "prod") and wanted != given:
-            x = call.add("cast", x, dtype=wanted)
-        return call.finish(op, x, dims=axes, keepdim=bool(call.argument(2, "keepdim", False)))
-
-    return rule
-
-
-def _count(call: Call, x: int, axes: Sequence[int]) -> int:
-    count = math.prod(call.fixed(axis, call.shape(x)) for axis in axes)
-    if not count:
-        raise Unfit("mean of nothing")
-    return count
-
-
-def _average(call: Call, x: int, axes: tuple[int, ...], keepdim: bool, divisor: float) -> int:
-    """Sum over axes divided by a number, in the precision that ATen sums in."""
-    dtype = wide(getattr(torch, call.build.nodes[x].dtype))
-    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=dtype)
-    return call.add("mul", total, call.number(1.0 / divisor, dtype), dtype=dtype)
-
-
-def _mean(call: Call) -> Value:
-    x = call.tensor(0)
-    axes = _axes(call, x)
-    if not axes:
-        return call.finish("copy", x)
-    keepdim = bool(call.argument(2, "keepdim", False))
-    dtype = wide(call.result.dtype)
-    total = call.add("sum", x, dims=axes, keepdim=keepdim, dtype=dtype)
-    return call.finish("mul", total, call.number(1.0 / _count(call, x, axes), dtype))
-
-
-def _variance(call: Call, x: int) -> tuple[int, int, tuple[int, ...], bool]:
-    """Variance and mean, both with the reduced axes kept, in the wide dtype."""
-    axes = _axes(call, x)
-    if not axes:
-        raise Unfit("variance of one number")
-    correction = call.argument(2, "correction")
-    count = _count(call, x, axes)
-    divisor = count - (1 if correction is None else correction)
-    if divisor <= 0:
-        raise Unfit("variance of one number")
-    mean = _average(call, x, axes, True, count)
-    away = call.add("sub", x, mean, dtype=call.build.nodes[mean].dtype)
-    variance = _average(call, call.add("square", away), axes, True, divisor)
-    return variance, mean, axes, bool(call.argument(3, "keepdim", False))
-
-
-def _narrowed(call: Call, index: int, axes: tuple[int, ...], keepdim: bool, like: Any) -> int:
-    """A statistic in the dtype and shape that ATen gives it."""
-    dtype = dtype_name(like.dtype)
-    if call.build.nodes[index].dtype != dtype:
-        index = call.add("cast", index, dtype=dtype)
-    if keepdim:
-        return index
-    kept = tuple(s for axis, s in enumerate(call.shape(index)) if axis not in axes)
-    return call.build("view", index, shape=kept)
-
-
-def _var(call: Call) -> Value:
-    variance, _, axes, keepdim = _variance(call, call.tensor(0))
-    return _narrowed(call, variance, axes, keepdim, call.result)
-
-
-def _var_mean(call: Call) -> Value:
-    results: Any = call.result
-    variance, mean, axes, keepdim = _variance(call, call.tensor(0))
-    return tuple(
-        _narrowed(call, index, axes, keepdim, like)
-        for index, like in zip((variance, mean), results, strict=True)
-    )
 
 
 def _same(call: Call) -> Value:
@@ -378,15 +285,15 @@ _SPECIAL: list[tuple[Rule, str]] = [
     (_power, "pow.Tensor_Scalar"),
     (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
     (_convert, "_to_copy.default"),
-    (_reduction("sum"), "sum.dim_IntList sum.default"),
-    (_reduction("prod"), "prod.dim_int"),
-    (_reduction("amax"), "amax.default"),
-    (_reduction("amin"), "amin.default"),
-    (_reduction("any"), "any.default any.dim any.dims"),
-    (_reduction("all"), "all.default all.dim all.dims"),
-    (_mean, "mean.dim mean.default"),
-    (_var, "var.correction"),
-    (_var_mean, "var_mean.correction"),
+    (reduction("sum"), "sum.dim_IntList sum.default"),
+    (reduction("prod"), "prod.dim_int"),
+    (reduction("amax"), "amax.default"),
+    (reduction("amin"), "amin.default"),
+    (reduction("any"), "any.default any.dim any.dims"),
+    (reduction("all"), "all.default all.dim all.dims"),
+    (mean, "mean.dim mean.default"),
+    (var, "var.correction"),
+    (var_mean, "var_mean.correction"),
     (_same, "alias.default detach.default lift_fresh_copy.default"),
     (_view, "view.default reshape.default _unsafe_view.default unsqueeze.default"),
     (_view, "squeeze.dims squeeze.dim squeeze.default"),

@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nostall.core.launch import Strict
 from nostall.core.measurement import Kind
-from nostall.core.run import write_atomically
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.kernel import StitchedKernel, empty, load
 from nostall.fusion.codegen.plan import KernelPlan
@@ -30,7 +29,7 @@ from nostall.fusion.codegen.race import candidates, fastest
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.gpu.clock import Clock, Run
 from nostall.store import home
-from nostall.store.errors import BadStore
+from nostall.store.answers import keep_record
 
 CANDIDATES = 4
 """Modelled best plans that race, beside the best of every scheme."""
@@ -77,7 +76,7 @@ class Racer:
         found = _kept(place)
         if found is None or found.plans != tuple(map(str, every)):
             found = self._raced(programs)
-            self._keep(place, found)
+            keep_record(place, found)
         self.told.append(found)
         return every[found.winner]
 
@@ -114,15 +113,6 @@ class Racer:
         lines += [f"{program.key} {program.launches}" for program in programs]
         key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         return (self.folder or home() / "fusion") / "races" / f"{key}.json"
-
-    def _keep(self, place: Path, record: RaceRecord) -> None:
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadStore(
-                f"cannot write {place}: {error.strerror}; set NOSTALL_HOME to a writable folder"
-            ) from error
-        write_atomically(place, (record.model_dump_json(indent=1) + "\n").encode())
 
 
 def _kept(place: Path) -> RaceRecord | None:
