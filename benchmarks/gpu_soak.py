@@ -4,11 +4,10 @@
 
 Searches over the suite's kernels, one after the other and again, on all visible GPUs (``--abreast``
 of them at a time on each); about one proposal in a hundred is illegal and runs without the verifier
-having been asked.  A slice ends
-after ``--limit`` seconds; the next one (same ``--folder``) resumes every run where it stood.
-Counted are faults and hangs survived (each with its move), results lost, and broken kernels
-accepted: a broken one that fails on the GPU though the verifier calls it safe, or one that a search
-ends with.
+having been asked (``--share``: of all draws).  A slice ends after ``--limit`` seconds; the next one
+(same ``--folder``) resumes every run where it stood.  Counted are faults and hangs survived (each
+with its move), results lost, and broken kernels accepted: a broken one that fails on the GPU though
+the verifier calls it safe, or one that a search ends with.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from benchmarks.cell import Open, built
 from benchmarks.provenance import save
 from benchmarks.record import Options
 from benchmarks.suite_kernels import Entry, entries
-from benchmarks.unsafe import Broken, Gate
+from benchmarks.unsafe import SHARE, Broken, Gate
 from nostall.core import Run
 from nostall.core.errors import ContractBroken
 from nostall.gpu import Kernel, LocalGpu, Plan
@@ -51,6 +50,7 @@ class Piece:
     folder: Path
     seconds: float
     open: Open = LocalGpu
+    share: float = SHARE
 
     @property
     def path(self) -> Path:
@@ -78,7 +78,7 @@ def soak(piece: Piece) -> dict[str, Any]:
     before = len(list(run.trials())) if resume else 0
     ended, evaluated = "done", 0
     with run, piece.open(kernel, Plan(deadline=DEADLINE)) as gpu:
-        gate = Gate(gpu, source.cubin, note)
+        gate = Gate(gpu, source.cubin, note, piece.share)
         try:
             tuned = tune(
                 source,
@@ -149,7 +149,9 @@ def pieces(
                 continue
             chosen = best.options if best else None
             done = _searched(options.folder / entry.name.replace("/", "_"))
-            found.append(Piece(entry, chosen, options.folder, done + number * SLICE))
+            seconds = done + number * SLICE
+            piece = Piece(entry, chosen, options.folder, seconds, share=options.share)
+            found.append(piece)
     return found
 
 
@@ -172,6 +174,7 @@ def main() -> None:
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--rounds", type=int, default=20, help="slices per kernel at most")
     parser.add_argument("--abreast", type=int, default=1, help="searches at a time on each GPU")
+    parser.add_argument("--share", type=float, default=SHARE, help="illegal draws among all")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
     options = parser.parse_args()
     until, found = monotonic() + options.limit, gpus.visible() * options.abreast

@@ -72,7 +72,8 @@ def fill(cells: list[Cell], names: list[str], found: list[str], until: float, ou
     ``names``: all kernels of the suite, in the order of the table.
     """
     records: list[Record] = list(read(out).records) if out.exists() else []
-    queues = gpus.dealt(cells, len(found), lambda cell: cell.entry.name, names)
+    asked = [name for name in names if any(cell.entry.name == name for cell in cells)]
+    queues = gpus.dealt(cells, len(found), lambda cell: cell.entry.name, asked)
     seen = 0
     for answer in gpus.spread(measure, queues, found, until, lambda c: c.seconds + _OVERHEAD):
         seen += 1

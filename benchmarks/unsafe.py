@@ -47,13 +47,14 @@ class Unsafe:
 
 
 class UnsafeSpace(ScheduleSpace):
-    """The usual space, in which ``SHARE`` of the draws are illegal and offered all the same.
+    """The usual space, in which ``share`` of the draws are illegal and offered all the same.
 
     ``broken`` names the moves behind each binary that an illegal one led to, by sha256.
     """
 
-    def __init__(self, program: Program, function: Function) -> None:
+    def __init__(self, program: Program, function: Function, share: float = SHARE) -> None:
         super().__init__(program, function)
+        self.share = share
         self.broken: dict[str, str] = {}
         self._tainted: dict[bytes, str] = {}
         self._patcher = Patcher(program, function)
@@ -62,7 +63,7 @@ class UnsafeSpace(ScheduleSpace):
         self, state: Schedule, rng: np.random.Generator, wanted: Tags = NO_TAGS
     ) -> ScheduleMove | Unsafe | None:
         # Who asks for certain moves only wants to know whether there are any.
-        if wanted or rng.random() >= SHARE:
+        if wanted or rng.random() >= self.share:
             return super().draw(state, rng, wanted)
         # Memory accesses more often than others: their addresses are what faults come from.
         pool = self._memory if self._memory and rng.random() < 0.7 else self._free
@@ -139,9 +140,14 @@ class Gate:
     """
 
     def __init__(
-        self, device: Device, original: bytes, on_broken: Callable[[Broken], None]
+        self,
+        device: Device,
+        original: bytes,
+        on_broken: Callable[[Broken], None],
+        share: float = SHARE,
     ) -> None:
         self.device, self.original, self.on_broken = device, original, on_broken
+        self.share = share
         self.space: UnsafeSpace | None = None
         self.legal = 0
         self.lost: list[str] = []
@@ -152,7 +158,7 @@ class Gate:
 
     def make_space(self, program: Program, function: Function) -> UnsafeSpace:
         """The space that this gate knows the broken binaries of."""
-        self.space = UnsafeSpace(program, function)
+        self.space = UnsafeSpace(program, function, self.share)
         return self.space
 
     def evaluate(self, cubin: bytes) -> Outcome:

@@ -43,12 +43,11 @@ def test_workers_that_die_cost_only_what_broke_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsafe, "KINDS", ("unannounce",))
-    monkeypatch.setattr(unsafe, "SHARE", 0.01)
     monkeypatch.setattr(unsafe, "verify", lambda *_: pytest.fail("asked the real verifier"))
     monkeypatch.setattr(unsafe, "_safe", lambda *_: False)
     rows: list[dict[str, Any]] = []
     for seconds in (0.6, 2.6, 6.0, 12.0):  # the later ones for a machine that is busy
-        rows.append(soak(Piece(ENTRY, None, tmp_path, seconds, opened)))
+        rows.append(soak(Piece(ENTRY, None, tmp_path, seconds, opened, 0.01)))
         assert rows[-1]["ended"] == "done" and not rows[-1]["lost"]
         if rows[-1]["trials"] > rows[-1]["trials_before"] > 0 and sum(r["legal"] for r in rows) > 9:
             break
@@ -153,5 +152,5 @@ def test_slices_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
     folder = tmp_path / ENTRY.name
     folder.mkdir()
     (folder / "slices.jsonl").write_text(f"{json.dumps({})}\n" * 2)
-    found = pieces([ENTRY], {}, asked(folder=tmp_path, rounds=2))
+    found = pieces([ENTRY], {}, asked(folder=tmp_path, rounds=2, share=0.01))
     assert [piece.seconds for piece in found] == [60.0, 80.0]
