@@ -151,6 +151,7 @@ class Gate:
         self.space: UnsafeSpace | None = None
         self.legal = 0
         self.lost: list[str] = []
+        self._known: dict[bytes, bool] = {}
 
     @property
     def about(self) -> Mapping[str, str]:
@@ -170,7 +171,10 @@ class Gate:
             if outcome.fate != "timed":
                 self.lost.append(f"{outcome.fate}: {outcome.detail}")
             return outcome
-        safe = _safe(self.original, cubin)
+        # Finalists come again and again, and the verifier takes longer than the GPU.
+        if cubin not in self._known:
+            self._known[cubin] = _safe(self.original, cubin)
+        safe = self._known[cubin]
         self.on_broken(Broken(move, outcome.fate, outcome.detail, safe, self._spoilt()))
         if outcome.fate == "timed" and not safe:
             return Outcome("rejected", detail=f"refused by the verifier: {move}")

@@ -39,6 +39,15 @@ def test_a_chosen_tool_that_is_not_there(what: str, monkeypatch: pytest.MonkeyPa
         toolchain.find("nvdisasm")
 
 
+def test_a_package_beside_the_usual_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site" / "nvidia" / "cu13" / "bin").mkdir(parents=True)
+    packaged = script(tmp_path / "site" / "nvidia" / "cu13" / "bin" / "nvnothing", "true")
+    script(tmp_path / "nvnothing", "true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert toolchain.find("nvnothing") == Path(packaged)
+
+
 def test_a_tool_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = script(tmp_path / "nvnothing", "true")
     monkeypatch.setenv("PATH", str(tmp_path))

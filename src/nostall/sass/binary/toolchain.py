@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ _OUTPUT = 2 << 30
 def find(tool: str) -> Path:
     """The path of ``nvdisasm`` or ``cuobjdump``.
 
-    Order: ``NOSTALL_NVDISASM`` / ``NOSTALL_CUOBJDUMP``, the PyPI package of the same name, PATH.
+    Order: ``NOSTALL_NVDISASM`` / ``NOSTALL_CUOBJDUMP``, the PyPI package of the same name wherever
+    Python imports from, PATH (an older nvdisasm may refuse kernels of 255 registers).
     """
     variable = f"NOSTALL_{tool.upper()}"
     chosen = os.environ.get(variable)
@@ -32,7 +34,7 @@ def find(tool: str) -> Path:
             f"{variable} is {chosen!r}, which is not an executable file; unset it to use the "
             f"packaged {tool}"
         )
-    for site in (sysconfig.get_path("platlib"), sysconfig.get_path("purelib")):
+    for site in dict.fromkeys([*filter(None, sys.path), sysconfig.get_path("platlib")]):
         for packaged in sorted(Path(site, "nvidia").glob(f"*/bin/{tool}"), reverse=True):
             if os.access(packaged, os.X_OK):
                 return packaged
