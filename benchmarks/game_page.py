@@ -1,6 +1,8 @@
-"""Write the comparison in docs/learning.md and its figure from benchmarks/results/game.json.
+"""Write the comparisons in docs/learning.md, modelled and measured, and the figure.
 
 python -m benchmarks.game_page
+
+From benchmarks/results/game.json, and from gpu_game.json where it is there.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from math import inf
 from statistics import geometric_mean, median
 from typing import Any
 
+from benchmarks import game_measured
 from benchmarks.game_figure import COLOURS, figure
 from benchmarks.game_summary import PARTS, summary
 from benchmarks.readme_regions import region, table, wrapped
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, Record, read
 from nostall.core.run import write_atomically
 
 RESULT = RESULTS / "game.json"
@@ -27,9 +30,15 @@ WANTED = 3.0
 Rows = Sequence[Mapping[str, Any]]
 
 
-def page(text: str, result: Mapping[str, Any]) -> str:
-    """docs/learning.md with what the result says."""
-    return region(text, "compared", compared(result, summary(result["records"])))
+def page(text: str, result: Mapping[str, Any], gpu: Sequence[Record] = ()) -> str:
+    """docs/learning.md with what the results say."""
+    text = region(text, "compared", compared(result, summary(result["records"])))
+    return region(text, "measured", game_measured.measured(gpu)) if gpu else text
+
+
+def gpu_records() -> tuple[Record, ...]:
+    """What a GPU said, if it was asked."""
+    return read(game_measured.RESULT).records if game_measured.RESULT.exists() else ()
 
 
 def compared(result: Mapping[str, Any], rows: Rows) -> str:
@@ -171,7 +180,7 @@ def main() -> int:
         print(f"{RESULT} is missing; `python -m benchmarks.game` makes it", file=sys.stderr)
         return 2
     result = json.loads(RESULT.read_text())
-    write_atomically(PAGE, page(PAGE.read_text(), result).encode())
+    write_atomically(PAGE, page(PAGE.read_text(), result, gpu_records()).encode())
     write_atomically(FIGURE, figure(summary(result["records"]), result["evaluations"]).encode())
     return 0
 

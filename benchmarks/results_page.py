@@ -26,6 +26,8 @@ PAGE = RESULTS.parents[1] / "docs" / "results.md"
 AGREEMENT = RESULTS.parents[1] / "src" / "nostall" / "sass" / "model" / FILE
 SUITE = RESULTS / "gpu_suite.json"
 HEADLINE = "anneal"
+ELSEWHERE = {"gpu_game.json": "learning.md"}
+"""Files that have a page of their own."""
 SIZES: tuple[Size | None, ...] = ("published", "filling", None)
 
 _HEAD = """# Measured results
@@ -57,7 +59,11 @@ def page(files: Sequence[Path]) -> str:
     if not files:
         parts.append("No results are committed yet.\n")
     for path in files:
-        parts.append(section(path.name, read(path).records))
+        if path.name in ELSEWHERE:
+            other = ELSEWHERE[path.name]
+            parts.append(f"[{path.name}](../benchmarks/results/{path.name}): [{other}]({other}).\n")
+        else:
+            parts.append(section(path.name, read(path).records))
     return "\n".join(parts)
 
 
