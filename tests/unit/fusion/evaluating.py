@@ -1,0 +1,87 @@
+"""Run in a process of its own: the evaluator's benchmark of a small chain, in Triton's interpreter.
+
+``python -m tests.unit.fusion.evaluating FOLDER`` prints the chain's numbers as JSON.  The clock is
+a stand-in: a plan takes as many microseconds as it has warps.  One plan writes wrong values on
+purpose, and one was not compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from benchmarks import fusion_evaluator, fusion_evaluator_timing
+from benchmarks.fusion_chain_programs import CHAINS, HALF, Chain, norm_gelu_mask
+from benchmarks.fusion_evaluator import Job, measured
+from benchmarks.fusion_evaluator_compile import place
+from benchmarks.fusion_evaluator_sample import work_of
+from benchmarks.fusion_evaluator_timing import Here
+
+from nostall.fusion.codegen.interpreted import prepare
+from nostall.fusion.codegen.kernel import StitchedKernel
+from nostall.gpu.clock import RecordedClock
+
+ROWS, COLUMNS = 4, 640
+CHAIN = Chain(
+    "small norm",
+    norm_gelu_mask,
+    (((ROWS, COLUMNS), HALF), ((COLUMNS,), HALF), ((COLUMNS,), HALF), ((ROWS, COLUMNS), HALF)),
+)
+MOST = 10
+
+
+class Replay:
+    """What was captured, and the warps of the kernels that it launched."""
+
+    def __init__(self, run: Callable[[Any], object], sets: Sequence[Any]) -> None:
+        self.warps = 0
+        before = StitchedKernel.launch
+
+        def launch(kernel: StitchedKernel, *arguments: Any) -> None:
+            self.warps += sum(one.num_warps for one in kernel.program.launches)
+            before(kernel, *arguments)
+
+        StitchedKernel.launch = launch  # type: ignore[method-assign]
+        try:
+            run(sets[0])
+        finally:
+            StitchedKernel.launch = before  # type: ignore[method-assign]
+
+
+def spoilt(key: str) -> None:
+    """Launches of this program leave one number too large."""
+    before = StitchedKernel.launch
+
+    def launch(kernel: StitchedKernel, inputs: Any, outputs: Any, *rest: Any) -> None:
+        before(kernel, inputs, outputs, *rest)
+        if kernel.program.key == key:
+            outputs[0][-1, -1] += 1
+
+    StitchedKernel.launch = launch  # type: ignore[method-assign]
+
+
+def main(folder: Path) -> None:
+    prepare()
+    torch.manual_seed(0)
+    CHAINS[CHAIN.name] = CHAIN
+    keys = [program.key for program in work_of(CHAIN, MOST, 0).programs()]
+    for at, key in enumerate(keys):
+        kernels = {"kernels": [{"registers": 40 + at, "stack_bytes": 0}]}
+        place(folder, key).write_text(json.dumps({"error": "no"} if at == 4 else kernels))
+    spoilt(keys[3])
+    fusion_evaluator_timing.COLD_BYTES = 1
+    fusion_evaluator_timing.captured_graph = Replay  # type: ignore[assignment]
+    fusion_evaluator_timing.replayed = lambda graph, runs: float(graph.warps)  # type: ignore[attr-defined]
+    fusion_evaluator_timing.ReplayClock = lambda: RecordedClock({})  # type: ignore[assignment,misc]
+    fusion_evaluator.torch.cuda.is_available = lambda: False
+    job = Job(CHAIN.name, Here(folder, "cpu", 3), MOST, 0, monotonic() + 600)
+    print(json.dumps(measured(job)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
