@@ -1,19 +1,24 @@
-"""Whole models by the torch.compile backend, beside torch.compile as it is, on a GPU.
+"""Whole models by the torch.compile backend, beside torch.compile as it is, on every GPU there is.
 
-    python -m benchmarks.fusion_backend OUT [--models PART] [--seconds 300] [--dtype bfloat16]
+    python -m benchmarks.fusion_backend OUT [--limit 300] [--models bert,dien] [--parts steady]
 
-For every model of ``benchmarks.fusion_backend_models``, each in a process of its own:
+For every model of ``benchmarks.fusion_backend_models``, each part in processes of its own:
 
-- ``start``: torch.compile and the backend with empty caches, then again with warm ones: seconds of
-  the first step, of the steps until the backend has chosen, and the processor time it says.
-- ``steady``: eager (twice: the null), torch.compile, max-autotune-no-cudagraphs, and the backend in
-  both modes, with and without a choice (``always``: stitched kernels whatever they cost), steps
-  interleaved round by round; seconds per step, and kernels that one step launches (profiler).
+- ``inductor``, ``nostall``: a program's start by torch.compile and by the backend, with empty
+  caches and then with warm ones: seconds (of the clock and of all processors) of the first step and
+  until the backend has chosen.
+- ``steady``: torch.compile (twice: the null), the backend, its stitched version whatever it costs
+  (``always``), and eager, in turns: seconds per step in a loop, where the host may be what takes
+  longest, and as replayed CUDA graphs of the whole step, where only the GPU counts.  Kernels that
+  one step launches (profiler), how far results and gradients are apart.
+- ``autotuned``, ``graphs``: the same loop in the modes max-autotune-no-cudagraphs and
+  reduce-overhead.  They come last.
 
-OUT is a folder with one JSON for each model and part; those that are there are left out, so an
-interrupted run goes on.  A model that takes longer than ``--seconds`` is ended and named.
+OUT is a folder with one JSON for each model and part, and what the processes said in ``logs``.
+What is complete is left out, so an interrupted run goes on.  No part begins that is expected to end
+after ``--limit``; one that takes longer than ``--each`` is ended and named.
 ``--small --device cpu`` tries all of it in Triton's interpreter (set TRITON_INTERPRET=1): times are
-worth nothing then.
+worth nothing then, and recorded ones have stitched versions win.
 """
 
 from __future__ import annotations
@@ -21,282 +26,195 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-import torch
-from torch import nn
+from benchmarks.fusion_backend_models import models
+from benchmarks.fusion_backend_run import FIRST, SIDE_BY_SIDE, Setup
+from benchmarks.gpus import spread, visible
 
-from benchmarks.fusion_backend_models import Model, models
-from benchmarks.provenance import save
-from nostall.attach.compile.backend import Backend
-from nostall.attach.compile.report import GraphReport
-from nostall.core.measurement import Comparison
-
-AUTOTUNE = "max-autotune-no-cudagraphs"
-ALWAYS = {"nostall.choose": "stitched"}
-METHODS: dict[str, tuple[str, str | None, Mapping[str, Any]]] = {
-    "eager": ("eager", None, {}),
-    "eager again": ("eager", None, {}),
-    "compile": ("inductor", None, {}),
-    "max-autotune": ("inductor", AUTOTUNE, {}),
-    "nostall": ("nostall", None, {}),
-    "nostall max-autotune": ("nostall", AUTOTUNE, {}),
-    "always": ("nostall", None, ALWAYS),
-    "always, all kernels": ("nostall", None, {**ALWAYS, "nostall.extent": "all"}),
+STATES = ("cold", "warm")
+THREADS = 16
+"""With which Inductor compiles, of each GPU's share of a machine."""
+EXPECTED = {
+    "bert-train": {"inductor": 80, "nostall": 150, "steady": 60, "autotuned": 200, "graphs": 200},
+    "bert-infer": {"inductor": 45, "nostall": 80, "steady": 40, "autotuned": 120, "graphs": 120},
 }
-STARTED = ("compile", "nostall")
-MOST_SHARE = 0.5
-"""Of the time of a process, what may pass until the backend has chosen."""
-Step = Callable[[], object]
+ELSE = {"inductor": 40, "nostall": 60, "steady": 35, "autotuned": 90, "graphs": 80}
+"""Seconds by which parts are dealt out; nothing is measured against them."""
 
 
-class Program:
-    """A model by one method; ``step`` is what a user's loop does."""
+@dataclass(frozen=True)
+class Job:
+    """A part of a model, to be run before ``until`` (of the monotonic clock)."""
 
-    def __init__(self, model: Model, method: str, options: argparse.Namespace) -> None:
-        torch.manual_seed(0)
-        kind, mode, given = METHODS[method]
-        module, inputs = model.make()
-        dtype = getattr(torch, options.dtype)
-        self.module: nn.Module = module.to(options.device, dtype).train(model.train)
-        self.inputs = [
-            x.to(options.device, dtype if x.is_floating_point() else None) for x in inputs
-        ]
-        self.train = model.train
-        self.reports: list[GraphReport] = []
-        function = own_code(self.module)
-        if kind == "nostall":
-            backend = Backend()
-            self.reports = backend.reports
-            # PyTorch takes either a mode or options.
-            extra = torch._inductor.list_mode_options(mode) if mode else {}
-            extra |= {"nostall.rest": options.rest, "nostall.background": not options.steady}
-            function = torch.compile(function, backend=backend, options={**extra, **given})
-        elif kind == "inductor" and options.rest == "inductor":
-            function = torch.compile(function, mode=mode)
-        elif kind == "inductor":
-            function = torch.compile(function, backend="aot_eager")
-        self.function = function
-
-    def step(self) -> None:
-        if not self.train:
-            with torch.no_grad():
-                self.function(*self.inputs)
-            return
-        self.module.zero_grad(set_to_none=True)
-        self.function(*self.inputs).float().square().mean().backward()
+    setup: Setup
+    until: float
+    caches: str
 
     @property
-    def chosen(self) -> bool:
-        """Whether every graph has settled for a version."""
-        return all(r.reason for r in self.reports)
+    def expected(self) -> float:
+        return EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
 
 
-def own_code(module: nn.Module) -> Callable[..., Any]:
-    """The module behind a function with code of its own: Dynamo keeps what it compiled by code, and
-    the methods would wait for each other's guards."""
-    scope: dict[str, Any] = {"module": module}
-    exec("def call(*inputs):\n    return module(*inputs)\n", scope)
-    found: Callable[..., Any] = scope["call"]
-    return found
+def run(job: Job) -> str:
+    """A line about what was found.  Raises :class:`Ended` where there is nothing."""
+    setup = job.setup
+    if setup.part in SIDE_BY_SIDE:
+        # What both starts have compiled is there for all.
+        every = Path(job.caches) / "nostall"
+        for sort in ("inductor", "triton"):
+            other = Path(job.caches) / "inductor" / sort
+            if other.is_dir():
+                shutil.copytree(other, every / sort, dirs_exist_ok=True)
+        process(setup, every, job.until)
+        return line(json.loads(Path(setup.out).read_text()))
+    place = Path(job.caches) / setup.part
+    shutil.rmtree(place, ignore_errors=True)
+    for state in STATES:
+        process(replace(setup, state=state), place, job.until)
+    return line(json.loads(Path(setup.out).read_text()))
 
 
-def seconds(step: Step, device: str) -> float:
-    """One step, until the device has done it."""
-    began = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
+class Ended(Exception):
+    """A process failed, or took too long."""
 
 
-# -- how a program starts --------------------------------------------------------------------------
-
-
-def start(model: Model, method: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A fresh process: first step, steps until the choice, and what the backend says of itself."""
-    program = Program(model, method, options)
-    began = time.perf_counter()
-    times = [seconds(program.step, options.device)]
-    while not program.chosen and time.perf_counter() - began < MOST_SHARE * options.seconds:
-        times.append(seconds(program.step, options.device))
-    return {
-        "first_s": times[0],
-        "until_chosen_s": time.perf_counter() - began,
-        "steps": len(times),
-        "graphs": [told(report) for report in program.reports],
+def process(setup: Setup, caches: Path, until: float) -> None:
+    """``benchmarks.fusion_backend_run`` with these caches.  Raises :class:`Ended`."""
+    seconds = min(setup.seconds, until - monotonic())
+    if seconds < 1:
+        raise Ended("no time is left")
+    places = {
+        "NOSTALL_HOME": str(caches / "home"),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS),
     }
+    given = json.dumps(asdict(replace(setup, seconds=seconds)))
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.fusion_backend_run", given]
+    log = Path(setup.out).parent / "logs" / f"{setup.model}.{setup.part}.{setup.state}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as said:
+        child = subprocess.Popen(
+            command, env={**os.environ, **places}, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise Ended(f"{setup.state} took more than {seconds:.0f} s") from error
+        finally:
+            if child.poll() is None:
+                # Those that compile for it, too.
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    if code:
+        last = (log.read_text().strip().splitlines() or ["nothing said"])[-1]
+        raise Ended(f"{setup.state} failed: {last[:300]}")
 
 
-def told(report: GraphReport) -> dict[str, Any]:
-    """A report for a result file; samples stay in it."""
-    return {
-        "state": report.state,
-        "reason": report.reason,
-        "kernels": report.kernels,
-        "from_store": report.from_store,
-        "refused": [[why, what, count] for (why, what), count in report.refused.items()],
-        "compared": report.compared.model_dump() if report.compared else None,
-        "seconds": report.seconds,
-        "cpu_seconds": report.cpu_seconds,
-    }
+def line(found: Mapping[str, Any]) -> str:
+    """The result in a few words."""
+    if "starts" in found:
+        told = []
+        for state, start in found["starts"].items():
+            active = f", chosen after {start['until_chosen_s']:.1f} s"
+            told.append(f"{state} {start['first_s']:.1f} s{active if start['graphs'] else ''}")
+        return ", ".join(told)
+    told = []
+    for name in ("looped", "replayed"):
+        compared = found.get(name, {}).get("compared", {})
+        told += [f"{name} {x} {c['ratio']:.3f} {c['verdict']}" for x, c in compared.items()]
+    launches = {n: k.get("launches") for n, k in found.get("kernels", {}).items()}
+    return f"{', '.join(told)}; launches {launches}; apart {found['apart']}"
 
 
-def started(name: str, options: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Both methods, cold and warm, each in a process with caches of its own."""
-    found: dict[str, Any] = {}
-    for method in STARTED:
-        with tempfile.TemporaryDirectory(prefix="nostall-") as place:
-            for state in ("cold", "warm"):
-                out = Path(place) / f"{state}.json"
-                caches = {
-                    "NOSTALL_HOME": f"{place}/nostall",
-                    "TORCHINDUCTOR_CACHE_DIR": f"{place}/inductor",
-                    "TRITON_CACHE_DIR": f"{place}/triton",
-                }
-                child([str(out), "--start", method, "--models", name], options, limit, caches)
-                found[f"{method}, {state}"] = json.loads(out.read_text())
-    return found
+def dealt(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
+    """A queue for each GPU: the longest first, to whichever has least to do; the parts of a model
+    that use what ``nostall`` compiled stay behind it, the modes behind everything else."""
+    queues: list[list[Job]] = [[] for _ in range(gpus)]
+    late = [job for job in jobs if job.setup.part in SIDE_BY_SIDE and job.setup.part != "steady"]
+    groups: dict[tuple[str, bool], list[Job]] = {}
+    for job in jobs:
+        if job not in late:
+            groups.setdefault((job.setup.model, job.setup.part == "inductor"), []).append(job)
+
+    def length(group: Sequence[Job]) -> float:
+        return sum(job.expected for job in group)
+
+    for group in sorted(groups.values(), key=length, reverse=True):
+        min(queues, key=length).extend(group)
+    for job in sorted(late, key=lambda job: job.expected):
+        min(queues, key=length).append(job)
+    return queues
 
 
-# -- how it runs -----------------------------------------------------------------------------------
-
-
-def steady(model: Model, options: argparse.Namespace) -> dict[str, Any]:
-    """All methods in one process, side by side."""
-    programs = {name: Program(model, name, options) for name in METHODS}
-    for program in programs.values():
-        # At the second step the backend stitches and compares.
-        for _ in range(4):
-            program.step()
-    samples: dict[str, list[float]] = {name: [] for name in programs}
-    names = list(programs)
-    for round_ in range(options.rounds):
-        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
-            samples[name].append(seconds(programs[name].step, options.device))
-    return {
-        "samples_s": samples,
-        "launches": {name: launches(p.step, options.device) for name, p in programs.items()},
-        "compared": compared(samples),
-        "graphs": {n: [told(r) for r in p.reports] for n, p in programs.items() if p.reports},
-    }
-
-
-def launches(step: Step, device: str) -> int | None:
-    """Kernels that the GPU runs in one step; None without a GPU."""
-    if device != "cuda":
-        return None
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        seconds(step, device)
-    return sum(
-        1
-        for event in found.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-        and not event.name.startswith(("Memcpy", "Memset"))
-    )
-
-
-def compared(samples: Mapping[str, list[float]]) -> dict[str, Any]:
-    """The backend against torch.compile in the same mode; the null is eager beside itself."""
-    found = {}
-    spread = [b / a for a, b in zip(samples["eager"], samples["eager again"], strict=True)]
-    pairs = [("compile", name) for name in ("nostall", "always", "always, all kernels")]
-    for base, name in [*pairs, ("max-autotune", "nostall max-autotune"), ("eager", "compile")]:
-        null = [x * s for x, s in zip(samples[base], spread, strict=True)]
-        result = Comparison.of(samples[base], samples[name], null, kind="measured")
-        found[f"{name} over {base}"] = {
-            "ratio": round(result.ratio, 4),
-            "low": round(result.low, 4),
-            "high": round(result.high, 4),
-            "verdict": result.verdict,
-        }
-    return found
-
-
-# -- all of it -------------------------------------------------------------------------------------
-
-
-def child(
-    what: list[str], options: argparse.Namespace, limit: float, caches: Mapping[str, str]
-) -> None:
-    """This program once more, for one model; raises what ``subprocess`` raises."""
-    command = [sys.executable, "-m", "benchmarks.fusion_backend", *what]
-    command += ["--device", options.device, "--dtype", options.dtype, "--rest", options.rest]
-    command += ["--rounds", str(options.rounds), "--seconds", str(limit)]
-    command += [*(["--small"] if options.small else [])]
-    subprocess.run(command, env={**os.environ, **caches}, timeout=limit, check=True)
-
-
-def one(options: argparse.Namespace) -> None:
-    """In this process: the only model that is named, one part."""
-    if options.device == "cpu":
-        from nostall.fusion.codegen.interpreted import prepare
-
-        prepare()
-    model = models(options.small)[options.models]
-    if options.start:
-        options.out.write_text(json.dumps(start(model, options.start, options)))
-        return
-    save(options.out, model=options.models, **about(options), **steady(model, options))
-
-
-def about(options: argparse.Namespace) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
-    return {"gpu": gpu, "torch": torch.__version__, "dtype": options.dtype, "small": options.small}
-
-
-def every(options: argparse.Namespace) -> None:
-    """Every model and part whose file is not there yet."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in (name for name in models(options.small) if options.models in name):
-        for part in ("start", "steady"):
-            out = options.out / f"{name}.{part}.json"
-            if out.exists():
+def wanted(options: argparse.Namespace, until: float) -> list[Job]:
+    """Every part of every model that is not complete."""
+    jobs = []
+    parts = options.parts.split(",") if options.parts else [*FIRST, *SIDE_BY_SIDE]
+    place = Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
+    for model in models(options.small):
+        if not any(part in model for part in options.models.split(",")):
+            continue
+        for part in parts:
+            out = options.out / f"{model}.{part}.json"
+            if out.exists() and json.loads(out.read_text()).get("complete"):
                 continue
-            try:
-                if part == "start":
-                    found = started(name, options, options.seconds)
-                    save(out, model=name, **about(options), starts=found)
-                else:
-                    with tempfile.TemporaryDirectory(prefix="nostall-") as place:
-                        home = {"NOSTALL_HOME": place}
-                        child(
-                            [str(out), "--steady", "--models", name], options, options.seconds, home
-                        )
-            except (subprocess.SubprocessError, OSError) as error:
-                print(f"{name}, {part}: {error}", flush=True)
-                continue
-            body = json.loads(out.read_text())
-            print(f"{name}, {part}: {body.get('compared') or 'done'}", flush=True)
+            setup = Setup(
+                model=model,
+                part=part,
+                out=str(out),
+                device=options.device,
+                dtype=options.dtype,
+                small=options.small,
+                seconds=options.each,
+                measured_s=options.measured,
+            )
+            jobs.append(Job(setup, until, str(place / model)))
+    return jobs
+
+
+def expected(job: Job) -> float:
+    return job.expected
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--models", default="", help="only those whose name has this part")
-    parser.add_argument("--seconds", type=float, default=300, help="for one process")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--models", default="", help="only those whose name has one of these parts")
+    parser.add_argument("--parts", default="", help="of inductor,nostall,steady,autotuned,graphs")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for everything")
+    parser.add_argument("--each", type=float, default=200, help="seconds for one process")
+    parser.add_argument("--measured", type=float, default=4, help="seconds for each set of times")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--rest", default="inductor", choices=("inductor", "eager"))
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--start", choices=STARTED, help="in this process (used by itself)")
-    parser.add_argument("--steady", action="store_true", help="in this process (used by itself)")
     options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
+    gpus = visible() if options.device == "cuda" else [""]
+    if not gpus:
         sys.exit("there is no GPU here; run this on one, or give --small --device cpu")
-    if options.start or options.steady:
-        one(options)
-    else:
-        every(options)
+    began = monotonic()
+    jobs = wanted(options, began + options.limit)
+    queues = dealt(jobs, len(gpus))
+    answered = set()
+    for answer in spread(run, queues, gpus, began + options.limit, expected):
+        setup = answer.job.setup
+        answered.add((setup.model, setup.part))
+        error = answer.error
+        told = answer.result if error is None else f"{type(error).__name__}: {error}"
+        print(f"[{monotonic() - began:.0f} s] {setup.model}, {setup.part}: {told}", flush=True)
+    for job in jobs:
+        if (job.setup.model, job.setup.part) not in answered:
+            print(f"{job.setup.model}, {job.setup.part}: not begun, no time is left", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,300 @@
+"""One process of ``benchmarks.fusion_backend``: a model by one method from its first step on, or by
+several side by side.
+
+    python -m benchmarks.fusion_backend_run '{"model": "bert-train", "part": "steady", ...}'
+
+The argument is a :class:`Setup`.  What is found is written after every stage, so that a fault in
+a later one costs only that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.fusion_backend_clock import (
+    Captured,
+    captured,
+    in_turns,
+    kernels_of,
+    processor_seconds,
+    synchronized,
+)
+from benchmarks.fusion_backend_models import Model, models
+from benchmarks.provenance import save
+
+if TYPE_CHECKING:
+    from nostall.attach.compile.report import GraphReport
+
+AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
+ALWAYS = {"nostall.choose": "stitched"}
+MOST_SHARE = 0.6
+"""Of the time of a process, what may pass until the backend has chosen."""
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a model runs: ``backend`` of torch.compile (or ``eager``), its mode, our options."""
+
+    backend: str
+    mode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+METHODS = {
+    "eager": Method("eager"),
+    "compile": Method("inductor"),
+    "nostall": Method("nostall"),
+    "always": Method("nostall", None, ALWAYS),
+    "compile, autotuned": Method("inductor", AUTOTUNE),
+    "nostall, autotuned": Method("nostall", AUTOTUNE),
+    "compile, graphs": Method("inductor", GRAPHS),
+    "nostall, graphs": Method("nostall", GRAPHS),
+}
+SIDE_BY_SIDE = {
+    "steady": ("compile", "nostall", "always", "eager"),
+    "autotuned": ("compile, autotuned", "nostall, autotuned"),
+    "graphs": ("compile, graphs", "nostall, graphs"),
+}
+"""Parts in which methods are timed in turns; everything is compared with the first one."""
+FIRST = {"inductor": "compile", "nostall": "nostall"}
+"""Parts that are about how a program starts, and by which method."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``seconds``: that the process may take; ``measured_s``: for each set of times."""
+
+    model: str
+    part: str
+    out: str
+    state: str = "cold"
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    small: bool = False
+    seconds: float = 200.0
+    measured_s: float = 4.0
+
+
+class Program:
+    """A model by one method; ``step`` is what a user's loop does."""
+
+    def __init__(self, model: Model, method: Method, setup: Setup) -> None:
+        torch.manual_seed(0)
+        module, inputs = model.make()
+        dtype = getattr(torch, setup.dtype)
+        self.module: nn.Module = module.to(setup.device, dtype).train(model.train)
+        self.inputs = [x.to(setup.device, dtype if x.is_floating_point() else None) for x in inputs]
+        self.train = model.train
+        self.reports: list[GraphReport] = []
+        self._method, self._setup = method, setup
+        self._function = own_code(self.module)
+        self._wanted: Tensor | None = None
+
+    def compile(self) -> None:
+        """As a user does it; what has to be imported for that is part of it."""
+        method = self._method
+        if method.backend == "inductor":
+            self._function = torch.compile(self._function, mode=method.mode)
+        elif method.backend == "nostall":
+            backend = nostall_backend(self._setup.device)
+            self.reports = backend.reports
+            # PyTorch takes either a mode or options.
+            mode = torch._inductor.list_mode_options(method.mode) if method.mode else {}
+            options = {**mode, **method.options}
+            self._function = torch.compile(self._function, backend=backend, options=options)
+
+    def step(self) -> Any:
+        """One step; the result of the model."""
+        if self._setup.device == "cuda":
+            # In modes with CUDA graphs Inductor has to know that the last result may go.
+            torch.compiler.cudagraph_mark_step_begin()
+        if not self.train:
+            with torch.no_grad():
+                return self._function(*self.inputs)
+        self.module.zero_grad(set_to_none=True)
+        result = self._function(*self.inputs)
+        if self._wanted is None:
+            draw = torch.Generator(result.device).manual_seed(0)
+            self._wanted = torch.randn(result.shape, device=result.device, generator=draw)
+        # Behind a norm the square alone has no gradient but roundings.
+        (result.float() - self._wanted).square().mean().backward()
+        return result.detach()
+
+    @property
+    def chosen(self) -> bool:
+        """Whether every graph has settled for a version."""
+        return all(report.reason for report in self.reports)
+
+    def until_chosen(self, seconds: float) -> int:
+        """Steps, of which there are more than a loop would have time for after ``seconds``."""
+        count, end = 0, time.perf_counter() + seconds
+        while not self.chosen and time.perf_counter() < end:
+            self.step()
+            synchronized(self._setup.device)
+            count += 1
+        return count
+
+
+def nostall_backend(device: str) -> Any:
+    """On a processor with recorded times by which stitched versions win: kernels that are
+    interpreted never would."""
+    from nostall.attach.compile.backend import Backend
+    from nostall.gpu.clock import RecordedClock
+
+    faster = [[2.0] * 12, [1.0] * 12, [2.0] * 12]
+    return Backend() if device == "cuda" else Backend(RecordedClock({"*": faster}))
+
+
+def own_code(module: nn.Module) -> Callable[..., Any]:
+    """The module behind a function with code of its own: Dynamo keeps what it compiled by code, and
+    the methods would wait for each other's guards."""
+    scope: dict[str, Any] = {"module": module}
+    exec("def call(*inputs):\n    return module(*inputs)\n", scope)
+    found: Callable[..., Any] = scope["call"]
+    return found
+
+
+# -- how a program starts --------------------------------------------------------------------------
+
+
+def first(model: Model, setup: Setup) -> dict[str, Any]:
+    """First step, steps until the choice, and what the backend says of itself.  Seconds of the
+    clock and of processors, from before anything of the compiler is imported."""
+    program = Program(model, METHODS[FIRST[setup.part]], setup)
+    with torch.no_grad():
+        # Contexts and libraries of the GPU are there.
+        torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype)).mm(
+            torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype))
+        )
+    synchronized(setup.device)
+    began, spent = time.perf_counter(), processor_seconds()
+    program.compile()
+    program.step()
+    synchronized(setup.device)
+    found: dict[str, Any] = {
+        "first_s": time.perf_counter() - began,
+        "first_cpu_s": processor_seconds() - spent,
+    }
+    steps = program.until_chosen(MOST_SHARE * setup.seconds)
+    return found | {
+        "chosen": program.chosen,
+        "until_chosen_s": time.perf_counter() - began,
+        "until_chosen_cpu_s": processor_seconds() - spent,
+        "steps": 1 + steps,
+        "graphs": [told(report) for report in program.reports],
+    }
+
+
+def told(report: GraphReport) -> dict[str, Any]:
+    """A report for a result file; samples stay in it."""
+    return {
+        "state": report.state,
+        "reason": report.reason,
+        "kernels": report.kernels,
+        "from_store": report.from_store,
+        "refused": [[why, what, count] for (why, what), count in report.refused.items()],
+        "compared": report.compared.model_dump() if report.compared else None,
+        "seconds": report.seconds,
+        "cpu_seconds": report.cpu_seconds,
+    }
+
+
+# -- how it runs -----------------------------------------------------------------------------------
+
+
+def side_by_side(model: Model, setup: Setup, keep: Callable[..., None]) -> None:
+    """All methods of a part in one process.  ``keep`` is called with what is known so far."""
+    found: dict[str, Any] = {}
+    programs: dict[str, Program] = {}
+    for name in SIDE_BY_SIDE[setup.part]:
+        programs[name] = program = Program(model, METHODS[name], setup)
+        program.compile()
+        program.step()
+        program.until_chosen(MOST_SHARE * setup.seconds / len(SIDE_BY_SIDE[setup.part]))
+        for _ in range(WARM_UP):
+            program.step()
+    synchronized(setup.device)
+    found["graphs"] = {n: [told(r) for r in p.reports] for n, p in programs.items() if p.reports}
+    found["apart"] = {n: apart(programs, n) for n, p in programs.items() if p.reports}
+    found["looped"] = in_turns({n: p.step for n, p in programs.items()}, setup)
+    keep(**found)
+    if setup.device == "cuda":
+        if setup.part == "steady":
+            found["replayed"] = replayed(programs, setup)
+            keep(**found)
+        found["kernels"] = {name: kernels_of(p.step) for name, p in programs.items()}
+    keep(**found, complete=True)
+
+
+def replayed(programs: Mapping[str, Program], setup: Setup) -> dict[str, Any]:
+    """Whole steps as CUDA graphs: what the GPU takes, whatever the host does.  Methods that cannot
+    be captured are named."""
+    graphs: dict[str, Captured] = {}
+    failed: dict[str, str] = {}
+    for name, program in programs.items():
+        try:
+            graphs[name] = captured(program.step)
+        except Exception as error:  # the others are worth measuring
+            failed[name] = f"{type(error).__name__}: {error}"
+    base = SIDE_BY_SIDE[setup.part][0]
+    runs = {name: graph.replay for name, graph in graphs.items()}
+    return {"failed": failed, **(in_turns(runs, setup) if base in runs else {})}
+
+
+def apart(programs: Mapping[str, Program], name: str) -> float:
+    """The largest relative difference (norms) of a result or a gradient from those of the first
+    method, from equal random numbers."""
+    base = next(iter(programs))
+    ours, theirs = (results(programs[which]) for which in (name, base))
+    pairs = [(a.double(), b.double()) for a, b in zip(ours, theirs, strict=True)]
+    # Gradients that are 0 but for rounding are compared with the largest.
+    floor = 0.1 * max(float(b.square().mean().sqrt()) for _, b in pairs[1:] or pairs)
+    return max(
+        float((a - b).square().mean().sqrt()) / max(float(b.square().mean().sqrt()), floor)
+        for a, b in pairs
+    )
+
+
+def results(program: Program) -> Sequence[Tensor]:
+    torch.manual_seed(1)
+    result = program.step().clone()
+    return [result, *(p.grad.clone() for p in program.module.parameters() if p.grad is not None)]
+
+
+# -- one process -----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    setup = Setup(**json.loads(sys.argv[1]))
+    if setup.device == "cpu":
+        from nostall.fusion.codegen.interpreted import prepare
+
+        prepare()
+    model, out = models(setup.small)[setup.model], Path(setup.out)
+    gpu = torch.cuda.get_device_name() if setup.device == "cuda" else None
+    about = {"model": setup.model, "part": setup.part, "gpu": gpu, "torch": torch.__version__}
+    about |= {"dtype": setup.dtype, "small": setup.small}
+
+    def keep(**found: Any) -> None:
+        save(out, **about, **found)
+
+    if setup.part in FIRST:
+        before = json.loads(out.read_text())["starts"] if setup.state == "warm" else {}
+        starts = {**before, setup.state: first(model, setup)}
+        keep(starts=starts, complete=setup.state == "warm")
+    else:
+        side_by_side(model, setup, keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Whole models on several GPUs: who runs what, what is left out, what a fault costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from benchmarks import fusion_backend as benchmark
+from benchmarks.fusion_backend_clock import in_turns, processor_seconds
+from benchmarks.fusion_backend_run import Setup
+
+
+def options(out: Path, **given: Any) -> argparse.Namespace:
+    base = {"models": "", "parts": "", "device": "cuda", "dtype": "bfloat16", "small": False}
+    return argparse.Namespace(out=out, each=10.0, measured=1.0, **{**base, **given})
+
+
+def parts(queue: list[benchmark.Job]) -> list[tuple[str, str]]:
+    return [(job.setup.model, job.setup.part) for job in queue]
+
+
+def test_what_shares_compiled_graphs_shares_a_queue_and_modes_come_last(tmp_path: Path) -> None:
+    queues = [parts(q) for q in benchmark.dealt(benchmark.wanted(options(tmp_path), 0.0), 4)]
+    every = [job for queue in queues for job in queue]
+    assert len(every) == len(set(every)) == 6 * 5
+    for queue in queues:
+        for at, (model, part) in enumerate(queue):
+            if part == "steady":
+                assert queue[at - 1] == (model, "nostall")
+        late = [part in ("autotuned", "graphs") for _, part in queue]
+        assert late == sorted(late)
+    first = {queue[0] for queue in queues}
+    assert {("bert-train", "nostall"), ("bert-infer", "nostall")} <= first
+
+
+def test_what_is_complete_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "dien-train.nostall.json").write_text(json.dumps({"complete": True}))
+    (tmp_path / "dien-train.inductor.json").write_text(json.dumps({"starts": {}}))
+    jobs = benchmark.wanted(options(tmp_path, models="dien", parts="inductor,nostall"), 0.0)
+    assert parts(jobs) == [("dien-train", "inductor")]
+
+
+def test_a_process_that_fails_or_takes_too_long_costs_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    setup = Setup("none", "steady", str(tmp_path / "x.json"), device="cpu", small=True)
+    with pytest.raises(benchmark.Ended, match="KeyError: 'none'"):
+        benchmark.process(setup, tmp_path, time.monotonic() + 60)
+    with pytest.raises(benchmark.Ended, match="more than 1 s"):
+        benchmark.process(setup, tmp_path, time.monotonic() + 1.2)
+    with pytest.raises(benchmark.Ended, match="no time"):
+        benchmark.process(setup, tmp_path, time.monotonic())
+
+
+def test_processor_time_of_children_counts_while_they_run_and_after() -> None:
+    before = processor_seconds()
+    burn = "import time\nwhile time.process_time() < 0.4: pass\nprint()\ninput()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        running = processor_seconds() - before
+        child.communicate("\n")
+    assert running >= 0.35
+    assert processor_seconds() - before >= 0.35
+
+
+def test_times_in_turns_are_compared_with_the_first_and_its_null() -> None:
+    about = Setup("", "steady", "", device="cpu", measured_s=0.1)
+    runs = {"slow": lambda: time.sleep(2e-3), "quick": lambda: time.sleep(1e-3)}
+    found = in_turns(runs, about)
+    assert found["base"] == "slow"
+    assert found["compared"]["quick"]["verdict"] == "faster"
+    assert len(found["null_s"]) == len(found["samples_s"]["quick"])
+
+
+def test_a_line_says_what_matters() -> None:
+    compared = {"nostall": {"ratio": 1.25, "verdict": "faster"}}
+    found = {"looped": {"compared": compared}, "apart": {}, "kernels": {"nostall": {"launches": 7}}}
+    assert benchmark.line(found).startswith("looped nostall 1.250 faster; launches {'nostall': 7}")
+    cold = {"first_s": 2.0, "until_chosen_s": 5.0, "graphs": [{}]}
+    assert benchmark.line({"starts": {"cold": cold}}) == "cold 2.0 s, chosen after 5.0 s"
