@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-HALF, SINGLE, BOOL = torch.float16, torch.float32, torch.bool
+HALF, SINGLE, BOOL, PLACE = torch.float16, torch.float32, torch.bool, torch.int64
+LEAST_CLASSES = 1000
+"""Inputs of dtype ``PLACE`` are places in a row, below this."""
+DROPPED = 0.1
 _aten = torch.ops.aten
 
 
@@ -28,14 +31,19 @@ class Chain:
     name: str
     function: Callable[..., Tensor | tuple[Tensor, ...]]
     inputs: tuple[Given, ...]
+    certain: Callable[..., Tensor] | None = None
+    """For a program with dropout: what the elements are that are not dropped."""
 
     def tensors(self, device: torch.device | str) -> list[Tensor]:
         """Random inputs; under a fake mode they cost nothing."""
-        made = []
-        for shape, dtype in self.inputs:
-            value = torch.rand(shape, device=device)
-            made.append(value < 0.8 if dtype == BOOL else ((value - 0.5) * 4).to(dtype))
-        return made
+        return [_made(shape, dtype, device) for shape, dtype in self.inputs]
+
+
+def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    value = torch.rand(shape, device=device)
+    if dtype == BOOL:
+        return value < 0.8
+    return (value * LEAST_CLASSES if dtype == PLACE else (value - 0.5) * 4).to(dtype)
 
 
 def norm_gelu_mask(x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
@@ -65,6 +73,15 @@ def softmax_mask(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x * 0.125, -1e4).softmax(-1)
 
 
+def softmax_dropout(x: Tensor) -> Tensor:
+    return F.dropout(x.softmax(-1), DROPPED)
+
+
+def softmax_kept(x: Tensor) -> Tensor:
+    """What dropout leaves of the softmax."""
+    return x.softmax(-1) / (1 - DROPPED)
+
+
 def lse_and_gradient(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     return torch.logsumexp(wide, -1), wide.softmax(-1).to(x.dtype)
@@ -75,6 +92,14 @@ def log_softmax_entropy(x: Tensor) -> tuple[Tensor, Tensor]:
     return -(log_p.exp() * log_p).sum(-1), log_p.to(x.dtype)
 
 
+def cross_entropy(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of each row, and the gradient of their sum."""
+    log_p = x.float().log_softmax(-1)
+    loss = F.nll_loss(log_p, target, reduction="none")
+    hit = torch.arange(x.shape[-1], device=x.device) == target[:, None]
+    return loss, (log_p.exp() - hit.float()).to(x.dtype)
+
+
 def norm_backward(
     dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, ...]:
@@ -82,6 +107,13 @@ def norm_backward(
         dy, x, list(x.shape[-1:]), mean, rstd, weight, bias, [True, True, True]
     )
     return found
+
+
+def rms_norm_backward(dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    normed, gradient = x.float() * rstd, dy.float() * weight
+    along = (gradient * normed).mean(-1, keepdim=True)
+    dx = (gradient - normed * along) * rstd
+    return dx.to(x.dtype), (dy.float() * normed).sum(0).to(weight.dtype)
 
 
 def softmax_backward(dy: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -99,6 +131,10 @@ def swiglu_backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return dy * b * (gate + silu * (1 - gate)), dy * silu
 
 
+def geglu(a: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(a, approximate="tanh") * b
+
+
 def bias_gelu_backward(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     dx = _aten.gelu_backward(dy, x + bias)
     return dx, dx.sum(0)
@@ -108,6 +144,15 @@ def lstm_cell(gates: Tensor, bias: Tensor, cell: Tensor) -> tuple[Tensor, Tensor
     i, f, g, o = (gates + bias).chunk(4, -1)
     new = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(new), new
+
+
+def gru_cell(given: Tensor, held: Tensor, state: Tensor) -> Tensor:
+    """From the products of both matrices with the input and the state."""
+    read, forget, new = given.chunk(3, -1)
+    read_held, forget_held, new_held = held.chunk(3, -1)
+    forget = torch.sigmoid(forget + forget_held)
+    candidate = torch.tanh(new + torch.sigmoid(read + read_held) * new_held)
+    return candidate + forget * (state - candidate)
 
 
 def pooled_attention(scores: Tensor, mask: Tensor, values: Tensor) -> Tensor:
@@ -168,8 +213,13 @@ def _norm_inputs(rows: int, columns: int) -> Sequence[Given]:
 def _chains() -> list[Chain]:
     found: list[Chain] = []
 
-    def add(name: str, function: Callable[..., object], *inputs: object) -> None:
-        found.append(Chain(name, function, tuple(inputs)))  # type: ignore[arg-type]
+    def add(
+        name: str,
+        function: Callable[..., object],
+        *inputs: object,
+        certain: Callable[..., Tensor] | None = None,
+    ) -> None:
+        found.append(Chain(name, function, tuple(inputs), certain))  # type: ignore[arg-type]
 
     for m, n in ((65536, 768), (4096, 5000), (16384, 3000)):
         add(f"norm + gelu + mask {m}x{n}", norm_gelu_mask,
@@ -185,16 +235,24 @@ def _chains() -> list[Chain]:
         add(f"softmax + mask {m}x{n}", softmax_mask, _rows(m, n), _rows(m, n, BOOL))
         add(f"softmax backward {m}x{n}", softmax_backward,
             _rows(m, n), _rows(m, n), _rows(m, n, BOOL))  # fmt: skip
+    add("softmax + dropout 16384x2048", softmax_dropout, _rows(16384, 2048), certain=softmax_kept)
+    for m, n in ((4096, 32000), (4096, 50257)):
+        add(f"cross-entropy {m}x{n}", cross_entropy, _rows(m, n), _vector(m, PLACE))
     for m, n in ((8192, 32000), (64, 131072)):
         add(f"log-sum-exp + softmax {m}x{n}", lse_and_gradient, _rows(m, n))
     add("log-softmax + entropy 8192x5000", log_softmax_entropy, _rows(8192, 5000))
     for m, n in ((8192, 4096), (16384, 3000)):
         add(f"norm backward {m}x{n}", norm_backward, _rows(m, n), *_norm_inputs(m, n))
+    add("RMSNorm backward 8192x4096", rms_norm_backward, *[_rows(8192, 4096)] * 2,
+        _rows(8192, 1, SINGLE), _vector(4096))  # fmt: skip
+    add("GeGLU 8192x11008", geglu, _rows(8192, 11008), _rows(8192, 11008))
     add("SwiGLU 16384x5504", swiglu, _rows(16384, 5504), _rows(16384, 5504))
     add("SwiGLU backward 16384x5504", swiglu_backward, *[_rows(16384, 5504)] * 3)
     add("bias + gelu backward 16384x3072", bias_gelu_backward,
         _rows(16384, 3072), _rows(16384, 3072), _vector(3072))  # fmt: skip
     add("LSTM cell 8192x1024", lstm_cell, _rows(8192, 4096), _vector(4096), _rows(8192, 1024))
+    add("GRU cell 8192x1024", gru_cell,
+        *[_rows(8192, 3072)] * 2, _rows(8192, 1024))  # fmt: skip
     add("attention pooling 2048x200x128", pooled_attention,
         _rows(2048, 200), _rows(2048, 200, BOOL), ((2048, 200, 128), HALF))  # fmt: skip
     heads = ((64, 12, 48, 64), HALF)

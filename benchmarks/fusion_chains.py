@@ -1,217 +1,116 @@
-"""Stitched chains beside eager and torch.compile on a GPU, under CUDA graphs.
+"""Stitched chains beside eager, torch.compile and Liger on GPUs, under CUDA graphs.
 
-    python -m benchmarks.fusion_chains OUT [--chains PART] [--rounds 40] [--race 4]
+    python -m benchmarks.fusion_chains OUT [--chains PART ...] [--limit SECONDS] [--race 4]
 
-For every chain of ``benchmarks.fusion_chain_programs`` a fresh process builds eager, torch.compile,
-its mode max-autotune-no-cudagraphs and the stitched version.  The latter's plans come from a short
+For every chain of ``benchmarks.fusion_chain_programs`` a fresh process builds the methods of
+``benchmarks.fusion_chain_methods`` and the stitched version.  The latter's plans come from a short
 race: for the explorer's partition and the greedy one, the modelled best plans of every kernel are
 timed (``--race 0``: the modelled first choice runs), and the faster partition is taken.  Each
 method is captured as a CUDA graph that walks over copies of its inputs larger than L2; replays are
 interleaved round by round, eager runs twice (the null).  Times are microseconds for one run.  OUT
 is a folder with one JSON for each chain; chains that are there already are left out, so an
-interrupted run goes on.  ``--list`` shows the chains and plans without a GPU.
+interrupted run goes on.  Every visible GPU has one chain at a time; none is begun that would not
+end within ``--limit``.  ``--list`` shows the chains and plans without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
+from time import monotonic
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 
+from benchmarks.fusion_chain_errors import Judge
+from benchmarks.fusion_chain_methods import others
 from benchmarks.fusion_chain_programs import CHAINS, Chain
+from benchmarks.fusion_chain_stitched import graph_of, least_bytes, partitions, raced
+from benchmarks.fusion_chain_times import compared, copies, in_turns
+from benchmarks.gpus import dealt, spread, visible
 from benchmarks.provenance import save
+from benchmarks.workload_gpu_counters import run_within
 from nostall.core.errors import BadInput
-from nostall.core.measurement import Comparison
-from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.racing import Racer
-from nostall.fusion.codegen.region import StitchedGraph, cover, scheduled, stitch
-from nostall.fusion.fuse import explored
-from nostall.fusion.graph import Graph
-from nostall.gpu.clock import ReplayClock
+from nostall.fusion.codegen.region import scheduled
 
-COLD_BYTES = 256 << 20
-"""Bytes that one CUDA graph walks over: an H200 has 50 MB of L2."""
-MOST_COPIES = 32
-TOLERANCE = {torch.float16: 2e-2, torch.float32: 1e-3, torch.int8: 1}
-Run = Callable[[Sequence[Tensor]], object]
+EXPECTED = 60.0
+"""Seconds that a chain is thought to take; none is begun later than that before the limit."""
 
 
-class _Module(nn.Module):
-    def __init__(self, chain: Chain) -> None:
-        super().__init__()
-        self.chain = chain
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.chain.function(*inputs)
-
-
-def graph_of(chain: Chain) -> Graph:
-    """The chain's operators; raises :class:`BadInput` where some of them are not captured."""
-    with FakeTensorMode():
-        inputs = chain.tensors("cpu")
-    captured = capture(inference_graph(_Module(chain), *inputs))
-    if captured.explanation.refused:
-        raise BadInput(f"{chain.name}: {captured.explanation}; write the chain without these")
-    return captured.graph
-
-
-def partitions(graph: Graph) -> dict[str, list[tuple[int, ...]]]:
-    """The explorer's and the greedy one; one of them where they are equal."""
-    found = {"explorer": explored(graph), "greedy": cover(graph)}
-    if sorted(found["explorer"]) == sorted(found["greedy"]):
-        del found["greedy"]
-    return found
-
-
-def copies(chain: Chain) -> int:
-    size = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in chain.inputs)
-    return max(1, min(MOST_COPIES, -(-COLD_BYTES // size)))
-
-
-# -- timing ----------------------------------------------------------------------------------------
-
-
-def captured_graph(run: Run, sets: Sequence[Sequence[Tensor]]) -> torch.cuda.CUDAGraph:
-    """One CUDA graph that runs over all sets of inputs; outputs live in its own pool."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run(sets[0])
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for inputs in sets:
-            run(inputs)
-    return graph
-
-
-def replayed(graph: torch.cuda.CUDAGraph, runs: int) -> float:
-    """Microseconds for one run of one replay."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return 1e3 * float(start.elapsed_time(end)) / runs
-
-
-# -- one chain -------------------------------------------------------------------------------------
-
-
-def stitched(chain: Chain, most: int, folder: Path) -> tuple[StitchedGraph, dict[str, Any]]:
-    """The chain as kernels, of the faster partition, and how they were chosen."""
-    graph = graph_of(chain)
-    found: list[tuple[float, StitchedGraph, str]] = []
-    races: dict[str, Any] = {}
-    inputs = chain.tensors("cuda")
-    for name, groups in partitions(graph).items():
-        racer = Racer(ReplayClock(), most, folder=folder)
-        whole = stitch(graph, groups, choice=racer if most else first_choice, folder=folder)
-        timed = captured_graph(lambda given, w=whole: w(*given), [inputs] * 4)
-        seconds = statistics.median(replayed(timed, 4) for _ in range(15))
-        found.append((seconds, whole, name))
-        told = [record.model_dump(exclude={"schema_version"}) for record in racer.told]
-        races[name] = {"us": seconds, "kernels": told, "refused": dict(whole.refused)}
-    _, best, name = min(found, key=lambda entry: entry[0])
-    plans_taken = [str(s.program.plan) for s in best.steps if not isinstance(s, int)]
-    return best, {"partition": name, "plans": plans_taken, "race": races}
-
-
-def difference(chain: Chain, run: Run, inputs: Sequence[Tensor]) -> list[float]:
-    """Largest errors against eager in fp32, relative to the largest value."""
-    wide = [x.float() if x.is_floating_point() else x for x in inputs]
-    want, got = chain.function(*wide), run(inputs)
-    wants, gots = (x if isinstance(x, (tuple, list)) else (x,) for x in (want, got))
-    return [
-        float((a.float() - b.float()).abs().max() / a.float().abs().max().clamp_min(1e-6))
-        for a, b in zip(wants, gots, strict=True)
-    ]
-
-
-def measured(chain: Chain, rounds: int, most: int) -> dict[str, Any]:
-    """All methods of one chain, side by side; needs a GPU."""
+def measured(chain: Chain, rounds: int, most: int, seconds: float) -> dict[str, Any]:
+    """All methods of one chain, side by side; needs a GPU.  ``seconds``: for Inductor's options."""
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder, torch.no_grad():
-        best, how = stitched(chain, most, Path(folder))
-        compiled = torch.compile(chain.function, dynamic=False)
-        tuned = torch.compile(chain.function, dynamic=False, mode="max-autotune-no-cudagraphs")
-        runs: dict[str, Run] = {
-            "eager": lambda given: chain.function(*given),
-            "eager again": lambda given: chain.function(*given),
-            "compile": lambda given: compiled(*given),
-            "max-autotune": lambda given: tuned(*given),
-            "stitched": lambda given: best(*given),
-        }
         sets = [chain.tensors("cuda") for _ in range(copies(chain))]
-        errors = {name: difference(chain, run, sets[0]) for name, run in runs.items()}
-        graphs = {name: captured_graph(run, sets) for name, run in runs.items()}
-        samples: dict[str, list[float]] = {name: [] for name in runs}
-        for round_ in range(rounds + 3):
-            # Another method is first each time.
-            names = list(runs)[round_ % len(runs) :] + list(runs)[: round_ % len(runs)]
-            for name in names:
-                time = replayed(graphs[name], len(sets))
-                if round_ >= 3:
-                    samples[name].append(round(time, 4))
+        judge = Judge(chain, sets[0])
+        stitched, how = raced(chain, sets, most, Path(folder))
+        errors = judge.errors(stitched)
+        if reason := judge.wrong(errors):
+            raise RuntimeError(f"the stitched chain is wrong: {reason} ({how['plans']})")
+        methods, told = others(chain, sets, judge, seconds)
+        del judge
+        told["largest_errors"]["stitched"] = errors
+        samples = in_turns({**methods, "stitched": stitched}, sets, rounds)
     return {
         "chain": chain.name,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "copies": len(sets),
-        "bytes_least": least_bytes(chain),
+        "bytes_least": least_bytes(graph_of(chain)),
         "stitched": how,
-        "largest_errors": errors,
+        **told,
         "samples_us": samples,
         "compared": compared(samples),
     }
 
 
-def least_bytes(chain: Chain) -> int:
-    """Bytes that have to be read and written once: inputs and outputs."""
-    graph = graph_of(chain)
-    return sum(graph[i].bytes for i in {*graph.inputs, *graph.outputs})
-
-
-def compared(samples: dict[str, list[float]]) -> dict[str, Any]:
-    """Stitched against each other method; the null is eager beside itself."""
-    found = {}
-    for name in ("eager", "compile", "max-autotune"):
-        # The null is a pair of one method; its spread is carried over to the other ratios.
-        scale = [b / a for a, b in zip(samples["eager"], samples["eager again"], strict=True)]
-        null = [x * s for x, s in zip(samples[name], scale, strict=True)]
-        result = Comparison.of(samples[name], samples["stitched"], null, kind="measured")
-        found[name] = {
-            "ratio": round(result.ratio, 4),
-            "low": round(result.low, 4),
-            "high": round(result.high, 4),
-            "verdict": result.verdict,
-        }
-    return found
-
-
 # -- all chains ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """A chain and the arguments of its own process; ``until`` is of the monotonic clock."""
+
+    name: str
+    arguments: tuple[str, ...]
+    until: float
+
+
+def in_own_process(job: Job) -> str:
+    """A fault ends the process of its chain only.  What went wrong; empty where nothing did."""
+    command = [sys.executable, "-m", "benchmarks.fusion_chains", *job.arguments]
+    left = max(1.0, job.until - monotonic())
+    try:
+        code, _, said = run_within(command, left)
+    except TimeoutExpired:
+        return f"not done within the {left:.0f} s that were left"
+    last = (said.strip().splitlines() or [""])[-1]
+    return f"exit code {code}: {last[:300]}" if code else ""
 
 
 def file_of(folder: Path, name: str) -> Path:
     return folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.json"
 
 
+def told(folder: Path, name: str) -> str:
+    """One line on a chain that was measured."""
+    found = json.loads(file_of(folder, name).read_text())
+    ratios = ", ".join(f"{of} {c['ratio']:.3f}" for of, c in found["compared"].items())
+    failed = "".join(f"; {of}: {why}" for of, why in found["failures"].items() if of != "liger")
+    return f"{ratios} ({'; '.join(found['stitched']['plans'])}){failed}"
+
+
 def listed(names: Sequence[str]) -> None:
     """Chains with the kernels of both partitions and the plans that the model prefers."""
     for name in names:
         graph = graph_of(CHAINS[name])
-        print(f"{name}: at least {least_bytes(CHAINS[name]) / 1e6:.1f} MB")
+        print(f"{name}: at least {least_bytes(graph) / 1e6:.1f} MB")
         for kind, groups in partitions(graph).items():
             for group in groups:
                 try:
@@ -223,38 +122,35 @@ def listed(names: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--chains", default="", help="only those whose name has this part")
+    parser.add_argument("--chains", nargs="*", default=[""], help="only names with such a part")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--race", type=int, default=4, help="modelled best plans; 0: no race")
-    parser.add_argument("--seconds", type=float, default=240, help="for one chain")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for all chains")
+    parser.add_argument("--inductor", type=float, default=45, help="seconds for a chain's options")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--one", action="store_true", help="in this process (used by itself)")
+    parser.add_argument("--one", help="this chain, in this process (used by itself)")
     options = parser.parse_args()
-    names = [name for name in CHAINS if options.chains in name]
+    names = [name for name in CHAINS if any(part in name for part in options.chains)]
     if options.list or options.out is None:
         listed(names)
         return
-    if not torch.cuda.is_available():
+    if options.one is not None:
+        found = measured(CHAINS[options.one], options.rounds, options.race, options.inductor)
+        save(file_of(options.out, options.one), **found)
+        return
+    gpus = visible()
+    if not gpus:
         sys.exit("there is no GPU here; run this on one, or give --list")
-    for name in names:
-        path = file_of(options.out, name)
-        if path.exists():
-            continue
-        if options.one:
-            save(path, **measured(CHAINS[name], options.rounds, options.race))
-            continue
-        # A fault ends the process of its chain only.
-        command = [sys.executable, "-m", "benchmarks.fusion_chains", str(options.out), "--one"]
-        command += ["--chains", name, "--rounds", str(options.rounds), "--race", str(options.race)]
-        try:
-            done = subprocess.run(command, timeout=options.seconds, check=False)
-            failed = f"exit code {done.returncode}" if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            failed = f"more than {options.seconds} s"
-        if failed:
-            print(f"{name}: {failed}", flush=True)
-        elif path.exists():
-            print(f"{name}: {json.loads(path.read_text())['compared']}", flush=True)
+    until = monotonic() + options.limit
+    given = [str(options.out), "--rounds", str(options.rounds), "--race", str(options.race)]
+    given += ["--inductor", str(options.inductor)]
+    left = [name for name in names if not file_of(options.out, name).exists()]
+    jobs = [Job(name, (*given, "--one", name), until) for name in left]
+    queues = dealt(jobs, len(gpus), lambda job: job.name, left)
+    for answer in spread(in_own_process, queues, gpus, until, lambda _: EXPECTED):
+        failed = answer.result if answer.error is None else str(answer.error)
+        name = answer.job.name
+        print(f"{name}: {failed or told(options.out, name)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +57,31 @@ def run_within(command: Sequence[str], limit: float) -> tuple[int, str, str]:
         return running.returncode, out, said
 
 
+def table(lines: Sequence[str], said: str, units: Mapping[str, str | None]) -> list[dict[str, str]]:
+    """The launches of ncu's raw page, in their order; ``units``: the columns that have to be there,
+    and in what they have to count.  Raises :class:`ValueError` where there is none of it."""
+    rows = [line for line in lines if line.startswith('"')]
+    found = list(csv.DictReader(io.StringIO("\n".join(rows))))
+    if not found or any(name not in found[0] for name in units):
+        raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], said.strip()[-300:]])}")
+    for name, allowed in units.items():
+        if allowed and found[0][name] not in allowed:
+            raise ValueError(f"ncu counts {name} in {found[0][name]}; it may be {allowed}")
+    return found[1:]
+
+
 def summed(lines: Sequence[str], said: str) -> dict[str, Any]:
     """Sums by kind of ncu's raw page; raises :class:`ValueError` where there is none."""
-    rows = [line for line in lines if line.startswith('"')]
-    table = list(csv.DictReader(io.StringIO("\n".join(rows))))
-    if not table or any(name not in table[0] for name in ("Kernel Name", READ, WRITTEN, TIME)):
-        raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], said.strip()[-300:]])}")
-    units = table[0]
-    if (units[READ], units[WRITTEN], units[TIME]) not in (
-        ("byte", "byte", "ns"),
-        ("byte", "byte", "nsecond"),
-    ):
-        raise ValueError(f"ncu counts in {units[READ]}, {units[WRITTEN]} and {units[TIME]}")
+    units = {"Kernel Name": (), READ: ("byte",), WRITTEN: ("byte",), TIME: ("ns", "nsecond")}
     found: dict[str, dict[str, float]] = {}
-    for row in table[1:]:
+    for row in table(lines, said, units):
         kind = kind_of_name(row["Kernel Name"]).name.lower()
         one = found.setdefault(kind, {"kernels": 0, "bytes": 0.0, "seconds": 0.0})
         one["kernels"] += 1
-        one["bytes"] += _number(row[READ]) + _number(row[WRITTEN])
-        one["seconds"] += _number(row[TIME]) * 1e-9
+        one["bytes"] += number(row[READ]) + number(row[WRITTEN])
+        one["seconds"] += number(row[TIME]) * 1e-9
     return {"kinds": found}
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
     return float(text.replace(",", ""))

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from subprocess import TimeoutExpired
+from time import monotonic
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks.fusion_chain_programs import CHAINS
-from benchmarks.fusion_chains import compared, copies, graph_of, least_bytes, partitions
+import torch
+from benchmarks import fusion_chain_methods, fusion_chains
+from benchmarks.fusion_chain_errors import Judge
+from benchmarks.fusion_chain_methods import OPTIONS, best_inductor, compiled, known_options, others
+from benchmarks.fusion_chain_programs import CHAINS, Chain
+from benchmarks.fusion_chain_stitched import graph_of, least_bytes, partitions, plans_of, taken
+from benchmarks.fusion_chain_times import Inputs, Method, Run, compared, copies, in_turns
+from benchmarks.fusion_chains import Job, in_own_process
+from benchmarks.fusion_chains_page import FOLDER
 
+from nostall.core.errors import BadInput
 from nostall.fusion.codegen.choice import first_choice
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.region import cover, scheduled
+from nostall.fusion.reference import interpret
 
 FIRST = {
     "softmax + mask 16384x3000": "block 1x2048+1024",
@@ -23,8 +40,42 @@ FIRST = {
 }
 
 
+def small(chain: Chain) -> Chain:
+    """The same program on tensors that a processor copes with."""
+
+    def less(shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(shape) == 4:
+            return 2, *(-(-size // 32) if size >= 512 else size for size in shape[1:])
+        return tuple(-(-size // 32) if size >= 512 else size for size in shape)
+
+    return replace(chain, inputs=tuple((less(shape), dtype) for shape, dtype in chain.inputs))
+
+
+def tensors(given: object) -> list[torch.Tensor]:
+    return list(given) if isinstance(given, (tuple, list)) else [given]
+
+
 def test_there_are_enough_chains() -> None:
     assert len(CHAINS) >= 16
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_every_chain_runs_and_is_captured_as_what_it_is(name: str) -> None:
+    chain = small(CHAINS[name])
+    torch.manual_seed(0)
+    given = chain.tensors("cpu")
+    wide = [x.float() if x.is_floating_point() else x for x in given]
+    found = tensors(chain.function(*wide))
+    graph = graph_of(chain)
+    if chain.certain is not None:
+        assert [tuple(x.shape) for x in found] == [graph[i].shape for i in graph.outputs]
+        return
+    wants = interpret(graph, [x.numpy() for x in wide])
+    for want, got in zip(wants, found, strict=True):
+        assert got.shape == want.shape and got.is_floating_point() == (want.dtype.kind == "f")
+        # The graph has casts to fp16 that the run in fp32 has too, but only those.
+        error = abs(got.double().numpy() - want).max() / max(abs(want).max(), 1e-6)
+        assert error < (1.5 / 127 if got.dtype == torch.int8 else 5e-3)
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -50,14 +101,24 @@ def test_equal_partitions_are_measured_once() -> None:
 def test_copies_are_more_than_the_cache_and_bytes_are_counted_once() -> None:
     chain = CHAINS["softmax + mask 32768x1024"]
     elements = 32768 * 1024
-    assert least_bytes(chain) == elements * (2 + 1 + 2)
+    assert least_bytes(graph_of(chain)) == elements * (2 + 1 + 2)
     assert copies(chain) == 3
+
+
+def test_a_row_that_is_read_again_stays_in_the_cache() -> None:
+    """Many rows in a program would fill L2 and have every pass go to memory."""
+    graph = graph_of(CHAINS["log-sum-exp + softmax 8192x32000"])
+    plan = first_choice(scheduled(graph, graph.operators))
+    assert (plan.scheme, plan.rows) == ("looped", 1)
+
+
+# -- time ------------------------------------------------------------------------------------------
 
 
 def test_a_gain_counts_only_beyond_the_null() -> None:
     steady = [100.0 + i % 3 for i in range(40)]
     half = [time / 2 for time in steady]
-    samples = {"eager": steady, "eager again": steady, "compile": half, "max-autotune": half}
+    samples = {"eager": steady, "eager again": steady, "compile": half}
     found = compared({**samples, "stitched": half})
     assert found["eager"]["verdict"] == "faster"
     assert found["compile"]["verdict"] == "same"
@@ -66,8 +127,164 @@ def test_a_gain_counts_only_beyond_the_null() -> None:
     assert found["compile"]["verdict"] == "same"
 
 
-def test_a_row_that_is_read_again_stays_in_the_cache() -> None:
-    """Many rows in a program would fill L2 and have every pass go to memory."""
-    graph = graph_of(CHAINS["log-sum-exp + softmax 8192x32000"])
-    plan = first_choice(scheduled(graph, graph.operators))
-    assert (plan.scheme, plan.rows) == ("looped", 1)
+def test_methods_take_turns_and_have_their_own_inputs_where_they_write_over_them() -> None:
+    order: list[str] = []
+    given = [[torch.zeros(2)], [torch.ones(2)]]
+    seen: dict[str, Sequence[Inputs]] = {}
+
+    def record(run: Run, sets: Sequence[Inputs]) -> str:
+        name = str(run([]))
+        seen[name] = sets
+        return name
+
+    def timed(name: str, runs: int) -> float:
+        order.append(name)
+        return float(len(order))
+
+    methods = {"a": Method(lambda _: "a"), "b": Method(lambda _: "b", overwrites=True)}
+    samples = in_turns(methods, given, 2, record, timed)
+    assert order == ["a", "b", "b", "a"] * 2 + ["a", "b"]
+    assert samples == {"a": [8.0, 9.0], "b": [7.0, 10.0]}
+    assert seen["a"][1][0] is given[1][0] and seen["b"][1][0] is not given[1][0]
+    assert torch.equal(seen["b"][1][0], given[1][0])
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_is_named_and_not_a_number_is_wrong() -> None:
+    chain = small(CHAINS["residual + RMSNorm 16384x4096"])
+    judge = Judge(chain, chain.tensors("cpu"))
+    assert judge.wrong(judge.errors(Method(lambda given: chain.function(*given)))) == ""
+
+    def off(given: Inputs) -> list[torch.Tensor]:
+        first, second = chain.function(*given)
+        return [first, second * 1.1]
+
+    assert judge.wrong(judge.errors(Method(off))).startswith("output 1 is off by 0.1")
+    broken = judge.errors(Method(lambda given: [x * float("nan") for x in off(given)]))
+    assert judge.wrong(broken).startswith("output 0 is off by nan")
+
+
+def test_dropout_is_judged_by_what_it_leaves_and_how_much() -> None:
+    chain = small(CHAINS["softmax + dropout 16384x2048"])
+    chain = replace(chain, inputs=(((512, 2048), torch.float16),))
+    judge = Judge(chain, chain.tensors("cpu"))
+    right = Method(lambda given: chain.function(*given))
+    assert judge.wrong([error / 2 for error in judge.errors(right)]) == ""
+    assert judge.errors(Method(lambda given: given[0].softmax(-1)))[0] > 0.05
+    all_kept = judge.errors(Method(lambda given: given[0].softmax(-1) / 0.9))
+    assert judge.wrong(all_kept).startswith("output 1 is off by 0.1")
+
+
+# -- other methods ---------------------------------------------------------------------------------
+
+
+def test_only_options_that_this_version_has_and_that_change_something_are_tried() -> None:
+    settings = SimpleNamespace(
+        combo_kernels=False,
+        benchmark_combo_kernel=False,
+        triton=SimpleNamespace(multi_kernel=0, mix_order_reduction=True),
+    )
+    assert list(known_options(settings)) == [
+        "combo kernels",
+        "multi-kernel",
+        "no mixed-order reductions",
+    ]
+    assert set(known_options()) <= set(OPTIONS) and "combo kernels" in known_options()
+
+
+def test_the_fastest_of_inductors_ways_is_taken_and_gains_are_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        fusion_chain_methods, "known_options", lambda: {"a": {"x": 1}, "b": {"y": 1}, "c": {"z": 1}}
+    )
+    took = {"xmax": 8.0, "x": 9.0, "y": 9.99, "z": 11.0}
+
+    def built(chain: Chain, options: dict[str, object]) -> Run:
+        if "z" in options:
+            raise RuntimeError("no such thing\nat all")
+        key = ("x" if "x" in options else "y") + ("max" if len(options) > 1 else "")
+        return lambda _: key
+
+    def timed(run: Run, sets: Sequence[Inputs]) -> float:
+        return took.get(str(run([])), 10.0)
+
+    begun = {"compile": lambda _: "plain", "max-autotune": lambda _: "tuned"}
+    chain = CHAINS["SwiGLU 16384x5504"]
+    run, told = best_inductor(chain, [], begun, 60, timed, built)
+    assert told["taken"] == "max-autotune + a" and run([]) == "xmax"
+    assert told["ways"]["c"] == {"failure": "RuntimeError: no such thing"}
+    assert told["ways"]["b"] == {"us": 9.99}
+    _, told = best_inductor(chain, [], begun, 60, lambda run, sets: 5.0, built)
+    assert told["taken"] == "compile"
+    del begun["compile"]
+    assert best_inductor(chain, [], begun, 60, timed, built)[1]["taken"] == "a"
+    with pytest.raises(RuntimeError, match="no way"):
+        best_inductor(chain, [], begun, -1, timed, built)
+
+
+def test_versions_of_one_program_share_no_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def fake(function: object, **options: object) -> object:
+        seen.append((function, options["options"]))
+        return function
+
+    monkeypatch.setattr(torch, "compile", fake)
+    chain = small(CHAINS["SwiGLU 16384x5504"])
+    given = chain.tensors("cpu")
+    one, other = compiled(chain), compiled(chain, {"combo_kernels": True})
+    assert torch.equal(one(given), other(given))
+    assert seen[0][0].__code__ is not seen[1][0].__code__
+    assert [options for _, options in seen] == [None, {"combo_kernels": True}]
+
+
+def test_a_method_that_fails_or_is_wrong_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain = small(CHAINS["softmax + mask 32768x1024"])
+
+    def made(_: Chain, options: dict[str, object] | None = None) -> Run:
+        if options is None:
+            return lambda given: chain.function(*given) + 1
+        return lambda given: chain.function(*given)
+
+    def best(*_: object) -> object:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(fusion_chain_methods, "compiled", made)
+    monkeypatch.setattr(fusion_chain_methods, "best_inductor", best)
+    given = chain.tensors("cpu")
+    found, told = others(chain, [given], Judge(chain, given), 60)
+    assert list(found) == ["eager", "eager again", "max-autotune"]
+    assert told["failures"]["compile"].startswith("output 0 is off by")
+    assert told["failures"]["best Inductor"] == "RuntimeError: out of luck"
+    assert told["failures"]["liger"] == "Liger has no kernel that computes softmax_mask"
+
+
+# -- a committed result ----------------------------------------------------------------------------
+
+
+def test_the_kernels_of_a_result_are_made_again_without_a_race(tmp_path: Path) -> None:
+    result = json.loads((FOLDER / "double_norm_16384x2500.json").read_text())
+    whole = taken(CHAINS[result["chain"]], result["stitched"], tmp_path)
+    assert plans_of(whole) == result["stitched"]["plans"]
+    other = {**result["stitched"], "plans": ["block 1x8, 4 warps"]}
+    with pytest.raises(BadInput, match="measure the chain again"):
+        taken(CHAINS[result["chain"]], other, tmp_path)
+
+
+def test_a_chain_has_a_process_of_its_own_and_its_fault_is_told(tmp_path: Path) -> None:
+    """Without a GPU the process fails; with one it does because there is no such chain."""
+    job = Job("no such chain", (str(tmp_path), "--one", "no such chain"), monotonic() + 60)
+    assert in_own_process(job) == "exit code 1: KeyError: 'no such chain'"
+
+
+def test_a_chain_ends_with_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(command: Sequence[str], limit: float) -> tuple[int, str, str]:
+        raise TimeoutExpired(command, limit)
+
+    monkeypatch.setattr(fusion_chains, "run_within", hangs)
+    assert in_own_process(Job("c", (), monotonic() - 9)) == "not done within the 1 s that were left"

@@ -145,7 +145,7 @@ def test_ncu_is_asked_and_ended_in_time(tmp_path: Path) -> None:
     ("lines", "said"),
     [
         (["==ERROR== no permission"], "no permission"),
-        ([HEAD, UNITS.replace("ns", "us")], "counts in byte, byte and us"),
+        ([HEAD, UNITS.replace("ns", "us")], "time_duration.sum in us"),
         (['"ID","Other"', '"0","1"'], "counted nothing"),
     ],
 )
