@@ -17,6 +17,8 @@ HALF, SINGLE, BOOL, PLACE = torch.float16, torch.float32, torch.bool, torch.int6
 LEAST_CLASSES = 1000
 """Inputs of dtype ``PLACE`` are places in a row, below this."""
 DROPPED = 0.1
+LONGEST_ROW = 128 << 10
+"""Bytes of a row that the registers of an SM hold (256 KB) beside what is made of it."""
 _aten = torch.ops.aten
 
 
@@ -33,6 +35,12 @@ class Chain:
     inputs: tuple[Given, ...]
     certain: Callable[..., Tensor] | None = None
     """For a program with dropout: what the elements are that are not dropped."""
+
+    @property
+    def is_single_pass(self) -> bool:
+        """Whether one kernel could read every input once: rows fit on chip, none are summed up."""
+        longest = max(shape[-1] * dtype.itemsize for shape, dtype in self.inputs)
+        return self.function not in _SUMMING_ROWS and longest <= LONGEST_ROW
 
     def tensors(self, device: torch.device | str) -> list[Tensor]:
         """Random inputs; under a fake mode they cost nothing."""
@@ -268,4 +276,5 @@ def _chains() -> list[Chain]:
     return found
 
 
+_SUMMING_ROWS = (norm_backward, rms_norm_backward, bias_gelu_backward)
 CHAINS = {chain.name: chain for chain in _chains()}
