@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fusion_chain_programs import Chain
-from benchmarks.fusion_chains import graph_of
+from benchmarks.fusion_chain_stitched import graph_of
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.choice import modelled_seconds
 from nostall.fusion.codegen.emit import emit

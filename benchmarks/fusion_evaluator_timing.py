@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.fusion_chains import (
+from benchmarks.fusion_chain_errors import Judge
+from benchmarks.fusion_chain_stitched import method
+from benchmarks.fusion_chain_times import (
     COLD_BYTES,
     MOST_COPIES,
     captured_graph,
     copies,
-    difference,
     replayed,
 )
 from benchmarks.fusion_evaluator_sample import Sampled, Work, modelled_us, told
@@ -119,16 +120,15 @@ def ablation(work: Work, here: Here) -> dict[str, Any]:
             }
     sets = [work.chain.tensors(here.device) for _ in range(copies(work.chain))]
     times = -(-LEAST_LAUNCHES // len(sets))
+    judge = Judge(work.chain, sets[0])
     graphs, names = [], []
     for name, whole in [*different.values(), next(iter(different.values()))]:
-
-        def run(given: Sequence[Tensor], whole: StitchedGraph = whole) -> object:
-            return whole(*given)
-
+        one = method(whole, len(work.chain.inputs))
         if name not in names:
-            errors = difference(work.chain, run, sets[0])
+            errors = judge.errors(one)
             variants[name]["largest_errors"] = [_finite(error) for error in errors]
-        graphs.append(captured_graph(run, sets * times))
+            variants[name]["wrong"] = judge.wrong(errors)
+        graphs.append(captured_graph(one.run, sets * times))
         names.append(name)
     *samples, null = _in_turns(graphs, len(sets) * times, 2 * here.rounds)
     return {

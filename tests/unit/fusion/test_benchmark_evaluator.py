@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 from benchmarks import fusion_evaluator
 from benchmarks.fusion_chain_programs import CHAINS
-from benchmarks.fusion_chains import graph_of
+from benchmarks.fusion_chain_stitched import graph_of
 from benchmarks.fusion_evaluator import Job
 from benchmarks.fusion_evaluator_compile import Architecture, awaited
 from benchmarks.fusion_evaluator_sample import BEST, plan_of, sample, told, work_of
