@@ -184,7 +184,7 @@ class Counting:
             outcome = self.gpu.evaluate(cubin)
             return Pending(lambda: True, lambda: self._counted(outcome))
         pending = self.gpu.start(cubin)
-        return Pending(pending.ready, lambda: self._counted(pending.wait()))
+        return Pending(pending.ready, lambda: self._counted(pending.wait()), pending.foresee)
 
     def _counted(self, outcome: Outcome) -> Outcome:
         self.fates[outcome.fate] = self.fates.get(outcome.fate, 0) + 1

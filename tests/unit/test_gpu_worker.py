@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Pretender:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.foretold: Callable[[float], bytes | None] = lambda seconds: None
 
     def about(self) -> Mapping[str, str]:
         return {"gpu": "none", "process": str(os.getpid())}
@@ -35,6 +36,8 @@ class Pretender:
             os._exit(7)
         if cubin == b"hang":
             time.sleep(60)
+        if cubin == b"listen":
+            return Outcome("agrees", detail=(self.foretold(5.0) or b"nothing").decode())
         if cubin.startswith(b"pause once:"):
             mark = Path(cubin.partition(b":")[2].decode())
             if not mark.exists():
@@ -141,6 +144,24 @@ def test_a_device_works_while_its_user_does_something_else() -> None:
             while not pending.ready():
                 time.sleep(0.01)
             assert pending.wait().fate == fate
+
+
+def test_a_busy_worker_is_told_what_may_come_next() -> None:
+    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+        pending = gpu.start(b"listen")
+        pending.foresee(b"x" * 100_000)  # larger than any candidate of this kernel
+        pending.foresee(b"one")
+        pending.foresee(b"two")
+        assert pending.wait().detail == "one"
+        pending.foresee(b"nobody waits")
+        pending = gpu.start(b"listen")
+        pending.foresee(b"three")
+        assert pending.wait().detail == "three"  # what came late is forgotten
+        pending = gpu.start(b"fault")
+        pending.foresee(b"four")
+        assert pending.wait().fate == "fault"
+        pending.foresee(b"five")
+        assert gpu.evaluate(b"good").fate == "timed"
 
 
 @pytest.mark.parametrize(("name", "text"), [("unrepeatable", "deterministic"), ("crash", "code 3")])

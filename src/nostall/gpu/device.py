@@ -94,13 +94,18 @@ class Device(Protocol):
         ...
 
 
+def _ignored(cubin: bytes) -> None: ...
+
+
 @dataclass(frozen=True)
 class Pending:
     """An answer that is awaited.  ``ready`` says whether it is there, ``wait`` gives it; it has to
-    be taken before anything else is asked of the device."""
+    be taken before anything else is asked of the device.  ``foresee`` tells of a candidate that may
+    come next, which is loaded meanwhile where the device can do that."""
 
     ready: Callable[[], bool]
     wait: Callable[[], Outcome]
+    foresee: Callable[[bytes], None] = _ignored
 
 
 @runtime_checkable

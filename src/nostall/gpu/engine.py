@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import perf_counter
 
@@ -14,8 +14,11 @@ from nostall.gpu.checking import SEARCH, Checker
 from nostall.gpu.cupti import CuptiTimer
 from nostall.gpu.device import Kernel, Outcome, Plan, Timing
 from nostall.gpu.driver import Arguments, Cuda, DriverError, Loaded
+from nostall.gpu.foresight import Foretold
 from nostall.gpu.timing import ColdTimer, EventTimer, Flush, GraphTimer, Timer, launches_for
 
+_MOMENT = 1e-4
+"""Seconds to wait for a module that may come next, before the GPU is asked again."""
 _ASKED = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks.max.sm"
 
 
@@ -32,6 +35,8 @@ class Engine:
     ) -> None:
         self.kernel, self.plan = kernel, plan
         self.cuda = cuda or Cuda(ordinal)
+        self.foretold: Foretold = lambda seconds: None
+        self._ready: list[tuple[bytes, Loaded]] = []
         self.original = self._load_original()
         self.flush = Flush(self.cuda)
         self.checker = Checker(self.cuda, kernel.name, kernel.launch, plan.inputs, plan, self.flush)
@@ -65,7 +70,7 @@ class Engine:
         """Check ``cubin`` on every input set, then time it in pairs with the original."""
         clock = _Parts()
         try:
-            candidate = self._load(cubin)
+            candidate = self._taken(cubin)
         except DriverError as error:
             return Outcome("rejected", detail=str(error), spent=clock.done("load"))
         clock.done("load")
@@ -133,6 +138,25 @@ class Engine:
             loaded[which] = self._load(what[which])
         return [loaded[which] for which in range(3)]
 
+    def _load_ahead(self, finished: Callable[[], bool]) -> None:
+        """Load what may come next until the GPU has ``finished``."""
+        while not finished():
+            cubin = self.foretold(_MOMENT)
+            if cubin is not None:
+                with suppress(DriverError):  # it is told to who asks for it
+                    self._ready.append((cubin, self._load(cubin)))
+
+    def _taken(self, cubin: bytes) -> Loaded:
+        """The module, which may be there already; others that were loaded ahead are dropped."""
+        ready, self._ready = self._ready, []
+        found: Loaded | None = None
+        for known, loaded in ready:
+            if found is None and known == cubin:
+                found = loaded
+            else:
+                self.cuda.unload(loaded)
+        return found or self._load(cubin)
+
     def _load(self, cubin: bytes) -> Loaded:
         return self.cuda.load(cubin, self.kernel.name, self.kernel.launch.shared)
 
@@ -159,7 +183,7 @@ class Engine:
             return CuptiTimer(self.cuda, spec, self.arguments, times, flush)
         if plan.clock == "events":
             return EventTimer(self.cuda, spec, self.arguments, times)
-        return GraphTimer(self.cuda, spec, self.arguments, times, self.original)
+        return GraphTimer(self.cuda, spec, self.arguments, times, self.original, self._load_ahead)
 
 
 class _Parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,9 @@ from nostall.gpu.driver import Arguments, Cuda, Loaded
 
 _FLUSH_FACTOR = 2
 """Bytes overwritten for a cold cache, in sizes of the L2 cache."""
+
+
+Meanwhile = Callable[[Callable[[], bool]], None]
 
 
 class Timer(Protocol):
@@ -28,12 +31,20 @@ class Timer(Protocol):
 class GraphTimer:
     """Times graphs of several launches: the L2 cache stays warm and launches do not wait for the
     host.  ``times`` launches make one graph.  The graph of ``reference`` is kept: it takes part in
-    every comparison."""
+    every comparison.  ``meanwhile`` is called when all of them are on their way, and is told how to
+    ask whether the GPU has done them."""
 
     def __init__(
-        self, cuda: Cuda, spec: LaunchSpec, arguments: Arguments, times: int, reference: Loaded
+        self,
+        cuda: Cuda,
+        spec: LaunchSpec,
+        arguments: Arguments,
+        times: int,
+        reference: Loaded,
+        meanwhile: Meanwhile | None = None,
     ) -> None:
         self.cuda, self.spec, self.arguments, self.times = cuda, spec, arguments, times
+        self.meanwhile = meanwhile
         self.events = [cuda.event() for _ in range(2)]
         self.reference = reference
         self._kept = cuda.graph(reference, spec, arguments, times)
@@ -60,6 +71,9 @@ class GraphTimer:
                 at += 1
                 self.cuda.record(self.events[at])
             at += 1
+        if self.meanwhile is not None:
+            last = self.events[at - 1]
+            self.meanwhile(lambda: self.cuda.happened(last))
         self.cuda.synchronize()
         samples: list[list[float]] = [[] for _ in graphs]
         at = 0

@@ -14,11 +14,14 @@ from typing import Any, Protocol
 
 from nostall.core.errors import BadInput, NostallError
 from nostall.gpu.device import Kernel, Outcome, Pending, Plan
+from nostall.gpu.foresight import Foreseeing, Messages, Slots
 
 _FIRST_SHARE = 16
 """Samples that are asked for at once to begin with."""
 _START = 120.0
 """Seconds that a worker may take to start: the driver, the reference outputs, the first timing."""
+_LARGER = 4096
+"""Bytes that a foreseen candidate may have more than the original."""
 
 
 class Works(Protocol):
@@ -60,6 +63,7 @@ class LocalGpu:
         self._pipe: Connection | None = None
         self._owed = False
         self._about: Mapping[str, str] = {}
+        self._slots = Slots(multiprocessing.get_context("spawn"), len(kernel.cubin) + _LARGER)
         self.restarts = -1
         self._start()
 
@@ -80,7 +84,7 @@ class LocalGpu:
             first = asked.wait()
             return first if first.fate != "hang" else self._asked(question, deadline).wait()
 
-        return Pending(asked.ready, answer)
+        return Pending(asked.ready, answer, self._foresee)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         """As :meth:`nostall.gpu.device.Device.compare`.
@@ -116,6 +120,12 @@ class LocalGpu:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _foresee(self, cubin: bytes) -> None:
+        hint = self._slots.hint(cubin)
+        if hint and self._owed and self._pipe is not None:
+            with suppress(OSError):  # whoever waits for the answer will hear of it
+                self._pipe.send(hint)
 
     def _asked(self, question: tuple[Any, ...], seconds: float) -> Pending:
         """Send a question."""
@@ -158,7 +168,7 @@ class LocalGpu:
         mine, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve,
-            args=(theirs, self._make, self.kernel, self.plan, self.ordinal),
+            args=(theirs, self._slots, self._make, self.kernel, self.plan, self.ordinal),
             daemon=True,
         )
         self._process.start()
@@ -197,7 +207,9 @@ class LocalGpu:
         return None if code is None else int(code)
 
 
-def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: int) -> None:
+def _serve(
+    pipe: Connection, slots: Slots, make: Make, kernel: Kernel, plan: Plan, ordinal: int
+) -> None:
     """The worker's main loop: one question, one answer; any error ends the process, because a
     faulted context cannot be used again."""
     # Ctrl-C in a terminal reaches this process too; the parent decides what comes of it.
@@ -211,8 +223,11 @@ def _serve(pipe: Connection, make: Make, kernel: Kernel, plan: Plan, ordinal: in
     except Exception as error:  # the driver's own errors: the parent says it to the user
         pipe.send(f"could not run the original ({error})")
         return
+    messages = Messages(pipe, slots)
+    if isinstance(works, Foreseeing):
+        works.foretold = messages.foreseen
     with suppress(EOFError, OSError):  # the parent is done with this worker, or gone
-        while (question := pipe.recv()) is not None:
+        while (question := messages.question()) is not None:
             verb, *arguments = question
             try:
                 pipe.send(getattr(works, verb)(*arguments))

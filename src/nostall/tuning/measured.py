@@ -53,7 +53,7 @@ class MeasuredSchedules(Objective[Schedule]):
         return [self.measure(state, iter(())) for state in states]
 
     def measure(self, state: Schedule, ahead: Iterator[Schedule]) -> Measurement:
-        """One state; what ``ahead`` gives is patched while the device is busy."""
+        """One state; what ``ahead`` gives is patched, and loaded, while the device is busy."""
         cubin = self._patched(state)
         if not isinstance(self.device, Overlapping):
             return self._judged(state, self.device.evaluate(cubin))
@@ -62,6 +62,7 @@ class MeasuredSchedules(Objective[Schedule]):
         try:
             while not pending.ready() and (following := next(ahead, None)) is not None:
                 made.append((following, self._patched(following)))
+                pending.foresee(made[-1][1])
         finally:  # the answer is taken whatever happens, or the next question would get it
             outcome = pending.wait()
         self._ahead = made
