@@ -78,9 +78,9 @@ def in_turns(
     timed: Callable[[Any, int], float] = replayed,
 ) -> dict[str, list[float]]:
     """Microseconds of each method in every round; another method is first each time."""
-    graphs = {
-        name: record(method.run, own_copies(method, sets)) for name, method in methods.items()
-    }
+    # Graphs only know where their inputs are: these have to stay.
+    given = {name: own_copies(method, sets) for name, method in methods.items()}
+    graphs = {name: record(method.run, given[name]) for name, method in methods.items()}
     samples: dict[str, list[float]] = {name: [] for name in methods}
     for round_ in range(rounds + WARM_UP):
         first = round_ % len(methods)

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def fp8(folder: Path) -> list[str]:
     found = []
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
         wanted = x.to(getattr(torch, dtype))
-        traced = make_fx(lambda x, d=wanted.dtype: x.to(d), tracing_mode="fake")(x)
+        traced = make_fx(partial(torch.Tensor.to, dtype=wanted.dtype), tracing_mode="fake")(x)
         graph = capture(traced).graph
         (made,) = stitch(graph, folder=folder)(x)
         nan = wanted.float().isnan()

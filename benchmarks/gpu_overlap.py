@@ -24,7 +24,7 @@ from benchmarks.cell import built
 from benchmarks.provenance import save
 from benchmarks.suite_kernels import Entry, entries
 from nostall.core import Budget
-from nostall.gpu import Kernel, LocalGpu, Outcome, Pending
+from nostall.gpu import Kernel, LocalGpu, Outcome, Plan
 from nostall.sass import Program
 from nostall.sass.schedule import Patcher, ScheduleSpace
 from nostall.search import Anneal
@@ -42,26 +42,12 @@ NULLS = 400
 """Evaluations of the original, each way."""
 
 
-class Late:
-    """A device that is told of nothing in advance."""
-
-    def __init__(self, gpu: LocalGpu) -> None:
-        self.gpu = gpu
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.gpu, name)
-
-    def start(self, cubin: bytes) -> Pending:
-        pending = self.gpu.start(cubin)
-        return Pending(pending.ready, pending.wait)
-
-
 @contextmanager
 def device(source: Source, ahead: bool) -> Iterator[Any]:
     assert source.launch is not None
-    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
+    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch), Plan(ahead=ahead)) as gpu:
         gpu.evaluate(source.cubin)
-        yield gpu if ahead else Late(gpu)
+        yield gpu
 
 
 def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Pretender:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.foretold: Callable[[float], bytes | None] = lambda seconds: None
+        self.foretold: Callable[[], bytes | None] = lambda: None
 
     def about(self) -> Mapping[str, str]:
         return {"gpu": "none", "process": str(os.getpid())}
@@ -37,7 +38,7 @@ class Pretender:
         if cubin == b"hang":
             time.sleep(60)
         if cubin == b"listen":
-            return Outcome("agrees", detail=(self.foretold(5.0) or b"nothing").decode())
+            return Outcome("agrees", detail=self.heard())
         if cubin.startswith(b"pause once:"):
             mark = Path(cubin.partition(b":")[2].decode())
             if not mark.exists():
@@ -46,6 +47,13 @@ class Pretender:
         if cubin == b"fault":
             raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
         return Outcome("timed", Timing((1.0, 1.0), (0.5, 0.5)))
+
+    def heard(self) -> str:
+        until = time.monotonic() + (5.0 if self.plan.ahead else 0.3)
+        while time.monotonic() < until:
+            if found := self.foretold():
+                return found.decode()
+        return "nothing"
 
     def check(self, cubin: bytes, first: int, count: int) -> Outcome:
         if cubin == b"unrepeatable" and first + count > 20:
@@ -147,7 +155,7 @@ def test_a_device_works_while_its_user_does_something_else() -> None:
 
 
 def test_a_busy_worker_is_told_what_may_come_next() -> None:
-    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+    with LocalGpu(KERNEL, replace(PLAN, ahead=True, deadline=8.0), make=pretend) as gpu:
         pending = gpu.start(b"listen")
         pending.foresee(b"x" * 100_000)  # larger than any candidate of this kernel
         pending.foresee(b"one")
@@ -162,6 +170,10 @@ def test_a_busy_worker_is_told_what_may_come_next() -> None:
         assert pending.wait().fate == "fault"
         pending.foresee(b"five")
         assert gpu.evaluate(b"good").fate == "timed"
+    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+        pending = gpu.start(b"listen")
+        pending.foresee(b"not asked for")
+        assert pending.wait().detail == "nothing"
 
 
 @pytest.mark.parametrize(("name", "text"), [("unrepeatable", "deterministic"), ("crash", "code 3")])

@@ -39,7 +39,8 @@ class Plan:
     overwritten before each launch, which is then timed alone; ``deadline``: seconds that a
     candidate may take; ``tolerance``: how far floating-point outputs may be from the original's
     (None: not a bit); ``loads``: how often original, candidate and null are loaded anew for a
-    comparison, because where a module happens to lie changes its time a little.
+    comparison, because where a module happens to lie changes its time a little; ``ahead``: modules
+    that may come next are loaded while the GPU works (for the clock ``graph``).
     """
 
     batch_us: float = 150.0
@@ -51,6 +52,7 @@ class Plan:
     clock: Clock = "graph"
     tolerance: Tolerance | None = None
     loads: int = 8
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,8 @@ from nostall.gpu.checking import SEARCH, Checker
 from nostall.gpu.cupti import CuptiTimer
 from nostall.gpu.device import Kernel, Outcome, Plan, Timing
 from nostall.gpu.driver import Arguments, Cuda, DriverError, Loaded
-from nostall.gpu.foresight import Foretold
 from nostall.gpu.timing import ColdTimer, EventTimer, Flush, GraphTimer, Timer, launches_for
 
-_MOMENT = 1e-4
-"""Seconds to wait for a module that may come next, before the GPU is asked again."""
 _ASKED = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks.max.sm"
 
 
@@ -35,8 +32,9 @@ class Engine:
     ) -> None:
         self.kernel, self.plan = kernel, plan
         self.cuda = cuda or Cuda(ordinal)
-        self.foretold: Foretold = lambda seconds: None
+        self.foretold: Callable[[], bytes | None] = lambda: None
         self._ready: list[tuple[bytes, Loaded]] = []
+        self._dropped: list[Loaded] = []
         self.original = self._load_original()
         self.flush = Flush(self.cuda)
         self.checker = Checker(self.cuda, kernel.name, kernel.launch, plan.inputs, plan, self.flush)
@@ -139,22 +137,24 @@ class Engine:
         return [loaded[which] for which in range(3)]
 
     def _load_ahead(self, finished: Callable[[], bool]) -> None:
-        """Load what may come next until the GPU has ``finished``."""
+        """Until the GPU has ``finished``: load what may come next, drop what did not come."""
         while not finished():
-            cubin = self.foretold(_MOMENT)
+            cubin = self.foretold()
             if cubin is not None:
                 with suppress(DriverError):  # it is told to who asks for it
                     self._ready.append((cubin, self._load(cubin)))
+            elif self._dropped:
+                self.cuda.unload(self._dropped.pop())
 
     def _taken(self, cubin: bytes) -> Loaded:
-        """The module, which may be there already; others that were loaded ahead are dropped."""
+        """The module, which may be there already."""
         ready, self._ready = self._ready, []
         found: Loaded | None = None
         for known, loaded in ready:
             if found is None and known == cubin:
                 found = loaded
             else:
-                self.cuda.unload(loaded)
+                self._dropped.append(loaded)
         return found or self._load(cubin)
 
     def _load(self, cubin: bytes) -> Loaded:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from typing import Any, Protocol, runtime_checkable
@@ -54,9 +55,9 @@ class Messages:
             self._sort(self._pipe.recv())
         return self._questions.popleft()
 
-    def foreseen(self, seconds: float) -> bytes | None:
-        """A module that may be asked for next, if one is told within ``seconds``."""
-        return self._sort(self._pipe.recv()) if self._pipe.poll(seconds) else None
+    def foreseen(self) -> bytes | None:
+        """A module that may be asked for next, if one is told by now."""
+        return self._sort(self._pipe.recv()) if self._pipe.poll() else None
 
     def _sort(self, message: Any) -> bytes | None:
         if isinstance(message, tuple) and message[0] == _HINT:
@@ -65,14 +66,8 @@ class Messages:
         return None
 
 
-class Foretold(Protocol):
-    """Where a worker hears of modules: :meth:`Messages.foreseen`."""
-
-    def __call__(self, seconds: float) -> bytes | None: ...
-
-
 @runtime_checkable
 class Foreseeing(Protocol):
-    """A worker that prepares what it is told of."""
+    """A worker that prepares what it hears of, from :meth:`Messages.foreseen`."""
 
-    foretold: Foretold
+    foretold: Callable[[], bytes | None]

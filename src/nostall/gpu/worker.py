@@ -122,7 +122,7 @@ class LocalGpu:
         self.close()
 
     def _foresee(self, cubin: bytes) -> None:
-        hint = self._slots.hint(cubin)
+        hint = self._slots.hint(cubin) if self.plan.ahead else None
         if hint and self._owed and self._pipe is not None:
             with suppress(OSError):  # whoever waits for the answer will hear of it
                 self._pipe.send(hint)

@@ -53,7 +53,7 @@ class MeasuredSchedules(Objective[Schedule]):
         return [self.measure(state, iter(())) for state in states]
 
     def measure(self, state: Schedule, ahead: Iterator[Schedule]) -> Measurement:
-        """One state; what ``ahead`` gives is patched, and loaded, while the device is busy."""
+        """One state; what ``ahead`` gives is patched, and told, while the device is busy."""
         cubin = self._patched(state)
         if not isinstance(self.device, Overlapping):
             return self._judged(state, self.device.evaluate(cubin))

@@ -71,19 +71,22 @@ def test_a_candidate_is_checked_then_timed() -> None:
 
 
 def test_what_may_come_next_is_loaded_while_the_gpu_is_busy() -> None:
-    works, driver = engine(slower=Program(doubling(), lambda place: 20e-6))
+    slower = Program(doubling(), lambda place: 20e-6)
+    works, driver = engine(replace(PLAN, ahead=True), slower=slower)
     told = [b"good", None, b"cannot be loaded", b"slower"]
-    works.foretold = lambda seconds: told.pop(0) if told else None
+    works.foretold = lambda: told.pop(0) if told else None
     driver.busy = 5
     assert works.evaluate(b"slower").fate == "timed" and not told
     loaded, dropped = driver.modules, driver.unloaded
     assert works.evaluate(b"good").fate == "timed"
     assert driver.modules == loaded  # it was there
-    assert driver.unloaded == dropped + 2  # with the one that did not come
     told[:] = [b"good"]
     assert works.evaluate(b"good").fate == "timed"
     assert told  # nothing was asked when the GPU had nothing left to do
-    assert driver.modules == loaded + 1 and driver.unloaded == dropped + 3
+    assert driver.modules == loaded + 1 and driver.unloaded == dropped + 2
+    driver.busy, told[:] = 4, [None, None]
+    assert works.evaluate(b"good").fate == "timed"
+    assert driver.unloaded == dropped + 4  # with the one that did not come
 
 
 @pytest.mark.parametrize(
