@@ -19,7 +19,7 @@ from nostall.fusion.evaluate import (
     LatencyObjective,
 )
 from nostall.fusion.evaluate.legality import WIDEST_ROW, connected, mapping
-from nostall.fusion.explore import PlanSpace
+from nostall.fusion.explore import PlanSpace, explore
 from nostall.fusion.plan import Plan, mask_of, members, reads, writes
 from nostall.testing import check_objective
 
@@ -62,10 +62,27 @@ def test_rows_decide_what_one_kernel_can_compute() -> None:
     assert delta.parts(mask_of([row, scaled])) is not None
     assert delta.parts(mask_of([row, column])) is not None
     assert delta.parts(mask_of([row, column, scaled])) is not None
-    assert delta.parts(mask_of([column, both])) is None
+    assert delta.parts(mask_of([row, scaled, column, both])) is None, "no rows in common"
     assert delta.parts(mask_of([row, both])) is None, "not convex"
     found = mapping(delta.work, mask_of([row, scaled]))
     assert found is not None and (found.rows, found.columns, found.levels) == (4096, 2048, 1)
+
+
+def test_rows_may_lie_across_memory() -> None:
+    """A softmax over channels, (batch, channel, place): rows are batch and place."""
+    build = Builder()
+    x = build.input((32, 150, 4096))
+    largest = build("amax", x, dims=(1,), keepdim=True)
+    e = build("exp", build("sub", x, largest))
+    graph = build.graph(build("div", e, build("sum", e, dims=(1,), keepdim=True)))
+    delta = Delta(graph)
+    found = mapping(delta.work, whole(graph))
+    assert found is not None and (found.rows, found.columns) == (32 * 4096, 150)
+    assert found.outer and found.levels == 2
+    assert explore(delta).plan.groups == (whole(graph),)
+    parts = delta.parts(whole(graph))
+    assert parts is not None
+    assert parts.memory == pytest.approx(2 * graph[x].bytes / H200.copy_bytes_per_second)
 
 
 def test_a_row_that_is_too_wide_is_not_used_again() -> None:

@@ -236,7 +236,7 @@ class Delta:
             # What only reduces takes the values of each row as they come.
             last = index in self.work.reductions and inside.isdisjoint(self.graph.consumers[index])
             for edge in self.work.edges[index]:
-                if laid.levels and edge.rows % laid.rows and not last:
+                if laid.levels and not laid.meets(edge.rows) and not last:
                     across[edge.source] = max(across.get(edge.source, 0), edge.touched)
                 elif edge.source not in inside:
                     straight.setdefault(edge.source, {})[edge.view] = edge.touched
@@ -266,7 +266,7 @@ class Delta:
                     continue
                 if laid.columns > WIDEST_ROW:
                     again = edge.stretch
-                elif edge.rows % laid.rows:
+                elif not laid.meets(edge.rows):
                     again = min(edge.stretch, laid.rows)
                 else:
                     continue

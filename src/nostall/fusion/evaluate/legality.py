@@ -8,8 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from nostall.core.errors import BadInput
+from nostall.fusion.codegen.legal import scheduled
 from nostall.fusion.evaluate.work import Work
+from nostall.fusion.graph import Graph
 from nostall.fusion.plan import Mask, members
+from nostall.fusion.regions import region
 
 MOST_OPERATORS = 64
 """As Inductor's ``max_fusion_size``: longer kernels spill and compile for long."""
@@ -25,11 +29,17 @@ MOST_PACKED = 8
 class Mapping:
     """How a set of connected operators is laid out: ``rows`` independent pieces, each of at most
     ``columns`` elements; ``levels`` reductions one after the other inside a row (0: none is used
-    by what follows in the same kernel)."""
+    by what follows in the same kernel).  ``outer``: rows lie across memory, along its last axis,
+    and all values meet in them."""
 
     rows: int
     columns: int
     levels: int
+    outer: bool = False
+
+    def meets(self, rows: int) -> bool:
+        """Whether values that meet in so many leading rows meet in these ones."""
+        return self.outer or rows % self.rows == 0
 
 
 def mapping(work: Work, mask: Mask) -> Mapping | None:
@@ -39,6 +49,9 @@ def mapping(work: Work, mask: Mask) -> Mapping | None:
     everything that depends on it.  Anything else can be computed or read again where it is needed.
     Leaves may reduce across rows: they end in partial results and a second stage.  What is added to
     a set only adds constraints, so a superset of a set without a layout has none either.
+
+    Rows are leading axes; where every reduction that is used runs over outer axes (a softmax over
+    channels), they are those that the code generator would take.
     """
     rows = widest = levels = 0
     inside = set(members(mask))
@@ -57,7 +70,37 @@ def mapping(work: Work, mask: Mask) -> Mapping | None:
         levels = max(levels, level[index])
     rows = max(1, rows)
     columns = -(-widest // rows)
-    return None if levels and columns > WIDEST_ROW else Mapping(rows, columns, levels)
+    if not levels or columns <= WIDEST_ROW:
+        return Mapping(rows, columns, levels)
+    return _across(work, mask, levels)
+
+
+def _across(work: Work, mask: Mask, levels: int) -> Mapping | None:
+    """Rows along the last axis, where no reduction that is used removes it."""
+    inside = set(members(mask))
+    for index in inside & work.reductions:
+        used = not inside.isdisjoint(work.graph.consumers[index])
+        if used and not _keeps_last(work.graph, index):
+            return None
+    if mask not in work.across:
+        pattern = region(work.graph, list(members(mask))).graph
+        try:
+            of = scheduled(pattern, pattern.operators)
+            work.across[mask] = (of.row_count, of.column_count) if of.kind == "rows" else None
+        except BadInput:
+            work.across[mask] = None
+    found = work.across[mask]
+    if found is None or found[1] > WIDEST_ROW:
+        return None
+    return Mapping(*found, levels, outer=True)
+
+
+def _keeps_last(graph: Graph, index: int) -> bool:
+    """Whether a reduction leaves the last axis alone on which its operand lies."""
+    node = graph[index]
+    shape = graph[node.inputs[0]].shape
+    last = max((axis for axis, size in enumerate(shape) if size > 1), default=0)
+    return node.kind == "reduce" and last not in node.dims
 
 
 def connected(work: Work, mask: Mask) -> list[Mask]:

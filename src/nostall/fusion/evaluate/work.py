@@ -71,6 +71,8 @@ class Work:
         self.edges: dict[int, tuple[Edge, ...]] = {}
         self.iterated: dict[int, int] = {}
         self.instructions: dict[int, float] = {}
+        self.across: dict[int, tuple[int, int] | None] = {}
+        """Of sets that were asked for, rows and columns along other axes than the leading ones."""
         for index in graph.operators:
             node = graph[index]
             self.iterated[index] = self._iterations(node)
