@@ -1,15 +1,16 @@
-"""Rows that are not held on chip: one pass over the columns for each level of reductions.
+"""Rows that are not held in registers: one pass over the columns for each level of reductions.
 
-In pass k all reductions are finished that need k others before them; what the reductions of the
-next level and the outputs need is computed again from memory.  *Looped* runs the passes in one
-kernel.  *Split* shares a row among several programs and runs a kernel for each pass; partial
-results go through memory and every program of the next kernel adds them up in the same order, so
-the result does not depend on which program was first.
+What the reductions of the next level and the outputs need is computed again from memory.  *Looped*
+runs the passes (:mod:`nostall.fusion.codegen.levels`) in one kernel.  *Split* shares a row among
+several programs and runs a kernel for each pass; partial results go through memory and every
+program of the next kernel adds them up in the same order, so the result does not depend on which
+program was first.
 """
 
 from __future__ import annotations
 
 from nostall.fusion.codegen.frame import is_specialised, is_zero, row_block
+from nostall.fusion.codegen.levels import Pass, passes
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
@@ -19,50 +20,13 @@ from nostall.fusion.codegen.tile import Chunk, Rows, Tile
 from nostall.fusion.varying import Extent
 
 
-class Pass:
-    """What is done in pass ``level``: reductions, outputs, and the operators these need."""
-
-    def __init__(self, of: Schedule, level: int) -> None:
-        self.of = of
-        mapping = of.mapping
-        self.reductions = tuple(
-            i for i in of.body if mapping.reduced.get(i) and of.level[i] == level + 1
-        )
-        outputs = [i for i in of.body if i in mapping.outputs and of.level[i] == level]
-        self.wide_outputs = tuple(i for i in outputs if of.is_wide(i))
-        self.narrow_outputs = tuple(i for i in outputs if not of.is_wide(i))
-        needed: set[int] = set()
-        ask = [o.source for i in self.reductions for o in mapping.operands[i]] + outputs
-        while ask:
-            index = ask.pop()
-            if index in mapping.places and index not in needed:
-                needed.add(index)
-                if not mapping.reduced.get(index):
-                    ask.extend(o.source for o in mapping.operands[index])
-        self.wide = tuple(sorted(i for i in needed if of.is_wide(i)))
-        self.narrow = tuple(
-            sorted(i for i in needed if not of.is_wide(i) and not mapping.reduced.get(i))
-        )
-        self.finished = tuple(sorted(i for i in needed if mapping.reduced.get(i)))
-        """Reductions of earlier passes whose results are used."""
-
-    @property
-    def has_columns(self) -> bool:
-        return bool(self.reductions or self.wide_outputs)
-
-
-def passes(of: Schedule) -> tuple[Pass, ...]:
-    """The passes of a schedule, the last one without reductions."""
-    return tuple(Pass(of, level) for level in range(max(of.level.values(), default=0) + 1))
-
-
 def write_looped(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """The body of a kernel whose program is number ``pid``; returns how many programs there are."""
     rows = row_block(of, plan, lines, "pid")
     tile = _tile(of, plan, rows, lines)
     for number, part in enumerate(passes(of)):
         lines(f"# pass {number}")
-        _narrow(tile, part)
+        write_narrow(tile, part)
         if part.has_columns:
             _columns(tile, part, "0", str(of.column_count))
             for index in part.reductions:
@@ -86,7 +50,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
             tile = _tile(of, plan, rows, lines)
             for index in part.finished:
                 _put_together(tile, index, plan.parts)
-            _narrow(tile, part, only=is_zero("part"))
+            write_narrow(tile, part, only=is_zero("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
                 stop = f"tl.minimum(start + {span}, {of.column_count})"
@@ -117,7 +81,7 @@ def _tile(of: Schedule, plan: KernelPlan, rows: Rows, lines: Lines) -> Tile:
     return Tile(of, of.columns, rows, (chunk,), lines)
 
 
-def _narrow(tile: Tile, part: Pass, only: str | None = None) -> None:
+def write_narrow(tile: Tile, part: Pass, only: str | None = None) -> None:
     """The operators of a pass that have no columns, and their stores."""
     for index in part.narrow:
         if (index, "") not in tile.entries:
