@@ -62,6 +62,12 @@ def test_random_chains_of_small_dots_are_one_kernel_and_right(interpreted: Any) 
     assert seen == 2 * EXAMPLES
 
 
+def test_rows_in_shared_memory_are_right_whatever_is_kept_there(interpreted: Any) -> None:
+    wrong, kernels = interpreted["on chip"]
+    assert wrong == []
+    assert kernels > EXAMPLES
+
+
 def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
     assert interpreted["infinities"] == []
 
@@ -69,6 +75,8 @@ def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
 def test_damaged_kernels_are_found(interpreted: Any) -> None:
     assert len(interpreted["broken"]) == 7
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
+    assert len(interpreted["broken on chip"]) == 4
+    assert [name for name, wrong in interpreted["broken on chip"].items() if not wrong] == []
 
 
 def test_dropout_is_the_same_in_both_passes_and_for_the_same_seed(interpreted: Any) -> None:

@@ -7,13 +7,18 @@ fill the machine, plus the launches.  What is chosen for good is up to measureme
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.passes import passes
+from nostall.fusion.codegen.kept import Kept, demotions, varying
+from nostall.fusion.codegen.levels import Value, passes
+from nostall.fusion.codegen.mapping import Operand
+from nostall.fusion.codegen.occupancy import THREADS_SM, resident_blocks
 from nostall.fusion.codegen.plan import (
     MOST_SHARE,
     WARP,
     KernelPlan,
+    Scheme,
     idle_share,
     most_registers,
     plans,
@@ -31,7 +36,6 @@ LAUNCH_S = 1.3e-6
 THREADS_TO_FILL_SM = 1024
 BYTES_AT_ONCE = 16
 SECTOR_BYTES = 32
-THREADS_SM = 2048
 # Of 50 MB of an H100 or H200, what is left for a kernel's own data is taken as three quarters; that
 # L2 is 2.5 times as fast is XLA's constant (gpu_performance_model_base.h).
 L2_BYTES = 37e6
@@ -40,11 +44,17 @@ L2_SPEED_UP = 2.5
 # a few tiles, of 989e12, is assumed.
 FMA_PER_S = 33.5e12
 TENSOR_CORES = 4
+# Vendor: 32 banks of 4 bytes and 128 lanes on each SM, at 1.98 GHz.  A heavy operator is taken as 8
+# instructions for each element (exp: 4, division: 9, evaluate.work).
+SHARED_BYTES_PER_S = SMS * 128 * 1.98e9
+LANES_PER_S = SMS * 128 * 1.98e9
+HEAVY = 8
 
 
-def first_choice(of: Schedule) -> KernelPlan:
-    """The plan with the least modelled time.  Raises :class:`BadInput` where none is legal."""
-    found = plans(of)
+def first_choice(of: Schedule, also: Collection[Scheme] = ()) -> KernelPlan:
+    """The plan with the least modelled time, of :func:`~nostall.fusion.codegen.plan.plans` with
+    these unproven schemes.  Raises :class:`BadInput` where none is legal."""
+    found = plans(of, also)
     if not found.legal:
         reasons = "; ".join(f"{r.plan}: {r.reason}" for r in found.refused[:3])
         raise BadInput(
@@ -62,6 +72,8 @@ def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
     launches = 1
     if plan.scheme == "matrix":
         return _matrix_seconds(of, plan, reads + writes)
+    if plan.scheme == "shared":
+        return _shared_seconds(of, plan)
     if plan.scheme == "thread":
         blocks = -(-of.row_count // plan.chunks[0])
     elif plan.scheme in ("looped", "split"):
@@ -108,3 +120,53 @@ def _matrix_seconds(of: Schedule, plan: KernelPlan, moved: float) -> float:
             products += graph[index].elements * math.prod(sizes) / rate
     crowding = max(1.0, registers(of, plan, MOST_SHARE) / most_registers(plan))
     return max(moved / COPY_BYTES_PER_S / busy, products / busy) * crowding + LAUNCH_S
+
+
+def _shared_seconds(of: Schedule, plan: KernelPlan) -> float:
+    """As :func:`modelled_seconds`, of rows in shared memory: bytes are read once where they are
+    kept, again from L2 or memory where they are not.
+
+    A block that is alone on its SM does not load while it works on chip; of several, the others do.
+    That is what makes it worth keeping less.
+    """
+    graph, kept = of.mapping.graph, demotions(of)[plan.demoted]
+    shared = kept.arena(plan.chunks[0]).bytes
+    alive = resident_blocks(of, plan, shared)
+    moved = sum(graph[i].bytes for i in {*of.mapping.inputs, *of.mapping.outputs})
+    by_row = varying(of, of.rows) if of.rows else frozenset()
+    again = sum(graph[o.source].bytes for o in _read_again(kept) if o in by_row)
+    held = again / of.row_count * min(of.row_count, SMS * alive)
+    reads = again / (L2_SPEED_UP if held < L2_BYTES else 1)
+    running = min(alive, of.row_count / SMS)
+    busy = min(1.0, running * plan.num_warps * WARP / THREADS_TO_FILL_SM)
+    memory = (moved + reads) / COPY_BYTES_PER_S / busy
+    chip = _chip_seconds(kept) / min(1.0, running)
+    waiting = min(memory, chip) / max(1.0, running)
+    return max(memory, chip) + waiting + LAUNCH_S
+
+
+def _read_again(kept: Kept) -> list[Operand]:
+    """Places in memory that passes read after an earlier one did, once for each time."""
+    found: list[Operand] = []
+    seen: set[Value] = set()
+    for part in kept.passes:
+        reads = [v for v in part.taken if not isinstance(v, int) and v not in part.there]
+        found += [operand for operand in reads if operand in seen]
+        seen.update(reads)
+    return found
+
+
+def _chip_seconds(kept: Kept) -> float:
+    """Shared memory and arithmetic of all rows, with all SMs at it."""
+    of, graph = kept.of, kept.of.mapping.graph
+    elements = of.row_count * of.column_count
+    touched = sum(
+        buffer.element * len(numbers)
+        for buffer, numbers in zip(kept.buffers, kept.needed.values(), strict=True)
+    )
+    work = sum(
+        1 if graph[i].kind == "light" else HEAVY
+        for part in kept.passes
+        for i in (*part.wide, *part.reductions)
+    )
+    return elements * (touched / SHARED_BYTES_PER_S + work / LANES_PER_S)

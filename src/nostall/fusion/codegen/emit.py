@@ -9,6 +9,7 @@ from nostall.fusion.codegen.passes import emit_split, write_looped
 from nostall.fusion.codegen.plan import KernelPlan, refusal
 from nostall.fusion.codegen.program import Launch, Program, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.shared import emit_shared
 from nostall.fusion.codegen.sums import emit_column
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
 from nostall.fusion.errors import BadFusion
@@ -24,6 +25,8 @@ def emit(of: Schedule, plan: KernelPlan) -> Program:
         return emit_split(of, plan)
     if plan.scheme == "column":
         return emit_column(of, plan)
+    if plan.scheme == "shared":
+        return emit_shared(of, plan)
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")

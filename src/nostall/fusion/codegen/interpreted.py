@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nostall.core.errors import BadInput
+from nostall.fusion.codegen import interpreted_gluon
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "expm1": np.expm1,
@@ -53,6 +54,7 @@ def prepare() -> None:
         return self.to_tensor(result, dtype)
 
     ReduceOps.apply_impl = apply_impl
+    interpreted_gluon.prepare()
 
 
 def _elementwise(function: Callable[..., Any], *operands: Any) -> Any:

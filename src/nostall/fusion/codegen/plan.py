@@ -3,24 +3,28 @@
 ``thread``: values stay in a thread's registers.  ``warp``: several rows for each warp, reductions
 by shuffles.  ``block``: a row is held by all warps, across several reductions.  Both keep the row
 in registers in one power of two or, where that would leave many lanes idle, in several (ours).
-``looped``: the row is read again for each level of reductions.  ``split``: a row is shared by
-several programs, one kernel for each level of reductions.  ``column``: ``warp`` or ``block`` whose
-programs walk over groups of rows and leave partial sums for a second kernel.  ``matrix``: small
-dots, a program for each element of the batch.
+``looped``: the row is read again for each level of reductions.  ``shared``: what several levels
+need is kept in shared memory.  ``split``: a row is shared by several programs, one kernel for each
+level of reductions.  ``column``: ``warp`` or ``block`` whose programs walk over groups of rows and
+leave partial sums for a second kernel.  ``matrix``: small dots, a program for each element of the
+batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from nostall.fusion.codegen.groups import groups_of, sides
+from nostall.fusion.codegen.kept import demotions, unfit
 from nostall.fusion.codegen.mapping import used
 from nostall.fusion.codegen.schedule import Schedule
 
-Scheme = Literal["thread", "warp", "block", "looped", "split", "column", "matrix"]
+Scheme = Literal["thread", "warp", "block", "looped", "shared", "split", "column", "matrix"]
+UNPROVEN: frozenset[Scheme] = frozenset({"shared"})
+"""Schemes that no GPU has shown right yet: plans of them are there for those only who ask."""
 
 MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
@@ -76,6 +80,8 @@ class KernelPlan:
     """One way to run a schedule: tile of ``rows`` by ``chunks`` columns for each program.
 
     ``parts``: for ``split`` programs that share a row, for ``column`` groups of rows.
+    ``demoted``: for ``shared`` how much less than everything is kept
+    (:func:`~nostall.fusion.codegen.kept.demotions`).
     """
 
     scheme: Scheme
@@ -83,6 +89,7 @@ class KernelPlan:
     chunks: tuple[int, ...]
     num_warps: int
     parts: int = 1
+    demoted: int = 0
 
     @property
     def elements_per_thread(self) -> float:
@@ -91,7 +98,8 @@ class KernelPlan:
     def __str__(self) -> str:
         columns = "+".join(map(str, self.chunks))
         parts = f", {self.parts} parts" if self.parts > 1 else ""
-        return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{parts}"
+        demoted = f", {self.demoted} demoted" if self.demoted else ""
+        return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{parts}{demoted}"
 
 
 @dataclass(frozen=True)
@@ -120,10 +128,11 @@ class Plans:
     refused: tuple[Refused, ...]
 
 
-def plans(of: Schedule) -> Plans:
-    """Every plan worth a look; the refused ones with their reasons."""
+def plans(of: Schedule, also: Collection[Scheme] = ()) -> Plans:
+    """Every plan worth a look; the refused ones with their reasons.  ``also``: which of the
+    :data:`UNPROVEN` schemes take part."""
     legal, refused = [], []
-    for plan in _candidates(of):
+    for plan in _candidates(of, also):
         reason = refusal(of, plan)
         if reason is None:
             legal.append(plan)
@@ -135,7 +144,7 @@ def plans(of: Schedule) -> Plans:
 def first_refusal(of: Schedule) -> str | None:
     """None where some plan is legal, else the first reason why one is not."""
     first = None
-    for plan in _candidates(of):
+    for plan in _candidates(of, ()):
         reason = refusal(of, plan)
         if reason is None:
             return None
@@ -181,7 +190,7 @@ def _unrolled(of: Schedule, plan: KernelPlan) -> int:
     return found // (WARP * plan.num_warps)
 
 
-def _candidates(of: Schedule) -> Iterator[KernelPlan]:
+def _candidates(of: Schedule, also: Collection[Scheme]) -> Iterator[KernelPlan]:
     if of.kind == "dots":
         for warps in (1, 2, 4, 8):
             yield KernelPlan("matrix", 1, (_largest_matrix(of),), warps)
@@ -204,6 +213,8 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
                     yield KernelPlan(scheme, rows, chunks, warps)
     if of.kind == "rows":
         yield from _in_pieces(of)
+        if "shared" not in UNPROVEN or "shared" in also:
+            yield from _on_chip(of)
 
 
 def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
@@ -218,6 +229,16 @@ def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
             for parts in _parts(columns, width):
                 if parts > 1:
                     yield KernelPlan("split", rows, (width,), warps, parts)
+
+
+def _on_chip(of: Schedule) -> Iterator[KernelPlan]:
+    """Plans that keep a row in shared memory, which takes one of several chunks."""
+    for demoted in range(len(demotions(of))):
+        for warps in (4, 8, 16, 32):
+            for each in (8, 16):
+                width = WARP * warps * each
+                if width < of.column_count:
+                    yield KernelPlan("shared", 1, (width,), warps, demoted=demoted)
 
 
 def _parts(count: int, step: int) -> list[int]:
@@ -240,6 +261,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         idle = idle_share(of.column_count, plan.chunks)
         if idle > MOST_IDLE and of.column_count >= WIDE:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
+    if plan.scheme == "shared" and (reason := unfit(of, plan.demoted, plan.chunks[0])):
+        return reason
     if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:
         return f"{products} products in fp32 for each thread; at most {MOST_UNROLLED}"
     needed, most = registers(of, plan, LEAST_SHARE), most_registers(plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,6 +19,17 @@ HEAD = """# ruff: noqa
 import triton
 import triton.language as tl
 """
+
+
+@dataclass(frozen=True)
+class Language:
+    """What a file of kernels begins with, and how a line of Triton is written in it."""
+
+    head: str
+    said: Callable[[str], str]
+
+
+TRITON = Language(HEAD, str)
 
 
 @dataclass(frozen=True)
@@ -103,10 +114,11 @@ def program(
     plan: KernelPlan,
     kernels: Sequence[tuple[Lines, Launch]],
     workspaces: Sequence[Workspace] = (),
+    language: Language = TRITON,
 ) -> Program:
     """Put the kernels of one pattern, whose ``Lines`` are their bodies, together as one file."""
     names = Names(mapping.inputs)
-    source, launches = assembled(str(plan), kernels, names)
+    source, launches = assembled(str(plan), kernels, names, language=language)
     spaces = tuple(replace(space, name=names.of(space.name)) for space in workspaces)
     inputs, outputs = mapping.inputs, mapping.outputs
     called = names.tensors((*inputs, *outputs))
@@ -137,14 +149,18 @@ class Names:
 
 
 def assembled(
-    title: str, kernels: Sequence[tuple[Lines, Launch]], names: Names, parts: str = ""
+    title: str,
+    kernels: Sequence[tuple[Lines, Launch]],
+    names: Names,
+    parts: str = "",
+    language: Language = TRITON,
 ) -> tuple[str, tuple[Launch, ...]]:
     """The text of a file of kernels, behind ``parts`` that they call, and how they are launched.
 
     The names carry a hash of the text, so equal patterns and plans give equal bytes and different
     ones never share a name.
     """
-    head = [HEAD]
+    head = [language.head]
     parts = names.of(parts)
     texts = [names.of(str(lines)) for lines, _ in kernels]
     bodies = parts + "".join(texts)
@@ -162,7 +178,7 @@ def assembled(
         signature = ", ".join([*arguments, *_count_names(launch)])
         text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{body}"
         launches.append(replace(launch, name=name, arguments=arguments))
-    return text, tuple(launches)
+    return language.said(text), tuple(launches)
 
 
 def _calls(bodies: str) -> str:

@@ -1,0 +1,134 @@
+"""Where buffers lie in shared memory: those that do not live together may share it.
+
+A kernel is a row of passes; each walks over the columns in chunks, reads chunks of buffers, then
+writes chunks of the ones that it leaves.  A buffer lives from the pass that leaves it to the last
+one that reads it.  Two that meet in one pass, one read for the last time and the other left there,
+may lie at exactly the same place where their chunks have the same size: each chunk is read before
+it is written.
+
+Reuse is ``"none"``, by ``"dominance"`` (arXiv:1811.05213, 2009.10924: a buffer takes the place of
+one that its maker dominates, which holds in any order of the operators) or by ``"order"`` (ours:
+of one that is dead in the order in which the kernel runs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+Reuse = Literal["none", "dominance", "order"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Row-wide memory: left by pass ``first``, read for the last time by pass ``last``;
+    ``element`` bytes for each column."""
+
+    name: int
+    first: int
+    last: int
+    element: int
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Buffers of ``chunks`` chunks of ``width`` columns each, and where they begin, in bytes."""
+
+    buffers: tuple[Buffer, ...]
+    offsets: tuple[int, ...]
+    chunks: int
+    width: int
+
+    @property
+    def unit(self) -> int:
+        """Bytes of a chunk of the widest element: the places of buffers are multiples of it."""
+        return self.width * max((b.element for b in self.buffers), default=1)
+
+    def size(self, buffer: Buffer) -> int:
+        """Bytes of a buffer, in whole units."""
+        return -(-self.chunks * self.width * buffer.element // self.unit) * self.unit
+
+    @property
+    def bytes(self) -> int:
+        ends = (o + self.size(b) for b, o in zip(self.buffers, self.offsets, strict=True))
+        return max(ends, default=0)
+
+    @property
+    def least_bytes(self) -> int:
+        """The most that is live from one pass to the next: no assignment takes less."""
+        passes = range(max((b.last for b in self.buffers), default=0))
+        live = (sum(self.size(b) for b in self.buffers if b.first <= p < b.last) for p in passes)
+        return max(live, default=0)
+
+    def overlapping(self) -> list[tuple[Buffer, Buffer]]:
+        """Pairs that share memory, the one that is left first in front."""
+        found = []
+        for (a, x), (b, y) in combinations(zip(self.buffers, self.offsets, strict=True), 2):
+            if x < y + self.size(b) and y < x + self.size(a):
+                found.append((a, b) if a.first <= b.first else (b, a))
+        return found
+
+
+def arena(
+    buffers: Sequence[Buffer],
+    chunks: int,
+    width: int,
+    reuse: Reuse,
+    dominated: Collection[tuple[int, int]] = (),
+) -> Arena:
+    """Place buffers one after the other, each as low as the ones before it allow.
+
+    ``dominated``: pairs of names (a, b) where the maker of b dominates the maker of a.
+    """
+    placed = Arena((), (), chunks, width)
+    widest = Arena(tuple(buffers), (0,) * len(buffers), chunks, width)
+    places: dict[Buffer, int] = {}
+
+    def fits(buffer: Buffer, at: int) -> bool:
+        for other, there in places.items():
+            apart = at >= there + widest.size(other) or there >= at + widest.size(buffer)
+            if not apart and not _may_share(other, buffer, there == at, reuse, dominated):
+                return False
+        return True
+
+    for buffer in sorted(buffers, key=lambda b: (b.first, -b.element, b.name)):
+        ends = [there + widest.size(other) for other, there in places.items()]
+        places[buffer] = min(at for at in (0, *places.values(), *ends) if fits(buffer, at))
+    offsets = tuple(places[buffer] for buffer in buffers)
+    return Arena(tuple(buffers), offsets, placed.chunks, placed.width)
+
+
+def _may_share(
+    before: Buffer, after: Buffer, same: bool, reuse: Reuse, dominated: Collection[tuple[int, int]]
+) -> bool:
+    """Whether a buffer may lie where an earlier one does; ``same``: at exactly its place."""
+    if reuse == "none" or (reuse == "dominance" and (before.name, after.name) not in dominated):
+        return False
+    if before.last < after.first:
+        return True
+    return before.last == after.first and same and before.element == after.element
+
+
+def dominators(after: Sequence[Sequence[int]]) -> list[int]:
+    """Of every step of a graph the next one that all ways to the end go through; the end, which
+    follows steps without successors, is ``len(after)``.
+
+    Steps stand in the order in which they run, so one walk back finds what the algorithm of Cooper,
+    Harvey and Kennedy (2001) would.
+    """
+    end = len(after)
+    above = [end] * (end + 1)
+
+    def common(a: int, b: int) -> int:
+        while a != b:
+            a, b = (above[a], b) if a < b else (a, above[b])
+        return a
+
+    for step in reversed(range(end)):
+        found = None
+        for later in after[step]:
+            found = later if found is None else common(found, later)
+        above[step] = end if found is None else found
+    return above[:end]

@@ -1,0 +1,80 @@
+"""Kernels that keep rows in shared memory, in Triton's interpreter with a Gluon of numpy; run by
+``tests.unit.fusion.interpreting``."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.wide_rows import late_input, softmax_norm, wide_rows
+
+from nostall.fusion.codegen.buffers import Reuse
+from nostall.fusion.codegen.kept import demotions
+from nostall.fusion.codegen.kernel import load
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.region import StitchedGraph, scheduled
+from nostall.fusion.codegen.shared import emit_shared
+from nostall.fusion.graph import Graph
+
+COLUMNS, WIDTHS = 300, (64, 128, 256)
+"""No multiple of any of them: the last chunk has lanes that do not exist."""
+
+
+def programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
+    """A kernel for all that may be kept or not, with buffers that share memory in one of three
+    ways."""
+    of = scheduled(graph, graph.operators)
+    for demoted in range(len(demotions(of))):
+        plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, demoted=demoted)
+        yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
+
+
+def wrong(program: Program, seed: int, folder: Path) -> list[str]:
+    whole = StitchedGraph(program.graph, (load(program, folder),), Counter())
+    inputs = inputs_for(program.graph, seed)
+    try:
+        found = judge(whole, inputs, guarded(whole)(*inputs))
+    except Stray as stray:
+        found = [str(stray)]
+    return [f"{program.plan}: {text}\n{program.graph}" for text in found]
+
+
+def rows_on_chip(folder: Path, examples: int) -> tuple[list[str], int]:
+    """What is wrong with chains and random graphs, and how many kernels there were."""
+    found: list[str] = []
+    kernels = 0
+    graphs = [make((3, COLUMNS), "float16") for make in (softmax_norm, late_input)]
+    for seed in range(examples):
+        graph = graphs[seed] if seed < len(graphs) else wide_rows(seed, COLUMNS)
+        for program in programs(graph, random.Random(seed)):
+            kernels += 1
+            found += wrong(program, seed, folder)
+    return found, kernels
+
+
+# What is damaged in the kernel of a softmax and a norm: a pattern, and what stands for its match.
+DAMAGES = {
+    "a chunk too early": (r"\.index\((\d+) \+ at\)\.store", r".index(\1 - 1 + at).store"),
+    "another buffer's place": (r"\.index\(\d+ \+ at\)\.load", ".index(at).load"),
+    "never written": (r"as_\w+\.index\(.*\)\.store\(\w+\)", "None"),
+    "rounded": (r"\.store\((v\d+)\)", r".store(\1.to(gl.float16).to(gl.float32))"),
+}
+
+
+def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """What is found when a right kernel is damaged."""
+    graph = softmax_norm((3, COLUMNS), "float32")
+    of = scheduled(graph, graph.operators)
+    right = emit_shared(of, KernelPlan("shared", 1, (64,), 1), "none")
+    for name, (pattern, damaged) in DAMAGES.items():
+        match = list(re.finditer(pattern, right.source))[-1]
+        source = right.source[: match.start()] + match.expand(damaged)
+        source += right.source[match.end() :]
+        yield name, wrong(replace(right, source=source), 1, folder)

@@ -1,0 +1,224 @@
+"""Kernels in Gluon that keep rows in shared memory: their text, and what a compiler makes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from tests.unit.fusion.wide_rows import softmax_norm
+
+from nostall.core.launch import LaunchSpec
+from nostall.fusion import Builder
+from nostall.fusion.codegen.buffers import Reuse
+from nostall.fusion.codegen.kept import MOST_BYTES, demotions
+from nostall.fusion.codegen.launching import launch_specs
+from nostall.fusion.codegen.legal import scheduled
+from nostall.fusion.codegen.plan import KernelPlan, refusal
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.shared import emit_shared
+from nostall.fusion.graph import Graph
+from nostall.sass import validate
+from nostall.tuning.source import Source, compile_triton
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+ROW = 8192
+
+
+def _program(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
+    of = scheduled(graph, graph.operators)
+    assert refusal(of, plan) is None
+    return emit_shared(of, plan, reuse)
+
+
+def _compiled(program: Program, folder: Path) -> Source:
+    path = folder / f"{program.launches[0].name}.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    return compile_triton(path, name, launch, "sm_90")
+
+
+def _shared(source: Source) -> int:
+    launch = source.launch
+    assert isinstance(launch, LaunchSpec)
+    return launch.shared
+
+
+def _everything() -> Graph:
+    """Operators with templates of their own, on both sides of reductions of every kind; values of
+    every dtype are kept."""
+    build = Builder()
+    shape = (8, 3000)
+    x, y = build.input(shape, "float32"), build.input(shape, "bfloat16")
+    mask, count = build.input(shape, "bool"), build.input(shape, "int16")
+    narrow = [build.input(shape, dtype) for dtype in ("float8_e4m3fn", "float8_e5m2", "uint8")]
+    value = build("where", mask, build("add", x, y), build.constant(0.0))
+    for one in (count, *narrow):
+        value = build("add", value, build("cast", one, dtype="float32"))
+    for op in ("tanh", "expm1", "round", "erf", "sin", "sigmoid", "rsqrt", "relu", "sign"):
+        value = build("add", value, build(op, x))
+    value = build("add", value, build("remainder", x, build("pow", x, y)))
+    reduced = [build(op, value, dims=(1,), keepdim=True) for op in ("sum", "prod", "amax", "amin")]
+    told = build("any", build("isnan", value), dims=(1,), keepdim=True)
+    total = build("sum", count, dims=(1,), keepdim=True, dtype="int64")
+    for one in (*reduced, total):
+        value = build("add", value, one)
+    value = build("where", told, build("add", value, y), build("cast", count, dtype="float32"))
+    value = build("where", mask, value, x)
+    for one in narrow:
+        value = build("add", value, build("cast", one, dtype="float32"))
+    return build.graph(value, build("cast", value, dtype="float8_e5m2"), *reduced)
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def test_the_source_of_a_small_chain() -> None:
+    build = Builder()
+    x = build.input((32, 5000), "float16")
+    largest = build("amax", x, dims=(1,), keepdim=True)
+    graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
+    source = _program(graph, KernelPlan("shared", 1, (2048,), 4)).source
+    assert (
+        source[source.index("@gluon.jit(do") :].split("\n", 2)[2]
+        == """\
+    pid = gl.program_id(0)
+    row: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 4], [1, 0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    lanes = gl.arange(0, 2048, layout=gl.SliceLayout(0, row))[None, :]
+    arena = gl.allocate_shared_memory(gl.uint8, [6, 1, 2048], flat)
+    as_float16 = seen_as(arena, gl.float16, [3, 1, 2048], flat)
+    r = pid + gl.zeros((1, 1), gl.int32, row)
+    # pass 0
+    a1 = gl.full((1, 2048), float("-inf"), gl.float32, row)
+    for at in range(0, 3):
+        c = at * 2048 + lanes
+        inside = c < 5000
+        # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
+        x0 = gl.load(p0 + r * 5000 + c, mask=inside).to(gl.float32)
+        a1 = _max(a1, gl.where(inside, x0, float("-inf")))
+        as_float16.index(at).store(x0.to(gl.float16))
+    v1 = gl.reduce(a1, 1, _max, keep_dims=True)
+    # pass 1
+    barrier()
+    for at in range(0, 3):
+        c = at * 2048 + lanes
+        inside = c < 5000
+        x0 = as_float16.index(at).load(row).to(gl.float32)
+        # %2 = sub(%0, %1) float16 32x5000
+        v2 = x0 - v1
+        # %3 = cast(%2) float16 32x5000
+        v3 = v2.to(gl.float16).to(gl.float32)
+        gl.store(p3 + r * 5000 + c, v3.to(gl.float16), mask=inside)
+"""
+    )
+
+
+def test_equal_patterns_and_plans_give_equal_bytes() -> None:
+    plan = KernelPlan("shared", 1, (1024,), 4)
+    sources = [_program(softmax_norm((rows, ROW), "float16"), plan).source for rows in (64, 64)]
+    assert sources[0] == sources[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda b, x: b("add", x, b("random", b.input((1,), "int64"), shape=(8, 3000))), "random"),
+        (lambda b, x: b("expand", b.input((8, 1)), shape=(8, 3000)), "no broadcast"),
+    ],
+)
+def test_what_gluon_cannot_say_is_refused(change: object, reason: str) -> None:
+    build = Builder()
+    x = build.input((8, 3000))
+    value = change(build, x)  # type: ignore[operator]
+    total = build("sum", value, dims=(1,), keepdim=True)
+    least = build("amin", x, dims=(1,), keepdim=True)
+    graph = build.graph(build("add", build("sub", x, total), least), value)
+    of = scheduled(graph, graph.operators)
+    assert reason in str(refusal(of, KernelPlan("shared", 1, (1024,), 4)))
+
+
+# -- cubins ----------------------------------------------------------------------------------------
+
+
+def test_reuse_is_seen_in_the_bytes_of_the_cubin(tmp_path: Path) -> None:
+    """Four buffers, of which no two but neighbours live together."""
+    graph = softmax_norm((64, ROW), "float32")
+    plan = KernelPlan("shared", 1, (1024,), 8)
+    sources = {
+        reuse: _compiled(_program(graph, plan, reuse), tmp_path) for reuse in get_args(Reuse)
+    }
+    row = 4 * ROW
+    scratch = 64  # what reductions across 8 warps take at most
+    assert 4 * row <= _shared(sources["none"]) <= 4 * row + scratch
+    for reuse in ("dominance", "order"):
+        assert row <= _shared(sources[reuse]) <= row + scratch
+    verdict = validate(sources["order"].cubin)
+    assert verdict.safe, verdict.findings[:3]
+
+
+def test_passes_are_kept_apart_by_barriers(tmp_path: Path) -> None:
+    """In the code, between the last access of a pass and the first of the next one."""
+    graph = softmax_norm((64, ROW), "float32")
+    source = _compiled(_program(graph, KernelPlan("shared", 1, (2048,), 8), "none"), tmp_path)
+    assert source.ptx is not None
+    accesses = re.findall(r"bar\.sync|(?:st|ld)\.shared\.v4\.b32", source.ptx)
+    runs = "".join({"b": "|", "s": "s", "l": "l"}[text[0]] for text in accesses)
+    # Each pass reads what the one before wrote; no row-wide read follows a write directly.
+    assert runs.count("s") and runs.count("l")
+    assert "sl" not in runs
+
+
+def test_operators_of_every_kind_compile(tmp_path: Path) -> None:
+    program = _program(_everything(), KernelPlan("shared", 1, (512,), 4))
+    held = demotions(scheduled(program.graph, program.graph.operators))[0].arena(512)
+    assert {buffer.element for buffer in held.buffers} == {1, 2, 4}
+    assert held.bytes <= _shared(_compiled(program, tmp_path)) <= held.bytes + 1024
+
+
+def test_the_oldest_triton_compiles_it_to_as_many_bytes(tmp_path: Path) -> None:
+    old = ROOT / ".cache" / "triton-3.6.0"
+    if not old.is_dir():
+        pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
+    program = _program(_everything(), KernelPlan("shared", 1, (512,), 4))
+    ((name, launch),) = launch_specs(program).items()
+    (tmp_path / "kernels.py").write_text(program.source)
+    (tmp_path / "launch.json").write_text(launch.model_dump_json())
+    text = (
+        "import sys; from pathlib import Path\n"
+        "from nostall.core import LaunchSpec\n"
+        "from nostall.tuning.source import compile_triton\n"
+        "folder = Path(sys.argv[1])\n"
+        "launch = LaunchSpec.model_validate_json((folder / 'launch.json').read_text())\n"
+        "made = compile_triton(folder / 'kernels.py', sys.argv[2], launch)\n"
+        "print(made.provenance['compiler'], made.launch.shared)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(tmp_path), name],
+        env=os.environ | {"PYTHONPATH": f"{old}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("triton 3.6.0 "), done.stderr[-2000:]
+    held = demotions(scheduled(program.graph, program.graph.operators))[0].arena(512).bytes
+    assert held <= int(done.stdout.split()[-1]) <= held + 1024
+
+
+def test_the_widest_row_that_is_allowed_compiles(tmp_path: Path) -> None:
+    build = Builder()
+    columns = MOST_BYTES // 4 // 1024 * 1024
+    x = build.input((4, columns))
+    total = build("sum", x, dims=(1,), keepdim=True)
+    graph = build.graph(
+        build("div", x, total), build("add", x, build("amax", x, dims=(1,), keepdim=True))
+    )
+    source = _compiled(_program(graph, KernelPlan("shared", 1, (1024,), 4)), tmp_path)
+    assert _shared(source) <= 227 * 1024
