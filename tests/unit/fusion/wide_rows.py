@@ -43,7 +43,11 @@ def _reduced(build: Builder, op: str, value: int) -> int:
 
 
 def wide_rows(
-    seed: int, columns: int, floats: tuple[str, ...] = FLOATS, others: tuple[str, ...] = ("int32",)
+    seed: int,
+    columns: int,
+    floats: tuple[str, ...] = FLOATS,
+    others: tuple[str, ...] = ("int32",),
+    most_rows: int = 5,
 ) -> Graph:
     """Some levels of reductions over the last axis, with operators between them that read inputs
     and earlier values again.  Equal seeds give equal graphs.
@@ -51,18 +55,23 @@ def wide_rows(
     Inputs are of ``floats``, of ``others`` (which are cast) and of bool; some are shared by all
     rows, some are one number for each row, some lie with gaps.
     """
-    return _Drawing(random.Random(seed), columns, floats, others).made()
+    draw = random.Random(seed)
+    return _Drawing(draw, (draw.randint(1, most_rows), columns), floats, others).made()
 
 
 class _Drawing:
     def __init__(
-        self, draw: random.Random, columns: int, floats: tuple[str, ...], others: tuple[str, ...]
+        self,
+        draw: random.Random,
+        shape: tuple[int, int],
+        floats: tuple[str, ...],
+        others: tuple[str, ...],
     ) -> None:
         self.draw = draw
         self.floats = floats
         self.others = others
         self.build = Builder()
-        self.shape = (draw.randint(1, 5), columns)
+        self.shape = shape
         self.wide: list[int] = []
         self.narrow: list[int] = []
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from nostall.fusion.codegen.buffers import Arena, Buffer, Reuse, arena, dominators
 from nostall.fusion.codegen.levels import Pass, Value
@@ -127,6 +127,7 @@ def storage(of: Schedule, value: Value) -> str:
     return "int8" if dtype == "bool" else "float16" if dtype.startswith("float8") else dtype
 
 
+@lru_cache(maxsize=8)
 def demotions(of: Schedule) -> tuple[Kept, ...]:
     """Ways to run a schedule with a row's values on chip: first all that several passes need, then
     fewer and fewer bytes."""

@@ -18,7 +18,7 @@ from nostall.fusion.codegen.mapping import Loops, Mapping, Operand, used
 from nostall.fusion.errors import BadFusion
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """The pattern's loops as rows and columns, slowest first.
 
