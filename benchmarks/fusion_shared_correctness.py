@@ -80,14 +80,16 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
     legal = [plan for plan in plans(of, ("shared",)).legal if plan.scheme == "shared"]
     if not legal:
         return None
-    demoted = draw.choice(sorted({plan.demoted for plan in legal}))
-    plan = draw.choice([plan for plan in legal if plan.demoted == demoted])
+    for told in ("ahead", "demoted"):  # what is rare is not rare here
+        chosen = draw.choice(sorted({getattr(plan, told) for plan in legal}))
+        legal = [plan for plan in legal if getattr(plan, told) == chosen]
+    plan = draw.choice(legal)
     # What is legal is so with buffers that share memory; without, they may not fit.
     return graph, of, plan, draw.choice(get_args(Reuse)) if _fits(of, plan) else "order"
 
 
 def _fits(of: Schedule, plan: KernelPlan) -> bool:
-    kept = demotions(of)[plan.demoted]
+    kept = demotions(of, plan.ahead)[plan.demoted]
     return kept.arena(plan.chunks[0], "none").bytes <= MOST_BYTES
 
 

@@ -17,7 +17,7 @@ from tests.unit.fusion.wide_rows import late_input, softmax_norm, wide_rows
 from nostall.fusion.codegen.buffers import Reuse
 from nostall.fusion.codegen.kept import demotions
 from nostall.fusion.codegen.kernel import load
-from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.plan import KernelPlan, refusal
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.codegen.region import StitchedGraph, scheduled
 from nostall.fusion.codegen.shared import emit_shared
@@ -31,9 +31,11 @@ def programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
     """A kernel for all that may be kept or not, with buffers that share memory in one of three
     ways."""
     of = scheduled(graph, graph.operators)
-    for demoted in range(len(demotions(of))):
-        plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, demoted=demoted)
-        yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
+    for ahead in (False, True):
+        for demoted in range(len(demotions(of, ahead))):
+            plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead)
+            if refusal(of, plan) is None:
+                yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from nostall.fusion import BadFusion
 from nostall.fusion.codegen.buffers import Arena, Buffer, Reuse, arena, dominators
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
 from nostall.fusion.codegen.emit import emit
-from nostall.fusion.codegen.kept import MOST_BYTES, Kept, demotions, storage
+from nostall.fusion.codegen.kept import MOST_BYTES, Kept, copied, demotions, storage
 from nostall.fusion.codegen.legal import scheduled
 from nostall.fusion.codegen.occupancy import blocks_per_sm
 from nostall.fusion.codegen.plan import UNPROVEN, KernelPlan, plans
@@ -38,7 +38,8 @@ def some_buffers(draw: st.DrawFn) -> list[Buffer]:
     for name in range(draw(st.integers(1, 8))):
         first = draw(st.integers(0, 4))
         last = draw(st.integers(first + 1, 6))
-        found.append(Buffer(name, first, last, draw(st.sampled_from((1, 2, 4, 8)))))
+        element, early = draw(st.sampled_from((1, 2, 4, 8))), draw(st.booleans())
+        found.append(Buffer(name, first, last, element, early))
     return found
 
 
@@ -48,7 +49,7 @@ def live_together(found: Arena) -> list[tuple[Buffer, Buffer]]:
 
     def in_place(a: Buffer, b: Buffer) -> bool:
         same = offsets[a] == offsets[b] and a.element == b.element
-        return a.last == b.first and same
+        return a.last == b.first and same and not b.early
 
     return [(a, b) for a, b in found.overlapping() if not (a.last < b.first or in_place(a, b))]
 
@@ -79,6 +80,8 @@ def test_one_buffer_after_the_other_is_in_the_same_place() -> None:
     row = [Buffer(name, name, name + 1, 4) for name in range(4)]
     assert arena(row, 3, 1024, "order").bytes == 3 * 4096
     assert arena(row, 3, 1024, "dominance").bytes == 4 * 3 * 4096, "nothing is said to dominate"
+    early = [Buffer(name, name, name + 1, 4, early=True) for name in range(4)]
+    assert arena(early, 3, 1024, "order").bytes == 2 * 3 * 4096, "copied before the last reader"
     narrow = [Buffer(0, 0, 1, 2), Buffer(1, 1, 2, 4)]
     assert arena(narrow, 2, 1024, "order").bytes == 3 * 4096, "chunks of different sizes"
 
@@ -104,7 +107,7 @@ def test_dominators_are_on_every_way_to_the_end(count: int, draw: random.Random)
 @given(st.integers(0, 2**32))
 def test_what_dominates_a_value_is_made_when_nobody_reads_it_any_more(seed: int) -> None:
     """Dominance on the steps of a kernel never says more than the order in which they run."""
-    for kept in demotions(of(wide_rows(seed, columns=300))):
+    for kept in demotions(of(wide_rows(seed, columns=300)), ahead=bool(seed % 2)):
         buffers = kept.buffers
         for a, b in kept.dominated:
             assert buffers[a].last <= buffers[b].first
@@ -160,6 +163,21 @@ def test_demotions_take_less_and_less_and_keep_what_is_used(seed: int) -> None:
             assert part.there == made
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype", "ahead"),
+    [(8192, "float16", True), (8191, "float16", False), (8191, "float32", True)],
+)
+def test_what_is_read_is_copied_ahead_where_the_hardware_can(
+    columns: int, dtype: str, ahead: bool
+) -> None:
+    """Four bytes at a time, in every row."""
+    schedule = of(layer_norm((64, columns), dtype))
+    assert copied(schedule, schedule.mapping.reads[0]) is ahead
+    assert bool(demotions(schedule, ahead=True)) is ahead
+    found = plans(schedule, ("shared",)).legal
+    assert any(plan.ahead for plan in found) is ahead
+
+
 def test_nothing_is_kept_where_one_pass_does() -> None:
     schedule = of(wide_rows(0, columns=300))
     assert Kept(schedule, frozenset()).buffers == ()
@@ -199,5 +217,5 @@ def test_values_are_demoted_until_enough_blocks_share_an_sm() -> None:
         (p for p in plans(schedule, ("shared",)).legal if p.scheme == "shared"),
         key=lambda plan: modelled_seconds(schedule, plan),
     )
-    assert best.demoted == 1
+    assert demotions(schedule, best.ahead)[best.demoted].values == demotions(schedule)[1].values
     assert first_choice(schedule, ("shared",)) in plans(schedule, ("shared",)).legal

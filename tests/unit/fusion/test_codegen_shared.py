@@ -121,6 +121,51 @@ def test_the_source_of_a_small_chain() -> None:
     )
 
 
+def test_rows_that_are_copied_ahead_arrive_before_they_are_read() -> None:
+    build = Builder()
+    x = build.input((32, 5000), "float16")
+    largest = build("amax", x, dims=(1,), keepdim=True)
+    graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
+    program = _program(graph, KernelPlan("shared", 1, (2048,), 4, ahead=True))
+    source = program.source
+    assert (
+        source[source.index("    # pass 0\n") : source.index("    # pass 1")]
+        == """\
+    # pass 0
+    for at in range(0, 3):
+        c = at * 2048 + lanes
+        inside = c < 5000
+        copy_ahead(as_float16.index(at), p0 + r * 5000 + c, mask=inside)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    barrier()
+    a1 = gl.full((1, 2048), float("-inf"), gl.float32, row)
+    for at in range(0, 3):
+        c = at * 2048 + lanes
+        inside = c < 5000
+        x0 = as_float16.index(at).load(row).to(gl.float32)
+        # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
+        a1 = _max(a1, gl.where(inside, x0, float("-inf")))
+    v1 = gl.reduce(a1, 1, _max, keep_dims=True)
+"""
+    )
+    assert program.launches[0].aligned
+
+
+def test_a_tensor_that_begins_at_an_odd_place_is_copied() -> None:
+    import torch
+
+    from nostall.fusion.codegen.kernel import aligned
+
+    whole = torch.arange(66, dtype=torch.float16)
+    odd = whole[1:].as_strided((4, 8), (16, 2))
+    moved = aligned(odd)
+    assert odd.data_ptr() % 16 and not moved.data_ptr() % 16
+    assert moved.stride() == odd.stride()
+    assert torch.equal(moved, odd)
+    assert aligned(whole) is whole
+
+
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
     plan = KernelPlan("shared", 1, (1024,), 4)
     sources = [_program(softmax_norm((rows, ROW), "float16"), plan).source for rows in (64, 64)]
@@ -162,6 +207,19 @@ def test_reuse_is_seen_in_the_bytes_of_the_cubin(tmp_path: Path) -> None:
         assert row <= _shared(sources[reuse]) <= row + scratch
     verdict = validate(sources["order"].cubin)
     assert verdict.safe, verdict.findings[:3]
+
+
+def test_copies_are_the_hardware_s_and_of_16_bytes(tmp_path: Path) -> None:
+    """And nothing goes through registers on its way."""
+    build = Builder()
+    x = build.input((32, 16384), "float16")
+    largest = build("amax", x, dims=(1,), keepdim=True)
+    graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
+    source = _compiled(_program(graph, KernelPlan("shared", 1, (4096,), 8, ahead=True)), tmp_path)
+    assert source.ptx is not None
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", source.ptx)) >= 2
+    assert "ld.global" not in source.ptx
+    assert validate(source.cubin).safe
 
 
 def test_passes_are_kept_apart_by_barriers(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ A kernel is a row of passes; each walks over the columns in chunks, reads chunks
 writes chunks of the ones that it leaves.  A buffer lives from the pass that leaves it to the last
 one that reads it.  Two that meet in one pass, one read for the last time and the other left there,
 may lie at exactly the same place where their chunks have the same size: each chunk is read before
-it is written.
+it is written.  Not so *early* ones, which are written before their first pass begins.
 
 Reuse is ``"none"``, by ``"dominance"`` (arXiv:1811.05213, 2009.10924: a buffer takes the place of
 one that its maker dominates, which holds in any order of the operators) or by ``"order"`` (ours:
@@ -23,13 +23,14 @@ Reuse = Literal["none", "dominance", "order"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Row-wide memory: left by pass ``first``, read for the last time by pass ``last``;
-    ``element`` bytes for each column."""
+    """Row-wide memory: left by pass ``first`` (``early``: there when it begins), read for the last
+    time by pass ``last``; ``element`` bytes for each column."""
 
     name: int
     first: int
     last: int
     element: int
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ def arena(
 
     ``dominated``: pairs of names (a, b) where the maker of b dominates the maker of a.
     """
-    placed = Arena((), (), chunks, width)
     widest = Arena(tuple(buffers), (0,) * len(buffers), chunks, width)
     places: dict[Buffer, int] = {}
 
@@ -97,7 +97,7 @@ def arena(
         ends = [there + widest.size(other) for other, there in places.items()]
         places[buffer] = min(at for at in (0, *places.values(), *ends) if fits(buffer, at))
     offsets = tuple(places[buffer] for buffer in buffers)
-    return Arena(tuple(buffers), offsets, placed.chunks, placed.width)
+    return Arena(tuple(buffers), offsets, chunks, width)
 
 
 def _may_share(
@@ -108,7 +108,8 @@ def _may_share(
         return False
     if before.last < after.first:
         return True
-    return before.last == after.first and same and before.element == after.element
+    in_place = same and before.element == after.element and not after.early
+    return before.last == after.first and in_place
 
 
 def dominators(after: Sequence[Sequence[int]]) -> list[int]:

@@ -33,6 +33,7 @@ COPY_BYTES_PER_S = 4.3e12
 LAUNCH_S = 1.3e-6
 # By Little's law some 40 KB have to be in flight on each SM: 512 threads with 16 bytes, and as much
 # again to cover what they do in between.
+BYTES_TO_FILL_SM = 40e3
 THREADS_TO_FILL_SM = 1024
 BYTES_AT_ONCE = 16
 SECTOR_BYTES = 32
@@ -49,6 +50,8 @@ TENSOR_CORES = 4
 SHARED_BYTES_PER_S = SMS * 128 * 1.98e9
 LANES_PER_S = SMS * 128 * 1.98e9
 HEAVY = 8
+# Four warps on each of an SM's schedulers cover the latencies of what is on chip, assumed.
+WARPS_TO_FILL_SM = 16
 
 
 def first_choice(of: Schedule, also: Collection[Scheme] = ()) -> KernelPlan:
@@ -129,7 +132,7 @@ def _shared_seconds(of: Schedule, plan: KernelPlan) -> float:
     A block that is alone on its SM does not load while it works on chip; of several, the others do.
     That is what makes it worth keeping less.
     """
-    graph, kept = of.mapping.graph, demotions(of)[plan.demoted]
+    graph, kept = of.mapping.graph, demotions(of, plan.ahead)[plan.demoted]
     shared = kept.arena(plan.chunks[0]).bytes
     alive = resident_blocks(of, plan, shared)
     moved = sum(graph[i].bytes for i in {*of.mapping.inputs, *of.mapping.outputs})
@@ -139,8 +142,11 @@ def _shared_seconds(of: Schedule, plan: KernelPlan) -> float:
     reads = again / (L2_SPEED_UP if held < L2_BYTES else 1)
     running = min(alive, of.row_count / SMS)
     busy = min(1.0, running * plan.num_warps * WARP / THREADS_TO_FILL_SM)
+    if plan.ahead:
+        early = sum(b.element for b in kept.buffers if b.early) * of.column_count
+        busy = min(1.0, running * early / BYTES_TO_FILL_SM)
     memory = (moved + reads) / COPY_BYTES_PER_S / busy
-    chip = _chip_seconds(kept) / min(1.0, running)
+    chip = _chip_seconds(kept) / min(1.0, running, running * plan.num_warps / WARPS_TO_FILL_SM)
     waiting = min(memory, chip) / max(1.0, running)
     return max(memory, chip) + waiting + LAUNCH_S
 

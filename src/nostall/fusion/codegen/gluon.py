@@ -25,6 +25,12 @@ _memory = gl.shared_memory_descriptor
 seen_as = getattr(_memory, "reinterpret", None) or _memory._reinterpret
 """
 
+COPIES = """
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+"""
+
 _ONLY_IN_TRITON = ("PropagateNan",)
 _NAME = re.compile(rf"\btl\.(?!(?:{'|'.join(_ONLY_IN_TRITON)})\b)")
 
@@ -36,3 +42,4 @@ def in_gluon(text: str) -> str:
 
 
 GLUON = Language(HEAD, in_gluon)
+GLUON_WITH_COPIES = Language(HEAD + COPIES, in_gluon)

@@ -95,6 +95,26 @@ class Memory:
         self.whole[:] = np.ascontiguousarray(value.handle.data).view(np.uint8).reshape(-1)
 
 
+class Copies:
+    """What stands for ``async_copy``: nothing arrives before it is waited for."""
+
+    def __init__(self) -> None:
+        self._on_the_way: list[tuple[Memory, Any]] = []
+
+    def async_load(self, memory: Memory, pointer: Any, mask: Any = None) -> None:
+        import triton.language as tl
+
+        self._on_the_way.append((memory, tl.load(pointer, mask=mask)))
+
+    def commit_group(self) -> None:
+        return None
+
+    def wait_group(self, left: int) -> None:
+        for memory, value in self._on_the_way:
+            memory.store(value)
+        self._on_the_way.clear()
+
+
 def _bytes(dtype: Any) -> int:
     return int(dtype.primitive_bitwidth) // 8
 
@@ -103,6 +123,8 @@ def prepare() -> None:
     """Let kernels that import Gluon get this one."""
     import triton
     from triton.experimental import gluon
+    from triton.experimental.gluon.language.nvidia import ampere
 
+    ampere.async_copy = Copies()
     gluon.jit = triton.jit
     gluon.language = Language()

@@ -8,10 +8,12 @@ first, and at last what was read, which is then read again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from nostall.fusion.codegen.addresses import offset, terms
 from nostall.fusion.codegen.buffers import Arena, Buffer, Reuse, arena, dominators
 from nostall.fusion.codegen.levels import Pass, Value
 from nostall.fusion.codegen.mapping import Operand, used
@@ -21,16 +23,23 @@ from nostall.fusion.operations import DTYPE_BYTES
 
 MOST_DEMOTIONS = 16
 """Ways to keep less that are looked at, from everything on."""
+COPIED_BYTES = 4
+"""The least that ``cp.async`` copies at a time."""
 MOST_BYTES = 227 * 1024 - 1024
 """Shared memory of a block on Hopper, less what reductions across warps are given of it."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Which values of a schedule stay on chip; passes and buffers follow from it."""
+    """Which values of a schedule stay on chip; passes and buffers follow from it.
+
+    ``ahead``: what is read from memory is copied to shared memory, a whole row at once, before the
+    pass that needs it first, where the hardware can (:func:`copied`).
+    """
 
     of: Schedule
     values: frozenset[Value]
+    ahead: bool = False
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
@@ -56,14 +65,20 @@ class Kept:
     @cached_property
     def buffers(self) -> tuple[Buffer, ...]:
         """The values as buffers, in the order in which passes leave them."""
-        return tuple(
-            Buffer(at, numbers[0], numbers[-1], DTYPE_BYTES[storage(self.of, value)])
-            for at, (value, numbers) in enumerate(self.needed.items())
-        )
+        found = []
+        for at, (value, numbers) in enumerate(self.needed.items()):
+            element = DTYPE_BYTES[storage(self.of, value)]
+            found.append(Buffer(at, numbers[0], numbers[-1], element, self.is_early(value)))
+        return tuple(found)
+
+    def is_early(self, value: Value) -> bool:
+        """Whether a value is copied before the first pass that needs it."""
+        return self.ahead and not isinstance(value, int) and copied(self.of, value)
 
     def without_idle(self) -> Kept:
         """The same without values that no later pass reads."""
-        return Kept(self.of, frozenset(v for v, n in self.needed.items() if len(n) > 1))
+        used = frozenset(value for value, numbers in self.needed.items() if len(numbers) > 1)
+        return replace(self, values=used)
 
     def arena(self, width: int, reuse: Reuse = "order") -> Arena:
         """Places of the buffers in shared memory, for passes in chunks of ``width`` columns."""
@@ -128,17 +143,18 @@ def storage(of: Schedule, value: Value) -> str:
 
 
 @lru_cache(maxsize=8)
-def demotions(of: Schedule) -> tuple[Kept, ...]:
+def demotions(of: Schedule, ahead: bool = False) -> tuple[Kept, ...]:
     """Ways to run a schedule with a row's values on chip: first all that several passes need, then
-    fewer and fewer bytes."""
+    fewer and fewer bytes.  With ``ahead`` those of which some are copied ahead."""
     demoted: set[Value] = set()
     everything = frozenset(_candidates(of))
     found: list[Kept] = []
     for _ in range(len(everything)):
-        kept = Kept(of, everything - demoted).without_idle()
+        kept = Kept(of, everything - demoted, ahead).without_idle()
         if not kept.values or len(found) == MOST_DEMOTIONS:
             break
-        if not found or _bytes(kept) < _bytes(found[-1]):
+        fits = not ahead or any(buffer.early for buffer in kept.buffers)
+        if fits and (not found or _bytes(kept) < _bytes(found[-1])):
             found.append(kept)
         demoted.add(min(kept.values, key=lambda value: _price(of, value)))
     return tuple(found)
@@ -178,7 +194,19 @@ def varying(of: Schedule, loops: Iterable[int]) -> frozenset[Value]:
     return frozenset(found)
 
 
-def unfit(of: Schedule, demoted: int, width: int) -> str | None:
+def copied(of: Schedule, operand: Operand) -> bool:
+    """Whether the hardware can copy an operand to shared memory without registers: as it lies in
+    memory, 4 bytes at least at a time, which every row and the last chunk have to be multiples of.
+    (A tensor that begins at an odd place is for the launch to see.)"""
+    node, sizes = of.mapping.graph[operand.source], of.mapping.sizes
+    where = offset(operand.places, node.strides, sizes)
+    by_row = [where.weights.get(loop, 0) for loop in of.rows]
+    steps = math.gcd(of.column_count, where.start, *by_row) * DTYPE_BYTES[node.dtype]
+    lies = terms(where, of.columns, sizes, "c") == ["c"]
+    return lies and steps % COPIED_BYTES == 0 and storage(of, operand) == node.dtype
+
+
+def unfit(of: Schedule, demoted: int, width: int, ahead: bool = False) -> str | None:
     """Why a schedule cannot run in chunks of ``width`` columns with what is left on chip after so
     many demotions; None where it can."""
     graph, mapping = of.mapping.graph, of.mapping
@@ -190,9 +218,10 @@ def unfit(of: Schedule, demoted: int, width: int) -> str | None:
             return f"{graph[index]}: Gluon has no random numbers"
         if mapping.reduced.get(index) and not any(s in by_column for s in sources(of, index)):
             return f"{graph[index]}: Gluon has no broadcast for what is the same in all columns"
-    ways = demotions(of)
+    ways = demotions(of, ahead)
     if demoted >= len(ways):
-        return f"{demoted} demotions; there are {len(ways)} ways to keep something for a later pass"
+        what = "copy something ahead" if ahead else "keep something"
+        return f"{demoted} demotions; there are {len(ways)} ways to {what} for a later pass"
     needed = ways[demoted].arena(width).bytes
     if needed > MOST_BYTES:
         return f"{needed} bytes of shared memory; at most {MOST_BYTES}"

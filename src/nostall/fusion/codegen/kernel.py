@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
+from nostall.fusion.codegen.frame import ALIGNED
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.graph import Node
 from nostall.fusion.varying import resized
@@ -71,6 +72,8 @@ class StitchedKernel:
         tensors.update(zip(self.program.tensors, (*inputs, *outputs), strict=True))
         for function, launch in zip(self.functions, self.program.launches, strict=True):
             arguments = [tensors[name] for name in launch.arguments]
+            if launch.aligned:
+                arguments = [aligned(tensor) for tensor in arguments]
             counts = [resized(count, varying, size) for count in launch.counts]
             grid = tuple(resized(blocks, varying, size) for blocks in launch.grid)
             # Triton's default for fused multiply-adds changes with its version.
@@ -106,6 +109,15 @@ def empty(node: Node, device: torch.device) -> Tensor:
     dtype: torch.dtype = getattr(torch, node.dtype)
     found: Tensor = torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
     return found
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it begins at an odd place: outputs, which are ours, never do."""
+    if tensor.data_ptr() % ALIGNED == 0:
+        return tensor
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
 
 
 def load(program: Program, folder: Path | None = None) -> StitchedKernel:

@@ -81,7 +81,7 @@ class KernelPlan:
 
     ``parts``: for ``split`` programs that share a row, for ``column`` groups of rows.
     ``demoted``: for ``shared`` how much less than everything is kept
-    (:func:`~nostall.fusion.codegen.kept.demotions`).
+    (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: it copies what it reads ahead.
     """
 
     scheme: Scheme
@@ -90,6 +90,7 @@ class KernelPlan:
     num_warps: int
     parts: int = 1
     demoted: int = 0
+    ahead: bool = False
 
     @property
     def elements_per_thread(self) -> float:
@@ -99,7 +100,8 @@ class KernelPlan:
         columns = "+".join(map(str, self.chunks))
         parts = f", {self.parts} parts" if self.parts > 1 else ""
         demoted = f", {self.demoted} demoted" if self.demoted else ""
-        return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{parts}{demoted}"
+        ahead = ", copied ahead" if self.ahead else ""
+        return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{parts}{demoted}{ahead}"
 
 
 @dataclass(frozen=True)
@@ -233,12 +235,13 @@ def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
 
 def _on_chip(of: Schedule) -> Iterator[KernelPlan]:
     """Plans that keep a row in shared memory, which takes one of several chunks."""
-    for demoted in range(len(demotions(of))):
+    ways = [(n, ahead) for ahead in (False, True) for n in range(len(demotions(of, ahead)))]
+    for demoted, ahead in ways:
         for warps in (4, 8, 16, 32):
             for each in (8, 16):
                 width = WARP * warps * each
                 if width < of.column_count:
-                    yield KernelPlan("shared", 1, (width,), warps, demoted=demoted)
+                    yield KernelPlan("shared", 1, (width,), warps, 1, demoted, ahead)
 
 
 def _parts(count: int, step: int) -> list[int]:
@@ -261,7 +264,7 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         idle = idle_share(of.column_count, plan.chunks)
         if idle > MOST_IDLE and of.column_count >= WIDE:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
-    if plan.scheme == "shared" and (reason := unfit(of, plan.demoted, plan.chunks[0])):
+    if plan.scheme == "shared" and (reason := unfit(of, plan.demoted, plan.chunks[0], plan.ahead)):
         return reason
     if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:
         return f"{products} products in fp32 for each thread; at most {MOST_UNROLLED}"

@@ -45,7 +45,8 @@ class Workspace:
 class Launch:
     """One kernel.  ``arguments`` name tensors (``names`` of the program, or workspaces), ``counts``
     are the 32-bit integers that follow them; counts and grid are those of the graph's own sizes.
-    ``specialised``: Triton compiles again for counts that are multiples of 16."""
+    ``specialised``: Triton compiles again for counts that are multiples of 16.  ``aligned``:
+    tensors begin at multiples of 16 bytes, or it cannot be compiled."""
 
     name: str
     arguments: tuple[str, ...]
@@ -54,6 +55,7 @@ class Launch:
     num_warps: int
     specialised: bool = False
     count_names: tuple[str, ...] = ("count", "span")
+    aligned: bool = False
 
 
 @dataclass(frozen=True)

@@ -161,20 +161,11 @@ class Tile:
 
     def _read(self, operand: Operand, chunk: Chunk | None) -> Entry:
         node = self.graph[operand.source]
-        by_row, by_column = self._terms(operand.places, node.strides, chunk)
-        suffix = chunk.suffix if chunk and by_column else ""
+        address, mask, rows, columns = self.address(operand, chunk)
+        suffix = chunk.suffix if chunk and columns else ""
         if (operand, suffix) in self.entries:
             return self.entries[operand, suffix]
-        known = self._places.setdefault(operand.source, [])
-        if operand not in known:
-            known.append(operand)
-        at = known.index(operand)
-        name = f"x{operand.source}{f'at{at}' if at else ''}{suffix}"
-        start = offset(operand.places, node.strides, self.mapping.sizes).start
-        begin = [f"p{operand.source}", *([str(start)] if start else [])]
-        address = " + ".join([*begin, *((by_row + by_column) or [ZERO])])
-        masks = [self.rows.mask if by_row else None, chunk.mask if chunk and by_column else None]
-        mask = " & ".join(m for m in masks if m)
+        name = self.name(operand, suffix)
         text = f"tl.load({address}{f', mask={mask}' if mask else ''})"
         dtype = computed(node.dtype)
         if node.dtype == "bool":
@@ -182,9 +173,28 @@ class Tile:
         elif node.dtype != dtype:
             text = f"{text}.to({TRITON_DTYPES[dtype]})"
         self.lines(f"{name} = {text}")
-        entry = Entry(Value(name, dtype), bool(by_row), bool(by_column))
+        entry = Entry(Value(name, dtype), rows, columns)
         self.entries[operand, suffix] = entry
         return entry
+
+    def address(self, operand: Operand, chunk: Chunk | None) -> tuple[str, str, bool, bool]:
+        """Where an operand is in memory, which lanes of it exist ("": all), and whether it has rows
+        and columns."""
+        node = self.graph[operand.source]
+        by_row, by_column = self._terms(operand.places, node.strides, chunk)
+        start = offset(operand.places, node.strides, self.mapping.sizes).start
+        begin = [f"p{operand.source}", *([str(start)] if start else [])]
+        address = " + ".join([*begin, *((by_row + by_column) or [ZERO])])
+        masks = [self.rows.mask if by_row else None, chunk.mask if chunk and by_column else None]
+        return address, " & ".join(m for m in masks if m), bool(by_row), bool(by_column)
+
+    def name(self, operand: Operand, suffix: str) -> str:
+        """What a value read from memory is called."""
+        known = self._places.setdefault(operand.source, [])
+        if operand not in known:
+            known.append(operand)
+        at = known.index(operand)
+        return f"x{operand.source}{f'at{at}' if at else ''}{suffix}"
 
     def store(self, index: int, only: str | None = None) -> None:
         """Write an output to memory, by those programs only for which ``only`` holds."""
