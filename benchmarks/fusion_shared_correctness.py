@@ -95,6 +95,7 @@ def _fits(of: Schedule, plan: KernelPlan) -> bool:
 
 def checked(seed: int) -> dict[str, Any]:
     """What became of one graph.  A fault of the GPU ends the process: nothing works after it."""
+    torch.set_num_threads(1)  # workers are as many as processors
     made = drawn(seed)
     if made is None:
         return {"seed": seed, "plan": None}

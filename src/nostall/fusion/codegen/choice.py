@@ -171,7 +171,7 @@ def _chip_seconds(kept: Kept) -> float:
         for buffer, numbers in zip(kept.buffers, kept.needed.values(), strict=True)
     )
     work = sum(
-        1 if graph[i].kind == "light" else HEAVY
+        HEAVY if graph[i].kind == "heavy" else 1
         for part in kept.passes
         for i in (*part.wide, *part.reductions)
     )

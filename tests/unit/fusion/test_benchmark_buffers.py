@@ -1,0 +1,77 @@
+"""What the GPU benchmarks of kept rows do without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from benchmarks import fusion_buffers
+from benchmarks.fusion_buffers import Case, Record, bytes_of, in_turns
+from benchmarks.fusion_shared_correctness import drawn, summary
+from benchmarks.fusion_wide_rows import WIDE
+
+from nostall.fusion.codegen.plan import refusal
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_chain_is_one_pattern_that_keeps_rows_or_not(name: str) -> None:
+    case = Case(name)
+    schemes = {plan.scheme for plan in case.timed}
+    assert {"shared", "looped", "split"} <= schemes
+    kept = {(plan.demoted, plan.ahead) for plan in case.timed if plan.scheme == "shared"}
+    assert kept == set(case.ways)
+    assert all(refusal(case.of, plan) is None for plan in case.timed)
+
+
+def test_bytes_are_those_of_the_cubin() -> None:
+    """A chain of three buffers, two of which never live together."""
+    case = Case("softmax + gate + norm fp32 4096x8192")
+    found = next(way for way in bytes_of(case) if not way["copied ahead"])
+    assert [buffer[:2] for buffer in found["buffers"]] == [[0, 1], [1, 2], [2, 4]]
+    row = 8192 * 4
+    for reuse, rows in {"none": 3, "dominance": 1, "order": 1}.items():
+        made = found["reuse"][reuse]
+        assert made["arena"] == rows * row
+        assert rows * row <= made["shared"] < rows * row + 1024
+    assert found["reuse"]["order"]["blocks_per_sm"] > found["reuse"]["none"]["blocks_per_sm"]
+
+
+def test_another_version_is_first_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def replayed(graph: Any, runs: int) -> float:
+        order.append(graph)
+        return float(runs)
+
+    monkeypatch.setattr(fusion_buffers, "replayed", replayed)
+    found = in_turns({"a": "a", "b": "b"}, 2, 3)  # type: ignore[dict-item]
+    assert found == {"a": [3.0, 3.0], "b": [3.0, 3.0]}
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]
+
+
+def test_a_record_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "buffers.json"
+    Record(path).put("one", "ways", [1])
+    again = Record(path)
+    assert not again.lacks("one", "ways")
+    assert again.lacks("one", "measured") and again.lacks("two", "ways")
+
+
+def test_graphs_are_drawn_by_their_number() -> None:
+    one, same = (drawn(5) for _ in range(2))
+    assert one is not None and same is not None
+    assert (one[0].key, one[2:]) == (same[0].key, same[2:])
+    assert len({str(made[2]) for seed in range(30) if (made := drawn(seed))}) > 10
+
+
+def test_wrong_kernels_are_counted_and_kept() -> None:
+    right = {"seed": 3, "plan": "shared", "reuse": "order", "wrong": []}
+    lost = {"seed": 4, "plan": "?", "wrong": ["the process ended"]}
+    found = summary({"3": right, "4": lost, "5": {"seed": 5, "plan": None}})
+    assert (found["graphs"], found["kernels"]) == (3, 2)
+    assert found["wrong"] == [lost]
