@@ -113,13 +113,14 @@ def bytes_of(case: Case) -> list[dict[str, Any]]:
                 "copied ahead": ahead,
                 "buffers": [[b.first, b.last, b.element, b.early] for b in kept.buffers],
                 "live at once": kept.arena(plan.chunks[0]).least_bytes,
-                "reuse": {reuse: _cubin(case, plan, reuse) for reuse in get_args(Reuse)},
+                "reuse": {reuse: cubin(case, plan, reuse) for reuse in get_args(Reuse)},
             }
         )
     return found
 
 
-def _cubin(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
+def cubin(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
+    """What a plan takes with one kind of reuse, in bytes; 0 blocks where it is too much."""
     program = emit_shared(case.of, plan, reuse)
     arena = demotions(case.of, plan.ahead)[plan.demoted].arena(plan.chunks[0], reuse).bytes
     try:

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks import fusion_buffers
-from benchmarks.fusion_buffers import Case, Record, bytes_of, in_turns
+from benchmarks.fusion_buffers import Case, Record, cubin, in_turns
 from benchmarks.fusion_shared_correctness import drawn, summary
 from benchmarks.fusion_wide_rows import WIDE
 
@@ -28,17 +28,14 @@ def test_a_chain_is_one_pattern_that_keeps_rows_or_not(name: str) -> None:
     assert all(refusal(case.of, plan) is None for plan in case.timed)
 
 
-def test_bytes_are_those_of_the_cubin() -> None:
+def test_blocks_of_an_sm_follow_from_the_cubin() -> None:
     """A chain of three buffers, two of which never live together."""
     case = Case("softmax + gate + norm fp32 4096x8192")
-    found = next(way for way in bytes_of(case) if not way["copied ahead"])
-    assert [buffer[:2] for buffer in found["buffers"]] == [[0, 1], [1, 2], [2, 4]]
-    row = 8192 * 4
-    for reuse, rows in {"none": 3, "dominance": 1, "order": 1}.items():
-        made = found["reuse"][reuse]
-        assert made["arena"] == rows * row
-        assert rows * row <= made["shared"] < rows * row + 1024
-    assert found["reuse"]["order"]["blocks_per_sm"] > found["reuse"]["none"]["blocks_per_sm"]
+    plan = case.ways[0, False][0]
+    apart, together = (cubin(case, plan, reuse) for reuse in ("none", "order"))
+    assert apart["arena"] == 3 * together["arena"] == 3 * 8192 * 4
+    assert together["arena"] <= together["shared"] < together["arena"] + 1024
+    assert 2 == apart["blocks_per_sm"] < together["blocks_per_sm"]
 
 
 def test_another_version_is_first_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
