@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("torch")
 
 from benchmarks import fusion_buffers
 from benchmarks.fusion_buffers import Case, Record, cubin, in_turns
+from benchmarks.fusion_buffers_page import FILE, NOT_MEASURED, PAGE, page, times
 from benchmarks.fusion_shared_correctness import drawn, summary
 from benchmarks.fusion_wide_rows import WIDE
 
@@ -36,6 +38,40 @@ def test_blocks_of_an_sm_follow_from_the_cubin() -> None:
     assert apart["arena"] == 3 * together["arena"] == 3 * 8192 * 4
     assert together["arena"] <= together["shared"] < together["arena"] + 1024
     assert 2 == apart["blocks_per_sm"] < together["blocks_per_sm"]
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    text = PAGE.read_text()
+    assert page(text) == text, "run `python -m benchmarks.fusion_buffers_page`"
+
+
+def test_reuse_is_worth_bytes_and_blocks_in_several_chains() -> None:
+    chains = json.loads(FILE.read_text())["chains"]
+    assert len(chains) >= 10
+    gained = [
+        name
+        for name, found in chains.items()
+        for way in found["ways"]
+        if way["reuse"]["none"]["shared"]
+        and way["reuse"]["order"]["shared"] < way["reuse"]["none"]["shared"]
+        and way["reuse"]["order"]["blocks_per_sm"] > way["reuse"]["none"]["blocks_per_sm"]
+    ]
+    assert len(set(gained)) >= 4
+
+
+def test_measured_chains_become_a_table() -> None:
+    measured = {
+        "shared": "shared 1x1024, 4 warps",
+        "without": "looped 1x1024, 4 warps",
+        "median_us": {"shared 1x1024, 4 warps": 90.0, "looped 1x1024, 4 warps": 99.0},
+        "ratio": 1.1,
+        "interval": [1.09, 1.11],
+    }
+    assert times({"a": {"ways": []}}) == NOT_MEASURED
+    told = times({"a": {"ways": [], "measured": measured}}).splitlines()
+    assert told[-1].startswith(
+        "| a | looped 1x1024, 4 warps | 99.0 | shared 1x1024, 4 warps | 90.0"
+    )
 
 
 def test_another_version_is_first_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:

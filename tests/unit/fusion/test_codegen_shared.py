@@ -172,6 +172,18 @@ def test_equal_patterns_and_plans_give_equal_bytes() -> None:
     assert sources[0] == sources[1]
 
 
+def test_the_source_does_not_depend_on_the_number_of_rows() -> None:
+    def source(rows: int, ahead: bool) -> str:
+        build = Builder(rows)
+        x = build.input((rows, 5000), "float16")
+        total = build("sum", x, dims=(1,), keepdim=True)
+        graph = build.graph(build("div", x, total))
+        return _program(graph, KernelPlan("shared", 1, (2048,), 4, ahead=ahead)).source
+
+    for ahead in (False, True):
+        assert source(13, ahead) == source(17, ahead)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

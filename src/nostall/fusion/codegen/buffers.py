@@ -83,18 +83,18 @@ def arena(
 
     ``dominated``: pairs of names (a, b) where the maker of b dominates the maker of a.
     """
-    widest = Arena(tuple(buffers), (0,) * len(buffers), chunks, width)
+    size = Arena(tuple(buffers), (0,) * len(buffers), chunks, width).size
     places: dict[Buffer, int] = {}
 
     def fits(buffer: Buffer, at: int) -> bool:
         for other, there in places.items():
-            apart = at >= there + widest.size(other) or there >= at + widest.size(buffer)
+            apart = at >= there + size(other) or there >= at + size(buffer)
             if not apart and not _may_share(other, buffer, there == at, reuse, dominated):
                 return False
         return True
 
     for buffer in sorted(buffers, key=lambda b: (b.first, -b.element, b.name)):
-        ends = [there + widest.size(other) for other, there in places.items()]
+        ends = [there + size(other) for other, there in places.items()]
         places[buffer] = min(at for at in (0, *places.values(), *ends) if fits(buffer, at))
     offsets = tuple(places[buffer] for buffer in buffers)
     return Arena(tuple(buffers), offsets, chunks, width)

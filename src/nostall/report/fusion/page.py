@@ -22,6 +22,7 @@ SCHEMES = {
     "warp": "several rows a warp, reductions by shuffles",
     "block": "a row held by all warps of a block",
     "looped": "the row is read again for each level of reductions",
+    "shared": "what several levels need is kept in shared memory",
     "split": "a row shared by several programs, partial results in memory",
     "column": "sums down columns beside rows, two kernels",
 }
