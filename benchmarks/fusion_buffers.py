@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+import triton
 from torch import Tensor
 
 from benchmarks.fusion_chains import captured_graph, copies, graph_of, replayed
@@ -224,7 +225,7 @@ def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> list[float]:
 
 
 class Record:
-    """The file that grows with every chain."""
+    """The file that grows with every chain; cubins may be another compiler's than what is timed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -233,7 +234,8 @@ class Record:
             self.chains = json.loads(path.read_text())["chains"]
 
     def put(self, name: str, what: str, found: Any) -> None:
-        self.chains.setdefault(name, {})[what] = found
+        chain = self.chains.setdefault(name, {})
+        chain |= {what: found, f"{what} by": f"triton {triton.__version__}"}
         save(self.path, chains=self.chains)
 
     def lacks(self, name: str, what: str) -> bool:
