@@ -29,7 +29,8 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.fusion_chains import captured_graph, copies, graph_of, replayed
+from benchmarks.fusion_chain_stitched import graph_of
+from benchmarks.fusion_chain_times import Method, copies, in_turns
 from benchmarks.fusion_wide_rows import WIDE
 from benchmarks.gpus import spread, visible
 from benchmarks.provenance import save
@@ -52,7 +53,6 @@ from nostall.tuning.source import compile_triton
 
 EACH_WAY = 2
 """Modelled best plans of every way to keep rows that are timed."""
-WARM_UP = 3
 COMPILING, TIMING = 15.0, 20.0
 """About how many seconds one kernel and one chain take."""
 
@@ -164,14 +164,15 @@ def timed(job: tuple[str, int, str]) -> dict[str, Any]:
         sets = [chain.tensors("cuda") for _ in range(copies(chain))]
         reference = next(iter(runs.values()))(*sets[0])
         errors = {text: _difference(reference, run(*sets[0])) for text, run in runs.items()}
-        graphs = {text: _graph(run, sets) for text, run in runs.items()}
-        samples = in_turns(graphs, rounds, len(sets))
+        methods = {text: _method(run) for text, run in runs.items()}
+        samples = in_turns(methods, sets, rounds)
         middle = {text: statistics.median(found) for text, found in samples.items()}
-        kept = min((text for text in runs if text.startswith("shared")), key=middle.__getitem__)
-        plain = min((text for text in runs if text not in shared(runs)), key=middle.__getitem__)
+        mine = {text for text in runs if text.startswith("shared")}
+        kept = min(mine, key=middle.__getitem__)
+        plain = min(runs.keys() - mine, key=middle.__getitem__)
         null = f"{plain} again"
-        both = {plain: graphs[plain], kept: graphs[kept], null: _graph(runs[plain], sets)}
-        again = in_turns(both, rounds, len(sets))
+        both = {plain: methods[plain], kept: methods[kept], null: methods[plain]}
+        again = in_turns(both, sets, rounds)
     found = Comparison.of(again[plain], again[kept], again[null], kind="measured")
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -190,27 +191,8 @@ def timed(job: tuple[str, int, str]) -> dict[str, Any]:
     }
 
 
-def shared(names: Sequence[str] | dict[str, Any]) -> set[str]:
-    """Those of the plans that keep rows."""
-    return {name for name in names if name.startswith("shared")}
-
-
-def _graph(run: StitchedGraph, sets: Sequence[Sequence[Tensor]]) -> torch.cuda.CUDAGraph:
-    return captured_graph(lambda given: run(*given), sets)
-
-
-def in_turns(
-    graphs: dict[str, torch.cuda.CUDAGraph], rounds: int, runs: int
-) -> dict[str, list[float]]:
-    """Microseconds of one run, ``rounds`` samples of each; another one is first every time."""
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    for at in range(rounds + WARM_UP):
-        names = list(graphs)[at % len(graphs) :] + list(graphs)[: at % len(graphs)]
-        for name in names:
-            time = replayed(graphs[name], runs)
-            if at >= WARM_UP:
-                samples[name].append(round(time, 4))
-    return samples
+def _method(run: StitchedGraph) -> Method:
+    return Method(lambda given: run(*given))
 
 
 def _difference(wanted: Sequence[Tensor], got: Sequence[Tensor]) -> list[float]:

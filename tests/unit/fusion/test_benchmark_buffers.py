@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks import fusion_buffers
-from benchmarks.fusion_buffers import Case, Record, cubin, in_turns
+from benchmarks.fusion_buffers import Case, Record, cubin
 from benchmarks.fusion_buffers_page import FILE, NOT_MEASURED, PAGE, page, times
 from benchmarks.fusion_shared_correctness import drawn, summary
 from benchmarks.fusion_wide_rows import WIDE
@@ -72,19 +70,6 @@ def test_measured_chains_become_a_table() -> None:
     assert told[-1].startswith(
         "| a | looped 1x1024, 4 warps | 99.0 | shared 1x1024, 4 warps | 90.0"
     )
-
-
-def test_another_version_is_first_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    def replayed(graph: Any, runs: int) -> float:
-        order.append(graph)
-        return float(runs)
-
-    monkeypatch.setattr(fusion_buffers, "replayed", replayed)
-    found = in_turns({"a": "a", "b": "b"}, 2, 3)  # type: ignore[dict-item]
-    assert found == {"a": [3.0, 3.0], "b": [3.0, 3.0]}
-    assert order == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]
 
 
 def test_a_record_goes_on_where_it_was(tmp_path: Path) -> None:
