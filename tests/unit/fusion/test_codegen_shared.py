@@ -209,15 +209,14 @@ def test_reuse_is_seen_in_the_bytes_of_the_cubin(tmp_path: Path) -> None:
     """Four buffers, of which no two but neighbours live together."""
     graph = softmax_norm((64, ROW), "float32")
     plan = KernelPlan("shared", 1, (1024,), 8)
-    sources = {
-        reuse: _compiled(_program(graph, plan, reuse), tmp_path) for reuse in get_args(Reuse)
-    }
+    programs = {reuse: _program(graph, plan, reuse) for reuse in get_args(Reuse)}
+    assert programs["dominance"].source == programs["order"].source
+    apart, together = (_compiled(programs[reuse], tmp_path) for reuse in ("none", "order"))
     row = 4 * ROW
     scratch = 64  # what reductions across 8 warps take at most
-    assert 4 * row <= _shared(sources["none"]) <= 4 * row + scratch
-    for reuse in ("dominance", "order"):
-        assert row <= _shared(sources[reuse]) <= row + scratch
-    verdict = validate(sources["order"].cubin)
+    assert 4 * row <= _shared(apart) <= 4 * row + scratch
+    assert row <= _shared(together) <= row + scratch
+    verdict = validate(together.cubin)
     assert verdict.safe, verdict.findings[:3]
 
 
