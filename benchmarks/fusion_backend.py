@@ -52,6 +52,11 @@ ELSE = {"inductor": 40, "nostall": 60, "steady": 35, "autotuned": 90, "graphs": 
 """Seconds by which parts are dealt out; nothing is measured against them."""
 
 
+SLACK = 60.0
+INTERPRETED = 8.0
+"""So many times as long it takes in Triton's interpreter."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A part of a model, to be run before ``until`` (of the monotonic clock)."""
@@ -62,12 +67,19 @@ class Job:
 
     @property
     def expected(self) -> float:
-        return EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
+        """Seconds."""
+        slower = 1.0 if self.setup.device == "cuda" else INTERPRETED
+        return slower * EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
+
+    @property
+    def most(self) -> float:
+        """Seconds for one process: what ends it knows those that compile for it."""
+        return min(self.setup.seconds, self.expected + SLACK)
 
 
 def run(job: Job) -> str:
     """A line about what was found.  Raises :class:`Ended` where there is nothing."""
-    setup = job.setup
+    setup = replace(job.setup, seconds=job.most)
     if setup.part in SIDE_BY_SIDE:
         # What both starts have compiled is there for all.
         every = Path(job.caches) / "nostall"
