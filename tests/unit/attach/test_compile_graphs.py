@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS  # noqa: E402
+from tests.unit.fusion.test_fusion_capture import inductors_dropout  # noqa: E402
 from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 
@@ -246,3 +247,19 @@ def test_runs_are_timed_in_turns_equally_often() -> None:
     samples = WallClock().samples("g", runs, 1e-9)
     assert {len(times) for times in samples} == {12}
     assert {order.count(name) for name in "abc"} == {order.count("a")}
+
+
+@pytest.mark.parametrize("depends", [True, False])
+def test_a_graph_whose_random_numbers_depend_on_its_kernels_is_left_alone(
+    depends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its backward pass may draw them again, in a kernel of another form."""
+    monkeypatch.setattr(rewrite, "numbers_depend_on_kernels", lambda: depends)
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    module, done = inductors_dropout("cuda"), rewrite.Stitching()
+    before = str(module.graph)
+    rewrite.rewrite(module, Kept(), "all", done)
+    assert (str(module.graph) == before) == depends
+    assert (done.kernels == []) == depends
+    alone = ("random numbers that depend on the kernel they are in", "whole graph")
+    assert (alone in done.refused) == depends

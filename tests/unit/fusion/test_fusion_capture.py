@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
 
 from benchmarks.fusion_models import models  # noqa: E402
+from tests.unit.fusion.test_fusion_random import uniform  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
@@ -200,6 +201,54 @@ def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:
     seeds = [node for node in found.graph if node.op == "slice"]
     assert [node["start"] for node in seeds] == [0, 1]
     assert [node.shape for node in found.graph if node.op == "random"] == [(4, 6)] * 2
+
+
+def inductors_dropout(device: str) -> Any:
+    """As Inductor's graphs have it: one call draws the seeds of all."""
+    from torch._inductor import inductor_prims
+
+    graph = torch.fx.Graph()
+
+    def named(node: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        node.meta["val"] = torch.empty(shape, dtype=dtype, device=device)
+        return node
+
+    def call(target: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: Any) -> Any:
+        return named(graph.call_function(target, args), shape, dtype)
+
+    with FakeTensorMode():
+        x = named(graph.placeholder("x"), (4, 6), torch.float32)
+        seeds = named(graph.placeholder("seeds"), (3,), torch.int64)
+        seed = call(inductor_prims.lookup_seed, (seeds, 2), (), torch.int64)
+        numbers = call(inductor_prims.random, ([4, 6], seed, "rand"), (4, 6), torch.float32)
+        kept = call(torch.ops.aten.gt.Scalar, (numbers, 0.1), (4, 6), torch.bool)
+        graph.output(call(torch.ops.aten.mul.Tensor, (x, kept), (4, 6), torch.float32))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize(("device", "depends"), [("cuda", False), ("cuda", True), ("cpu", False)])
+def test_inductors_random_numbers_are_made_where_they_are_the_same(
+    device: str, depends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor Inductor draws others."""
+    from nostall.fusion.capture import lowering
+
+    monkeypatch.setattr(lowering, "numbers_depend_on_kernels", lambda: depends)
+    found = capture(inductors_dropout(device))
+    drawn = [node for node in found.graph if node.op == "random"]
+    if device == "cpu" or depends:
+        name = ("random numbers", "prims.inductor_random.default")
+        assert found.explanation.refused == {name: 1}
+        assert drawn == []
+        return
+    assert not found.explanation.refused
+    assert [(node.shape, node.dtype) for node in drawn] == [((4, 6), "float32")]
+    (seed,) = [node for node in found.graph if node.op == "slice"]
+    assert (seed["start"], seed.shape) == (2, (1,))
+    seeds = np.array([5, 6, 7], dtype=np.int64)
+    x = np.ones((4, 6), dtype=np.float32)
+    (result,) = interpret(found.graph, [x, seeds])
+    assert np.array_equal(result, uniform(7, (4, 6)) > 0.1)
 
 
 def test_an_opaque_result_keeps_its_strides() -> None:

@@ -26,6 +26,7 @@ from nostall.attach.compile.records import Kept, StepRecord
 from nostall.attach.compile.region import stitched_region
 from nostall.attach.delivery import say_once
 from nostall.fusion.capture import Captured, capture
+from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.operations import COMPUTE
@@ -63,6 +64,10 @@ def rewrite(module: GraphModule, kept: Kept, extent: Extent, done: Stitching) ->
     Raises :class:`BadCapture` for nodes without ``meta["val"]`` that cannot be given one.
     """
     _complete(module.graph)
+    if _draws_by_kernel(module):
+        # With other kernels around them forward and backward could draw different numbers.
+        done.refused["random numbers that depend on the kernel they are in", "whole graph"] += 1
+        return
     captured = capture(module)
     done.refused.update(captured.explanation.refused)
     parts = []
@@ -90,6 +95,12 @@ def parts_of(module: GraphModule) -> list[Graph]:
     _complete(module.graph)
     found = {region.graph.key: region.graph for region in regions(capture(module).graph)}
     return list(found.values())
+
+
+def _draws_by_kernel(module: GraphModule) -> bool:
+    drawn = [n for n in module.graph.nodes if str(n.target) == "prims.inductor_random.default"]
+    on_gpu = any(node.meta["val"].device.type == "cuda" for node in drawn)
+    return on_gpu and numbers_depend_on_kernels()
 
 
 def _part(step: StepRecord, origins: tuple[int, ...]) -> _Part:

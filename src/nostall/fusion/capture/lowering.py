@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
+from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.capture.statistics import Rule, mean, reduction, var, var_mean
 from nostall.fusion.codegen.groups import LARGEST
 from nostall.fusion.operations import OPERATIONS
@@ -219,6 +220,21 @@ def _uniform(call: Call) -> Value:
     return call.finish("random", call.tensor(0))
 
 
+def _inductors_seed(call: Call) -> Value:
+    """One of the seeds that Inductor's graph draws at once."""
+    at = call.argument(1, "index")
+    one = call.build("slice", call.tensor(0), shape=(1,), dim=0, start=at, step=1)
+    return call.finish("view", one)
+
+
+def _inductors_random(call: Call) -> Value:
+    """The same numbers that Inductor's kernels make for these elements."""
+    on_gpu = call.result.device.type == "cuda"
+    if call.argument(2, "mode") != "rand" or not on_gpu or numbers_depend_on_kernels():
+        raise Unfit("random numbers")
+    return call.finish("random", call.build("view", call.tensor(1), shape=(1,)))
+
+
 def _bmm(call: Call) -> Value:
     left, right = call.tensor(0), call.tensor(1)
     (_, m, k), n = call.shape(left), call.shape(right)[-1]
@@ -315,6 +331,8 @@ RULES: dict[str, Rule] = {
     **{f"aten.{name}": _elementwise(op) for op, names in _PLAIN.items() for name in names.split()},
     **{f"aten.{name}": rule for rule, names in _SPECIAL for name in names.split()},
     "prims.convert_element_type.default": _convert,
+    "prims.inductor_lookup_seed.default": _inductors_seed,
+    "prims.inductor_random.default": _inductors_random,
     "nostall.uniform.default": _uniform,
 }
 """The rule of every ATen overload that can be part of a fused kernel, by its full name."""

@@ -40,6 +40,14 @@ SEEDS = torch.ops.nostall.seeds.default
 UNIFORM = torch.ops.nostall.uniform.default
 
 
+def numbers_depend_on_kernels() -> bool:
+    """Whether Inductor's numbers on a GPU depend on the form of the kernel that makes them (from
+    PyTorch 2.13 on, its issue 198333): nobody else can make the same ones then."""
+    from torch._inductor.runtime import triton_helpers
+
+    return hasattr(triton_helpers, "rand4x")
+
+
 def seeded(given: GraphModule) -> GraphModule:
     """A copy in which uniform random tensors come from seeds; normal ones and those of own
     generators stay.  A module without any is given back as it is."""
