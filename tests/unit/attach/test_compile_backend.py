@@ -118,7 +118,7 @@ def test_the_next_run_begins_with_the_choice(cold: Any) -> None:
     assert again["seconds"] == ["stitched"]
 
 
-KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "chosen": 0}
+KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "chosen": 0, "normed": 1}
 REASONS = {"numbers": "dtype complex64", "chosen": "unsupported operator"}
 
 

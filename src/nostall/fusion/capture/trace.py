@@ -40,6 +40,7 @@ _TAKEN_APART = [
     _aten.mse_loss_backward,
     _aten.native_batch_norm,
     _aten.native_batch_norm_backward,
+    _aten._native_batch_norm_legit,
     _aten._native_batch_norm_legit_functional,
     _aten._native_batch_norm_legit_no_training,
     _aten.native_dropout,
