@@ -19,7 +19,7 @@ import torch._inductor.compile_fx
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
-from nostall.attach.compile import rewrite
+from nostall.attach.compile import parts
 from nostall.attach.compile.backend import Backend
 from nostall.attach.compile.direct import FUNCTION
 from nostall.attach.compile.operator import STITCHED as OPERATOR
@@ -42,6 +42,19 @@ class SecondWins:
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
         self.asked += 1
         return [[1.0 if at == 1 else 2.0] * 12 for at in range(len(runs))]
+
+
+class Loses(SecondWins):
+    """What is timed at these turns does not get faster; everything runs."""
+
+    def __init__(self, *turns: int) -> None:
+        self.turns = turns
+
+    def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+        for run in runs:
+            run()
+        found = super().samples(graph, runs, seconds)
+        return [[1.0] * 12] * len(runs) if self.asked in self.turns else found
 
 
 STITCHED = {"nostall.choose": "stitched"}
@@ -123,35 +136,55 @@ def cached(name: str) -> dict[str, Any]:
     }
 
 
+def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, Any]:
+    """A training loop in which the stitched version wins, if it comes to a comparison."""
+    torch._dynamo.reset()  # or what another loop compiled counts
+    backend = Backend(FASTER, race)
+    module, x = made(model)
+    function = torch.compile(module, backend=backend, options={**EAGER, **options})
+    found, states, called, after = [], [], [], 0
+    while after < 2 and len(states) < 500:
+        with observed() as names:
+            found.append(results(function, module, x))
+        (report,) = backend.reports
+        states.append(report.state)
+        called.append(len(names) > 0)
+        after += bool(report.reason)
+        time.sleep(0.01)  # for what is stitched in the background
+    plain, y = made(model)
+    wanted = [results(plain, plain, y) for _ in found]
+    return {
+        "states": states,
+        "called": called,
+        "apart": max(apart(a, b) for a, b in zip(found, wanted, strict=True)),
+        "from store": report.from_store,
+        "reason": report.reason,
+        "ratio": report.compared.ratio if report.compared else None,
+        "seconds": sorted(report.seconds),
+        "asked": race.asked,
+        "plans": sorted(Kept().kernel(name)[0].plan for name in names),
+        "kernels": sorted(names),
+        "left": report.left,
+    }
+
+
+def partial() -> dict[str, Any]:
+    """Programs of whose kernels all, all but one, or none are faster than Inductor's, one after the
+    other, as if on different machines; and once more."""
+    result = {}
+    home = os.environ["NOSTALL_HOME"]
+    for name, clock in (("all", Loses()), ("some", Loses(2)), ("none", Loses(*range(99)))):
+        os.environ["NOSTALL_HOME"] = f"{home}-{name}"
+        for run in ("first", "again"):
+            result[f"{name}, {run}"] = trained("wide", clock, {"nostall.race": 0})
+    os.environ["NOSTALL_HOME"] = home
+    return result
+
+
 def measured() -> dict[str, Any]:
-    """A training loop in which the stitched version wins, and the next one, which knows that."""
-    result: dict[str, Any] = {}
+    """A program in which the stitched version wins, and the next one, which knows that."""
     race = SecondWins()
-    for run in ("first", "again"):
-        backend = Backend(FASTER, race)
-        module, x = made("norms")
-        function = torch.compile(module, backend=backend, options=EAGER)
-        found, states, called = [], [], []
-        while states.count("stitched") < 2 and len(states) < 500:
-            with observed() as names:
-                found.append(results(function, module, x))
-            (report,) = backend.reports
-            states.append(report.state)
-            called.append(len(names) > 0)
-            time.sleep(0.01)  # for what is stitched in the background
-        plain, y = made("norms")
-        wanted = [results(plain, plain, y) for _ in found]
-        result[run] = {
-            "states": states,
-            "called": called,
-            "apart": max(apart(a, b) for a, b in zip(found, wanted, strict=True)),
-            "from store": report.from_store,
-            "reason": report.reason,
-            "ratio": report.compared.ratio if report.compared else None,
-            "seconds": sorted(report.seconds),
-            "asked": race.asked,
-            "plans": sorted(Kept().kernel(name)[0].plan for name in names),
-        }
+    result: dict[str, Any] = {run: trained("norms", race, {}) for run in ("first", "again")}
     records = [json.loads(x.read_text()) for x in (Kept().folder / "races").glob("*.json")]
     result["won"] = [record["plans"][record["winner"]] for record in records]
     result["winners"] = [record["winner"] for record in records]
@@ -214,7 +247,7 @@ def dynamic() -> dict[str, Any]:
         "inductor": ("narrow", {**STITCHED, "pattern_matcher": False}),
     }
     result: dict[str, Any] = {}
-    rewrite.MOST_ELEMENTS = 16 * 24
+    parts.MOST_ELEMENTS = 16 * 24
     for name, (model, options) in ways.items():
         backend = Backend(FASTER)
         module, x = made(model)
@@ -251,6 +284,7 @@ def everything(models: tuple[str, ...]) -> dict[str, Any]:
     return {
         "cached": {name: cached(name) for name in models},
         "measured": measured(),
+        "partial": partial(),
         "strange": strange(),
         "dynamic": dynamic(),
     }

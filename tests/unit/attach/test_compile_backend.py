@@ -96,7 +96,8 @@ def test_a_faster_version_is_stitched_in_the_background_and_swapped_in(cold: Any
     assert first["apart"] < 1e-4
     assert first["ratio"] == 2.0
     assert not first["from store"]
-    assert first["seconds"] == ["background", "compared", "plain", "raced", "stitched"]
+    said = ["background", "compared", "duels", "plain", "raced", "stitched"]
+    assert first["seconds"] == said
 
 
 def test_plans_are_raced_before_and_the_faster_ones_are_put_in(cold: Any) -> None:
@@ -116,6 +117,32 @@ def test_the_next_run_begins_with_the_choice(cold: Any) -> None:
     assert again["apart"] < 1e-4
     assert again["ratio"] == 2.0
     assert again["seconds"] == ["stitched"]
+
+
+def test_kernels_that_are_not_faster_than_inductors_are_left_to_it(cold: Any) -> None:
+    found = cold["partial"]
+    every, some = found["all, first"], found["some, first"]
+    assert (every["left"], some["left"]) == (0, 1)
+    assert every["asked"] == some["asked"] >= 3
+    assert set(some["kernels"]) < set(every["kernels"])
+    assert len(every["kernels"]) - len(some["kernels"]) == 1
+    assert max(run["apart"] for run in found.values()) < 1e-4
+
+
+def test_where_none_is_faster_nothing_is_compiled_twice(cold: Any) -> None:
+    none = cold["partial"]["none, first"]
+    assert none["reason"] == "no kernel is faster than what Inductor makes of the same operators"
+    assert set(none["states"]) == {"inductor", "compiling"}
+    assert not any(none["called"])
+    assert "stitched" not in none["seconds"]
+
+
+@pytest.mark.parametrize("which", ["all", "some", "none"])
+def test_the_next_run_puts_in_the_same_kernels_without_a_duel(cold: Any, which: str) -> None:
+    first, again = (cold["partial"][f"{which}, {run}"] for run in ("first", "again"))
+    assert again["from store"]
+    assert again["asked"] == first["asked"]
+    assert (again["kernels"], again["left"]) == (first["kernels"], first["left"])
 
 
 KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "chosen": 0, "normed": 1}

@@ -18,12 +18,13 @@ from torch import Tensor  # noqa: E402
 
 from nostall.attach.compile import steps, switch  # noqa: E402
 from nostall.attach.compile.background import Preparation  # noqa: E402
+from nostall.attach.compile.duel import NoneFaster  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
 from nostall.attach.compile.operator import note  # noqa: E402
-from nostall.attach.compile.ranks import Ranks  # noqa: E402
+from nostall.attach.compile.parts import Stitching  # noqa: E402
+from nostall.attach.compile.ranks import Chosen, Ranks  # noqa: E402
 from nostall.attach.compile.records import ChoiceRecord, Kept  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
-from nostall.attach.compile.rewrite import Stitching  # noqa: E402
 from nostall.attach.compile.switch import Candidate, Rules, Switch  # noqa: E402
 from nostall.gpu.clock import RecordedClock  # noqa: E402
 
@@ -65,10 +66,10 @@ class Versions:
 def made(
     versions: Versions,
     clock: Any = FASTER,
-    make: Callable[[Any], Candidate] | None = None,
+    make: Callable[[Any, Any], Candidate] | None = None,
     preparation: Preparation | None = None,
 ) -> Switch:
-    found = make or (lambda args: Candidate(versions.stitched, Stitching(["kernel"])))
+    found = make or (lambda args, left: Candidate(versions.stitched, Stitching(["kernel"])))
     rules = Rules(GRAPH, Kept(), clock, 0.1, preparation or Preparation(), {})
     return Switch(versions.plain, found, rules, GraphReport(GRAPH))
 
@@ -115,7 +116,7 @@ def test_wrong_results_are_never_used_however_fast(caplog: pytest.LogCaptureFixt
 def test_a_failure_is_said_once_and_inductors_version_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails(args: Any) -> Candidate:
+    def fails(args: Any, left: Any) -> Candidate:
         raise RuntimeError("no luck\nwith many lines")
 
     versions = Versions()
@@ -130,7 +131,7 @@ def test_a_failure_is_said_once_and_inductors_version_goes_on(
 
 def test_a_version_without_kernels_is_not_timed() -> None:
     versions = Versions()
-    graph = made(versions, make=lambda args: Candidate(versions.plain, Stitching()))
+    graph = made(versions, make=lambda args, left: Candidate(versions.plain, Stitching()))
     assert calls(graph, versions, 3) == ["plain"] * 3
     assert graph.report.reason == "nothing to stitch"
 
@@ -211,6 +212,63 @@ def test_a_captured_cuda_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(steps, "capturing", lambda: True)
     assert calls(graph, versions, 4) == ["plain"] * 4
     assert graph.report.calls == 0
+
+
+def test_where_no_kernel_is_faster_inductors_version_is_kept() -> None:
+    def none(args: Any, left: Any) -> Candidate:
+        raise NoneFaster("no kernel is faster")
+
+    versions = Versions()
+    graph = made(versions, make=none)
+    assert calls(graph, versions, 3) == ["plain"] * 3
+    choice = Kept().answer(ChoiceRecord, GRAPH)
+    assert choice is not None
+    assert (choice.version, choice.reason) == ("inductor", "no kernel is faster")
+
+
+def test_what_is_left_to_inductor_is_part_of_the_choice() -> None:
+    versions, asked = Versions(), []
+
+    def make(args: Any, left: Any) -> Candidate:
+        asked.append(left)
+        return Candidate(versions.stitched, Stitching(["kernel"]), frozenset({"b", "a"}))
+
+    graph = made(versions, make=make)
+    assert calls(graph, versions, 2)[-1] == "stitched"
+    assert asked == [None]
+    choice = Kept().answer(ChoiceRecord, GRAPH)
+    assert choice is not None
+    assert choice.left == ("a", "b")
+
+
+def test_ranks_leave_to_inductor_what_rank_0_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, versions, asked = torch.distributed.HashStore(), Versions(), []
+
+    def make(args: Any, left: Any) -> Candidate:
+        asked.append(left)
+        return Candidate(versions.stitched, Stitching(["kernel"]), left)
+
+    monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 1)))
+    graph = made(versions, make=make)
+    assert calls(graph, versions, 3) == ["plain"] * 3
+    assert asked == [], "nothing is compiled before it is known what"
+    Ranks(store, 0).publish(GRAPH, Chosen("stitched", frozenset({"a", "b"})))
+    assert calls(graph, versions, 1) == ["stitched"]
+    assert asked == [{"a", "b"}]
+
+
+def test_ranks_compile_nothing_where_rank_0_stays_with_inductor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(args: Any, left: Any) -> Candidate:
+        raise AssertionError("compiled for nothing")
+
+    store, versions = torch.distributed.HashStore(), Versions()
+    monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 1)))
+    graph = made(versions, make=make)
+    Ranks(store, 0).publish(GRAPH, Chosen("inductor"))
+    assert calls(graph, versions, 3) == ["plain"] * 3
+    assert (graph.report.state, graph.report.reason) == ("inductor", "rank 0 has chosen")
 
 
 def test_ranks_follow_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.unit.fusion.test_fusion_capture import inductors_dropout  # noqa: E40
 from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 
-from nostall.attach.compile import hosts, rewrite  # noqa: E402
+from nostall.attach.compile import hosts, parts, rewrite  # noqa: E402
 from nostall.attach.compile.backend import Backend  # noqa: E402
 from nostall.attach.compile.naming import graph_key, unfit  # noqa: E402
 from nostall.attach.compile.records import ChoiceRecord, Kept, KernelRecord  # noqa: E402
@@ -166,15 +166,15 @@ def test_graphs_that_are_left_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pass_does_nothing_in_a_thread_that_does_not_stitch(tmp_path: Path) -> None:
-    idle = hosts.StitchPass("all")
+    idle = hosts.StitchPass(parts.Selection("all"))
     graph = traced(2.0).graph
     before = str(graph)
     idle(graph)
     assert str(graph) == before
-    with hosts._stitching(rewrite.Stitching()):
+    with hosts._stitching(parts.Stitching()):
         active = idle.uuid()
     assert active != idle.uuid()
-    assert hosts.StitchPass("all", before=lambda graph: None).uuid() is None
+    assert hosts.StitchPass(parts.Selection("all"), before=lambda graph: None).uuid() is None
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -254,11 +254,11 @@ def test_a_graph_whose_random_numbers_depend_on_its_kernels_is_left_alone(
     depends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its backward pass may draw them again, in a kernel of another form."""
-    monkeypatch.setattr(rewrite, "numbers_depend_on_kernels", lambda: depends)
+    monkeypatch.setattr(parts, "numbers_depend_on_kernels", lambda: depends)
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    module, done = inductors_dropout("cuda"), rewrite.Stitching()
+    module, done = inductors_dropout("cuda"), parts.Stitching()
     before = str(module.graph)
-    rewrite.rewrite(module, Kept(), "all", done)
+    rewrite.rewrite(module, Kept(), parts.Selection("all"), done)
     assert (str(module.graph) == before) == depends
     assert (done.kernels == []) == depends
     alone = ("random numbers that depend on the kernel they are in", "whole graph")

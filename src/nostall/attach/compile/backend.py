@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from nostall.attach.compile import operator as kernels
 from nostall.attach.compile.background import Preparation
+from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.hosts import (
     Compiled,
     EagerHost,
@@ -22,13 +23,13 @@ from nostall.attach.compile.hosts import (
 )
 from nostall.attach.compile.module import apart, as_traced
 from nostall.attach.compile.naming import device_name, graph_key, symbols, unfit
+from nostall.attach.compile.parts import Selection, Stitching, regions_of
 from nostall.attach.compile.race import Race
-from nostall.attach.compile.ranks import Ranks
-from nostall.attach.compile.records import ChoiceRecord, Kept, Version
+from nostall.attach.compile.ranks import Chosen, Ranks
+from nostall.attach.compile.records import ChoiceRecord, Kept
 from nostall.attach.compile.report import GraphReport
-from nostall.attach.compile.rewrite import Stitching, parts_of
 from nostall.attach.compile.settings import Settings, settings_of
-from nostall.attach.compile.switch import Candidate, Rules, Switch
+from nostall.attach.compile.switch import FOLLOWS, Candidate, Rules, Switch
 from nostall.attach.delivery import say_once
 from nostall.gpu.clock import Clock, EventClock, ReplayClock, WallClock
 
@@ -94,6 +95,7 @@ class _Graph:
         self.report = GraphReport()
         self.preparation = Preparation()
         self.race = Race(race_clock, settings.race, settings.seconds, settings.extent)
+        self.duels = Duels(race_clock, settings, dict(patches))
 
     def compiled(self) -> Compiled:
         settings = self.settings
@@ -117,22 +119,22 @@ class _Graph:
         try:
             kept, ranks = Kept(), Ranks.here()
             report.graph = graph_key(self.module, self.inputs, self.settings, self.patches)
-            version = self._earlier(kept, ranks)
+            chosen = self._earlier(kept, ranks)
             spare = apart(self.module)
         except Exception as error:  # the user's program is worth more than any gain
             raise _Failed from error
-        if version == "stitched":
+        if chosen is not None and chosen.version == "stitched":
             try:
-                run = self._timed("stitched", lambda: self._stitched(spare, self.inputs)).run
+                candidate = self._stitched(spare, self.inputs, chosen.left)
             except Exception as error:  # a stored choice that no longer works costs nothing else
                 raise _Failed from error
             report.state = "stitched"
-            return run
+            return candidate.run
         # PyTorch's caches know graphs by the passes that they went through: a run that knows its
         # choice must have the same ones as the run that had to look.
         varies = len(symbols(self.inputs)) > 0
         observe = self._observe if self.settings.background and not varies else None
-        if version == "inductor":
+        if chosen is not None:
             return self._plain(self.module, observe and _look_away)
         rules = Rules(
             graph=report.graph,
@@ -144,24 +146,24 @@ class _Graph:
         )
         plain = self._plain(self.module, observe)
         if not varies:
-            return Switch(plain, lambda args: self._stitched(spare, args), rules, report)
+            return Switch(plain, lambda *given: self._stitched(spare, *given), rules, report)
         # What a compilation supposes of a size has to be known when Dynamo writes its guards: now.
         try:
-            candidate = self._timed("stitched", lambda: self._stitched(spare, self.inputs))
+            candidate = self._stitched(spare, self.inputs, frozenset())
         except Exception as error:  # the user's program is worth more than any gain
             say_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
             report.reason = f"{type(error).__name__}: {error}"
             return plain
-        return Switch(plain, lambda args: candidate, rules, report)
+        return Switch(plain, lambda *given: candidate, rules, report)
 
-    def _earlier(self, kept: Kept, ranks: Ranks) -> Version | None:
+    def _earlier(self, kept: Kept, ranks: Ranks) -> Chosen | None:
         """The choice of an earlier run, or of rank 0; None where there is none to go by."""
         report = self.report
         if self.settings.choose == "stitched":
             report.reason = "asked for"
-            return "stitched"
+            return Chosen("stitched")
         if not ranks.leads:
-            report.reason = "rank 0 has chosen"
+            report.reason = FOLLOWS
             return ranks.chosen(report.graph)
         choice = kept.answer(ChoiceRecord, report.graph)
         if choice is None:
@@ -171,21 +173,41 @@ class _Graph:
         report.reason, report.from_store = choice.reason, True
         report.compared, report.kernels = choice.compared, len(choice.kernels)
         report.state = choice.version
-        ranks.publish(report.graph, choice.version)
-        return choice.version
+        chosen = Chosen(choice.version, frozenset(choice.left))
+        ranks.publish(report.graph, chosen)
+        return chosen
 
-    def _stitched(self, module: GraphModule, inputs: Sequence[Any]) -> Candidate:
-        done = Stitching()
+    def _stitched(
+        self, module: GraphModule, inputs: Sequence[Any], left: frozenset[str] | None
+    ) -> Candidate:
+        """The stitched version without the parts ``left`` to Inductor; None: find them out.
+
+        Raises :class:`NoneFaster`.
+        """
         device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
         if self.race.regions:
             self._timed("raced", lambda: self.race.run(device))
+        if left is None and self.duels.modules:
+            left = self._timed("duels", lambda: self.duels.losers(self.host.uncaptured))
+        selection = Selection(self.settings.extent, left or frozenset())
+        return self._timed("stitched", lambda: self._put_in(module, inputs, selection, device))
+
+    def _put_in(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        selection: Selection,
+        device: torch.device,
+    ) -> Candidate:
+        done = Stitching()
         with as_traced(inputs):
-            run = self.host.stitched(module, inputs, self.settings.extent, done)
+            run = self.host.stitched(module, inputs, selection, done)
         for kernel in dict.fromkeys(done.kernels):
             kernels.resolve(kernel).warm(device)
         self.report.refused = done.refused
         self.report.kernels = len(done.kernels) or self.report.kernels
-        return Candidate(run, done)
+        self.report.left = len(selection.left)
+        return Candidate(run, done, selection.left)
 
     def _observe(self, module: GraphModule) -> None:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
@@ -197,7 +219,8 @@ class _Graph:
                     kernels.resolve(kernel).warm(device)
 
         try:
-            graphs = parts_of(module)
+            graphs = regions_of(module)
+            self.duels.add(module)
         except Exception as error:  # inside of Inductor's compilation, which must go on
             say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return

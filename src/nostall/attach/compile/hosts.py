@@ -17,8 +17,9 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 
+from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.records import Kept, code_version
-from nostall.attach.compile.rewrite import Extent, Stitching, rewrite
+from nostall.attach.compile.rewrite import rewrite
 from nostall.fusion.capture.trace import decompositions
 
 Compiled = Callable[..., Any]
@@ -29,6 +30,11 @@ PASS = "post_grad_custom_post_pass"
 class Host(Protocol):
     """Compiles a Dynamo graph, forward and backward.  The module is taken over."""
 
+    @property
+    def uncaptured(self) -> Host:
+        """The same without CUDA graphs inside, for who captures runs."""
+        ...
+
     def plain(
         self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
     ) -> Compiled:
@@ -37,7 +43,7 @@ class Host(Protocol):
         ...
 
     def stitched(
-        self, module: GraphModule, inputs: Sequence[Any], extent: Extent, done: Stitching
+        self, module: GraphModule, inputs: Sequence[Any], selection: Selection, done: Stitching
     ) -> Compiled:
         """The same with stitched kernels; the backward pass is compiled at once, too."""
         ...
@@ -48,6 +54,11 @@ class InductorHost:
     """``patches`` is what ``mode=`` and ``options=`` mean for Inductor's configuration."""
 
     patches: Mapping[str, Any]
+
+    @property
+    def uncaptured(self) -> InductorHost:
+        """The same without CUDA graphs inside, for who captures runs."""
+        return InductorHost({**self.patches, "triton.cudagraphs": False})
 
     def plain(
         self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
@@ -67,14 +78,14 @@ class InductorHost:
         return found
 
     def stitched(
-        self, module: GraphModule, inputs: Sequence[Any], extent: Extent, done: Stitching
+        self, module: GraphModule, inputs: Sequence[Any], selection: Selection, done: Stitching
     ) -> Compiled:
         from torch._inductor.compile_fx import compile_fx
 
         from nostall.attach.compile import direct
 
         direct.register()
-        patches = {**self.patches, PASS: StitchPass(extent, self._before)}
+        patches = {**self.patches, PASS: StitchPass(selection, self._before)}
         with _stitching(done), _whole():
             found: Compiled = compile_fx(module, inputs, config_patches=patches)
         return found
@@ -129,7 +140,7 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
     must do nothing, and say so in the key of what is compiled.
     """
 
-    extent: Extent
+    selection: Selection
     before: Any = field(default=None, repr=False)
     """A pass that the user has put there; it goes first."""
 
@@ -138,7 +149,7 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
             one(graph)
         done = _current.get()
         if done is not None:
-            rewrite(graph.owning_module, Kept(), self.extent, done)
+            rewrite(graph.owning_module, Kept(), self.selection, done)
 
     def uuid(self) -> Any:
         """PyTorch's caches must not mix graphs of different kernels or folders."""
@@ -147,7 +158,8 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
             return None
         if _current.get() is None:
             return ["nostall", "idle", known]
-        return ["nostall", code_version(), Kept().identity, self.extent, known]
+        extent, left = self.selection.extent, sorted(self.selection.left)
+        return ["nostall", code_version(), Kept().identity, extent, left, known]
 
     @property
     def _before(self) -> list[Any]:
@@ -173,16 +185,20 @@ class ObservingPass(CustomGraphPass):  # type: ignore[misc]
 class EagerHost:
     """Where Inductor is not available: ATen operators one by one, beside the stitched kernels."""
 
+    @property
+    def uncaptured(self) -> EagerHost:
+        return self
+
     def plain(
         self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
     ) -> Compiled:
         return self._compiled(module, inputs, observe or (lambda graph: None))
 
     def stitched(
-        self, module: GraphModule, inputs: Sequence[Any], extent: Extent, done: Stitching
+        self, module: GraphModule, inputs: Sequence[Any], selection: Selection, done: Stitching
     ) -> Compiled:
         def change(graph: GraphModule) -> None:
-            rewrite(graph, Kept(), extent, done)
+            rewrite(graph, Kept(), selection, done)
 
         with _whole():
             return self._compiled(module, inputs, change)

@@ -7,11 +7,20 @@ choice they stay with Inductor's version, which computes the same.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 
 from nostall.attach.compile.records import Version
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A version, and the parts (by key) that a stitched one leaves to Inductor."""
+
+    version: Version
+    left: frozenset[str] = frozenset()
 
 
 class Ranks:
@@ -38,14 +47,15 @@ class Ranks:
         """Whether this process chooses for itself and the others."""
         return self._store is None or self._rank == 0
 
-    def publish(self, graph: str, version: Version) -> None:
+    def publish(self, graph: str, chosen: Chosen) -> None:
         """Rank 0 has chosen."""
         if self._store is not None:
-            self._store.set(graph, version)
+            self._store.set(graph, " ".join([chosen.version, *sorted(chosen.left)]))
 
-    def chosen(self, graph: str) -> Version | None:
+    def chosen(self, graph: str) -> Chosen | None:
         """What rank 0 has chosen, if it has."""
         if self._store is None or not self._store.check([graph]):
             return None
-        said = self._store.get(graph).decode()
-        return next((version for version in get_args(Version) if version == said), None)
+        said, *left = self._store.get(graph).decode().split()
+        version = next((version for version in get_args(Version) if version == said), None)
+        return None if version is None else Chosen(version, frozenset(left))

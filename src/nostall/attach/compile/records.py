@@ -195,18 +195,48 @@ Version = Literal["stitched", "inductor"]
 
 
 class ChoiceRecord(Strict):
-    """Which version of one graph runs, and why; ``kernels`` are all that the stitched one calls."""
+    """Which version of one graph runs, and why; ``kernels`` are all that the stitched one calls,
+    ``left`` the parts (:class:`~nostall.attach.compile.parts.Part`) that it leaves to Inductor."""
 
     schema_version: Literal[1] = 1
     version: Version
     reason: str
     kernels: tuple[str, ...]
+    left: tuple[str, ...] = ()
     compared: ComparisonRecord | None
     about: dict[str, str]
     created: str
 
 
-Answer = TypeVar("Answer", RegionRecord, ChoiceRecord)
+class DuelRecord(Strict):
+    """Seconds of what Inductor makes of some operators, of the ``kernels`` that compute them, and
+    of the former again (the null), taken in turns."""
+
+    schema_version: Literal[1] = 1
+    kernels: tuple[str, ...]
+    kind: Kind
+    clock: str
+    inductor: tuple[float, ...] = ()
+    stitched: tuple[float, ...] = ()
+    null: tuple[float, ...] = ()
+    failure: str | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the kernels were measured, and not faster by the rules of all comparisons."""
+        if self.failure is not None:
+            return False
+        found = Comparison.of(self.inductor, self.stitched, self.null, kind=self.kind)
+        return found.verdict != "faster"
+
+
+Answer = TypeVar("Answer", RegionRecord, ChoiceRecord, DuelRecord)
+SORTS: dict[type[Strict], str] = {
+    RegionRecord: "regions",
+    ChoiceRecord: "choices",
+    DuelRecord: "duels",
+}
+"""Folders of answers."""
 
 
 class Kept:
@@ -258,13 +288,12 @@ class Kept:
         except (OSError, ValidationError):
             return None
 
-    def keep(self, key: str, record: RegionRecord | ChoiceRecord) -> None:
+    def keep(self, key: str, record: RegionRecord | ChoiceRecord | DuelRecord) -> None:
         """Write an answer down; it appears whole or not at all."""
         keep_record(self._place(type(record), key), record)
 
-    def _place(self, kind: type[RegionRecord] | type[ChoiceRecord], key: str) -> Path:
-        sort = "regions" if kind is RegionRecord else "choices"
-        return self.folder / sort / f"{key}.json"
+    def _place(self, kind: type[Strict], key: str) -> Path:
+        return self.folder / SORTS[kind] / f"{key}.json"
 
 
 @cache

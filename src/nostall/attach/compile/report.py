@@ -16,9 +16,10 @@ class GraphReport:
     """One graph that Dynamo handed over.
 
     ``state`` is what its calls run now.  ``refused`` counts (reason, operator) of what was left to
-    others.  ``seconds``: wall time of compiling the plain and the stitched version and of comparing
-    them; ``cpu_seconds``: processor time of the thread that stitched (Inductor's own worker
-    processes are not in it).
+    others, ``left`` the kernels among it because what Inductor makes is not slower.  ``seconds``:
+    wall time of compiling the plain and the stitched version and of comparing them;
+    ``cpu_seconds``: processor time of the thread that stitched (Inductor's own worker processes are
+    not in it).
     """
 
     graph: str = ""
@@ -26,6 +27,7 @@ class GraphReport:
     reason: str = ""
     kernels: int = 0
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    left: int = 0
     compared: ComparisonRecord | None = None
     from_store: bool = False
     calls: int = 0
@@ -36,6 +38,8 @@ class GraphReport:
         told = f"graph {self.graph[:8] or '?'}: {self.state}"
         if self.kernels:
             told += f", {self.kernels} stitched kernels"
+        if self.left:
+            told += f", {self.left} left to Inductor"
         if self.compared is not None:
             c = self.compared
             told += f", {c.kind} {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f})"

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-from nostall.attach.compile.rewrite import Extent
+from nostall.attach.compile.parts import Extent
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.racing import CANDIDATES
 
 PREFIX = "nostall."
 Choose = Literal["measure", "stitched", "inductor"]
 Rest = Literal["inductor", "eager"]
+Keep = Literal["faster", "all"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Settings:
     ``background``: stitch regions in a thread while Inductor's version runs.  ``seconds``: about
     how long a comparison may take.  ``rest``: who compiles what is not stitched.  ``race``: how
     many of the modelled best plans of each kernel are measured before that beside the best of every
-    scheme, 0 for no race."""
+    scheme, 0 for no race.  ``keep``: of the kernels those that are measured to be faster than what
+    Inductor makes of the same operators, or all."""
 
     extent: Extent = "reductions"
     choose: Choose = "measure"
@@ -29,6 +31,7 @@ class Settings:
     seconds: float = 1.0
     rest: Rest = "inductor"
     race: int = CANDIDATES
+    keep: Keep = "faster"
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

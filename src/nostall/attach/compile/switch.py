@@ -11,28 +11,36 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nostall.attach.compile.background import Preparation, progress
+from nostall.attach.compile.duel import NoneFaster
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
-from nostall.attach.compile.ranks import Ranks
+from nostall.attach.compile.parts import Stitching
+from nostall.attach.compile.ranks import Chosen, Ranks
 from nostall.attach.compile.records import ChoiceRecord, ComparisonRecord, Kept, Version
 from nostall.attach.compile.report import GraphReport
-from nostall.attach.compile.rewrite import Stitching
 from nostall.attach.compile.steps import STEPS, capturing
 from nostall.attach.delivery import say_once
 from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")
 
+FOLLOWS = "rank 0 has chosen"
 BEGIN_AT_CALL = 2
 """By then the first step is over, and nothing of it waited for us."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A stitched version, ready to run."""
+    """A stitched version, ready to run, and the parts (by key) that it leaves to Inductor."""
 
     run: Compiled
     done: Stitching
+    left: frozenset[str] = frozenset()
+
+
+Make = Callable[[Sequence[Any], frozenset[str] | None], Candidate]
+"""Compiles the stitched version for arguments like these, without the parts named; None: without
+those that are found not to be worth it."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +57,12 @@ class Rules:
 
 
 class Switch:
-    """Called in place of a compiled graph.  ``make`` compiles the stitched version, for arguments
-    like those that it is shown."""
+    """Called in place of a compiled graph."""
 
     def __init__(
         self,
         plain: Compiled,
-        make: Callable[[Sequence[Any]], Candidate],
+        make: Make,
         rules: Rules,
         report: GraphReport,
     ) -> None:
@@ -106,16 +113,21 @@ class Switch:
         if not self._rules.preparation.ready:
             progress(f"graph {self._rules.graph[:8]}: stitching …")
             return
+        ranks = Ranks.here()
+        chosen = None if ranks.leads else ranks.chosen(self._rules.graph)
+        if not ranks.leads and chosen is None:
+            return
+        if chosen is not None and chosen.version == "inductor":
+            self._finish("inductor", FOLLOWS)
+            return
         if self._candidate is None:
-            self._candidate = self._compiled(args)
+            left = None if chosen is None else chosen.left
+            self._candidate = self._compiled(args, left, ranks)
         candidate = self._candidate
         if candidate is None:
             return
-        ranks = Ranks.here()
-        if not ranks.leads:
-            version = ranks.chosen(self._rules.graph)
-            if version is not None:
-                self._queue(lambda: self._obey(candidate, version))
+        if chosen is not None:
+            self._queue(lambda: self._obey(candidate))
             return
         call = Call.of(args, self._changed)
         if not STEPS.quiet:
@@ -128,18 +140,22 @@ class Switch:
         STEPS.when_quiet(action)
         STEPS.begin()
 
-    def _compiled(self, args: tuple[Any, ...]) -> Candidate | None:
+    def _compiled(
+        self, args: tuple[Any, ...], left: frozenset[str] | None, ranks: Ranks
+    ) -> Candidate | None:
         """The stitched version, or None where this graph stays as it is."""
         rules, report = self._rules, self.report
         progress(f"graph {rules.graph[:8]}: compiling …")
-        wall, cpu = time.perf_counter(), time.thread_time()
+        cpu = time.thread_time()
         try:
-            return self._make(args)
+            return self._make(args, left)
+        except NoneFaster as found:
+            self._settle(Chosen("inductor"), str(found), (), None, ranks)
+            return None
         except Exception as error:  # the user's program is worth more than any gain
             self._stay(_reason("not stitched", error), error)
             return None
         finally:
-            report.seconds["stitched"] = time.perf_counter() - wall
             report.seconds["background"] = rules.preparation.seconds
             report.cpu_seconds = time.thread_time() - cpu + rules.preparation.cpu_seconds
 
@@ -152,7 +168,7 @@ class Switch:
                 rules.graph, self._plain, candidate.run, call, rules.clock, rules.seconds
             )
         except NotStitched:
-            self._settle("inductor", "nothing to stitch", (), None, ranks)
+            self._settle(Chosen("inductor"), "nothing to stitch", (), None, ranks)
             return
         except Differs as error:
             self._stay(f"the stitched version is not used: {error}", error)
@@ -166,37 +182,38 @@ class Switch:
         verdict = found.comparison().verdict
         if verdict == "faster":
             self._active = candidate.run
-            self._settle("stitched", "faster as a whole", called, found, ranks)
+            chosen = Chosen("stitched", candidate.left)
+            self._settle(chosen, "faster as a whole", called, found, ranks)
         else:
             reason = "slower as a whole" if verdict == "slower" else "no gain beyond the noise"
-            self._settle("inductor", reason, called, found, ranks)
+            self._settle(Chosen("inductor"), reason, called, found, ranks)
 
-    def _obey(self, candidate: Candidate, version: Version) -> None:
+    def _obey(self, candidate: Candidate) -> None:
         """Run what rank 0 has chosen."""
-        if version == "stitched":
-            self._active = candidate.run
-        self._finish(version, "rank 0 has chosen")
+        self._active = candidate.run
+        self._finish("stitched", FOLLOWS)
 
     def _settle(
         self,
-        version: Version,
+        chosen: Chosen,
         reason: str,
         called: tuple[str, ...],
         found: ComparisonRecord | None,
         ranks: Ranks,
     ) -> None:
         """From now on this version runs; write that down, and tell other ranks."""
-        self._finish(version, reason)
+        self._finish(chosen.version, reason)
         choice = ChoiceRecord(
-            version=version,
+            version=chosen.version,
             reason=reason,
             kernels=called,
+            left=tuple(sorted(chosen.left)),
             compared=found,
             about=self._rules.about,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         try:
-            ranks.publish(self._rules.graph, version)
+            ranks.publish(self._rules.graph, chosen)
             self._rules.kept.keep(self._rules.graph, choice)
         except Exception as error:  # the choice holds for this run all the same
             say_once(f"a choice is not kept: {error}")
@@ -217,7 +234,7 @@ class Switch:
         _log.info("nostall: %s", self.report)
 
 
-def _gone(args: Sequence[Any]) -> Candidate:
+def _gone(args: Sequence[Any], left: frozenset[str] | None) -> Candidate:
     raise AssertionError("a graph is stitched once")
 
 

@@ -129,7 +129,7 @@ def _runs(kernels: Sequence[StitchedKernel]) -> list[Run]:
     device = torch.device(_device())
     # The program's own random numbers go on as if nothing had been run.
     draw = torch.Generator(device).manual_seed(0)
-    inputs = [_filled(empty(graph[i], device), draw) for i in kernels[0].program.inputs]
+    inputs = [filled(empty(graph[i], device), draw) for i in kernels[0].program.inputs]
     outputs = [empty(graph[i], device) for i in kernels[0].program.outputs]
     return [_run(kernel, inputs, outputs, device) for kernel in kernels]
 
@@ -144,7 +144,7 @@ def _run(
     return lambda: kernel.launch(inputs, outputs, spaces)
 
 
-def _filled(value: Tensor, draw: torch.Generator) -> Tensor:
+def filled(value: Tensor, draw: torch.Generator) -> Tensor:
     """Numbers as they come in programs; those of integers are small, as places in a row."""
     if not value.is_floating_point():
         return value.random_(0, 2, generator=draw)

@@ -1,0 +1,150 @@
+"""Which kernels of a graph are worth being put in: each beside what Inductor makes of the same
+operators, before the graph is compiled with those that were faster.
+
+What a kernel is worth in the whole graph the comparison of the whole graph says; this one finds out
+which kernels spoil it.  It runs on the program's own thread, after the race of plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from nostall.attach.compile.hosts import Host
+from nostall.attach.compile.naming import graph_key
+from nostall.attach.compile.operator import resolve
+from nostall.attach.compile.parts import Selection, Stitching, parts_of
+from nostall.attach.compile.records import DuelRecord, Kept
+from nostall.attach.compile.rivals import Rival, copied, rivals
+from nostall.attach.compile.settings import Settings
+from nostall.attach.delivery import say_once
+from nostall.fusion.codegen.racing import filled
+from nostall.gpu.clock import Clock, Run
+
+SECONDS = 0.1
+"""About how long one duel takes, once what Inductor makes is compiled."""
+Layout = tuple[Sequence[int], Sequence[int], torch.dtype]
+
+
+class NoneFaster(Exception):
+    """No kernel is faster than what Inductor makes of the same operators."""
+
+
+@dataclass
+class Duels:
+    """Of all kernels of one program's graph, forward and backward.  Without a clock there are none.
+
+    ``patches`` is what the user set of Inductor's configuration.
+    """
+
+    clock: Clock | None
+    settings: Settings
+    patches: dict[str, Any]
+    modules: list[GraphModule] = field(default_factory=list)
+
+    def add(self, module: GraphModule) -> None:
+        """A graph as Inductor is about to compile it."""
+        if self.clock is not None and self.settings.keep == "faster":
+            self.modules.append(copied(module))
+
+    def losers(self, host: Host) -> frozenset[str]:
+        """The parts, by key, that stay with Inductor.  Each duel is fought once and kept.
+
+        Raises :class:`NoneFaster`.
+        """
+        if self.clock is None:
+            return frozenset()
+        kept, selection = Kept(), Selection(self.settings.extent)
+        found: dict[str, Rival] = {}
+        for module in self.modules:
+            for rival in _rivals(module, kept, selection):
+                found.setdefault(self._key(rival), rival)
+        each = min(SECONDS, self.settings.seconds / max(1, len(found)))
+        lost: set[str] = set()
+        every: set[str] = set()
+        for key, rival in found.items():
+            record = kept.answer(DuelRecord, key)
+            if record is None:
+                record = _fought(key, rival, host, self.clock, each)
+                kept.keep(key, record)
+            parts = {part.key for part in rival.parts}
+            every |= parts
+            if record.lost:
+                lost |= parts
+        if every and lost == every:
+            raise NoneFaster("no kernel is faster than what Inductor makes of the same operators")
+        return frozenset(lost)
+
+    def _key(self, rival: Rival) -> str:
+        inputs = [node.meta["val"] for node in rival.module.graph.find_nodes(op="placeholder")]
+        name = graph_key(rival.module, inputs, self.settings, self.patches)
+        kernels = " ".join(part.kernel for part in rival.parts)
+        return hashlib.sha256(f"{name} {kernels}".encode()).hexdigest()
+
+
+def _rivals(module: GraphModule, kept: Kept, selection: Selection) -> list[Rival]:
+    found = parts_of(module, kept, selection, Stitching())
+    return [] if found is None else rivals(module, *found)
+
+
+def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) -> DuelRecord:
+    """Whatever fails leaves the kernels in: the whole graph decides."""
+    kernels = tuple(part.kernel for part in rival.parts)
+    record = DuelRecord(kernels=kernels, kind=clock.kind, clock=clock.name)
+    try:
+        with torch.no_grad():
+            inductor, stitched = _inductors(rival.module, host), _stitched(kernels, rival)
+            samples = clock.samples(key, [inductor, stitched, inductor], seconds)
+    except Exception as error:  # memory, a compiler: a duel is worth no failure
+        reason = (str(error).strip().splitlines() or [""])[0]
+        failure = f"{type(error).__name__}: {reason[:200]}"
+        say_once(f"a kernel is put in without a comparison of its own: {failure}")
+        return record.model_copy(update={"failure": failure})
+    one, other, null = map(tuple, samples)
+    return record.model_copy(update={"inductor": one, "stitched": other, "null": null})
+
+
+def _inductors(module: GraphModule, host: Host) -> Run:
+    nodes = module.graph.find_nodes(op="placeholder")
+    fakes = [node.meta["val"] for node in nodes]
+    inputs = _drawn([(x.shape, x.stride(), x.dtype) for x in fakes], _device(module))
+    compiled = host.plain(module, inputs)
+    return lambda: compiled(*inputs)
+
+
+def _stitched(kernels: Sequence[str], rival: Rival) -> Run:
+    calls: list[tuple[Callable[..., Any], list[Tensor]]] = []
+    for kernel in kernels:
+        runner = resolve(kernel)
+        inputs = _drawn(runner.launcher(None).inputs, _device(rival.module))
+        calls.append((runner.direct, inputs))
+
+    def run() -> None:
+        for call, inputs in calls:
+            call(inputs)
+
+    return run
+
+
+def _device(module: GraphModule) -> torch.device:
+    nodes = module.graph.find_nodes(op="placeholder")
+    found: torch.device = next(node.meta["val"].device for node in nodes)
+    return found
+
+
+def _drawn(layouts: Sequence[Layout], device: torch.device) -> list[Tensor]:
+    """Tensors with numbers as they come in programs."""
+    # The program's own random numbers go on as if nothing had been run.
+    draw = torch.Generator(device).manual_seed(0)
+    found = []
+    for shape, strides, dtype in layouts:
+        span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        memory = torch.empty(span if 0 not in shape else 0, dtype=dtype, device=device)
+        found.append(filled(memory, draw).as_strided(shape, strides))
+    return found
