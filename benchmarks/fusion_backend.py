@@ -140,6 +140,7 @@ def line(found: Mapping[str, Any]) -> str:
         for state, start in found["starts"].items():
             active = f", chosen after {start['until_chosen_s']:.1f} s"
             told.append(f"{state} {start['first_s']:.1f} s{active if start['graphs'] else ''}")
+            told += [f"{g['reason']}, {g['kernels']} in, {g['left']} left" for g in start["graphs"]]
         return ", ".join(told)
     told = []
     for name in ("looped", "replayed"):

@@ -10,6 +10,7 @@ a later one costs only that.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -192,7 +193,24 @@ def first(model: Model, setup: Setup) -> dict[str, Any]:
         "until_chosen_cpu_s": processor_seconds() - spent,
         "steps": 1 + steps,
         "graphs": [told(report) for report in program.reports],
+        "duels": duels() if program.reports else [],
     }
+
+
+def duels() -> list[dict[str, Any]]:
+    """Every kernel that was timed beside what Inductor makes of the same operators."""
+    from nostall.attach.compile.records import DuelRecord, Kept
+
+    kept, found = Kept(), []
+    for place in sorted((kept.folder / "duels").glob("*.json")):
+        record = DuelRecord.model_validate_json(place.read_text())
+        one: dict[str, Any] = {"plans": [kept.kernel(name)[0].plan for name in record.kernels]}
+        one |= {"failure": record.failure, "lost": record.lost}
+        if record.failure is None:
+            times = (statistics.median(row) for row in (record.inductor, record.stitched))
+            one |= dict(zip(("inductor_s", "stitched_s"), times, strict=True))
+        found.append(one)
+    return found
 
 
 def told(report: GraphReport) -> dict[str, Any]:
@@ -201,6 +219,7 @@ def told(report: GraphReport) -> dict[str, Any]:
         "state": report.state,
         "reason": report.reason,
         "kernels": report.kernels,
+        "left": report.left,
         "from_store": report.from_store,
         "refused": [[why, what, count] for (why, what), count in report.refused.items()],
         "compared": report.compared.model_dump() if report.compared else None,

@@ -88,5 +88,7 @@ def test_a_line_says_what_matters() -> None:
     compared = {"nostall": {"ratio": 1.25, "verdict": "faster"}}
     found = {"looped": {"compared": compared}, "apart": {}, "kernels": {"nostall": {"launches": 7}}}
     assert benchmark.line(found).startswith("looped nostall 1.250 faster; launches {'nostall': 7}")
-    cold = {"first_s": 2.0, "until_chosen_s": 5.0, "graphs": [{}]}
-    assert benchmark.line({"starts": {"cold": cold}}) == "cold 2.0 s, chosen after 5.0 s"
+    graph = {"reason": "faster as a whole", "kernels": 3, "left": 1}
+    cold = {"first_s": 2.0, "until_chosen_s": 5.0, "graphs": [graph]}
+    told = "cold 2.0 s, chosen after 5.0 s, faster as a whole, 3 in, 1 left"
+    assert benchmark.line({"starts": {"cold": cold}}) == told

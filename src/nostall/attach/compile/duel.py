@@ -8,6 +8,8 @@ which kernels spoil it.  It runs on the program's own thread, after the race of 
 from __future__ import annotations
 
 import hashlib
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,44 +55,48 @@ class Duels:
         if self.clock is not None and self.settings.keep == "faster":
             self.modules.append(copied(module))
 
-    def losers(self, host: Host) -> frozenset[str]:
+    def losers(self, host: Host, limit: float) -> frozenset[str]:
         """The parts, by key, that stay with Inductor.  Each duel is fought once and kept.
 
-        Raises :class:`NoneFaster`.
+        The kernels that move the most bytes come first; after ``limit`` seconds the others are put
+        in untried: the whole graph decides.  Raises :class:`NoneFaster`.
         """
         if self.clock is None:
             return frozenset()
-        kept, selection = Kept(), Selection(self.settings.extent)
-        found: dict[str, Rival] = {}
-        for module in self.modules:
-            for rival in _rivals(module, kept, selection):
-                found.setdefault(self._key(rival), rival)
+        kept, until = Kept(), time.perf_counter() + limit
+        found = self._rivals(kept)
         each = min(SECONDS, self.settings.seconds / max(1, len(found)))
         lost: set[str] = set()
-        every: set[str] = set()
         for key, rival in found.items():
             record = kept.answer(DuelRecord, key)
-            if record is None:
+            if record is None and time.perf_counter() < until:
                 record = _fought(key, rival, host, self.clock, each)
                 kept.keep(key, record)
-            parts = {part.key for part in rival.parts}
-            every |= parts
-            if record.lost:
-                lost |= parts
+            if record is not None and record.lost:
+                lost.update(part.key for part in rival.parts)
+        every = {part.key for rival in found.values() for part in rival.parts}
         if every and lost == every:
             raise NoneFaster("no kernel is faster than what Inductor makes of the same operators")
         return frozenset(lost)
+
+    def _rivals(self, kept: Kept) -> dict[str, Rival]:
+        """Each once, by name, in the order of what they move in all."""
+        selection = Selection(self.settings.extent)
+        found: dict[str, Rival] = {}
+        moved: Counter[str] = Counter()
+        for module in self.modules:
+            parts = parts_of(module, kept, selection, Stitching())
+            for rival in [] if parts is None else rivals(module, *parts):
+                key = self._key(rival)
+                found.setdefault(key, rival)
+                moved[key] += rival.moved
+        return {key: found[key] for key, _ in moved.most_common()}
 
     def _key(self, rival: Rival) -> str:
         inputs = [node.meta["val"] for node in rival.module.graph.find_nodes(op="placeholder")]
         name = graph_key(rival.module, inputs, self.settings, self.patches)
         kernels = " ".join(part.kernel for part in rival.parts)
         return hashlib.sha256(f"{name} {kernels}".encode()).hexdigest()
-
-
-def _rivals(module: GraphModule, kept: Kept, selection: Selection) -> list[Rival]:
-    found = parts_of(module, kept, selection, Stitching())
-    return [] if found is None else rivals(module, *found)
 
 
 def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) -> DuelRecord:

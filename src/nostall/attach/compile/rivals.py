@@ -23,6 +23,13 @@ class Rival:
     parts: tuple[Part, ...]
     module: GraphModule
 
+    @property
+    def moved(self) -> int:
+        """Bytes that are read or written at least."""
+        nodes = [*self.module.graph.find_nodes(op="placeholder")]
+        nodes += self.module.graph.output_node().all_input_nodes
+        return sum(node.meta["val"].numel() * node.meta["val"].element_size() for node in nodes)
+
 
 def copied(module: GraphModule) -> GraphModule:
     """The graph with all that its nodes know, for later: compilers change theirs."""
