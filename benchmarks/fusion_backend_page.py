@@ -1,0 +1,172 @@
+"""Write docs/compile_measured.md from the whole models that were measured.
+
+    python -m benchmarks.fusion_backend_page
+
+``benchmarks/results/fusion_backend/`` holds one JSON for each model and part, as
+``benchmarks.fusion_backend`` leaves them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from benchmarks.fusion_backend_models import models
+from benchmarks.fusion_backend_run import SIDE_BY_SIDE
+from benchmarks.readme_regions import wrapped
+from benchmarks.record import RESULTS
+from nostall.core.run import write_atomically
+
+FOLDER = RESULTS / "fusion_backend"
+PAGE = RESULTS.parents[1] / "docs" / "compile_measured.md"
+MODES = {"autotuned": "max-autotune-no-cudagraphs", "graphs": "reduce-overhead"}
+NONE = "not measured"
+
+Model = Mapping[str, Mapping[str, Any]]
+"""Results of one model by part."""
+
+
+def page(found: Mapping[str, Model]) -> str:
+    """The whole page."""
+    every = [result for model in found.values() for result in model.values()]
+    gpus = ", ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in every}))
+    said = (
+        "Written by `python -m benchmarks.fusion_backend_page` from "
+        "[these files](../benchmarks/results/fusion_backend), which hold every sample "
+        f"(`python -m benchmarks.fusion_backend OUT`; {gpus}; "
+        f"{max(r['date'] for r in every)[:10]}). Models have random weights "
+        "(`benchmarks/fusion_backend_models.py`). A ratio is torch.compile's time for a whole step "
+        "/ nostall's, in turns, with its 95 % interval; *faster* and *slower* are said beyond the "
+        "null (torch.compile beside itself) only. [What happens to a graph](compile.md)."
+    )
+    steady = {name: model["steady"] for name, model in found.items() if "steady" in model}
+    starts = {n: m for n, m in found.items() if {"inductor", "nostall"} <= m.keys()}
+    modes = {n: m for n, m in found.items() if MODES.keys() & m.keys()}
+    parts = ["# Whole models, measured\n", wrapped(said) + "\n", _summary(steady)]
+    parts += ["## Steps\n", _STEPS, _table(_STEP_COLUMNS, [_step(n, r) for n, r in steady.items()])]
+    parts += ["## Starts\n", _STARTS, _table(_START_COLUMNS, [_start(*m) for m in starts.items()])]
+    if modes:
+        columns = ("model", *(f"mode {mode}" for mode in MODES.values()))
+        parts += ["## Other modes\n", _table(columns, [_mode(*m) for m in modes.items()])]
+    return "\n".join(parts)
+
+
+_STEP_COLUMNS = (
+    *("model", "step ms", "nostall", "all kernels", "nostall, GPU", "all kernels, GPU"),
+    *("eager", "kernels", "what it runs"),
+)
+_START_COLUMNS = (
+    *("model", "first step s, cold", "warm", "chosen after s", "/ Inductor's first step"),
+    "processor s",
+)
+_STEPS = (
+    wrapped(
+        "*nostall* is what `backend=\"nostall\"` chose, *all kernels* its version with every kernel "
+        "put in, whatever that costs. Steps of a loop; *GPU*: whole steps as replayed CUDA graphs, "
+        "whatever the host does. *kernels*: launches of one step, torch.compile → nostall → all "
+        "kernels."
+    )
+    + "\n"
+)
+_STARTS = (
+    wrapped(
+        "nostall's seconds (Inductor's in brackets). *cold*: with empty caches. *chosen*: from the "
+        "beginning until the version that stays runs. Processor seconds are those of all processes "
+        "until then."
+    )
+    + "\n"
+)
+
+
+def _summary(steady: Mapping[str, Mapping[str, Any]]) -> str:
+    told = []
+    for title, kind in (("in a loop", "looped"), ("on the GPU alone", "replayed")):
+        for name in ("nostall", "always"):
+            ratios = [_compared(r, kind, name) for r in steady.values()]
+            known = [c["ratio"] for c in ratios if c is not None]
+            if known:
+                what = "nostall" if name == "nostall" else "all kernels"
+                told.append(f"{geometric_mean(known):.3f} {what} {title} ({len(known)} models)")
+    return wrapped(f"Geometric means over torch.compile: {'; '.join(told) or NONE}.") + "\n"
+
+
+def _compared(result: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = result.get(kind, {}).get("compared", {}).get(name)
+    return found
+
+
+def _ratio(result: Mapping[str, Any], kind: str, name: str) -> str:
+    found = _compared(result, kind, name)
+    if found is None:
+        return NONE
+    verdict = "" if found["verdict"] == "same" else f" {found['verdict']}"
+    return f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]{verdict}"
+
+
+def _step(name: str, result: Mapping[str, Any]) -> list[str]:
+    base = result["looped"]["base"]
+    ms = 1e3 * median(result["looped"]["samples_s"][base])
+    kernels = result.get("kernels", {})
+    counts = [kernels.get(which, {}).get("launches", "?") for which in SIDE_BY_SIDE["steady"][:3]]
+    runs = "; ".join(f"{g['state']}: {g['reason']}" for g in result["graphs"]["nostall"])
+    ratios = [_ratio(result, kind, n) for kind in ("looped", "replayed") for n in _OURS]
+    eager = _ratio(result, "looped", "eager")
+    return [name, f"{ms:.2f}", *ratios, eager, " → ".join(map(str, counts)), runs]
+
+
+_OURS = ("nostall", "always")
+
+
+def _start(name: str, model: Model) -> list[str]:
+    ours, theirs = model["nostall"]["starts"], model["inductor"]["starts"]
+    cells = [name]
+    for state in ("cold", "warm"):
+        if state not in ours or state not in theirs:
+            cells.append(NONE)
+            continue
+        mine, its = ours[state]["first_s"], theirs[state]["first_s"]
+        cells.append(f"{mine:.1f} ({its:.1f}): {mine / its:.2f}x")
+    first = theirs["cold"]
+    chosen = ours["cold"]["until_chosen_s"]
+    state = "" if ours["cold"]["chosen"] else " (not yet)"
+    cells += [f"{chosen:.1f}{state}", f"{chosen / first['first_s']:.2f}x"]
+    return [*cells, f"{ours['cold']['until_chosen_cpu_s']:.0f} ({first['first_cpu_s']:.0f})"]
+
+
+def _mode(name: str, model: Model) -> list[str]:
+    cells = [name]
+    for part in MODES:
+        result = model.get(part)
+        cells.append(NONE if result is None else _ratio(result, "looped", SIDE_BY_SIDE[part][1]))
+    return cells
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def load(folder: Path = FOLDER) -> dict[str, Model]:
+    """What is there, in the benchmark's order."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in models():
+        for place in sorted(folder.glob(f"{name}.*.json")):
+            found.setdefault(name, {})[place.name.split(".")[1]] = json.loads(place.read_text())
+    return dict(found)
+
+
+def main() -> int:
+    found = load()
+    if not found:
+        print(f"no model in {FOLDER}; run benchmarks.fusion_backend on a GPU", file=sys.stderr)
+        return 2
+    write_atomically(PAGE, page(found).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
