@@ -65,7 +65,7 @@ _START_COLUMNS = (
 )
 _STEPS = (
     wrapped(
-        "*nostall* is what `backend=\"nostall\"` chose, *all kernels* its version with every kernel "
+        "*nostall* is what the backend chose, *all kernels* its version with every kernel "
         "put in, whatever that costs. Steps of a loop; *GPU*: whole steps as replayed CUDA graphs, "
         "whatever the host does. *kernels*: launches of one step, torch.compile → nostall → all "
         "kernels."

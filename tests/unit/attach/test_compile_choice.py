@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from nostall.attach.compile import judge as judging  # noqa: E402
 from nostall.attach.compile import steps, switch  # noqa: E402
 from nostall.attach.compile.background import Preparation  # noqa: E402
 from nostall.attach.compile.duel import NoneFaster  # noqa: E402
@@ -373,6 +374,43 @@ def test_equal_nans_are_equal() -> None:
     found, called = judge(GRAPH, version, version, call, SAME, 0.1)
     assert found.difference == 0.0
     assert called == ("kernel",)
+
+
+def before_a_norm(wide: bool, wrong: float = 0.0) -> Callable[..., tuple[Tensor]]:
+    """A bias whose gradient is 0 but for rounding, in bf16 or wider."""
+
+    def version(x: Tensor, bias: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        y = (x.float() + bias.float()) if wide else x + bias
+        return ((y - y.mean(0)).to(x.dtype) + wrong * bias,)
+
+    return version
+
+
+def bias_call() -> Call:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 8, generator=draw).to(torch.bfloat16).requires_grad_()
+    return Call.of([x, torch.zeros(8, dtype=torch.bfloat16).requires_grad_()], frozenset())
+
+
+def test_a_gradient_of_nothing_but_roundings_may_have_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    one, other = before_a_norm(wide=False), before_a_norm(wide=True)
+    found, _ = judge(GRAPH, one, other, bias_call(), SAME, 0.1)
+    assert found.difference < 0.0625
+    monkeypatch.setattr(judging, "NUDGES", 0.0)
+    torch.manual_seed(0)
+    with pytest.raises(Differs, match="off by"):
+        judge(GRAPH, one, other, bias_call(), SAME, 0.1)
+
+
+def test_a_small_gradient_that_is_wrong_is_refused() -> None:
+    torch.manual_seed(0)
+    one, other = before_a_norm(wide=True), before_a_norm(wide=True, wrong=0.01)
+    with pytest.raises(Differs, match="off by"):
+        judge(GRAPH, one, other, bias_call(), SAME, 0.1)
 
 
 def test_a_missing_gradient_is_refused() -> None:
