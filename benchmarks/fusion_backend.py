@@ -17,8 +17,9 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
 OUT is a folder with one JSON for each model and part, and what the processes said in ``logs``.
 What is complete is left out, so an interrupted run goes on.  No part begins that is expected to end
 after ``--limit``; one that takes longer than ``--each`` is ended and named.
-``--small --device cpu`` tries all of it in Triton's interpreter (set TRITON_INTERPRET=1): times are
-worth nothing then, and recorded ones have stitched versions win.
+``--small --device cpu --dtype float32`` tries all of it in Triton's interpreter (set
+TRITON_INTERPRET=1; it multiplies no bf16): times are worth nothing then, and recorded ones have
+stitched versions win.
 """
 
 from __future__ import annotations

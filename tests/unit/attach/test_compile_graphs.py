@@ -232,6 +232,22 @@ def test_nodes_are_put_behind_what_they_read_and_never_past_a_change_in_place() 
         rewrite._sort(graph, at)
 
 
+def test_random_numbers_are_drawn_in_the_order_of_before() -> None:
+    aten = torch.ops.aten
+    graph = FxGraph()
+    x = graph.placeholder("x")
+    late = graph.call_function(aten.exp.default, (x,))
+    one = graph.call_function(aten.rand_like.default, (late,))
+    two = graph.call_function(aten.rand_like.default, (x,))
+    output = graph.output((one, two))
+    # A kernel that the first draw reads has come later than the second one.
+    at = {x: 0, one: 1, two: 2, late: 3, output: 5}
+    rewrite._sort(graph, at)
+    graph.lint()
+    drawn = [node for node in graph.nodes if node in (one, two)]
+    assert drawn == [one, two]
+
+
 def test_recorded_times_are_for_graphs_that_were_recorded(tmp_path: Path) -> None:
     clock = RecordedClock({"g": [[1.0], [2.0]]})
     assert clock.samples("g", [int, int], 1.0) == [[1.0], [2.0]]

@@ -137,7 +137,8 @@ def _mode(reads: Sequence[FxNode]) -> Any:
 def _sort(graph: FxGraph, at: dict[FxNode, int]) -> None:
     """Put every node behind those that it reads, otherwise in the order of before.
 
-    What changes a tensor in place stays behind all that stood before it, and before all behind.
+    What changes a tensor in place stays behind all that stood before it, and before all behind;
+    what draws from a random generator stays behind what drew before.
     """
     nodes = sorted(graph.nodes, key=lambda node: at[node])
     place = {node: number for number, node in enumerate(nodes)}
@@ -151,6 +152,8 @@ def _sort(graph: FxGraph, at: dict[FxNode, int]) -> None:
                 after[node].append(nodes[high])
         if low >= 0 and high < len(nodes):
             after[nodes[low]].append(nodes[high])
+    for one, next_ in pairwise(node for node in nodes if _draws(node)):
+        after[one].append(next_)
     waits = Counter(user for users in after.values() for user in users)
     ready: list[int] = []
     for node in nodes:
@@ -165,7 +168,7 @@ def _sort(graph: FxGraph, at: dict[FxNode, int]) -> None:
             if not waits[user]:
                 heappush(ready, place[user])
     if len(ordered) < len(nodes):
-        raise Entangled("a kernel waits for a change in place that waits for the kernel")
+        raise Entangled("a kernel waits for a change in place or a draw that waits for the kernel")
     for before, node in pairwise(ordered):
         before.append(node)
 
@@ -180,5 +183,10 @@ def _changes(node: FxNode) -> bool:
     return schema is None or bool(schema.is_mutable)
 
 
+def _draws(node: FxNode) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 class Entangled(Exception):
-    """Kernels cannot be put in order around changes in place; the graph stays as it was."""
+    """Kernels cannot be put in order around changes in place and random numbers; the graph stays as
+    it was."""
