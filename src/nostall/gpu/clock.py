@@ -139,15 +139,18 @@ class RecordedClock:
 
 
 def _in_turns(timed: Callable[[Run, int], float], runs: Sequence[Run], seconds: float) -> Samples:
+    """Every sample has a run of its own before it, as in a loop: whoever comes behind another
+    program finds its caches cold, and who comes behind itself does not."""
     for run in runs:
         for _ in range(WARM_UP):
             run()
     longest = max(timed(run, 1) for run in runs)
     times = max(1, min(50, int(SHORTEST / max(longest, 1e-7))))
-    rounds = int(seconds / max(longest * times * len(runs), 1e-9))
+    rounds = int(seconds / max(longest * (1 + times) * len(runs), 1e-9))
     rounds = max(FEWEST, min(MOST, rounds))
     found: Samples = [[] for _ in runs]
     for turn in turns(len(runs), rounds):
         for which in turn:
+            runs[which]()
             found[which].append(timed(runs[which], times))
     return found
