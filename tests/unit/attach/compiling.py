@@ -60,6 +60,7 @@ class Loses(SecondWins):
 STITCHED = {"nostall.choose": "stitched"}
 OP = f"torch.ops.{OPERATOR}"
 EAGER = {"nostall.rest": "eager"}
+ALL_DUELS = {"nostall.race": 0, "nostall.seconds": 60.0}
 
 
 class Feed(nn.Module):
@@ -176,7 +177,7 @@ def partial() -> dict[str, Any]:
     for name, clock in (("all", Loses()), ("some", Loses(2)), ("none", Loses(*range(99)))):
         os.environ["NOSTALL_HOME"] = f"{home}-{name}"
         for run in ("first", "again"):
-            result[f"{name}, {run}"] = trained("wide", clock, {"nostall.race": 0})
+            result[f"{name}, {run}"] = trained("wide", clock, ALL_DUELS)
     os.environ["NOSTALL_HOME"] = home
     return result
 

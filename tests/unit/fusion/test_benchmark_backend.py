@@ -39,8 +39,7 @@ def test_what_shares_compiled_graphs_shares_a_queue_and_modes_come_last(tmp_path
                 assert queue[at - 1] == (model, "nostall")
         late = [part in ("autotuned", "graphs") for _, part in queue]
         assert late == sorted(late)
-    first = {queue[0] for queue in queues}
-    assert {("bert-train", "nostall"), ("bert-infer", "nostall")} <= first
+    assert ("bert-train", "nostall") in {queue[0] for queue in queues}
 
 
 def test_what_is_complete_is_left_out(tmp_path: Path) -> None:

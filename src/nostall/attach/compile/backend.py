@@ -188,8 +188,9 @@ class _Graph:
         if self.race.regions:
             self._timed("raced", lambda: self.race.run(device))
         if left is None and self.duels.modules:
-            # No longer than Inductor's own compilation took.
-            host, limit = self.host.uncaptured, self.report.seconds["plain"]
+            # Not much longer than Inductor's own compilation took.
+            limit = max(self.report.seconds["plain"], self.settings.seconds)
+            host = self.host.uncaptured
             left = self._timed("duels", lambda: self.duels.losers(host, limit))
         selection = Selection(self.settings.extent, left or frozenset())
         return self._timed("stitched", lambda: self._put_in(module, inputs, selection, device))
