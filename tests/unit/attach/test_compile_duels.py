@@ -205,6 +205,29 @@ def test_what_cannot_be_compared_is_put_in(
     assert clock.asked == []
 
 
+def test_where_all_comparisons_fail_every_kernel_is_put_in(
+    module: GraphModule, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise KeyError("a node")
+
+    monkeypatch.setattr(duel, "rivals", fails)
+    with caplog.at_level("WARNING", "nostall"):
+        assert duels(Turns(False), module).losers(Plain(), 60.0) == frozenset()
+    assert "kernels were not compared on their own: KeyError" in caplog.text
+
+
+def test_the_programs_random_numbers_go_on(module: GraphModule) -> None:
+    class Drawing(Plain):
+        def plain(self, module: GraphModule, inputs: Sequence[Any], observe: Any = None) -> Any:
+            torch.rand(7)
+            return super().plain(module, inputs)
+
+    before = torch.get_rng_state()
+    duels(Turns(True), module).losers(Drawing(), 60.0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_when_time_is_up_the_smaller_ones_are_put_in_untried(
     module: GraphModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,11 @@ which kernels spoil it.  It runs on the program's own thread, after the race of 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,10 +60,21 @@ class Duels:
         """The parts, by key, that stay with Inductor.  Each duel is fought once and kept.
 
         The kernels that move the most bytes come first; after ``limit`` seconds the others are put
-        in untried: the whole graph decides.  Raises :class:`NoneFaster`.
+        in untried, and so are all where something fails: the whole graph decides.  Raises
+        :class:`NoneFaster`.
         """
-        if self.clock is None:
+        if self.clock is None or not self.modules:
             return frozenset()
+        try:
+            with _as_if_nothing_ran(self.modules[0]):
+                return self._losers(host, self.clock, limit)
+        except NoneFaster:
+            raise
+        except Exception as error:  # the graph is stitched all the same
+            say_once(f"kernels were not compared on their own: {type(error).__name__}: {error}")
+            return frozenset()
+
+    def _losers(self, host: Host, clock: Clock, limit: float) -> frozenset[str]:
         kept, until = Kept(), time.perf_counter() + limit
         found = self._rivals(kept)
         each = min(SECONDS, self.settings.seconds / max(1, len(found)))
@@ -70,7 +82,7 @@ class Duels:
         for key, rival in found.items():
             record = kept.answer(DuelRecord, key)
             if record is None and time.perf_counter() < until:
-                record = _fought(key, rival, host, self.clock, each)
+                record = _fought(key, rival, host, clock, each)
                 kept.keep(key, record)
             if record is not None and record.lost:
                 lost.update(part.key for part in rival.parts)
@@ -104,9 +116,8 @@ def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) ->
     kernels = tuple(part.kernel for part in rival.parts)
     record = DuelRecord(kernels=kernels, kind=clock.kind, clock=clock.name)
     try:
-        with torch.no_grad():
-            inductor, stitched = _inductors(rival.module, host), _stitched(kernels, rival)
-            samples = clock.samples(key, [inductor, stitched, inductor], seconds)
+        inductor, stitched = _inductors(rival.module, host), _stitched(kernels, rival)
+        samples = clock.samples(key, [inductor, stitched, inductor], seconds)
     except Exception as error:  # memory, a compiler: a duel is worth no failure
         reason = (str(error).strip().splitlines() or [""])[0]
         failure = f"{type(error).__name__}: {reason[:200]}"
@@ -138,15 +149,28 @@ def _stitched(kernels: Sequence[str], rival: Rival) -> Run:
     return run
 
 
+@contextlib.contextmanager
+def _as_if_nothing_ran(module: GraphModule) -> Iterator[None]:
+    """On the graph's device, without gradients; the program's random numbers go on as before."""
+    device = _device(module)
+    on_gpu = device.type == "cuda"
+    with (
+        torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
+        torch.random.fork_rng([device.index or 0] if on_gpu else []),
+        torch.no_grad(),
+    ):
+        yield
+
+
 def _device(module: GraphModule) -> torch.device:
     nodes = module.graph.find_nodes(op="placeholder")
-    found: torch.device = next(node.meta["val"].device for node in nodes)
+    values = (node.meta["val"] for node in nodes)
+    found: torch.device = next(x.device for x in values if isinstance(x, Tensor))
     return found
 
 
 def _drawn(layouts: Sequence[Layout], device: torch.device) -> list[Tensor]:
     """Tensors with numbers as they come in programs."""
-    # The program's own random numbers go on as if nothing had been run.
     draw = torch.Generator(device).manual_seed(0)
     found = []
     for shape, strides, dtype in layouts:
