@@ -16,6 +16,7 @@ from benchmarks.fusion_chain_times import Inputs, Method, quickly
 from nostall.core.errors import BadInput
 from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.randomness import SEEDS, seeded, seeds
+from nostall.fusion.capture.slicing import sliced_first
 from nostall.fusion.codegen.choice import first_choice
 from nostall.fusion.codegen.plan import KernelPlan, plans
 from nostall.fusion.codegen.racing import Racer
@@ -44,7 +45,7 @@ def graph_of(chain: Chain) -> Graph:
     """
     with FakeTensorMode():
         inputs = chain.tensors("cpu")
-    module = seeded(inference_graph(_Module(chain), *inputs))
+    module = sliced_first(seeded(inference_graph(_Module(chain), *inputs)))
     captured = capture(module)
     if captured.explanation.refused:
         raise BadInput(f"{chain.name}: {captured.explanation}; write the chain without these")

@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 
 from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import SEEDS, seeded
+from nostall.fusion.capture.slicing import sliced_first
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.codegen import eager
 from nostall.fusion.codegen.choice import first_choice
@@ -196,7 +197,7 @@ def stitch_module(
     choice: Choice = first_choice,
 ) -> StitchedModule:
     """Capture a functional ATen graph and stitch its regions."""
-    module = seeded(module)
+    module = sliced_first(seeded(module))
     captured = capture(module)
     graph = captured.graph
     steps = []
