@@ -102,6 +102,66 @@ def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
     assert any(".128" in opcode for opcode in loads), loads
 
 
+def _odd_rows(columns: int) -> Graph:
+    """A layer norm whose result is multiplied with another input, fp16."""
+    build = Builder()
+    x, other = (build.input((64, columns), "float16") for _ in range(2))
+    weight = build.input((columns,), "float16")
+    mean = build("mul", build("sum", x, dims=(1,), keepdim=True), build.constant(1 / columns))
+    centred = build("sub", x, mean)
+    square = build("sum", build("square", centred), dims=(1,), keepdim=True)
+    normed = build("mul", build("mul", centred, build("rsqrt", square)), weight)
+    return build.graph(build("cast", build("mul", normed, other), dtype="float16"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "chunks", "warps", "access"),
+    [(5000, (1024,) * 5, 4, "128"), (768, (256,) * 3, 1, "128"), (2500, (512,) * 5, 4, "64")],
+)
+def test_odd_rows_are_read_as_widely_as_they_are_aligned_and_stay_in_their_threads(
+    columns: int, chunks: tuple[int, ...], warps: int, access: str, tmp_path: Path
+) -> None:
+    graph = _odd_rows(columns)
+    scheme = "warp" if warps == 1 else "block"
+    program = emit(
+        scheduled(graph, graph.operators),
+        KernelPlan(scheme, 1, chunks, warps),  # type: ignore[arg-type]
+    )
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    cubin = compile_triton(path, name, launch, "sm_90").cubin
+    codes = [i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions]
+    of_memory = {code for code in codes if code.startswith(("LDG", "STG"))}
+    assert of_memory == {f"LDG.E.{access}", f"STG.E.{access}"}
+    # No layout is changed: shared memory holds what warps tell each other, a number for each.
+    assert not {code for code in codes if code.startswith(("STS.", "LDS.", "LDSM"))}
+    barriers = [at for at, code in enumerate(codes) if code.startswith("BAR")]
+    assert len(barriers) <= (3 if warps > 1 else 0)
+    # Both inputs with rows are asked for before warps meet.
+    if barriers:
+        before = [code for code in codes[: barriers[0]] if code.startswith("LDG")]
+        assert len(before) >= 2 * len(chunks)
+
+
+def test_erf_and_sigmoid_have_no_branches_and_few_instructions(tmp_path: Path) -> None:
+    """libdevice's erf takes twice as many: two polynomials, their coefficients chosen by each."""
+    build = Builder()
+    x = build.input((8, 8192), "float32")
+    counts = {}
+    for op in ("neg", "erf", "sigmoid"):
+        graph = build.graph(build(op, x))
+        program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (4096,), 8))
+        path = tmp_path / f"{op}.py"
+        path.write_text(program.source)
+        ((name, launch),) = launch_specs(program).items()
+        cubin = compile_triton(path, name, launch, "sm_90").cubin
+        codes = [i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions]
+        counts[op] = sum(code.startswith(("F", "M", "HFMA2", "I", "L", "S")) for code in codes)
+    each = {op: (count - counts["neg"]) / 16 for op, count in counts.items()}
+    assert each["erf"] < 20 and each["sigmoid"] < 6, each
+
+
 def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
     old = ROOT / ".cache" / "triton-3.6.0"
     if not old.is_dir():

@@ -23,9 +23,11 @@ from nostall.fusion.codegen.axes import Axis, Mismatch, fresh, leaves, regroup, 
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.mapping import map_pattern
 from nostall.fusion.codegen.plan import (
+    LEAST_CHUNK,
     MOST_IDLE,
     KernelPlan,
     cut,
+    even,
     first_refusal,
     idle_share,
     plans,
@@ -215,21 +217,38 @@ def test_odd_rows_are_cut_into_powers_of_two(columns: int, chunks: tuple[int, ..
 
 
 @given(st.integers(1, 1 << 20))
-def test_a_cut_leaves_few_lanes_idle(columns: int) -> None:
-    chunks = cut(columns)
-    assert 0 <= idle_share(columns, chunks) <= MOST_IDLE
-    assert sum(chunks[:-1]) < columns
-    assert list(chunks) == sorted(chunks, reverse=True)
+def test_cuts_leave_few_lanes_idle_and_mask_the_last_chunk_only(columns: int) -> None:
+    assert idle_share(columns, cut(columns)) <= MOST_IDLE
+    if even(columns)[0] > LEAST_CHUNK:
+        assert idle_share(columns, even(columns)) <= MOST_IDLE
+    for chunks in (cut(columns), even(columns)):
+        assert sum(chunks[:-1]) < columns
+        assert list(chunks) == sorted(chunks, reverse=True)
+        assert all(width.bit_count() == 1 for width in chunks)
+    assert len(set(even(columns))) == 1
+    assert len(even(columns)) < 2 / MOST_IDLE
+
+
+def test_equal_chunks_are_put_together_before_threads_meet() -> None:
+    of = scheduled(layer_norm((64, 3000), "float16"))
+    source = emit(of, KernelPlan("block", 1, (1024,) * 3, 4)).source
+    mixed = emit(of, KernelPlan("block", 1, (2048, 1024), 4)).source
+    assert source.count("tl.sum(") == 2 and mixed.count("tl.sum(") == 4
 
 
 def test_the_table_in_the_docs_is_what_cut_does() -> None:
     text = (Path(__file__).parents[3] / "docs" / "fusion_codegen.md").read_text()
-    rows = re.findall(r"^\| (\d+) \| ([\d.]+) % \| ([\d +]+) \| ([\d.]+) % \|$", text, re.M)
+    cell, percent = r"([\d +x]+) \| ", r"([\d.]+) % \|"
+    row = rf"^\| (\d+) \| {percent} {cell}{percent} {cell}{percent}$"
+    rows = re.findall(row, text, re.M)
     assert len(rows) >= 8
-    for columns, one, chunks, masked in rows:
+    for columns, one, equal, idle, fewest, masked in rows:
         count = int(columns)
-        assert chunks == " + ".join(map(str, cut(count)))
+        chunks = even(count)
+        assert equal == (f"{len(chunks)} x {chunks[0]}" if len(chunks) > 1 else str(chunks[0]))
+        assert fewest == " + ".join(map(str, cut(count)))
         assert one == f"{100 * idle_share(count, (power_above(count),)):.1f}"
+        assert idle == f"{100 * idle_share(count, chunks):.1f}"
         assert masked == f"{100 * idle_share(count, cut(count)):.1f}"
 
 
@@ -237,7 +256,7 @@ def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
     found = plans(scheduled(layer_norm((64, 3000), "float16")))
     reasons = {r.reason for r in found.refused if r.plan.chunks == (4096,)}
     assert "27% of the lanes would be masked; 6.2% are possible" in reasons
-    assert any(plan.chunks == (2048, 1024) for plan in found.legal)
+    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal}
 
 
 def test_a_row_of_32000_can_be_held_by_a_block() -> None:
@@ -278,8 +297,8 @@ def test_the_source_of_a_small_chain() -> None:
     r = pid * 4 + tl.arange(0, 4)[:, None]
     live = r < count
     c = tl.arange(0, 256)[None, :]
-    # %2 = add(%0, %1) float16 32x256
     x0 = tl.load(p0 + r * 256 + c, mask=live).to(tl.float32)
+    # %2 = add(%0, %1) float16 32x256
     x1 = tl.load(p1 + c).to(tl.float32)
     v2 = x0 + x1
     # %3 = sum(%2, dims=(1,), keepdim=True) float16 32x1

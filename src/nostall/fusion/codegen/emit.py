@@ -69,5 +69,7 @@ def _held(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """Whole rows in registers, across all reductions."""
     rows = row_block(of, plan, lines, "pid")
     chunks = whole_row(of, plan, lines)
-    Tile(of, of.columns, rows, chunks, lines).write(of.body)
+    tile = Tile(of, of.columns, rows, chunks, lines)
+    tile.load_ahead(of.body)
+    tile.write(of.body)
     return Extent(of.row_count, plan.rows)

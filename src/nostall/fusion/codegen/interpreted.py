@@ -17,6 +17,8 @@ from nostall.core.errors import BadInput
 from nostall.fusion.codegen import interpreted_gluon
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "fast_dividef": np.divide,
+    "fast_expf": np.exp,
     "expm1": np.expm1,
     "log1p": np.log1p,
     "tanh": np.tanh,
@@ -61,7 +63,9 @@ def _elementwise(function: Callable[..., Any], *operands: Any) -> Any:
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
-    data = np.asarray(function(*(operand.handle.data for operand in operands)))
-    scalar = operands[0].dtype
-    kind = tl.block_type(scalar, list(data.shape)) if operands[0].type.is_block() else scalar
-    return tl.core.tensor(TensorHandle(data.astype(operands[0].handle.data.dtype), scalar), kind)
+    first = next(operand for operand in operands if not isinstance(operand, float))
+    dtype, scalar = first.handle.data.dtype, first.dtype
+    given = (dtype.type(x) if isinstance(x, float) else x.handle.data for x in operands)
+    data = np.asarray(function(*given))
+    kind = tl.block_type(scalar, list(data.shape)) if first.type.is_block() else scalar
+    return tl.core.tensor(TensorHandle(data.astype(dtype), scalar), kind)

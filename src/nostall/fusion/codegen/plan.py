@@ -2,7 +2,8 @@
 
 ``thread``: values stay in a thread's registers.  ``warp``: several rows for each warp, reductions
 by shuffles.  ``block``: a row is held by all warps, across several reductions.  Both keep the row
-in registers in one power of two or, where that would leave many lanes idle, in several (ours).
+in registers in one power of two or, where that would leave many lanes idle, in several (ours),
+equal ones or as few as possible.
 ``looped``: the row is read again for each level of reductions.  ``shared``: what several levels
 need is kept in shared memory.  ``split``: a row is shared by several programs, one kernel for each
 level of reductions.  ``column``: ``warp`` or ``block`` whose programs walk over groups of rows and
@@ -30,6 +31,8 @@ MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
 WIDE = 512
 """Columns from which that is held to; of fewer, several rows share a warp and either may win."""
+LEAST_CHUNK = 128
+"""Columns of an equal chunk: fewer would be many of few elements for each thread."""
 WARP = 32
 REGISTERS_SM = 65536
 REGISTERS_THREAD = 255
@@ -75,6 +78,19 @@ def cut(count: int, most_idle: float = MOST_IDLE) -> tuple[int, ...]:
     return tuple(1 << bit for bit in reversed(range(total.bit_length())) if total >> bit & 1)
 
 
+def even(count: int, most_idle: float = MOST_IDLE) -> tuple[int, ...]:
+    """The fewest equal powers of two that hold ``count`` columns with at most ``most_idle`` masked,
+    or as few as chunks of :data:`LEAST_CHUNK` leave.
+
+    Equal chunks lie in threads alike: they are added up before they are reduced, and nothing goes
+    from one layout to another by way of shared memory.
+    """
+    width = power_above(count)
+    while -(-count // width) * width * (1 - most_idle) > count and width > LEAST_CHUNK:
+        width //= 2
+    return (width,) * -(-count // width)
+
+
 @dataclass(frozen=True)
 class KernelPlan:
     """One way to run a schedule: tile of ``rows`` by ``chunks`` columns for each program.
@@ -96,8 +112,15 @@ class KernelPlan:
     def elements_per_thread(self) -> float:
         return self.rows * sum(self.chunks) / (WARP * self.num_warps)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all chunks are equal, as one is."""
+        return len(set(self.chunks)) == 1
+
     def __str__(self) -> str:
         columns = "+".join(map(str, self.chunks))
+        if self.is_even and len(self.chunks) > 1:
+            columns = f"{self.chunks[0]}x{len(self.chunks)}"
         parts = f", {self.parts} parts" if self.parts > 1 else ""
         demoted = f", {self.demoted} demoted" if self.demoted else ""
         ahead = ", copied ahead" if self.ahead else ""
@@ -203,7 +226,8 @@ def _candidates(of: Schedule, also: Collection[Scheme]) -> Iterator[KernelPlan]:
                 yield KernelPlan("thread", 1, (WARP * warps * each,), warps)
         return
     columns = of.column_count
-    shapes = list(dict.fromkeys([(power_above(columns),), cut(columns)]))
+    shapes = [(power_above(columns),), *([even(columns)] if columns >= WIDE else []), cut(columns)]
+    shapes = list(dict.fromkeys(shapes))
     for chunks in shapes:
         for warps in (1, 2, 4, 8, 16, 32):
             for rows in (1, 2, 4, 8, 16, 32, 64):

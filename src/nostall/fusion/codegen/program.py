@@ -166,10 +166,11 @@ def assembled(
     parts = names.of(parts)
     texts = [names.of(str(lines)) for lines, _ in kernels]
     bodies = parts + "".join(texts)
-    if "libdevice." in bodies:
+    helpers = [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in _calls(bodies)]
+    if "libdevice." in "".join([*helpers, bodies]):
         head.append("from triton.language.extra import libdevice\n")
     head.append(f"\n# {title}\n")
-    head += [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in _calls(bodies)]
+    head += helpers
     head.append(parts)
     digest = hashlib.sha256("".join([*head, *texts]).encode()).hexdigest()[:8]
     launches = []

@@ -15,15 +15,18 @@ HOPELESS = 3.0
 
 def candidates(of: Schedule, most: int, also: Collection[Scheme] = ()) -> tuple[KernelPlan, ...]:
     """The modelled first choice, then the best plan of every other scheme, then what is missing of
-    the ``most`` modelled best; ``also``: with these unproven schemes.  Raises :class:`BadInput`
-    where no plan is legal."""
+    the ``most`` modelled best among plans that differ in scheme, in warps for each row, or in
+    whether chunks are equal; ``also``: with these unproven schemes.  Raises :class:`BadInput` where
+    no plan is legal."""
     first = first_choice(of, also)
     time = {plan: modelled_seconds(of, plan) for plan in plans(of, also).legal}
-    ranked = sorted(time, key=lambda plan: (time[plan], str(plan)))
+    ranked = sorted(time, key=lambda plan: (time[plan], plan.rows, str(plan)))
     ranked = [plan for plan in ranked if time[plan] <= HOPELESS * time[first]]
     schemes = {plan.scheme: plan for plan in reversed(ranked)}
     others = sorted(schemes.values(), key=ranked.index)
-    return tuple(dict.fromkeys([first, *others, *ranked[:most]]))
+    kinds = {(p.scheme, p.num_warps / p.rows, p.is_even): p for p in reversed(ranked)}
+    best = sorted(kinds.values(), key=ranked.index)[:most]
+    return tuple(dict.fromkeys([first, *others, *best]))
 
 
 def fastest(samples: Sequence[Sequence[float]], kind: Kind) -> int:

@@ -112,11 +112,7 @@ def _accumulate(tile: Tile, tail: _Tail) -> None:
         entry = tile.operand(tile.mapping.operands[tail.index][0], None)
         _add(tile, tail, _held(tail, None), tail.how.partial(entry.value), entry.rows, 1)
         return
-    total, has_rows = "", False
-    for chunk in tile.chunks:
-        text, has_rows = tile.partial(tail.index, tail.how, chunk)
-        text = tail.how.along(text, 1)
-        total = tail.how.both(total, text) if total else text
+    total, has_rows = tile.over_columns(tail.index, tail.how)
     _add(tile, tail, _held(tail, None), total, has_rows, 1)
 
 

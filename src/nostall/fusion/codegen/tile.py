@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 from nostall.fusion.codegen.addresses import ZERO, first_of_missing, offset, terms
 from nostall.fusion.codegen.lines import Lines
-from nostall.fusion.codegen.mapping import Loops, Operand, Place
+from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import (
     TRITON_DTYPES,
@@ -87,6 +88,21 @@ class Tile:
             self.compute(index)
             if index in chosen:
                 self.store(index)
+
+    def load_ahead(self, indices: Iterable[int]) -> None:
+        """Read what operators take from memory row by row, before any of them: it is on its way
+        when threads meet for a reduction.  What all rows share is in a cache and can wait."""
+        for index in indices:
+            for operand in self.mapping.operands[index]:
+                loops = used(operand.places)
+                if loops & set(self.rows.loops) and self._is_read(operand):
+                    for chunk in self.chunks if loops & set(self.columns) else (None,):
+                        self.operand(operand, chunk)
+
+    def _is_read(self, operand: Operand) -> bool:
+        node = self.graph[operand.source]
+        inside = operand.source in self.mapping.places
+        return not inside and node.op != "iota" and node.kind != "constant"
 
     def compute(self, index: int) -> None:
         self.lines(f"# {self.graph.told(index)}")
@@ -229,17 +245,27 @@ class Tile:
 
     def _reduce(self, index: int) -> None:
         how = reduction(self.graph[index])
-        parts = []
-        rows = False
-        for chunk in self.chunks:
-            text, rows = self.partial(index, how, chunk)
-            name = f"s{index}{chunk.suffix}"
-            self.lines(f"{name} = {how.along(text, 1)}")
-            parts.append(name)
-        total = parts[0]
-        for part in parts[1:]:
-            total = how.both(total, part)
+        total, rows = self.over_columns(index, how)
         self.keep_reduced(index, how, total, rows)
+
+    def over_columns(self, index: int, how: Reduction) -> tuple[str, bool]:
+        """The operand of a reduction with all its columns put together, and whether it has rows.
+
+        Equal chunks are put together element by element first: threads meet once.
+        """
+        partials = [self.partial(index, how, chunk) for chunk in self.chunks]
+        has_rows = partials[0][1]
+        if len({chunk.width for chunk in self.chunks}) == 1:
+            name, together = f"s{index}", partials[0][0]
+            for text, _ in partials[1:]:
+                self.lines(f"{name} = {how.both(together, text)}")
+                together = name
+            self.lines(f"{name} = {how.along(together, 1)}")
+            return name, has_rows
+        for chunk, (text, _) in zip(self.chunks, partials, strict=True):
+            self.lines(f"s{index}{chunk.suffix} = {how.along(text, 1)}")
+        names = [f"s{index}{chunk.suffix}" for chunk in self.chunks]
+        return reduce(how.both, names), has_rows
 
     def partial(self, index: int, how: Reduction, chunk: Chunk) -> tuple[str, bool]:
         """What ``chunk`` gives to the reduction ``index``, as a tensor with columns, and whether
