@@ -16,6 +16,8 @@ from nostall.core.run import write_atomically
 _PACKAGES = ("nostall", "numpy", "numba", "triton", "nvidia-cuda-nvdisasm")
 _NUMBERS = re.compile(r"\[\n([^][{}\"]*)\]")
 """A list of plain values: json puts each on a line; inside strings it writes no newline."""
+_PATHS = re.compile(r'(^|")/[^"]*?([^"/]*)(?=$|")')
+"""A word that is an absolute path, or a string inside of it that is one; and its last name."""
 
 
 def head() -> dict[str, Any]:
@@ -48,8 +50,7 @@ def _command() -> str:
     """What was typed; of absolute paths only the name, because they say nothing elsewhere."""
     spec = sys.modules["__main__"].__spec__
     began = ["-m", spec.name] if spec is not None else [sys.argv[0]]
-    words = [*began, *sys.argv[1:]]
-    return " ".join(["python", *(Path(w).name if w.startswith("/") else w for w in words)])
+    return " ".join(["python", *(_PATHS.sub(r"\1\2", word) for word in (*began, *sys.argv[1:]))])
 
 
 def _processor() -> str:
