@@ -75,12 +75,13 @@ def kernel_times(
             made = _written(run, sets[0], len(program.inputs))
             reference = made if reference is None else reference
             row.update(_judged(reference, made))
-            graphs.append((row, captured_graph(run, sets)))
+            # A graph knows addresses only: its run keeps the memory of partial results.
+            graphs.append((row, run, captured_graph(run, sets)))
         except Exception as error:  # shared memory, a driver that refuses: the others still run
             _alive()
             row["error"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
-    samples = _in_turns([graph for _, graph in graphs], len(sets), here.rounds)
-    for (row, _), sample in zip(graphs, samples, strict=True):
+    samples = _in_turns([graph for _, _, graph in graphs], len(sets), here.rounds)
+    for (row, _, _), sample in zip(graphs, samples, strict=True):
         row["samples_us"] = sample
     return {
         "operators": list(kernel.operators),
@@ -121,7 +122,7 @@ def ablation(work: Work, here: Here) -> dict[str, Any]:
     sets = [work.chain.tensors(here.device) for _ in range(copies(work.chain))]
     times = -(-LEAST_LAUNCHES // len(sets))
     judge = Judge(work.chain, sets[0])
-    graphs, names = [], []
+    graphs, names, runs = [], [], []
     for name, whole in [*different.values(), next(iter(different.values()))]:
         one = method(whole, len(work.chain.inputs))
         if name not in names:
@@ -129,6 +130,7 @@ def ablation(work: Work, here: Here) -> dict[str, Any]:
             variants[name]["largest_errors"] = [_finite(error) for error in errors]
             variants[name]["wrong"] = judge.wrong(errors)
         graphs.append(captured_graph(one.run, sets * times))
+        runs.append(one.run)
         names.append(name)
     *samples, null = _in_turns(graphs, len(sets) * times, 2 * here.rounds)
     return {
