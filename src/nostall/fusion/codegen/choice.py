@@ -1,7 +1,9 @@
-"""Which plan to try first: a rough modelled time for each, before anything was measured.
+"""Which plan to try first: a modelled time for each, before anything was measured.
 
-It orders plans, no more.  Bytes at the copy bandwidth, less while there are too few threads to
-fill the machine, plus the launches.  What is chosen for good is up to measurement.
+It orders plans, no more; what is chosen for good is up to measurement.  What kernels ask for and
+how long that takes is said in ``demand`` and ``sm``; small dots and rows in shared memory have
+rougher models here: bytes at the copy bandwidth, less while there are too few threads to fill the
+machine, and what is done on chip.
 """
 
 from __future__ import annotations
@@ -10,36 +12,29 @@ import math
 from collections.abc import Collection
 
 from nostall.core.errors import BadInput
+from nostall.fusion.codegen.demand import demands
 from nostall.fusion.codegen.kept import Kept, demotions, varying
-from nostall.fusion.codegen.levels import Value, passes
+from nostall.fusion.codegen.levels import Value
 from nostall.fusion.codegen.mapping import Operand
-from nostall.fusion.codegen.occupancy import THREADS_SM, resident_blocks
+from nostall.fusion.codegen.occupancy import resident_blocks
 from nostall.fusion.codegen.plan import (
     MOST_SHARE,
     WARP,
     KernelPlan,
     Scheme,
-    idle_share,
     most_registers,
     plans,
     registers,
 )
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.sm import H200, seconds
 
-# H200: 132 SMs; copy bandwidth as measured for issue 5 of this project; the launch cost under CUDA
-# graphs is Hazy Research's figure for H100 ("No Bubbles", 2025).
-SMS = 132
-COPY_BYTES_PER_S = 4.3e12
-LAUNCH_S = 1.3e-6
 # By Little's law some 40 KB have to be in flight on each SM: 512 threads with 16 bytes, and as much
 # again to cover what they do in between.
 BYTES_TO_FILL_SM = 40e3
 THREADS_TO_FILL_SM = 1024
 BYTES_AT_ONCE = 16
-SECTOR_BYTES = 32
-# Of 50 MB of an H100 or H200, what is left for a kernel's own data is taken as three quarters; that
-# L2 is 2.5 times as fast is XLA's constant (gpu_performance_model_base.h).
-L2_BYTES = 37e6
+# That L2 is 2.5 times as fast is XLA's constant (gpu_performance_model_base.h).
 L2_SPEED_UP = 2.5
 # Vendor's 67e12 fp32 operations a second, two for each product; what tensor cores give matrices of
 # a few tiles, of 989e12, is assumed.
@@ -47,8 +42,8 @@ FMA_PER_S = 33.5e12
 TENSOR_CORES = 4
 # Vendor: 32 banks of 4 bytes and 128 lanes on each SM, at 1.98 GHz.  A heavy operator is taken as 8
 # instructions for each element (exp: 4, division: 9, evaluate.work).
-SHARED_BYTES_PER_S = SMS * 128 * 1.98e9
-LANES_PER_S = SMS * 128 * 1.98e9
+SHARED_BYTES_PER_S = H200.sms * 128 * 1.98e9
+LANES_PER_S = H200.sms * 128 * 1.98e9
 HEAVY = 8
 # Four warps on each of an SM's schedulers cover the latencies of what is on chip, assumed.
 WARPS_TO_FILL_SM = 16
@@ -74,51 +69,19 @@ def rank(of: Schedule, plan: KernelPlan) -> tuple[float, int, str]:
 
 def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
     """Seconds that the kernels of a plan would take on an H200, *modelled*."""
-    blocks = -(-of.row_count // plan.rows)
-    reads = float(sum(of.mapping.graph[i].bytes for i in of.mapping.inputs))
-    writes = float(sum(of.mapping.graph[i].bytes for i in of.mapping.outputs))
-    launches = 1
     if plan.scheme == "matrix":
-        return _matrix_seconds(of, plan, reads + writes)
+        moved = sum(of.mapping.graph[i].bytes for i in (*of.mapping.inputs, *of.mapping.outputs))
+        return _matrix_seconds(of, plan, float(moved))
     if plan.scheme == "shared":
         return _shared_seconds(of, plan)
-    if plan.scheme == "thread":
-        blocks = -(-of.row_count // plan.chunks[0])
-    elif plan.scheme in ("looped", "split"):
-        walks = sum(part.has_columns for part in passes(of))
-        blocks *= plan.parts
-        # Rows that are being walked over at one time come from L2 when they are read again.
-        resident = min(blocks, SMS * max(1, THREADS_SM // (WARP * plan.num_warps)))
-        held = reads / blocks * resident
-        reads *= 1 + (walks - 1) * (1 / L2_SPEED_UP if held < L2_BYTES else 1)
-        launches = len(passes(of)) if plan.scheme == "split" else 1
-    elif plan.scheme == "column":
-        blocks = of.count(of.rows[: len(of.rows) - len(of.summed)]) * plan.parts
-        launches = 2
-    threads = blocks * plan.num_warps * WARP
-    busy = min(1.0, threads / (SMS * THREADS_TO_FILL_SM), blocks / SMS)
-    # Lanes that idle, and threads with less than a full memory access, keep fewer bytes in flight.
-    columns = of.row_count if plan.scheme == "thread" else of.column_count
-    whole = plan.scheme not in ("thread", "looped", "split")
-    busy *= 1 - (idle_share(columns, plan.chunks) if whole else 0.0)
-    widest = max((of.mapping.graph[i].bytes for i in of.mapping.inputs), default=0)
-    per_element = max(1.0, widest / max(1, of.row_count * max(1, of.column_count)))
-    busy *= min(1.0, max(0.25, plan.elements_per_thread * per_element / BYTES_AT_ONCE))
-    # Memory gives 32 bytes at least; where rows lie along it, a tile reads as many as it has rows.
-    along = plan.rows if of.columns and len(of.mapping.sizes) - 1 in of.rows else plan.chunks[0]
-    busy *= min(1.0, along * per_element / SECTOR_BYTES)
-    # More than a few accesses for each thread only cost registers.
-    crowding = 1 + 0.02 * max(0.0, plan.elements_per_thread * per_element / BYTES_AT_ONCE - 2)
-    # What may not fit into registers may be spilled.
-    crowding *= max(1.0, registers(of, plan, MOST_SHARE) / most_registers(plan))
-    return (reads + writes) / COPY_BYTES_PER_S / busy * crowding + launches * LAUNCH_S
+    return sum(seconds(demand) for demand in demands(of, plan))
 
 
 def _matrix_seconds(of: Schedule, plan: KernelPlan, moved: float) -> float:
     """As :func:`modelled_seconds`, of small dots: bytes, or products where those take longer."""
     graph = of.mapping.graph
     lanes = of.row_count * plan.num_warps * WARP
-    busy = min(1.0, lanes / (SMS * THREADS_TO_FILL_SM), of.row_count / SMS)
+    busy = min(1.0, lanes / (H200.sms * THREADS_TO_FILL_SM), of.row_count / H200.sms)
     busy *= min(1.0, max(0.25, plan.elements_per_thread * 2 / BYTES_AT_ONCE))
     products = 0.0
     for index in of.mapping.operators:
@@ -127,7 +90,7 @@ def _matrix_seconds(of: Schedule, plan: KernelPlan, moved: float) -> float:
             rate = FMA_PER_S * (1 if graph[index].dtype == "float32" else TENSOR_CORES)
             products += graph[index].elements * math.prod(sizes) / rate
     crowding = max(1.0, registers(of, plan, MOST_SHARE) / most_registers(plan))
-    return max(moved / COPY_BYTES_PER_S / busy, products / busy) * crowding + LAUNCH_S
+    return max(moved / H200.copy_bytes_per_s / busy, products / busy) * crowding + H200.launch_s
 
 
 def _shared_seconds(of: Schedule, plan: KernelPlan) -> float:
@@ -143,17 +106,17 @@ def _shared_seconds(of: Schedule, plan: KernelPlan) -> float:
     moved = sum(graph[i].bytes for i in {*of.mapping.inputs, *of.mapping.outputs})
     by_row = varying(of, of.rows) if of.rows else frozenset()
     again = sum(graph[o.source].bytes for o in _read_again(kept) if o in by_row)
-    held = again / of.row_count * min(of.row_count, SMS * alive)
-    reads = again / (L2_SPEED_UP if held < L2_BYTES else 1)
-    running = min(alive, of.row_count / SMS)
+    held = again / of.row_count * min(of.row_count, H200.sms * alive)
+    reads = again / (L2_SPEED_UP if held < H200.l2_bytes else 1)
+    running = min(alive, of.row_count / H200.sms)
     busy = min(1.0, running * plan.num_warps * WARP / THREADS_TO_FILL_SM)
     if plan.ahead:
         early = sum(b.element for b in kept.buffers if b.early) * of.column_count
         busy = min(1.0, running * early / BYTES_TO_FILL_SM)
-    memory = (moved + reads) / COPY_BYTES_PER_S / busy
+    memory = (moved + reads) / H200.copy_bytes_per_s / busy
     chip = _chip_seconds(kept) / min(1.0, running, running * plan.num_warps / WARPS_TO_FILL_SM)
     waiting = min(memory, chip) / max(1.0, running)
-    return max(memory, chip) + waiting + LAUNCH_S
+    return max(memory, chip) + waiting + H200.launch_s
 
 
 def _read_again(kept: Kept) -> list[Operand]:

@@ -1,0 +1,227 @@
+"""What the kernels of a plan ask of the GPU, *modelled*: scheme by scheme, nothing is compiled.
+
+A *demand* is that of one program: instructions of each warp, registers of each thread, bytes, and
+how often its warps wait for memory and for each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nostall.fusion.codegen.levels import Pass, passes
+from nostall.fusion.codegen.plan import WARP, KernelPlan
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.sums import FINISH_TILE, LEAST_FINISH_WIDTH
+from nostall.fusion.codegen.tile_cost import (
+    COUNTS,
+    Counts,
+    TileCost,
+    tile_cost,
+)
+from nostall.fusion.operations import DTYPE_BYTES
+
+_PARTIAL = 4
+"""Bytes of a partial result."""
+_AHEAD = 32
+"""Elements of a thread whose loads are under way together: ptxas unrolls loops up to that."""
+SECTOR_BYTES = 32
+"""Memory gives that much at least."""
+_FEW = 60.0
+"""Instructions of a kernel that only puts partial results together, assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """One kernel's.  Of each of its ``programs``: ``instructions`` of a warp, ``registers`` of a
+    thread, bytes of ``shared`` memory, bytes ``moved`` from and to memory, read ``again`` by the
+    program itself, and coming along unasked for (``beside``: those that other programs need).
+    ``steps``: loads that wait for others, ``phases``: parts that a reduction ends."""
+
+    programs: int
+    warps: int
+    instructions: float
+    registers: float
+    moved: float
+    steps: float = 1.0
+    phases: float = 0.0
+    barriers: float = 0.0
+    shared: int = 0
+    again: float = 0.0
+    beside: float = 0.0
+
+
+def demands(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> tuple[Demand, ...]:
+    """Those of all kernels of a plan, in their order; not for small dots or rows in shared
+    memory."""
+    if plan.scheme == "looped":
+        return (_looped(of, plan, counts),)
+    if plan.scheme == "split":
+        return tuple(_split(of, plan, part, counts) for part in passes(of))
+    if plan.scheme == "column":
+        return _walk(of, plan, counts), _finish(of, plan)
+    return (_held(of, plan, counts),)
+
+
+def _held(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
+    """Whole rows in registers, or no rows at all."""
+    flat = plan.scheme == "thread"
+    programs = -(-of.row_count // (plan.chunks[0] if flat else plan.rows))
+    tile = tile_cost(of, plan, plan.chunks, of.body, of.mapping.outputs, counts)
+    moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
+    beside = 0.0 if flat else moved * _beside(of, plan)
+    return Demand(
+        programs=programs,
+        warps=plan.num_warps,
+        instructions=counts.program + tile.instructions,
+        registers=tile.registers,
+        moved=moved,
+        beside=beside,
+        phases=_levels(of),
+        barriers=tile.barriers,
+        shared=tile.converted,
+    )
+
+
+def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
+    programs = -(-of.row_count // plan.rows)
+    turns = -(-of.column_count // plan.chunks[0])
+    instructions, registers, barriers, steps, read = counts.program, 0.0, 0.0, 0.0, 0.0
+    for part in passes(of):
+        tile = _step(of, plan, part, counts)
+        instructions += turns * tile.instructions
+        registers = max(registers, tile.registers)
+        barriers += tile.barriers
+        steps += _steps(turns, tile) * part.has_columns
+        read += _bytes(of, of.mapping.read_by((*part.wide, *part.reductions)), ())
+    once = _bytes(of, of.mapping.inputs, ())
+    moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
+    again = max(0.0, read - once) / programs
+    return Demand(
+        programs=programs,
+        warps=plan.num_warps,
+        instructions=instructions,
+        registers=registers,
+        moved=moved,
+        steps=steps,
+        phases=_levels(of),
+        barriers=barriers,
+        again=again,
+        beside=(moved + again) * _beside(of, plan),
+    )
+
+
+def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand:
+    """One pass; the partial results of those before are read by every program."""
+    groups = -(-of.row_count // plan.rows)
+    partial = _PARTIAL * of.row_count * plan.parts * len(part.finished)
+    if not part.has_columns:
+        return Demand(
+            programs=groups,
+            warps=plan.num_warps,
+            instructions=_FEW,
+            registers=counts.fixed,
+            moved=partial / groups,
+            phases=1.0,
+            barriers=2,
+        )
+    turns = -(-of.column_count // (plan.chunks[0] * plan.parts))
+    tile = _step(of, plan, part, counts)
+    programs = groups * plan.parts
+    reads = of.mapping.read_by((*part.wide, *part.reductions))
+    made = _PARTIAL * of.row_count * plan.parts * len(part.reductions)
+    moved = _bytes(of, reads, part.wide_outputs) + made + partial * plan.parts
+    return Demand(
+        programs=programs,
+        warps=plan.num_warps,
+        instructions=counts.program
+        + counts.across_warps * len(part.finished)
+        + turns * tile.instructions,
+        registers=tile.registers,
+        moved=moved / programs,
+        beside=moved / programs * _beside(of, plan),
+        steps=_steps(turns, tile),
+        phases=float(len(part.finished) > 0),
+        barriers=tile.barriers + 2 * len(part.finished),
+    )
+
+
+def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
+    """The first kernel of ``column``: groups of rows one after the other."""
+    summed = of.count(of.summed)
+    turns = -(-summed // (plan.rows * plan.parts))
+    programs = of.row_count // summed * plan.parts
+    outputs = [index for index in of.body if index in of.mapping.outputs]
+    operators, held = (*of.body, *of.tails), len(of.tails)
+    tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held)
+    moved = _bytes(of, of.mapping.inputs, outputs) + _PARTIAL * plan.parts * _results(of)
+    return Demand(
+        programs=programs,
+        warps=plan.num_warps,
+        instructions=counts.program + turns * tile.instructions,
+        registers=tile.registers,
+        moved=moved / programs,
+        beside=moved / programs * _beside(of, plan),
+        steps=turns,
+        phases=turns * _levels(of),
+        barriers=turns * tile.barriers,
+        shared=tile.converted,
+    )
+
+
+def _finish(of: Schedule, plan: KernelPlan) -> Demand:
+    """The second one: partial results are added up."""
+    results = _results(of)
+    width = max(LEAST_FINISH_WIDTH, FINISH_TILE // plan.parts)
+    programs = max(1, -(-results // width))
+    warps = 4
+    each = width * plan.parts / (WARP * warps)
+    moved = _PARTIAL * plan.parts * results / programs
+    return Demand(
+        programs=programs,
+        warps=warps,
+        instructions=_FEW + 2 * each,
+        registers=COUNTS.fixed + each,
+        moved=moved,
+        phases=1.0,
+        barriers=2,
+    )
+
+
+def _step(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> TileCost:
+    """One step of a loop over columns: accumulators stay."""
+    operators, held = sorted((*part.wide, *part.reductions)), len(part.reductions)
+    chunks, outputs = plan.chunks[:1], part.wide_outputs
+    return tile_cost(of, plan, chunks, operators, outputs, counts, held=held, turned=True)
+
+
+def _steps(turns: int, tile: TileCost) -> float:
+    """Loads of a loop that wait for others."""
+    return math.ceil(turns / max(1.0, min(4.0, _AHEAD / tile.elements)))
+
+
+def _beside(of: Schedule, plan: KernelPlan) -> float:
+    """Bytes that come along unasked for each one that is needed, where rows lie along memory and a
+    tile has few of them: programs beside it need those."""
+    graph = of.mapping.graph
+    if len(of.mapping.sizes) - 1 not in of.rows:
+        return 0.0
+    needed = wasted = 0.0
+    for index in (*of.mapping.inputs, *of.mapping.outputs):
+        run = plan.rows * DTYPE_BYTES[graph[index].dtype]
+        needed += graph[index].bytes
+        wasted += graph[index].bytes * max(0.0, SECTOR_BYTES / run - 1)
+    return wasted / max(1.0, needed)
+
+
+def _levels(of: Schedule) -> int:
+    return max(of.level.values(), default=0)
+
+
+def _results(of: Schedule) -> int:
+    return sum(of.mapping.graph[index].elements for index in of.tails)
+
+
+def _bytes(of: Schedule, reads: Iterable[int], writes: Iterable[int]) -> float:
+    return float(sum(of.mapping.graph[index].bytes for index in (*reads, *writes)))

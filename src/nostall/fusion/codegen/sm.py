@@ -1,0 +1,140 @@
+"""How long programs take that share streaming multiprocessors and memory, *modelled*.
+
+FusionStitching's latency-evaluator (arXiv:2009.10924) has L = N_wave * L_warp, waves of programs
+that registers, warps and shared memory let be resident at once.  That is one limit here (Little's
+law for a program's latency); the others are instructions that all warps issue, bytes from memory
+and from L2, and how fast programs can begin.  The slowest decides, less sharply where two are
+near to each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nostall.fusion.codegen.demand import Demand
+from nostall.fusion.codegen.plan import REGISTERS_SM, REGISTERS_THREAD, WARP
+
+REGISTERS_MAY_BE = (0.85, 1.0, 1.2)
+"""The compiler's registers / the modelled ones: half of all kernels are within 15 %, and a few more
+or less decide how many programs are resident."""
+_GRANTED = 8
+"""Registers of a thread come in multiples of this."""
+_SPILL_BYTES = 8
+"""A register that does not fit goes to memory and back."""
+_PROGRAM_SHARED = 1024
+"""Bytes of shared memory that every program takes beside its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One GPU; bytes, seconds, and cycles of an SM.
+
+    ``issued``: instructions of warps in a cycle; ``alone``: cycles from one instruction of a warp
+    to its next.  ``program_s``: from the begin of one program to that of the next, anywhere on the
+    GPU; ``load_s``: from a load to its value where others load too; ``phase_s``: what a reduction
+    and what loads after it cost a program; ``link_bytes``: what an SM gets in a cycle; ``spills``:
+    registers that go to memory for each one that is missing, as modelled; ``sharpness``: how
+    sharply the slowest of several limits decides.
+    """
+
+    sms: int
+    clock_hz: float
+    copy_bytes_per_s: float
+    launch_s: float
+    issued: float
+    link_bytes: float
+    program_s: float
+    load_s: float
+    phase_s: float
+    barrier_s: float
+    alone: float
+    spills: float
+    sharpness: float
+    l1_bytes: float
+    l2_bytes: float
+    l2_bytes_per_s: float
+    warps: int = 64
+    programs: int = 32
+    shared_bytes: int = 227 * 1024
+
+
+H200 = Machine(
+    sms=132,  # vendor
+    clock_hz=1.98e9,  # vendor, boost
+    copy_bytes_per_s=4.3e12,  # a large copy, measured (issue 5)
+    launch_s=1.3e-6,  # CUDA graphs on an H100 (Hazy Research, "No Bubbles")
+    issued=4.0,  # vendor: four schedulers
+    link_bytes=64.0,  # public micro-benchmarks of an H100
+    # Of 256 KB and of 50 MB what is left for a kernel's own data is taken as three quarters.
+    l1_bytes=192e3,
+    l2_bytes=37e6,
+    # Fitted to the times of 583 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`
+    # from benchmarks/results/fusion_evaluator.json.
+    program_s=0.6e-9,
+    load_s=0.69e-6,
+    phase_s=0.72e-6,
+    barrier_s=45e-9,
+    alone=3.25,
+    spills=2.0,
+    sharpness=7.4,
+    l2_bytes_per_s=4.4e12,
+)
+
+
+def resident(demand: Demand, machine: Machine = H200) -> int:
+    """Programs that are on an SM at once."""
+    registers = int(min(demand.registers, most_registers(demand)))
+    granted = -(-registers // _GRANTED) * _GRANTED * WARP * demand.warps
+    limits = (
+        machine.programs,
+        machine.warps // demand.warps,
+        REGISTERS_SM // granted,
+        machine.shared_bytes // (demand.shared + _PROGRAM_SHARED),
+        -(-demand.programs // machine.sms),
+    )
+    return max(1, min(limits))
+
+
+def seconds(demand: Demand, machine: Machine = H200) -> float:
+    """One kernel, launch included: the mean over what registers may turn out to be."""
+    found = (
+        _seconds(replace(demand, registers=demand.registers * share), machine)
+        for share in REGISTERS_MAY_BE
+    )
+    return machine.launch_s + sum(found) / len(REGISTERS_MAY_BE)
+
+
+def _seconds(demand: Demand, machine: Machine) -> float:
+    together = resident(demand, machine)
+    # What a program reads again comes from L1 as far as the programs of an SM fit, what it or
+    # others need again from L2 as far as all that is being worked on fits.
+    held = (demand.moved + demand.beside) * together
+    left = demand.beside + demand.again * (1 - min(1.0, machine.l1_bytes / max(1.0, held)))
+    missed = left * (1 - min(1.0, machine.l2_bytes / max(1.0, held * machine.sms)))
+    spilled = machine.spills * max(0.0, demand.registers - most_registers(demand))
+    spilt = _SPILL_BYTES * spilled * WARP * demand.warps
+    cycles = (demand.instructions + 2 * spilled) / machine.clock_hz
+    issue = cycles * demand.warps / machine.issued
+    delay = demand.steps * machine.load_s + demand.phases * machine.phase_s
+    delay += demand.barriers * machine.barrier_s
+    delay += (demand.moved + left) / machine.link_bytes / machine.clock_hz
+    delay += max(0.0, cycles * machine.alone - issue)
+    alone = issue + delay
+    of_each = demand.programs / machine.sms
+    memory = (demand.moved + missed + spilt) / machine.copy_bytes_per_s
+    l2 = (demand.moved + left + spilt) / machine.l2_bytes_per_s
+    # The first program's loads and the last one's stores have nothing beside them.
+    limits = (
+        max(1.0, of_each / together) * alone,
+        of_each * issue + alone,
+        demand.programs * memory + alone,
+        demand.programs * l2 + alone,
+        demand.programs * machine.program_s + alone,
+    )
+    longest: float = sum(one**machine.sharpness for one in limits) ** (1 / machine.sharpness)
+    return longest
+
+
+def most_registers(demand: Demand) -> int:
+    """Registers that a thread can have."""
+    return min(REGISTERS_THREAD, REGISTERS_SM // (WARP * demand.warps))

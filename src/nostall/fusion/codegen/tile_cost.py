@@ -1,0 +1,237 @@
+"""What one tile takes of a warp, *modelled* from its operators: instructions, registers, barriers.
+
+Nothing is compiled.  The figures were counted in code that Triton and ptxas made for sm_90.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from nostall.fusion.codegen.mapping import Operand, used
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.threads import ACCESS_BYTES, Spread, spread
+from nostall.fusion.operations import DTYPE_BYTES
+
+_INSTRUCTIONS = {
+    "copy": 0,
+    "exp": 5,
+    "exp2": 2,
+    "sqrt": 15,
+    "reciprocal": 8,
+    "div": 8,
+    "sigmoid": 10,
+    "tanh": 17,
+    "sign": 4,
+    "log": 25,
+    "log2": 27,
+    "expm1": 25,
+    "log1p": 29,
+    "erf": 28,
+    "sin": 40,
+    "cos": 40,
+    "random": 60,
+    "fmod": 68,
+    "remainder": 70,
+    "pow": 96,
+}
+"""Of an operator for each element in fp32; 1 for all others.  Counted in kernels of one operator;
+``sin`` and ``cos`` without the path for large numbers, ``random`` assumed."""
+_CASTS = {"float32": 0.0, "float16": 1.5, "bfloat16": 1.5}
+"""Of a cast to these; 2 to others."""
+_64_BITS = 4.0
+"""More, of an operator that reads integers of 64 bits: places are made such, and two words each
+are compared."""
+_DIVIDED_BY_ROW = 2.0
+"""Of a division by a value of the row, whose reciprocal is made once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Instructions of a warp beside those of the operators, and registers of a thread.
+
+    ``chunk``: addresses of a chunk of columns, ``step`` of one more turn of a loop over columns
+    (assumed: a binary does not say how often it turns).  Registers are ``fixed`` ones, some for
+    each ``further`` chunk, and for each element so many, more for each tensor with ``rows`` that
+    is read and each without (``bare``), and where numbers are ``drawn``.
+
+    Fitted to 300 kernels that Triton 3.6 compiled for sm_90, by ``python -m
+    benchmarks.fusion_evaluator_fit`` from ``benchmarks/results/fusion_evaluator.json``: half of
+    them within 4 % (instructions) and 15 % (registers).
+    """
+
+    program: float = 0.8
+    chunk: float = 34.3
+    step: float = 10.0
+    access: float = 3.67
+    across_warps: float = 16.4
+    converted: float = 2.1
+    fixed: float = 13.7
+    further: float = 5.4
+    each: float = 0.70
+    rows: float = 0.31
+    bare: float = 0.31
+    drawn: float = 1.7
+
+
+COUNTS = Counts()
+
+
+@dataclass(frozen=True, slots=True)
+class TileCost:
+    """``instructions`` of a warp, ``registers`` and ``elements`` of a thread; ``converted``: bytes
+    of shared memory through which tensors are laid out anew."""
+
+    instructions: float
+    registers: float
+    elements: float
+    converted: int
+    barriers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """A tensor that a tile reads or writes: ``size`` of an element in bytes, and how many of them
+    one access takes at most."""
+
+    size: int
+    widest: int
+    has_rows: bool
+    written: bool
+
+
+def tile_cost(
+    of: Schedule,
+    plan: KernelPlan,
+    chunks: Sequence[int],
+    operators: Collection[int],
+    outputs: Collection[int],
+    counts: Counts = COUNTS,
+    *,
+    held: int = 0,
+    turned: bool = False,
+) -> TileCost:
+    """Of a tile of these chunks: operators, loads of what they read, stores of ``outputs``.
+
+    ``turned``: one turn of a loop over columns.  ``held``: tiles that stay over all turns."""
+    flat = plan.scheme == "thread"
+    rows = 1 if flat else plan.rows
+    along_rows = not flat and len(of.mapping.sizes) - 1 in of.rows
+    memory = _accesses(of, flat, along_rows, operators, outputs)
+    # Triton lays tensors of one shape out alike, as the one with the most neighbours wants it.
+    alike = [one.widest for one in memory if one.has_rows or rows == 1]
+    bare = [one.widest for one in memory if not (one.has_rows or rows == 1)]
+    widest = max(alike, default=4)
+    spreads = [spread(rows, width, plan.num_warps, widest, along_rows) for width in chunks]
+    instructions = elements = moved = 0.0
+    barriers = 0
+    reductions = sum(bool(of.mapping.reduced.get(index)) for index in operators)
+    for at, (width, lies) in enumerate(zip(chunks, spreads, strict=True)):
+        elements += lies.elements
+        instructions += (counts.step if turned else counts.chunk) + _computing(
+            of, flat, operators, lies
+        )
+        # Equal chunks are put together before warps meet.
+        meet = lies.warps > 1 and (at == 0 or len(set(chunks)) > 1)
+        crossing = reductions * meet
+        instructions += counts.across_warps * lies.rows * crossing
+        barriers += 2 * crossing
+        for one in memory:
+            each = lies.elements / (1 if one.has_rows else lies.rows)
+            instructions += counts.access * max(1.0, each / min(lies.vector, one.widest))
+            if one.written and lies.vector * one.size > ACCESS_BYTES:
+                moved += each * one.size / 4
+                barriers += 2
+        if bare and _place(spread(1, width, plan.num_warps, max(bare))) != _place(lies):
+            # There and back, around the operators that read what has no rows.
+            moved += 2 * lies.elements
+            barriers += 4
+    if len({_place(lies) for lies in spreads}) > 1:
+        # Sums of chunks meet only in one layout; what comes after some of them comes from there.
+        times = max(1, max(of.level.values(), default=0) - 1)
+        moved += times * max(lies.elements for lies in spreads)
+        barriers += 2 * times
+    converted = min(_SCRATCH, 4 * rows * max(chunks)) if moved else 0
+    instructions += counts.converted * moved
+    # Within one warp, lanes exchange what they have.
+    barriers = barriers if plan.num_warps > 1 else 0
+    registers = _registers(of, operators, memory, counts) + held
+    registers = counts.fixed + counts.further * (len(chunks) - 1) + elements * registers
+    return TileCost(instructions, registers, elements, converted, barriers)
+
+
+_SCRATCH = 32768
+"""Bytes through which Triton converts at once; seen in sm_90 code."""
+
+
+def _registers(
+    of: Schedule, operators: Iterable[int], memory: Sequence[_Access], counts: Counts
+) -> float:
+    """Registers for each element of a thread."""
+    read = [one for one in memory if not one.written]
+    rows = sum(one.has_rows for one in read)
+    drawn = any(of.mapping.graph[index].op == "random" for index in operators)
+    vectors = counts.rows * rows + counts.bare * (len(read) - rows)
+    return counts.each + vectors + counts.drawn * drawn
+
+
+def _computing(of: Schedule, flat: bool, operators: Iterable[int], lies: Spread) -> float:
+    """Instructions of the operators, and of a thread's own part of reductions."""
+    counted = 0.0
+    for index in operators:
+        if of.mapping.reduced.get(index):
+            counted += lies.elements
+        elif flat or of.is_wide(index):
+            has_rows = flat or of.mapping.loops[index] & set(of.rows)
+            counted += _cost(of, index, flat) * lies.elements / (1 if has_rows else lies.rows)
+    return counted
+
+
+def _cost(of: Schedule, index: int, flat: bool) -> float:
+    """Instructions of an operator for each element."""
+    node = of.mapping.graph[index]
+    if node.op == "cast":
+        return _CASTS.get(node.dtype, 2.0)
+    if node.op == "div" and not flat and not of.reads_columns(of.mapping.operands[index][-1]):
+        return _DIVIDED_BY_ROW
+    of_64_bits = any(
+        of.mapping.graph[o.source].dtype == "int64" for o in of.mapping.operands[index]
+    )
+    return _INSTRUCTIONS.get(node.op, 1) + _64_BITS * of_64_bits
+
+
+def _accesses(
+    of: Schedule,
+    flat: bool,
+    along_rows: bool,
+    operators: Iterable[int],
+    outputs: Collection[int],
+) -> list[_Access]:
+    """What is read and written column by column, each place once."""
+    mapping, graph = of.mapping, of.mapping.graph
+    touched: dict[int | Operand, tuple[int, frozenset[int]]] = {}
+    for index in operators:
+        for operand in mapping.operands[index]:
+            if mapping.is_outside(operand):
+                touched[operand] = (operand.source, used(operand.places))
+        if index in outputs:
+            touched[index] = (index, mapping.loops[index])
+    found = []
+    columns = set(of.rows if flat else of.columns)
+    for value, (node, loops) in touched.items():
+        if not loops & columns:
+            continue
+        has_rows = not flat and bool(loops & set(of.rows))
+        size = DTYPE_BYTES[graph[node].dtype]
+        # Rows begin where the one before ends; what has none begins where memory does.
+        row = of.column_count * size if has_rows and not along_rows else ACCESS_BYTES
+        widest = max(1, math.gcd(ACCESS_BYTES, row) // size)
+        found.append(_Access(size, widest, flat or has_rows, value in outputs))
+    return found
+
+
+def _place(lies: Spread) -> tuple[int, int, int]:
+    """What has to be the same for two tensors to meet without shared memory."""
+    return lies.vector, lies.lanes, lies.warps

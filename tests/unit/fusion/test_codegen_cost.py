@@ -1,0 +1,173 @@
+"""The schedule model: how tiles lie, what kernels take, how long programs take together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from benchmarks.fusion_chain_programs import CHAINS
+from benchmarks.fusion_chain_stitched import graph_of
+from benchmarks.fusion_evaluator_compile import use
+
+from nostall.fusion.codegen.choice import first_choice, modelled_seconds
+from nostall.fusion.codegen.demand import Demand, demands
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.launching import launch_specs
+from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.region import scheduled
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.sm import H200, resident, seconds
+from nostall.fusion.codegen.threads import Spread, spread
+from nostall.tuning.source import compile_triton
+
+
+def of(name: str) -> Schedule:
+    graph = graph_of(CHAINS[name])
+    return scheduled(graph, graph.operators)
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tile", "found"),
+    [
+        # (rows, columns, warps, widest): layouts that Triton 3.6 to 3.9 gave these tiles.
+        ((1, 2048, 8, 8), Spread(8, 1, 8, 32, 8)),
+        ((1, 1024, 8, 8), Spread(4, 1, 4, 32, 8)),
+        ((1, 1024, 2, 16), Spread(16, 1, 16, 32, 2)),
+        ((2, 4096, 16, 16), Spread(16, 1, 16, 32, 8)),
+        ((2, 4096, 16, 8), Spread(16, 2, 8, 32, 16)),
+        ((1, 512, 4, 8), Spread(4, 1, 4, 32, 4)),
+    ],
+)
+def test_tiles_lie_as_triton_lays_them(tile: tuple[int, int, int, int], found: Spread) -> None:
+    assert spread(*tile) == found
+
+
+def test_every_element_has_a_thread() -> None:
+    for rows in (1, 4, 64):
+        for columns in (32, 256, 4096):
+            for warps in (1, 4, 32):
+                for along_rows in (False, True):
+                    lies = spread(rows, columns, warps, 8, along_rows)
+                    assert lies.elements * 32 * warps >= rows * columns
+                    assert 1 <= lies.rows <= rows and lies.warps <= warps
+
+
+# -- what kernels take -----------------------------------------------------------------------------
+
+COMPILED = (
+    ("RMSNorm + int8 16384x4096", KernelPlan("block", 1, (4096,), 8)),
+    ("RMSNorm + int8 16384x4096", KernelPlan("block", 2, (4096,), 32)),
+    ("norm + gelu + mask 16384x3000", KernelPlan("block", 1, (2048, 1024), 4)),
+    ("softmax + mask 32768x1024", KernelPlan("warp", 1, (1024,), 1)),
+    ("double norm 16384x2048", KernelPlan("block", 1, (2048,), 8)),
+    ("SwiGLU 16384x5504", KernelPlan("thread", 1, (1024,), 4)),
+)
+
+
+@pytest.mark.parametrize(("name", "plan"), COMPILED)
+def test_instructions_and_registers_are_near_those_of_the_binary(
+    name: str, plan: KernelPlan, tmp_path: Path
+) -> None:
+    program = emit(of(name), plan)
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((kernel, launch),) = launch_specs(program).items()
+    found = use(compile_triton(path, kernel, launch, "sm_90").cubin)
+    (demand,) = demands(of(name), plan)
+    assert demand.instructions == pytest.approx(found["instructions"], rel=0.4)
+    assert demand.registers == pytest.approx(found["registers"], rel=0.4, abs=8)
+
+
+def test_bytes_move_once_and_again_where_rows_are_walked_over() -> None:
+    kernel = of("softmax + mask 16384x3000")
+    moved = sum(kernel.mapping.graph[i].bytes for i in (0, 1, *kernel.mapping.outputs))
+    (held,) = demands(kernel, KernelPlan("block", 1, (2048, 1024), 4))
+    assert held.programs * held.moved == pytest.approx(moved)
+    assert held.again == 0
+    (looped,) = demands(kernel, KernelPlan("looped", 1, (1024,), 4))
+    assert looped.programs * looped.moved == pytest.approx(moved)
+    # Scores and mask are read for the maximum, the sum and the result.
+    read = sum(kernel.mapping.graph[i].bytes for i in (0, 1))
+    assert looped.programs * looped.again == pytest.approx(2 * read)
+    every = demands(kernel, KernelPlan("split", 1, (256,), 1, 4))
+    assert len(every) == 3
+    assert sum(one.programs * one.moved for one in every) > moved + 2 * read
+
+
+def test_two_chunks_in_two_layouts_go_through_shared_memory() -> None:
+    kernel = of("norm + gelu + mask 16384x3000")
+    (alike,) = demands(kernel, KernelPlan("block", 1, (2048, 1024), 4))
+    (apart,) = demands(kernel, KernelPlan("block", 1, (2048, 1024), 8))
+    assert alike.shared == 0 < apart.shared
+
+
+# -- how long it takes -----------------------------------------------------------------------------
+
+ONE = Demand(programs=132, warps=8, instructions=400, registers=40, moved=1e4)
+
+
+def test_what_limits_the_programs_of_an_sm() -> None:
+    many = replace(ONE, programs=100_000)
+    assert resident(ONE) == 1
+    assert resident(replace(many, registers=8)) == 8  # 64 warps
+    assert resident(replace(many, registers=128)) == 2
+    assert resident(replace(many, warps=1, registers=16)) == 32
+    assert resident(replace(many, shared=100_000)) == 2
+    assert resident(replace(many, warps=32, registers=255)) == 1
+
+
+def test_bytes_that_are_enough_decide_alone() -> None:
+    copy = Demand(programs=10**6, warps=8, instructions=50, registers=32, moved=65536)
+    wanted = 10**6 * 65536 / H200.copy_bytes_per_s
+    assert wanted < seconds(copy) < 1.1 * wanted
+
+
+def test_instructions_that_are_enough_decide_alone() -> None:
+    busy = Demand(programs=10**5, warps=8, instructions=10**5, registers=32, moved=64)
+    wanted = 10**5 / H200.sms * 8 * 10**5 / H200.issued / H200.clock_hz
+    assert wanted < seconds(busy) < 1.1 * wanted
+
+
+def test_programs_begin_one_after_the_other() -> None:
+    """Of 32 elements each, a million programs take longer to begin than to run (measured)."""
+    many = Demand(programs=10**6, warps=1, instructions=40, registers=16, moved=128)
+    assert seconds(many) == pytest.approx(10**6 * H200.program_s, rel=0.1)
+
+
+def test_a_program_alone_waits_for_everything_it_does() -> None:
+    waiting = replace(ONE, steps=20, barriers=10)
+    least = 20 * H200.load_s + 10 * H200.barrier_s
+    assert least < seconds(waiting) < least + 10e-6
+    # Programs beside it hide that.
+    many = replace(waiting, programs=132 * 64)
+    assert seconds(many) < 0.2 * 64 * seconds(waiting)
+
+
+@pytest.mark.parametrize(
+    ("what", "more"),
+    [("barriers", 20), ("steps", 8), ("instructions", 4000), ("registers", 200), ("moved", 1e5)],
+)
+def test_nothing_that_is_asked_for_makes_it_faster(what: str, more: float) -> None:
+    many = replace(ONE, programs=5000)
+    assert seconds(replace(many, **{what: more})) > seconds(many)
+
+
+def test_what_does_not_fit_into_registers_costs_instructions() -> None:
+    full = replace(ONE, programs=5000, registers=255)
+    assert seconds(replace(full, registers=400)) > seconds(full)
+
+
+def test_the_first_choice_is_the_best_modelled_one() -> None:
+    kernel = of("double norm 16384x2048")
+    times = {plan: modelled_seconds(kernel, plan) for plan in plans(kernel).legal}
+    assert times[first_choice(kernel)] == min(times.values())
+    assert json.dumps(sorted(times.values()))  # numbers, not numpy's
