@@ -9,7 +9,7 @@ which, so the same plans are drawn in every run.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,7 @@ def told(plan: KernelPlan) -> dict[str, Any]:
     }
 
 
-def plan_of(row: dict[str, Any]) -> KernelPlan:
+def plan_of(row: Mapping[str, Any]) -> KernelPlan:
     """The plan of such a row."""
     return KernelPlan(
         row["scheme"], row["rows"], tuple(row["chunks"]), row["num_warps"], row["parts"]

@@ -1,0 +1,250 @@
+"""Fit the schedule model to a GPU, and judge it on kernels that it was not fitted to.
+
+    python -m benchmarks.fusion_evaluator_fit [--measured FILE] [--judge] [--out FILE]
+
+First the counts (``tile_cost.Counts``): registers and instructions of the binaries that Triton
+made, then what a machine takes for them (``sm.Machine``): measured times.  Vendor's and other
+people's figures stay as they are.  What is fitted to all chains is written down in the sources by
+hand.  ``--judge`` says how the sources as they are do, and, for the *held out* numbers, fits on
+half of the chains and judges on the other half, both ways round (chains of one function stay
+together), and writes both into FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from benchmarks.fusion_chain_programs import CHAINS
+from benchmarks.fusion_chain_stitched import graph_of
+from benchmarks.fusion_evaluator_sample import plan_of
+from benchmarks.fusion_evaluator_summary import first, ran, regret, spread, tau_of, us
+from benchmarks.provenance import save
+from benchmarks.record import RESULTS
+from nostall.fusion.codegen.choice import modelled_seconds
+from nostall.fusion.codegen.demand import demands
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.region import scheduled
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.sm import H200, Machine, most_registers, seconds
+from nostall.fusion.codegen.tile_cost import COUNTS, Counts
+
+MEASURED = RESULTS / "fusion_evaluator.json"
+FITTED = RESULTS / "fusion_evaluator_fit.json"
+OF_MACHINE = (
+    "program_s",
+    "load_s",
+    "phase_s",
+    "barrier_s",
+    "alone",
+    "l2_bytes_per_s",
+    "sharpness",
+    "spills",
+)
+"""What is fitted of a machine."""
+_PRIOR = 0.1
+"""How strongly a figure is held where it was: it costs this much to be e times as large."""
+_OUTLIER = 0.1
+"""Errors in the logarithm above this count less."""
+
+Errors = Callable[[Any], NDArray[np.float64]]
+Model = Callable[["Point"], float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured plan."""
+
+    of: Schedule
+    plan: KernelPlan
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A measured kernel and its plans that ran; not small dots, which have a model of their own."""
+
+    chain: str
+    measured: Mapping[str, Any]
+    points: tuple[Point, ...]
+
+
+def kernels(chains: Mapping[str, Any]) -> list[Kernel]:
+    """All kernels of a result with at least two plans that ran."""
+    found = []
+    for name, chain in chains.items():
+        graph = graph_of(CHAINS[name])
+        for kernel in chain["kernels"]:
+            of = scheduled(graph, kernel["operators"])
+            points = tuple(Point(of, plan_of(row), row) for row in ran(kernel))
+            if len(points) > 1:
+                found.append(Kernel(name, kernel, points))
+    return found
+
+
+def half_of(name: str) -> int:
+    """0 or 1: every other function's chains, so that neither half has seen the other's programs."""
+    functions = list(dict.fromkeys(chain.function for chain in CHAINS.values()))
+    return functions.index(CHAINS[name].function) % 2
+
+
+def fit_counts(found: Sequence[Kernel]) -> Counts:
+    """From kernels without loops: their static instructions are those that run."""
+    points = [
+        point
+        for kernel in found
+        for point in kernel.points
+        if point.plan.scheme in ("thread", "warp", "block") and len(point.row["kernels"]) == 1
+    ]
+
+    def errors(counts: Counts) -> NDArray[np.float64]:
+        wrong = []
+        for point in points:
+            (used,) = point.row["kernels"]
+            (demand,) = demands(point.of, point.plan, counts)
+            if not used["stack_bytes"]:
+                wrong.append(np.log(demand.instructions / used["instructions"]))
+            most = most_registers(demand)
+            registers = min(demand.registers, most)
+            wrong.append(np.log(registers / used["registers"]))
+        return np.array(wrong)
+
+    fitted: Counts = _fitted(COUNTS, tuple(asdict(COUNTS)), errors)
+    return fitted
+
+
+def fit_machine(found: Sequence[Kernel], counts: Counts) -> Machine:
+    """From measured times, every kernel with the same weight."""
+    asked = [
+        (demands(point.of, point.plan, counts), us(point.row), len(kernel.points) ** -0.5)
+        for kernel in found
+        for point in kernel.points
+        if point.plan.scheme != "matrix"
+    ]
+
+    def errors(machine: Machine) -> NDArray[np.float64]:
+        times = [sum(seconds(d, machine) for d in every) for every, _, _ in asked]
+        wrong = [
+            weight * np.log(1e6 * time / measured)
+            for time, (_, measured, weight) in zip(times, asked, strict=True)
+        ]
+        return np.array(wrong) * 5
+
+    machine: Machine = _fitted(H200, OF_MACHINE, errors)
+    return machine
+
+
+def _fitted(start: Any, names: Sequence[str], errors: Errors) -> Any:
+    """``start`` with these positive figures moved to where the errors are least."""
+    before = np.array([getattr(start, name) for name in names])
+
+    def moved(by: NDArray[np.float64]) -> Any:
+        values = before * np.exp(by)
+        return replace(start, **dict(zip(names, map(float, values), strict=True)))
+
+    def wrong(by: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate([errors(moved(by)), _PRIOR * by])
+
+    step = np.zeros(len(names))
+    found = least_squares(wrong, step, loss="soft_l1", f_scale=_OUTLIER, diff_step=1e-2)
+    return moved(found.x)
+
+
+# -- judging ---------------------------------------------------------------------------------------
+
+
+def model(counts: Counts, machine: Machine) -> Model:
+    """Seconds of a plan with these figures; small dots have none that are fitted."""
+
+    def modelled(point: Point) -> float:
+        if point.plan.scheme == "matrix":
+            return modelled_seconds(point.of, point.plan)
+        return sum(seconds(one, machine) for one in demands(point.of, point.plan, counts))
+
+    return modelled
+
+
+def held_out(found: Sequence[Kernel]) -> dict[int, Model]:
+    """For each half the model that was fitted to the other one."""
+    fitted = {}
+    for half in (0, 1):
+        others = [kernel for kernel in found if half_of(kernel.chain) != half]
+        counts = fit_counts(others)
+        fitted[half] = model(counts, fit_machine(others, counts))
+    return fitted
+
+
+def judged(kernel: Kernel, modelled: Model) -> dict[str, Any]:
+    """Tau and regret of a model, and by how much it is off in the median."""
+    plans = [{**point.row, "modelled_us": 1e6 * modelled(point)} for point in kernel.points]
+    found = {"plans": plans}
+    off = [abs(plan["modelled_us"] / us(plan) - 1) for plan in plans]
+    return {
+        "tau": _rounded(tau_of(found)),
+        "regret": _rounded(regret(found, first(found))),
+        "off": _rounded(float(np.median(off))),
+        "first": first(found),
+    }
+
+
+def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over all kernels, by who is judged."""
+    return {
+        who: {
+            key: spread([row[who][key] for row in rows if row[who][key] is not None])
+            for key in ("tau", "regret", "off")
+        }
+        for who in ("before", "today", "held out")
+        if all(who in row for row in rows)
+    }
+
+
+def today(kernel: Kernel) -> dict[str, Any]:
+    """The row of a kernel: the model that was there when it was measured, and the sources'."""
+    return {
+        "chain": kernel.chain,
+        "kind": kernel.measured["kind"],
+        "plans": len(kernel.points),
+        "before": judged(kernel, lambda point: 1e-6 * float(point.row["modelled_us"])),
+        "today": judged(kernel, model(COUNTS, H200)),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measured", type=Path, default=MEASURED)
+    parser.add_argument("--out", type=Path, default=FITTED)
+    parser.add_argument("--judge", action="store_true", help="the sources as they are")
+    options = parser.parse_args()
+    found = kernels(json.loads(options.measured.read_text())["chains"])
+    if not options.judge:
+        counts = fit_counts(found)
+        machine = fit_machine(found, counts)
+        print(json.dumps({"counts": asdict(counts), "machine": asdict(machine)}, indent=1))
+        return
+    others = held_out(found)
+    rows = [
+        {**today(kernel), "held out": judged(kernel, others[half_of(kernel.chain)])}
+        for kernel in found
+    ]
+    for row in rows:
+        print(row["chain"], {key: row["today"][key] for key in ("tau", "regret", "first")})
+    figures = {"counts": asdict(COUNTS), "machine": asdict(H200)}
+    save(options.out, kind="modelled", figures=figures, summary=told(rows), kernels=rows)
+    print(json.dumps(told(rows), indent=1))
+
+
+if __name__ == "__main__":
+    main()

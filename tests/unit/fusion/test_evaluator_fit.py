@@ -1,0 +1,151 @@
+"""Fitting and judging the schedule model, and the page about it, with made-up measurements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+pytest.importorskip("scipy")
+
+from benchmarks.fusion_chain_programs import CHAINS
+from benchmarks.fusion_chain_stitched import graph_of
+from benchmarks.fusion_evaluator_fit import (
+    FITTED,
+    MEASURED,
+    fit_counts,
+    fit_machine,
+    half_of,
+    judged,
+    kernels,
+    model,
+    today,
+    told,
+)
+from benchmarks.fusion_evaluator_page import PAGE, page
+from benchmarks.fusion_evaluator_sample import sample
+from benchmarks.fusion_evaluator_sample import told as told_plan
+from benchmarks.fusion_evaluator_summary import summary
+
+from nostall.fusion.codegen.demand import demands
+from nostall.fusion.codegen.region import scheduled
+from nostall.fusion.codegen.sm import H200, Machine, seconds
+from nostall.fusion.codegen.tile_cost import COUNTS
+
+FIT, HELD = "softmax + mask 16384x3000", "residual + RMSNorm 16384x4096"
+
+
+def chain_on(machine: Machine, name: str) -> dict[str, Any]:
+    """A chain as a machine of our making would have measured it."""
+    graph = graph_of(CHAINS[name])
+    of = scheduled(graph, graph.operators)
+    rows = []
+    for plan in sample(of, 16, seed=0):
+        time = 1e6 * sum(seconds(demand, machine) for demand in demands(of, plan))
+        used = {"registers": 32, "stack_bytes": 0, "instructions": 200}
+        before = {"modelled_us": 1.0 / time, "samples_us": [time], "kernels": [used]}
+        rows.append({**told_plan(plan), **before})
+    kernel = {"operators": graph.operators, "kind": of.kind, "plans": rows}
+    names = ("explorer, first", "explorer, raced")
+    ablation = {
+        "variants": {one: {"as": one, "plans": [rows[0]["plan"]]} for one in names},
+        "samples_us": {names[0]: [12.0, 12.0], names[1]: [10.0, 10.0]},
+    }
+    return {"kernels": [kernel], "ablation": ablation, "gpu": "G", "torch": "2"}
+
+
+@pytest.fixture(scope="module")
+def chains() -> dict[str, Any]:
+    return {name: chain_on(H200, name) for name in (FIT, HELD)}
+
+
+def test_halves_are_of_different_functions() -> None:
+    halves = [
+        {chain.function for name, chain in CHAINS.items() if half_of(name) == half}
+        for half in (0, 1)
+    ]
+    assert not halves[0] & halves[1]
+    assert abs(len(halves[0]) - len(halves[1])) <= 1
+    assert half_of(FIT) != half_of(HELD)
+
+
+def test_what_the_model_made_it_finds_in_order(chains: dict[str, Any]) -> None:
+    rows = [today(kernel) for kernel in kernels(chains)]
+    assert [row["today"]["tau"] for row in rows] == [1.0, 1.0]
+    assert [row["today"]["regret"] for row in rows] == [0.0, 0.0]
+    assert [row["today"]["off"] for row in rows] == [0.0, 0.0]
+    # The recorded model has everything the wrong way round.
+    assert [row["before"]["tau"] for row in rows] == [-1.0, -1.0]
+    means = told(rows)
+    assert list(means) == ["before", "today"]
+    assert means["before"]["regret"]["mean"] > 0.5
+
+
+def test_a_fit_finds_the_machine_that_measured() -> None:
+    slow = replace(H200, alone=1.5 * H200.alone, load_s=3 * H200.load_s)
+    found = kernels({name: chain_on(slow, name) for name in (FIT, HELD)})
+    machine = fit_machine(found, COUNTS)
+    assert machine.load_s == pytest.approx(slow.load_s, rel=0.2)
+    assert machine.sms == H200.sms and machine.copy_bytes_per_s == H200.copy_bytes_per_s
+    for kernel in found:
+        row = judged(kernel, model(COUNTS, machine))
+        assert row["tau"] > 0.9 and row["off"] < 0.05
+
+
+def test_a_fit_finds_what_kernels_take(chains: dict[str, Any]) -> None:
+    """Every kernel is said to have 32 registers and 200 instructions."""
+    counts = fit_counts(kernels(chains))
+    assert counts.fixed > COUNTS.fixed and counts.each < COUNTS.each
+
+
+def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -> None:
+    rows = [today(kernel) for kernel in kernels(chains)]
+    rows = [{**row, "held out": row["today"]} for row in rows]
+    measured = {"chains": chains, "date": "2026-01-01", "summary": summary(chains), "failed": {}}
+    text = page(measured, {"kernels": rows, "summary": told(rows)})
+    flat = text.replace("\n", " ")
+    assert "Held out: tau 1.00 (reached: 0.7), regret 0.0 % (reached: 5 %)" in flat
+    assert "none wrote something else" in flat
+    assert f"| {HELD} | 16 | 1.00 | 1.00 | 0.0 % |" in text
+    assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in text
+    bad = {"tau": 0.5, "regret": 0.2, "off": 0.1, "first": rows[0]["today"]["first"]}
+    worse = [{**row, "held out": bad} for row in rows]
+    measured["failed"] = {"a chain": "a fault"}
+    flat = page(measured, {"kernels": worse, "summary": told(worse)}).replace("\n", " ")
+    assert "tau 0.50 (not reached: 0.7), regret 20.0 % (not reached: 5 %)" in flat
+    assert "Not measured: a chain" in flat
+
+
+committed = pytest.mark.skipif(
+    not MEASURED.exists(), reason="no measurement is committed (benchmarks.fusion_evaluator)"
+)
+
+
+@committed
+def test_the_page_is_that_of_the_committed_files() -> None:
+    assert PAGE.read_text() == page(
+        json.loads(MEASURED.read_text()), json.loads(FITTED.read_text())
+    )
+
+
+@committed
+def test_the_committed_judgement_is_that_of_todays_model() -> None:
+    """Of two chains; ``python -m benchmarks.fusion_evaluator_fit --judge`` makes it anew."""
+    kept = json.loads(MEASURED.read_text())["chains"]
+    some = {name: kept[name] for name in (FIT, HELD)}
+    every = {row["chain"]: row for row in json.loads(FITTED.read_text())["kernels"]}
+    for kernel in kernels(some):
+        row = every[kernel.chain]
+        assert today(kernel) == {key: value for key, value in row.items() if key != "held out"}
+
+
+@committed
+def test_the_order_of_measured_plans_is_mostly_the_models() -> None:
+    """What the model is there for; the figures stand in docs/fusion_evaluator.md."""
+    means = json.loads(FITTED.read_text())["summary"]
+    assert means["held out"]["tau"]["mean"] > 0.6 > means["before"]["tau"]["mean"]
+    assert means["held out"]["regret"]["mean"] < 0.1 < means["before"]["regret"]["mean"]
