@@ -192,6 +192,7 @@ def judged(kernel: Kernel, modelled: Model) -> dict[str, Any]:
         "regret": _rounded(regret(found, first(found))),
         "off": _rounded(float(np.median(off))),
         "first": first(found),
+        "first_us": round(min(plan["modelled_us"] for plan in plans), 2),
     }
 
 

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
+
+from benchmarks.agreement import kendall
 from benchmarks.fusion_evaluator_fit import FITTED, MEASURED
 from benchmarks.fusion_evaluator_summary import FULL, ran, ratios, us
 from benchmarks.readme_regions import wrapped
@@ -59,7 +62,8 @@ def page(measured: Row, judged: Row) -> str:
     lines += [_mean(_WHO[who], told[who]) for who in _WHO]
     lines += ["", f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
     lines += [_kernel(row, kernel) for row, kernel in zip(rows, _kernels(chains), strict=True)]
-    lines += ["", "## What each part is worth\n", *_ablation(chains)]
+    lines += ["", wrapped(_across(rows, _kernels(chains))) + "\n"]
+    lines += ["## What each part is worth\n", *_ablation(chains)]
     return "\n".join(lines) + "\n"
 
 
@@ -114,6 +118,26 @@ def _kernel(row: Row, kernel: Row) -> str:
         f"{best}: {times[best]:.1f} us",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _across(rows: Sequence[Row], kernels: Sequence[Row]) -> str:
+    """How the explorer's evaluators order different kernels, whose schedules they do not know."""
+    best = np.array([min(map(us, ran(kernel))) for kernel in kernels])
+    said = {
+        "delta-evaluator": [kernel["modelled_us"]["delta"] for kernel in kernels],
+        "latency-evaluator": [kernel["modelled_us"]["latency"] for kernel in kernels],
+        "schedule model": [row["today"]["first_us"] for row in rows],
+    }
+    found = []
+    for name, times in said.items():
+        modelled = np.array(times)
+        tau, off = kendall(modelled, best), float(np.median(np.abs(modelled / best - 1)))
+        found.append(f"{name} tau {tau:.2f}, off by {100 * off:.0f} % in the median")
+    return (
+        "Across kernels, the modelled time of each (the explorer's evaluators as they were when it "
+        "was measured; of the schedule model today's first choice) against the fastest measured "
+        f"plan: {'; '.join(found)}."
+    )
 
 
 def _ablation(chains: Mapping[str, Any]) -> list[str]:

@@ -49,7 +49,9 @@ def chain_on(machine: Machine, name: str) -> dict[str, Any]:
         used = {"registers": 32, "stack_bytes": 0, "instructions": 200}
         before = {"modelled_us": 1.0 / time, "samples_us": [time], "kernels": [used]}
         rows.append({**told_plan(plan), **before})
-    kernel = {"operators": graph.operators, "kind": of.kind, "plans": rows}
+    kernel: dict[str, Any] = {"operators": graph.operators, "kind": of.kind, "plans": rows}
+    best = min(row["samples_us"][0] for row in rows)
+    kernel["modelled_us"] = {"delta": best, "latency": 1.0 / best}
     names = ("explorer, first", "explorer, raced")
     ablation = {
         "variants": {one: {"as": one, "plans": [rows[0]["plan"]]} for one in names},
@@ -110,6 +112,8 @@ def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -
     flat = text.replace("\n", " ")
     assert "Held out: tau 1.00 (reached: 0.7), regret 0.0 % (reached: 5 %)" in flat
     assert "none wrote something else" in flat
+    assert "delta-evaluator tau 1.00, off by 0 %" in flat
+    assert "latency-evaluator tau -1.00" in flat and "schedule model tau 1.00" in flat
     assert f"| {HELD} | 16 | 1.00 | 1.00 | 0.0 % |" in text
     assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in text
     bad = {"tau": 0.5, "regret": 0.2, "off": 0.1, "first": rows[0]["today"]["first"]}
