@@ -69,6 +69,7 @@ COMPILED = (
     ("norm + gelu + mask 16384x3000", KernelPlan("block", 1, (2048, 1024), 4)),
     ("softmax + mask 32768x1024", KernelPlan("warp", 1, (1024,), 1)),
     ("double norm 16384x2048", KernelPlan("block", 1, (2048,), 8)),
+    ("RMSNorm + int8 8192x7168", KernelPlan("block", 1, (1024,) * 7, 8)),
     ("SwiGLU 16384x5504", KernelPlan("thread", 1, (1024,), 4)),
 )
 

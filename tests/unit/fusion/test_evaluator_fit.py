@@ -17,6 +17,7 @@ from benchmarks.fusion_chain_stitched import graph_of
 from benchmarks.fusion_evaluator_fit import (
     FITTED,
     MEASURED,
+    THEN,
     fit_counts,
     fit_machine,
     half_of,
@@ -45,7 +46,7 @@ def chain_on(machine: Machine, name: str) -> dict[str, Any]:
     of = scheduled(graph, graph.operators)
     rows = []
     for plan in sample(of, 16, seed=0):
-        time = 1e6 * sum(seconds(demand, machine) for demand in demands(of, plan))
+        time = 1e6 * sum(seconds(demand, machine) for demand in demands(of, plan, THEN))
         used = {"registers": 32, "stack_bytes": 0, "instructions": 200}
         before = {"modelled_us": 1.0 / time, "samples_us": [time], "kernels": [used]}
         rows.append({**told_plan(plan), **before})
@@ -90,11 +91,11 @@ def test_what_the_model_made_it_finds_in_order(chains: dict[str, Any]) -> None:
 def test_a_fit_finds_the_machine_that_measured() -> None:
     slow = replace(H200, alone=1.5 * H200.alone, load_s=3 * H200.load_s)
     found = kernels({name: chain_on(slow, name) for name in (FIT, HELD)})
-    machine = fit_machine(found, COUNTS)
+    machine = fit_machine(found, THEN)
     assert machine.load_s == pytest.approx(slow.load_s, rel=0.2)
     assert machine.sms == H200.sms and machine.copy_bytes_per_s == H200.copy_bytes_per_s
     for kernel in found:
-        row = judged(kernel, model(COUNTS, machine))
+        row = judged(kernel, model(THEN, machine))
         assert row["tau"] > 0.9 and row["off"] < 0.05
 
 
@@ -141,9 +142,10 @@ def test_the_committed_judgement_is_that_of_todays_model() -> None:
     """Of two chains; ``python -m benchmarks.fusion_evaluator_fit --judge`` makes it anew."""
     kept = json.loads(MEASURED.read_text())["chains"]
     some = {name: kept[name] for name in (FIT, HELD)}
-    every = {row["chain"]: row for row in json.loads(FITTED.read_text())["kernels"]}
+    rows = json.loads(FITTED.read_text())["kernels"]
+    every = {(row["chain"], row["number"]): row for row in rows}
     for kernel in kernels(some):
-        row = every[kernel.chain]
+        row = every[kernel.chain, kernel.number]
         assert today(kernel) == {key: value for key, value in row.items() if key != "held out"}
 
 

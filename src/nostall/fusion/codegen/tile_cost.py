@@ -6,8 +6,8 @@ Nothing is compiled.  The figures were counted in code that Triton and ptxas mad
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nostall.fusion.codegen.mapping import Operand, used
 from nostall.fusion.codegen.plan import KernelPlan
@@ -15,21 +15,21 @@ from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.threads import ACCESS_BYTES, Spread, spread
 from nostall.fusion.operations import DTYPE_BYTES
 
-_INSTRUCTIONS = {
+_INSTRUCTIONS: Mapping[str, float] = {
     "copy": 0,
     "exp": 5,
     "exp2": 2,
     "sqrt": 15,
     "reciprocal": 8,
     "div": 8,
-    "sigmoid": 10,
+    "sigmoid": 6,
     "tanh": 17,
     "sign": 4,
     "log": 25,
     "log2": 27,
     "expm1": 25,
     "log1p": 29,
-    "erf": 28,
+    "erf": 17,
     "sin": 40,
     "cos": 40,
     "random": 60,
@@ -52,10 +52,10 @@ _DIVIDED_BY_ROW = 2.0
 class Counts:
     """Instructions of a warp beside those of the operators, and registers of a thread.
 
-    ``chunk``: addresses of a chunk of columns, ``step`` of one more turn of a loop over columns
-    (assumed: a binary does not say how often it turns).  Registers are ``fixed`` ones, some for
-    each ``further`` chunk, and for each element so many, more for each tensor with ``rows`` that
-    is read and each without (``bare``), and where numbers are ``drawn``.
+    ``chunk``: addresses of a chunk of columns, ``step`` of one more equal chunk or turn of a loop
+    over columns (assumed: a binary does not say how often it turns).  Registers are ``fixed`` ones,
+    some for each ``further`` chunk that is not equal, and for each element so many, more for each
+    tensor with ``rows`` that is read and each without (``bare``), and where numbers are ``drawn``.
 
     Fitted to 300 kernels that Triton 3.6 compiled for sm_90, by ``python -m
     benchmarks.fusion_evaluator_fit`` from ``benchmarks/results/fusion_evaluator.json``: half of
@@ -74,6 +74,7 @@ class Counts:
     rows: float = 0.31
     bare: float = 0.31
     drawn: float = 1.7
+    operators: Mapping[str, float] = field(default_factory=lambda: _INSTRUCTIONS)
 
 
 COUNTS = Counts()
@@ -128,13 +129,14 @@ def tile_cost(
     instructions = elements = moved = 0.0
     barriers = 0
     reductions = sum(bool(of.mapping.reduced.get(index)) for index in operators)
+    even = len(set(chunks)) == 1
     for at, (width, lies) in enumerate(zip(chunks, spreads, strict=True)):
         elements += lies.elements
-        instructions += (counts.step if turned else counts.chunk) + _computing(
-            of, flat, operators, lies
-        )
+        again = turned or (even and at > 0)
+        instructions += counts.step if again else counts.chunk
+        instructions += _computing(of, flat, operators, lies, counts)
         # Equal chunks are put together before warps meet.
-        meet = lies.warps > 1 and (at == 0 or len(set(chunks)) > 1)
+        meet = lies.warps > 1 and not (even and at > 0)
         crossing = reductions * meet
         instructions += counts.across_warps * lies.rows * crossing
         barriers += 2 * crossing
@@ -158,7 +160,8 @@ def tile_cost(
     # Within one warp, lanes exchange what they have.
     barriers = barriers if plan.num_warps > 1 else 0
     registers = _registers(of, operators, memory, counts) + held
-    registers = counts.fixed + counts.further * (len(chunks) - 1) + elements * registers
+    further = 0 if even else len(chunks) - 1
+    registers = counts.fixed + counts.further * further + elements * registers
     return TileCost(instructions, registers, elements, converted, barriers)
 
 
@@ -177,7 +180,9 @@ def _registers(
     return counts.each + vectors + counts.drawn * drawn
 
 
-def _computing(of: Schedule, flat: bool, operators: Iterable[int], lies: Spread) -> float:
+def _computing(
+    of: Schedule, flat: bool, operators: Iterable[int], lies: Spread, counts: Counts
+) -> float:
     """Instructions of the operators, and of a thread's own part of reductions."""
     counted = 0.0
     for index in operators:
@@ -185,11 +190,15 @@ def _computing(of: Schedule, flat: bool, operators: Iterable[int], lies: Spread)
             counted += lies.elements
         elif flat or of.is_wide(index):
             has_rows = flat or of.mapping.loops[index] & set(of.rows)
-            counted += _cost(of, index, flat) * lies.elements / (1 if has_rows else lies.rows)
+            counted += (
+                _cost(of, index, flat, counts.operators)
+                * lies.elements
+                / (1 if has_rows else lies.rows)
+            )
     return counted
 
 
-def _cost(of: Schedule, index: int, flat: bool) -> float:
+def _cost(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:
     """Instructions of an operator for each element."""
     node = of.mapping.graph[index]
     if node.op == "cast":
@@ -199,7 +208,7 @@ def _cost(of: Schedule, index: int, flat: bool) -> float:
     of_64_bits = any(
         of.mapping.graph[o.source].dtype == "int64" for o in of.mapping.operands[index]
     )
-    return _INSTRUCTIONS.get(node.op, 1) + _64_BITS * of_64_bits
+    return known.get(node.op, 1.0) + _64_BITS * of_64_bits
 
 
 def _accesses(
