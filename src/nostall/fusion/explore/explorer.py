@@ -2,7 +2,8 @@
 
 Our reading of the last step of arXiv:2009.10924: patterns of the dynamic programming begin with one
 vertex, so kernels that several vertices begin come from joining patterns afterwards, first those
-that share data, while that gains, then remote ones (kernel packing).
+that share data, while that gains, then remote ones (kernel packing).  Which pair comes first
+decides where that ends: the one that gains most, or the one nearest to the results; both are tried.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def explore(delta: Delta, *, top: int = TOP, width: int = WIDTH) -> Explored:
     latency = Latency(delta)
     found = []
     for composed in beam(delta, candidates(delta, top), width):
-        connected = joined(delta, composed, _gained(delta), _ROUNDS)
-        found.append(Explored(packed(delta, connected), connected, composed))
+        for score in (_gained(delta), _last(delta)):
+            connected = joined(delta, composed, score, _ROUNDS)
+            found.append(Explored(packed(delta, connected), connected, composed))
     return min(found, key=lambda explored: latency.cost(explored.plan))
 
 
@@ -64,5 +66,16 @@ def _gained(delta: Delta) -> Score:
         both = delta.gain(one | other)
         apart = (delta.gain(one) or 0.0) + (delta.gain(other) or 0.0)
         return None if both is None else both - apart
+
+    return score
+
+
+def _last(delta: Delta) -> Score:
+    """Of pairs that gain, those nearest to the results first: kernels grow along producers."""
+    gained = _gained(delta)
+
+    def score(one: Mask, other: Mask) -> float | None:
+        gain = gained(one, other)
+        return None if gain is None or gain <= 0 else float(max(one, other).bit_length())
 
     return score
