@@ -61,7 +61,7 @@ class Machine:
 H200 = Machine(
     sms=132,  # vendor
     clock_hz=1.98e9,  # vendor, boost
-    copy_bytes_per_s=4.3e12,  # a large copy, measured (issue 5)
+    copy_bytes_per_s=4.3e12,  # a large copy, measured
     launch_s=1.3e-6,  # CUDA graphs on an H100 (Hazy Research, "No Bubbles")
     issued=4.0,  # vendor: four schedulers
     link_bytes=64.0,  # public micro-benchmarks of an H100
