@@ -1,4 +1,4 @@
-"""Chains of memory-bound operators as users write them, at the sizes of issue 5 and beyond.
+"""Chains of memory-bound operators as users write them, at sizes that are powers of two and others.
 
 Every chain is a function of tensors.  Backward passes are ATen's own calls, so that each method
 sees the same program.

@@ -28,7 +28,7 @@ H200 = Hardware(
     name="H200",
     sms=132,  # vendor
     clock_hz=1.98e9,  # vendor, boost
-    # A large copy, read and write together; measured on an H200 (issue 5).
+    # A large copy, read and write together; measured on an H200.
     copy_bytes_per_second=4.3e12,
     # One kernel of a CUDA graph to the next on an H100 (Hazy Research, "No Bubbles").
     launch_s=1.3e-6,
