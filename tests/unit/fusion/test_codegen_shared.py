@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from tests.unit.fusion import oldest_triton
 from tests.unit.fusion.wide_rows import softmax_norm
 
 from nostall.core.launch import LaunchSpec
@@ -28,7 +26,6 @@ from nostall.tuning.source import Source, compile_triton
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parents[3]
 ROW = 8192
 
 
@@ -253,32 +250,9 @@ def test_operators_of_every_kind_compile(tmp_path: Path) -> None:
 
 
 def test_the_oldest_triton_compiles_it_to_as_many_bytes(tmp_path: Path) -> None:
-    old = ROOT / ".cache" / "triton-3.6.0"
-    if not old.is_dir():
-        pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
     program = _program(_everything(), KernelPlan("shared", 1, (512,), 4))
-    ((name, launch),) = launch_specs(program).items()
-    (tmp_path / "kernels.py").write_text(program.source)
-    (tmp_path / "launch.json").write_text(launch.model_dump_json())
-    text = (
-        "import sys; from pathlib import Path\n"
-        "from nostall.core import LaunchSpec\n"
-        "from nostall.tuning.source import compile_triton\n"
-        "folder = Path(sys.argv[1])\n"
-        "launch = LaunchSpec.model_validate_json((folder / 'launch.json').read_text())\n"
-        "made = compile_triton(folder / 'kernels.py', sys.argv[2], launch)\n"
-        "print(made.provenance['compiler'], made.launch.shared)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", text, str(tmp_path), name],
-        env=os.environ | {"PYTHONPATH": f"{old}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.startswith("triton 3.6.0 "), done.stderr[-2000:]
     held = demotions(scheduled(program.graph, program.graph.operators))[0].arena(512).bytes
-    assert held <= int(done.stdout.split()[-1]) <= held + 1024
+    assert held <= oldest_triton.shared_bytes(program, tmp_path) <= held + 1024
 
 
 def test_the_widest_row_that_is_allowed_compiles(tmp_path: Path) -> None:
