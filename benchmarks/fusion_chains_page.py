@@ -20,7 +20,7 @@ from benchmarks.fusion_chain_programs import CHAINS
 from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
 from nostall.core.run import write_atomically
-from nostall.fusion.evaluate.hardware import H200
+from nostall.fusion.hardware import H200
 
 FOLDER = RESULTS / "fusion_chains"
 TRAFFIC = RESULTS / "fusion_traffic.json"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
@@ -24,13 +22,13 @@ from benchmarks.fusion_evaluator import Job
 from benchmarks.fusion_evaluator_compile import Architecture, awaited
 from benchmarks.fusion_evaluator_sample import BEST, plan_of, sample, told, work_of
 from benchmarks.fusion_evaluator_summary import first, ratios, regret, summary
+from tests.unit.fusion.process import in_the_interpreter
 
 from nostall.fusion.codegen.choice import modelled_seconds
 from nostall.fusion.codegen.plan import plans
 from nostall.fusion.codegen.race import candidates
 from nostall.fusion.codegen.region import scheduled
 
-ROOT = Path(__file__).resolve().parents[3]
 FLAT = "SwiGLU 16384x5504"
 
 
@@ -137,17 +135,8 @@ def test_what_the_pool_compiles_is_not_compiled_again(
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = str(tmp_path_factory.mktemp("kernels"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.fusion.evaluating", folder],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    folder = tmp_path_factory.mktemp("kernels")
+    return in_the_interpreter("tests.unit.fusion.evaluating", folder)
 
 
 def test_every_plan_is_timed_and_wrong_ones_are_seen(interpreted: Any) -> None:

@@ -211,7 +211,7 @@ def test_values_are_demoted_until_enough_blocks_share_an_sm() -> None:
     schedule = of(layer_norm((4096, 32768), "float16"))
     everything, less = (KernelPlan("shared", 1, (4096,), 16, demoted=n) for n in (0, 1))
     held = [kept.arena(4096).bytes for kept in demotions(schedule)]
-    assert [blocks_per_sm(512, 32, size) for size in held] == [1, 3]
+    assert [blocks_per_sm(16, 32, size) for size in held] == [1, 3]
     assert modelled_seconds(schedule, less) < modelled_seconds(schedule, everything)
     best = min(
         (p for p in plans(schedule, ("shared",)).legal if p.scheme == "shared"),

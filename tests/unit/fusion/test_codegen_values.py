@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.fusion.patterns import PACKED, PATTERNS
+from tests.unit.fusion.process import in_the_interpreter
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = 5
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("kernels")
-    what = ("tests.unit.fusion.interpreting", str(folder), str(EXAMPLES))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", *what],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return in_the_interpreter("tests.unit.fusion.interpreting", folder, EXAMPLES)
 
 
 @pytest.mark.parametrize("name", PATTERNS)

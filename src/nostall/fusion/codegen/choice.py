@@ -40,10 +40,10 @@ L2_SPEED_UP = 2.5
 # a few tiles, of 989e12, is assumed.
 FMA_PER_S = 33.5e12
 TENSOR_CORES = 4
-# Vendor: 32 banks of 4 bytes and 128 lanes on each SM, at 1.98 GHz.  A heavy operator is taken as 8
+# Vendor: 32 banks of 4 bytes and 128 lanes on each SM.  A heavy operator is taken as 8
 # instructions for each element (exp: 4, division: 9, evaluate.work).
-SHARED_BYTES_PER_S = H200.sms * 128 * 1.98e9
-LANES_PER_S = H200.sms * 128 * 1.98e9
+SHARED_BYTES_PER_S = H200.sms * 128 * H200.clock_hz
+LANES_PER_S = H200.sms * 128 * H200.clock_hz
 HEAVY = 8
 # Four warps on each of an SM's schedulers cover the latencies of what is on chip, assumed.
 WARPS_TO_FILL_SM = 16

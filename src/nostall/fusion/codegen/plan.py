@@ -22,6 +22,7 @@ from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.kept import demotions, unfit
 from nostall.fusion.codegen.mapping import used
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.hardware import H200
 
 Scheme = Literal["thread", "warp", "block", "looped", "shared", "split", "column", "matrix"]
 UNPROVEN: frozenset[Scheme] = frozenset({"shared"})
@@ -34,8 +35,8 @@ WIDE = 512
 LEAST_CHUNK = 128
 """Columns of an equal chunk: fewer would be many of few elements for each thread."""
 WARP = 32
-REGISTERS_SM = 65536
-REGISTERS_THREAD = 255
+REGISTERS_SM = H200.registers
+REGISTERS_THREAD = H200.most_registers
 # Addresses, row values and what else the compiler keeps besides the tile's values.
 REGISTERS_OTHER = 24
 # Of one register for each live value and element, the share that a dozen chains compiled for sm_90

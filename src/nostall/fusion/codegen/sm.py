@@ -12,17 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nostall.fusion.codegen.demand import Demand
+from nostall.fusion.codegen.occupancy import blocks_per_sm
 from nostall.fusion.codegen.plan import REGISTERS_SM, REGISTERS_THREAD, WARP
+from nostall.fusion.hardware import H200 as GPU
 
 REGISTERS_MAY_BE = (0.85, 1.0, 1.2)
 """The compiler's registers / the modelled ones: half of all kernels are within 15 %, and a few more
 or less decide how many programs are resident."""
-_GRANTED = 8
-"""Registers of a thread come in multiples of this."""
 _SPILL_BYTES = 8
 """A register that does not fit goes to memory and back."""
-_PROGRAM_SHARED = 1024
-"""Bytes of shared memory that every program takes beside its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +51,14 @@ class Machine:
     l1_bytes: float
     l2_bytes: float
     l2_bytes_per_s: float
-    warps: int = 64
-    programs: int = 32
-    shared_bytes: int = 227 * 1024
 
 
 H200 = Machine(
-    sms=132,  # vendor
-    clock_hz=1.98e9,  # vendor, boost
-    copy_bytes_per_s=4.3e12,  # a large copy, measured
-    launch_s=1.3e-6,  # CUDA graphs on an H100 (Hazy Research, "No Bubbles")
-    issued=4.0,  # vendor: four schedulers
+    sms=GPU.sms,
+    clock_hz=GPU.clock_hz,
+    copy_bytes_per_s=GPU.copy_bytes_per_second,
+    launch_s=GPU.launch_s,
+    issued=float(GPU.schedulers),
     link_bytes=64.0,  # public micro-benchmarks of an H100
     # Of 256 KB and of 50 MB what is left for a kernel's own data is taken as three quarters.
     l1_bytes=192e3,
@@ -84,15 +79,8 @@ H200 = Machine(
 def resident(demand: Demand, machine: Machine = H200) -> int:
     """Programs that are on an SM at once."""
     registers = int(min(demand.registers, most_registers(demand)))
-    granted = -(-registers // _GRANTED) * _GRANTED * WARP * demand.warps
-    limits = (
-        machine.programs,
-        machine.warps // demand.warps,
-        REGISTERS_SM // granted,
-        machine.shared_bytes // (demand.shared + _PROGRAM_SHARED),
-        -(-demand.programs // machine.sms),
-    )
-    return max(1, min(limits))
+    fit = blocks_per_sm(demand.warps, registers, demand.shared)
+    return max(1, min(fit, -(-demand.programs // machine.sms)))
 
 
 def seconds(demand: Demand, machine: Machine = H200) -> float:

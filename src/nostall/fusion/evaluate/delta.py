@@ -19,7 +19,6 @@ from typing import ClassVar
 from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.fusion.codegen.legal import refused, untemplated
-from nostall.fusion.evaluate.hardware import H200, Hardware
 from nostall.fusion.evaluate.legality import (
     MOST_ARGUMENTS,
     MOST_OPERATORS,
@@ -32,6 +31,7 @@ from nostall.fusion.evaluate.legality import (
 from nostall.fusion.evaluate.signature import Signature, Signatures
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph import Graph
+from nostall.fusion.hardware import H200, Hardware
 from nostall.fusion.plan import Mask, Plan, mask_of, members
 from nostall.fusion.regions import region
 
