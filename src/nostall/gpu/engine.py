@@ -34,7 +34,6 @@ class Engine:
         self.cuda = cuda or Cuda(ordinal)
         self.foretold: Callable[[], bytes | None] = lambda: None
         self._ready: list[tuple[bytes, Loaded]] = []
-        self._dropped: list[Loaded] = []
         self.original = self._load_original()
         self.flush = Flush(self.cuda)
         self.checker = Checker(self.cuda, kernel.name, kernel.launch, plan.inputs, plan, self.flush)
@@ -137,24 +136,27 @@ class Engine:
         return [loaded[which] for which in range(3)]
 
     def _load_ahead(self, finished: Callable[[], bool]) -> None:
-        """Until the GPU has ``finished``: load what may come next, drop what did not come."""
+        """Until the GPU has ``finished``: load what may come next.
+
+        The driver loads a module beside running work, but returns only when that is over: what is
+        told first is what is loaded.
+        """
         while not finished():
             cubin = self.foretold()
             if cubin is not None:
                 with suppress(DriverError):  # it is told to who asks for it
                     self._ready.append((cubin, self._load(cubin)))
-            elif self._dropped:
-                self.cuda.unload(self._dropped.pop())
 
     def _taken(self, cubin: bytes) -> Loaded:
-        """The module, which may be there already."""
+        """The module, which may be there already; others that are go at once, because new memory
+        for modules takes the driver milliseconds."""
         ready, self._ready = self._ready, []
         found: Loaded | None = None
         for known, loaded in ready:
             if found is None and known == cubin:
                 found = loaded
             else:
-                self._dropped.append(loaded)
+                self.cuda.unload(loaded)
         return found or self._load(cubin)
 
     def _load(self, cubin: bytes) -> Loaded:

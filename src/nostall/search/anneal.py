@@ -30,6 +30,8 @@ DRIFT, STROLL, COOL, AGAIN = 0, 1, 2, 3
 
 _NEARBY: Tags = frozenset(("memory", "slide", "distance=1"))
 _FAVOURED: Tags = frozenset(("memory",))
+_OF_LATE = 0.1
+"""Weight of the last step in the share of steps that were accepted of late."""
 _DRIFT_SHARE = 0.3
 _DRIFT_STEPS = 200
 _AGAIN_STEPS = 400
@@ -94,7 +96,7 @@ class Anneal(Search):
     ) -> SearchResult[S]:
         """Anneal until the budget is spent or a modelled space is exhausted."""
         counts = ("phase", "walked", "gained", "spread", "seen", "free", "throws")
-        fresh = dict.fromkeys(counts, 0.0) | {"favours": -1.0}
+        fresh = dict.fromkeys(counts, 0.0) | {"favours": -1.0, "accepts": 1.0}
         task, point = begin(self.name, space, objective, budget, seed, observers, resume, fresh)
         memo = Memo(self.memo if objective.kind == "modelled" else 0)
         if resume is None:
@@ -194,14 +196,17 @@ def _measured_step(
     """Measure ``candidate``; accept it by temperature.
 
     Chance is asked first, so that the generator stands at the same place however this ends, and the
-    next proposals can be drawn while the device is busy.
+    next proposals can be drawn while the device is busy: first from where steps ended of late,
+    because a GPU has time to prepare one of them.
     """
     chance = float(task.rng.random())
-    futures = ahead.look((candidate, point.current), task.rng)
-    measurement = task.measure_ahead(candidate, futures)
+    accepts = point.memory.get("accepts", 1.0)
+    ends = (candidate, point.current) if accepts > 0.5 else (point.current, candidate)
+    measurement = task.measure_ahead(candidate, ahead.look(ends, task.rng))
     memory = {**point.memory, "walked": point.memory["walked"] + 1}
     change = measurement.value - point.value
     accepted = change <= 0 or _tolerated(change, heat, memory, lambda: chance)
+    memory["accepts"] = accepts + _OF_LATE * (accepted - accepts)
     return settle(task, point, move, candidate, measurement, accepted, _learnt(memory, change))
 
 

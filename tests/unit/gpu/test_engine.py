@@ -83,10 +83,7 @@ def test_what_may_come_next_is_loaded_while_the_gpu_is_busy() -> None:
     told[:] = [b"good"]
     assert works.evaluate(b"good").fate == "timed"
     assert told  # nothing was asked when the GPU had nothing left to do
-    assert driver.modules == loaded + 1 and driver.unloaded == dropped + 2
-    driver.busy, told[:] = 4, [None, None]
-    assert works.evaluate(b"good").fate == "timed"
-    assert driver.unloaded == dropped + 4  # with the one that did not come
+    assert driver.modules == loaded + 1 and driver.unloaded == dropped + 3  # one did not come
 
 
 @pytest.mark.parametrize(
