@@ -92,7 +92,7 @@ class Case:
         return [*schemes.values(), *kept]
 
     def _ranked(self) -> list[KernelPlan]:
-        time = {plan: modelled_seconds(self.of, plan) for plan in plans(self.of, ("shared",)).legal}
+        time = {plan: modelled_seconds(self.of, plan) for plan in plans(self.of).legal}
         return sorted(time, key=lambda plan: (time[plan], str(plan)))
 
     def stitched(self, plan: KernelPlan, folder: Path) -> StitchedGraph:

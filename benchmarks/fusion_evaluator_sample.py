@@ -121,14 +121,16 @@ def told(plan: KernelPlan) -> dict[str, Any]:
         "chunks": list(plan.chunks),
         "num_warps": plan.num_warps,
         "parts": plan.parts,
+        "demoted": plan.demoted,
+        "ahead": plan.ahead,
     }
 
 
 def plan_of(row: Mapping[str, Any]) -> KernelPlan:
     """The plan of such a row."""
-    return KernelPlan(
-        row["scheme"], row["rows"], tuple(row["chunks"]), row["num_warps"], row["parts"]
-    )
+    sizes = row["scheme"], row["rows"], tuple(row["chunks"]), row["num_warps"], row["parts"]
+    # Files from before rows were kept in shared memory have nothing to say of it.
+    return KernelPlan(*sizes, row.get("demoted", 0), row.get("ahead", False))
 
 
 def modelled_us(graph: Graph, operators: Group) -> dict[str, float]:

@@ -77,7 +77,7 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
     rows = MANY_ROWS if on_gpu() and columns <= FEWER_COLUMNS else 5
     graph = wide_rows(seed, columns, *dtypes(), rows)
     of = scheduled(graph, graph.operators)
-    legal = [plan for plan in plans(of, ("shared",)).legal if plan.scheme == "shared"]
+    legal = [plan for plan in plans(of).legal if plan.scheme == "shared"]
     if not legal:
         return None
     for told in ("ahead", "demoted"):  # what is rare is not rare here

@@ -119,8 +119,9 @@ def inputs_for(
                 flat[places] = torch.tensor([float("nan"), float("inf"), -0.0])
         else:
             value = torch.randint(-5, 6, node.shape, generator=random)
-        laid = torch.empty_strided(node.shape, node.strides, dtype=dtype)
-        found.append(laid.copy_(value.to(dtype)).to(device))
+        # Laid out where it is used: a copy to another device packs what is not dense.
+        laid = torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
+        found.append(laid.copy_(value.to(dtype)))
     return found
 
 

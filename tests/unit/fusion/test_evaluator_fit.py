@@ -89,10 +89,10 @@ def test_what_the_model_made_it_finds_in_order(chains: dict[str, Any]) -> None:
 
 
 def test_a_fit_finds_the_machine_that_measured() -> None:
-    slow = replace(H200, alone=1.5 * H200.alone, load_s=3 * H200.load_s)
+    slow = replace(H200, alone=1.5 * H200.alone, phase_s=3 * H200.phase_s)
     found = kernels({name: chain_on(slow, name) for name in (FIT, HELD)})
     machine = fit_machine(found, THEN)
-    assert machine.load_s == pytest.approx(slow.load_s, rel=0.2)
+    assert machine.phase_s == pytest.approx(slow.phase_s, rel=0.2)
     assert machine.sms == H200.sms and machine.copy_bytes_per_s == H200.copy_bytes_per_s
     for kernel in found:
         row = judged(kernel, model(THEN, machine))

@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.levels import Pass, passes
+from nostall.fusion.codegen.kept import demotions, varying
+from nostall.fusion.codegen.levels import Pass, Value, passes
+from nostall.fusion.codegen.mapping import Operand
 from nostall.fusion.codegen.plan import WARP, KernelPlan
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sums import FINISH_TILE, LEAST_FINISH_WIDTH
@@ -37,6 +39,7 @@ class Demand:
     """One kernel's.  Of each of its ``programs``: ``instructions`` of a warp, ``registers`` of a
     thread, bytes of ``shared`` memory, bytes ``moved`` from and to memory, read ``again`` by the
     program itself, and coming along unasked for (``beside``: those that other programs need).
+    ``turns``: how often the tile is worked on, one part of the rows or columns after the other;
     ``steps``: loads that wait for others, ``phases``: parts that a reduction ends."""
 
     programs: int
@@ -44,6 +47,7 @@ class Demand:
     instructions: float
     registers: float
     moved: float
+    turns: float = 1.0
     steps: float = 1.0
     phases: float = 0.0
     barriers: float = 0.0
@@ -53,8 +57,9 @@ class Demand:
 
 
 def demands(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> tuple[Demand, ...]:
-    """Those of all kernels of a plan, in their order; not for small dots or rows in shared
-    memory."""
+    """Those of all kernels of a plan, in their order; not for small dots."""
+    if plan.scheme == "shared":
+        return (_kept(of, plan, counts),)
     if plan.scheme == "looped":
         return (_looped(of, plan, counts),)
     if plan.scheme == "split":
@@ -104,11 +109,50 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         instructions=instructions,
         registers=registers,
         moved=moved,
+        turns=turns * len(passes(of)),
         steps=steps,
         phases=_levels(of),
         barriers=barriers,
         again=again,
         beside=(moved + again) * _beside(of, plan),
+    )
+
+
+def _kept(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
+    """Rows in shared memory: as :func:`_looped`, but what is kept is neither read nor computed
+    again.  Accesses to shared memory take the instructions that those to memory do."""
+    kept = demotions(of, plan.ahead)[plan.demoted]
+    held = kept.arena(plan.chunks[0])
+    instructions, registers, barriers, steps = counts.program, 0.0, 0.0, 0.0
+    known: set[Value] = set()
+    again = 0.0
+    by_row = varying(of, of.rows)
+    for part in kept.passes:
+        tile = _step(of, plan, part, counts)
+        left = [v for v in (*part.taken, *part.wide) if v in kept.needed and v not in part.there]
+        ours = sum(isinstance(value, int) for value in part.taken) + len(left)
+        reads = [v for v in part.taken if isinstance(v, Operand) and v not in part.there]
+        early = [value for value in reads if kept.is_early(value)]
+        again += sum(_bytes(of, [v.source], ()) for v in reads if v in known and v in by_row)
+        known.update(reads)
+        instructions += held.chunks * (tile.instructions + counts.access * ours * tile.accesses)
+        registers = max(registers, tile.registers)
+        barriers += tile.barriers + part.has_columns + bool(early)
+        steps += bool(early) + _steps(held.chunks, tile) * (len(reads) > len(early))
+    moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / of.row_count
+    return Demand(
+        programs=of.row_count,
+        warps=plan.num_warps,
+        instructions=instructions,
+        registers=registers,
+        moved=moved,
+        turns=held.chunks * len(kept.passes),
+        steps=steps,
+        phases=_levels(of),
+        barriers=barriers,
+        shared=held.bytes,
+        again=again / of.row_count,
+        beside=moved * _beside(of, plan),
     )
 
 
@@ -141,6 +185,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
         registers=tile.registers,
         moved=moved / programs,
         beside=moved / programs * _beside(of, plan),
+        turns=turns,
         steps=_steps(turns, tile),
         phases=float(len(part.finished) > 0),
         barriers=tile.barriers + 2 * len(part.finished),
@@ -163,6 +208,7 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         registers=tile.registers,
         moved=moved / programs,
         beside=moved / programs * _beside(of, plan),
+        turns=turns,
         steps=turns,
         phases=turns * _levels(of),
         barriers=turns * tile.barriers,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.plan import MOST_SHARE, WARP, KernelPlan, most_registers, registers
-from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.plan import WARP
 from nostall.fusion.hardware import H200
 
 # Vendor's figures for compute capability 9.0.
@@ -26,10 +25,3 @@ def blocks_per_sm(warps: int, registers_thread: int, shared_bytes: int) -> int:
         H200.registers // (WARP * warps * granted),
         SHARED_SM // (shared_bytes + SHARED_RESERVED),
     )
-
-
-def resident_blocks(of: Schedule, plan: KernelPlan, shared_bytes: int) -> int:
-    """Blocks of a plan that an SM holds, *modelled*: from the most registers that its values may
-    need.  At least 1: a legal plan runs."""
-    needed = min(registers(of, plan, MOST_SHARE), most_registers(plan))
-    return max(1, blocks_per_sm(plan.num_warps, needed, shared_bytes))

@@ -14,7 +14,7 @@ batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,8 +25,6 @@ from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.hardware import H200
 
 Scheme = Literal["thread", "warp", "block", "looped", "shared", "split", "column", "matrix"]
-UNPROVEN: frozenset[Scheme] = frozenset({"shared"})
-"""Schemes that no GPU has shown right yet: plans of them are there for those only who ask."""
 
 MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
@@ -154,11 +152,10 @@ class Plans:
     refused: tuple[Refused, ...]
 
 
-def plans(of: Schedule, also: Collection[Scheme] = ()) -> Plans:
-    """Every plan worth a look; the refused ones with their reasons.  ``also``: which of the
-    :data:`UNPROVEN` schemes take part."""
+def plans(of: Schedule) -> Plans:
+    """Every plan worth a look; the refused ones with their reasons."""
     legal, refused = [], []
-    for plan in _candidates(of, also):
+    for plan in _candidates(of):
         reason = refusal(of, plan)
         if reason is None:
             legal.append(plan)
@@ -170,7 +167,7 @@ def plans(of: Schedule, also: Collection[Scheme] = ()) -> Plans:
 def first_refusal(of: Schedule) -> str | None:
     """None where some plan is legal, else the first reason why one is not."""
     first = None
-    for plan in _candidates(of, ()):
+    for plan in _candidates(of):
         reason = refusal(of, plan)
         if reason is None:
             return None
@@ -216,7 +213,7 @@ def _unrolled(of: Schedule, plan: KernelPlan) -> int:
     return found // (WARP * plan.num_warps)
 
 
-def _candidates(of: Schedule, also: Collection[Scheme]) -> Iterator[KernelPlan]:
+def _candidates(of: Schedule) -> Iterator[KernelPlan]:
     if of.kind == "dots":
         for warps in (1, 2, 4, 8):
             yield KernelPlan("matrix", 1, (_largest_matrix(of),), warps)
@@ -240,8 +237,7 @@ def _candidates(of: Schedule, also: Collection[Scheme]) -> Iterator[KernelPlan]:
                     yield KernelPlan(scheme, rows, chunks, warps)
     if of.kind == "rows":
         yield from _in_pieces(of)
-        if "shared" not in UNPROVEN or "shared" in also:
-            yield from _on_chip(of)
+        yield from _on_chip(of)
 
 
 def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.plan import KernelPlan, Scheme, plans
+from nostall.fusion.codegen.plan import KernelPlan, plans
 from nostall.fusion.codegen.schedule import Schedule
 
 HOPELESS = 3.0
 """Plans that would take this many times as long as the first choice, *modelled*, do not run."""
 
 
-def candidates(of: Schedule, most: int, also: Collection[Scheme] = ()) -> tuple[KernelPlan, ...]:
+def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
     """The modelled first choice, then the best plan of every other scheme, then what is missing of
     the ``most`` modelled best among plans that differ in scheme, in warps for each row, or in
-    whether chunks are equal; ``also``: with these unproven schemes.  Raises :class:`BadInput` where
-    no plan is legal."""
-    first = first_choice(of, also)
-    time = {plan: modelled_seconds(of, plan) for plan in plans(of, also).legal}
+    whether chunks are equal.  Raises :class:`BadInput` where no plan is legal."""
+    first = first_choice(of)
+    time = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
     ranked = sorted(time, key=lambda plan: (time[plan], plan.rows, str(plan)))
     ranked = [plan for plan in ranked if time[plan] <= HOPELESS * time[first]]
     schemes = {plan.scheme: plan for plan in reversed(ranked)}

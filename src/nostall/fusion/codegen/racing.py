@@ -8,7 +8,7 @@ is partly the luckiest.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ from nostall.core.launch import Strict
 from nostall.core.measurement import Kind
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.kernel import StitchedKernel, empty, load
-from nostall.fusion.codegen.plan import KernelPlan, Scheme
+from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.codegen.race import candidates, fastest
 from nostall.fusion.codegen.schedule import Schedule
@@ -55,21 +55,20 @@ class RaceRecord(Strict):
 class Racer:
     """A choice of plans (:data:`~nostall.fusion.codegen.legal.Choice`) by measurement.
 
-    ``most`` of the modelled best plans of each kernel race beside the best of every scheme (and of
-    the unproven schemes ``also``), for about ``seconds``.  Records lie in ``folder``, by
-    default that of the store; ``told`` grows with every kernel that is asked about.
+    ``most`` of the modelled best plans of each kernel race beside the best of every scheme, for
+    about ``seconds``.  Records lie in ``folder``, by default that of the store; ``told`` grows with
+    every kernel that is asked about.
     """
 
     clock: Clock
     most: int = CANDIDATES
     seconds: float = SECONDS
     folder: Path | None = None
-    also: Collection[Scheme] = ()
     told: list[RaceRecord] = field(default_factory=list)
 
     def __call__(self, of: Schedule) -> KernelPlan:
         """The plan that runs.  Whatever fails leaves the modelled first choice."""
-        every = candidates(of, self.most, self.also)
+        every = candidates(of, self.most)
         if len(every) == 1:
             return every[0]
         programs = [emit(of, plan) for plan in every]

@@ -62,18 +62,18 @@ class Counts:
     them within 4 % (instructions) and 15 % (registers).
     """
 
-    program: float = 0.8
-    chunk: float = 34.3
-    step: float = 10.0
-    access: float = 3.67
-    across_warps: float = 16.4
-    converted: float = 2.1
-    fixed: float = 13.7
-    further: float = 5.4
-    each: float = 0.70
-    rows: float = 0.31
-    bare: float = 0.31
-    drawn: float = 1.7
+    program: float = 0.7
+    chunk: float = 17.8
+    step: float = 1.8
+    access: float = 6.3
+    across_warps: float = 14.8
+    converted: float = 3.1
+    fixed: float = 12.4
+    further: float = 8.6
+    each: float = 0.57
+    rows: float = 0.46
+    bare: float = 0.39
+    drawn: float = 1.6
     operators: Mapping[str, float] = field(default_factory=lambda: _INSTRUCTIONS)
 
 
@@ -82,12 +82,14 @@ COUNTS = Counts()
 
 @dataclass(frozen=True, slots=True)
 class TileCost:
-    """``instructions`` of a warp, ``registers`` and ``elements`` of a thread; ``converted``: bytes
-    of shared memory through which tensors are laid out anew."""
+    """``instructions`` of a warp, ``registers`` and ``elements`` of a thread, the fewest
+    ``accesses`` that reach as many; ``converted``: bytes of shared memory through which tensors are
+    laid out anew."""
 
     instructions: float
     registers: float
     elements: float
+    accesses: float
     converted: int
     barriers: int
 
@@ -162,7 +164,8 @@ def tile_cost(
     registers = _registers(of, operators, memory, counts) + held
     further = 0 if even else len(chunks) - 1
     registers = counts.fixed + counts.further * further + elements * registers
-    return TileCost(instructions, registers, elements, converted, barriers)
+    accesses = sum(max(1.0, lies.elements / lies.vector) for lies in spreads)
+    return TileCost(instructions, registers, elements, accesses, converted, barriers)
 
 
 _SCRATCH = 32768
