@@ -8,6 +8,7 @@ drawn by chance, every tensor lies between guard bands, a third of the graphs ge
 Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
 In many of the graphs the first size varies: the same kernels run at two sizes.
 Then dropout: its mask in both passes, for equal seeds and, on a GPU, in replays of a CUDA graph.
+The random numbers themselves have to be the reference's in kernels of every scheme, bit by bit.
 On a GPU casts to fp8 too.  Exit code 1 where a graph is wrong or an operator was not stitched.
 """
 
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from tests.unit.fusion.drawn_numbers import drawn_numbers
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.small_dots import small_dots
@@ -181,6 +183,12 @@ def dropout(folder: Path) -> list[str]:
     return [text for text, wrong in told.items() if wrong]
 
 
+def numbers(folder: Path) -> list[str]:
+    """Which random numbers of kernels of any scheme differ from the reference's, in one bit."""
+    found = drawn_numbers(folder, "cuda" if ON_GPU else "cpu")
+    return [f"{name}: {text}" for name, wrong in found for text in wrong]
+
+
 def fp8(folder: Path) -> list[str]:
     """What a compiled cast to fp8 does otherwise than PyTorch's, with all fp16 values and those
     around the largest ones.  Triton's interpreter is no oracle for it."""
@@ -221,6 +229,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         record = measured(options.graphs, options.seed, Path(folder))
         record["wrong with dropout"] = dropout(Path(folder))
+        record["wrong numbers"] = numbers(Path(folder))
         record["wrong with fp8"] = fp8(Path(folder)) if ON_GPU else None
     if options.out:
         save(options.out, **record)
@@ -229,9 +238,11 @@ def main() -> None:
         f"{seen['graphs']} graphs, {seen['kernels']} kernels, {len(record['wrong'])} wrong "
         f"({record['how']}, {record['seconds']} s); "
         f"dropout: {', '.join(record['wrong with dropout']) or 'right'}; "
+        f"random numbers: {', '.join(record['wrong numbers']) or 'right'}; "
         f"fp8: {', '.join(record['wrong with fp8']) or 'right' if ON_GPU else 'needs a GPU'}"
     )
-    sys.exit(any(record[key] for key in ("wrong", "wrong with dropout", "wrong with fp8")))
+    asked = ("wrong", "wrong with dropout", "wrong numbers", "wrong with fp8")
+    sys.exit(any(record[key] for key in asked))
 
 
 if __name__ == "__main__":

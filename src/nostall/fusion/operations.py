@@ -55,8 +55,9 @@ _TABLE = [
     *_rows("light", 3, "where"),
     *_rows("heavy", 1, "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal"),
     *_rows("heavy", 1, "tanh sigmoid sin cos erf"),
-    # Uniform in [0, 1) from one int64 seed: Philox 4x32-10 of the element's row-major number.
-    Operation("random", "heavy", 1),
+    # Uniform in [0, 1) from one int64 seed by Philox 4x32-10, which counts elements in row-major
+    # order.  `words` 4: each counter gives four numbers; 1: one, as Inductor has it.
+    Operation("random", "heavy", 1, ("words",)),
     # `remainder` has the sign of the divisor, `fmod` that of the dividend.
     *_rows("heavy", 2, "div pow remainder fmod"),
     # NaN wins in amax, amin, maximum and minimum, as in PyTorch.

@@ -65,10 +65,25 @@ def _cast(node: Node, value: Array) -> Array:
 
 
 def _random(node: Node, seed: Array) -> Array:
-    """Philox 4x32-10: the first word for the counter (element's number, 0, 0, 0)."""
+    """Of the counters (0, 0, 0, 0), (1, 0, 0, 0), ... the first word each, or all four."""
+    if node["words"] == 1:
+        word = _philox(int(seed[0]), node.elements)[0].astype(np.int64)
+        folded = np.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word).astype(np.float32)
+        found = folded * np.float32(4.6566127342e-10)
+    else:
+        words = np.stack(_philox(int(seed[0]), math.ceil(node.elements / 4)), axis=-1)
+        words = words.reshape(-1)[: node.elements]
+        # Scaled so that 2^32, to which the largest words round, becomes the number before 1.
+        found = words.astype(np.float32) * np.float32((1 - 2**-24) * 2**-32)
+    most = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}.get(node.dtype, 1.0)
+    return np.asarray(np.minimum(found, most)).reshape(node.shape)
+
+
+def _philox(seed: int, count: int) -> list[Array]:
+    """The four words of Philox 4x32-10 for the counters 0, 1, ..."""
     wide, low = np.uint64, np.uint64(0xFFFFFFFF)
-    key = [np.uint64(int(seed[0]) >> shift & 0xFFFFFFFF) for shift in (0, 32)]
-    words = [np.arange(node.elements, dtype=wide), *(np.zeros(node.elements, wide) for _ in "234")]
+    key = [np.uint64(seed >> shift & 0xFFFFFFFF) for shift in (0, 32)]
+    words = [np.arange(count, dtype=wide), *(np.zeros(count, wide) for _ in "234")]
     for _ in range(10):
         a, b = words[0] * wide(0xD2511F53), words[2] * wide(0xCD9E8D57)
         high = wide(32)
@@ -79,10 +94,7 @@ def _random(node: Node, seed: Array) -> Array:
             a & low,
         ]
         key = [(key[0] + wide(0x9E3779B9)) & low, (key[1] + wide(0xBB67AE85)) & low]
-    word = words[0].astype(np.int64)
-    folded = np.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word).astype(np.float32)
-    most = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}.get(node.dtype, 1.0)
-    return np.asarray(np.minimum(folded * np.float32(4.6566127342e-10), most)).reshape(node.shape)
+    return words
 
 
 def _constant(node: Node) -> Array:

@@ -230,7 +230,8 @@ class _Drawing:
     def _random(self) -> int:
         seed = self.build.input((1,), "int64")
         dtype = self.draw(st.sampled_from(self.floats))
-        return self.build("random", seed, shape=self.frame, dtype=dtype)
+        words = self.draw(st.sampled_from((4, 1)))
+        return self.build("random", seed, shape=self.frame, dtype=dtype, words=words)
 
     def _logic(self) -> int | None:
         one = self.build("isnan", self.pick(floating=True))

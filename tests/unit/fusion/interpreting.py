@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from tests.unit.fusion.drawn_numbers import drawn_numbers
 from tests.unit.fusion.fusing import fused_and_plain
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
@@ -204,6 +205,7 @@ DAMAGES = {
     "nan is dropped": ("gated", r"PropagateNan\.ALL", "PropagateNan.NONE"),
     "a wrong stride": ("layer norm", r"r \* 100", "r * 99"),
     "padding counts": ("attention", r"tl\.where\(in_i\d, (x\d), 0\.0\)", r"(\1 + 1.0)"),
+    "numbers of the row before": ("dropout", r"(_random\(\w+, )(\w)", r"\1-22 + \2"),
     "a row too many": ("norm backward", "live = m < count", "live = m < count + 1"),
 }
 
@@ -234,6 +236,7 @@ def main() -> None:
         "chains": dict(chains(folder)),
         "dynamic": dict(dynamic(folder)),
         "packed": dict(packs(folder)),
+        "drawn": dict(drawn_numbers(folder)),
         "random": found,
         "seen": seen,
         "dots": random_dots(folder, 2 * examples),

@@ -71,6 +71,7 @@ COMPILED = (
     ("double norm 16384x2048", KernelPlan("block", 1, (2048,), 8)),
     ("RMSNorm + int8 8192x7168", KernelPlan("block", 1, (1024,) * 7, 8)),
     ("SwiGLU 16384x5504", KernelPlan("thread", 1, (1024,), 4)),
+    ("softmax + dropout 16384x2048", KernelPlan("block", 1, (2048,), 8)),
 )
 
 

@@ -82,6 +82,43 @@ def test_packs_and_random_numbers_compile(make: Callable[[], Graph], tmp_path: P
     assert kernel.name == name
 
 
+def _softmax_dropout(words: int) -> Graph:
+    build = Builder()
+    x = build("cast", build.input((64, 2048), "float16"), dtype="float32")
+    powers = build("exp", build("sub", x, build("amax", x, dims=(1,), keepdim=True)))
+    shares = build("div", powers, build("sum", powers, dims=(1,), keepdim=True))
+    seed = build.input((1,), "int64")
+    drawn = build("random", seed, shape=(64, 2048), dtype="float32", words=words)
+    kept = build("mul", build("gt", drawn, build.constant(0.1)), shares)
+    return build.graph(build("cast", kept, dtype="float16"))
+
+
+@pytest.mark.parametrize(
+    "plan", [KernelPlan("block", 1, (2048,), 4), KernelPlan("block", 2, (2048,), 4)]
+)
+def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
+    """In code for sm_90: 20 wide products for each four elements, and no layout is changed."""
+    found = {}
+    for words in (1, 4):
+        graph = _softmax_dropout(words)
+        program = emit(scheduled(graph, graph.operators), plan)
+        path = tmp_path / f"kernels_{words}.py"
+        path.write_text(program.source)
+        ((name, launch),) = launch_specs(program).items()
+        cubin = compile_triton(path, name, launch, "sm_90").cubin
+        found[words] = [i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions]
+    wide = {
+        words: sum(code.startswith(("IMAD.WIDE", "IMAD.HI")) for code in codes)
+        for words, codes in found.items()
+    }
+    elements = plan.rows * 2048 // (32 * plan.num_warps)
+    assert wide[1] >= 16 * elements
+    assert wide[4] <= 20 * elements / 4 <= wide[1] / 3
+    assert len(found[4]) < len(found[1]) / 2
+    shared = [sum(code.startswith(("STS", "LDS")) for code in codes) for codes in found.values()]
+    assert shared[0] == shared[1]
+
+
 def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
     """For every number of rows: the mask ends at a multiple of the row, and the text says so."""
     graph = DYNAMIC["bias and gelu"]()

@@ -181,10 +181,14 @@ def test_the_source_does_not_depend_on_the_number_of_rows() -> None:
         assert source(13, ahead) == source(17, ahead)
 
 
+def _drawn(build: Builder, shape: tuple[int, ...]) -> int:
+    return build("random", build.input((1,), "int64"), shape=shape, words=4)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda b, x: b("add", x, b("random", b.input((1,), "int64"), shape=(8, 3000))), "random"),
+        (lambda b, x: b("add", x, _drawn(b, (8, 3000))), "random"),
         (lambda b, x: b("expand", b.input((8, 1)), shape=(8, 3000)), "no broadcast"),
     ],
 )

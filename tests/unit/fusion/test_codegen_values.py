@@ -41,6 +41,11 @@ def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
     assert interpreted["seen"]["not stitched"] == 0
 
 
+def test_random_numbers_are_the_same_in_every_kernel(interpreted: Any) -> None:
+    assert len(interpreted["drawn"]) == 24
+    assert {name: wrong for name, wrong in interpreted["drawn"].items() if wrong} == {}
+
+
 def test_random_chains_of_small_dots_are_one_kernel_and_right(interpreted: Any) -> None:
     wrong, seen = interpreted["dots"]
     assert wrong == []
@@ -58,7 +63,7 @@ def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
 
 
 def test_damaged_kernels_are_found(interpreted: Any) -> None:
-    assert len(interpreted["broken"]) == 7
+    assert len(interpreted["broken"]) == 8
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
     assert len(interpreted["broken on chip"]) == 4
     assert [name for name, wrong in interpreted["broken on chip"].items() if not wrong] == []

@@ -200,7 +200,8 @@ def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:
     assert found.explanation.refused == {("random numbers", "aten.randn_like.default"): 1}
     seeds = [node for node in found.graph if node.op == "slice"]
     assert [node["start"] for node in seeds] == [0, 1]
-    assert [node.shape for node in found.graph if node.op == "random"] == [(4, 6)] * 2
+    drawn = [node for node in found.graph if node.op == "random"]
+    assert [(node.shape, node["words"]) for node in drawn] == [((4, 6), 4)] * 2
 
 
 def inductors_dropout(device: str) -> Any:
@@ -242,13 +243,13 @@ def test_inductors_random_numbers_are_made_where_they_are_the_same(
         assert drawn == []
         return
     assert not found.explanation.refused
-    assert [(node.shape, node.dtype) for node in drawn] == [((4, 6), "float32")]
+    assert [(node.shape, node.dtype, node["words"]) for node in drawn] == [((4, 6), "float32", 1)]
     (seed,) = [node for node in found.graph if node.op == "slice"]
     assert (seed["start"], seed.shape) == (2, (1,))
     seeds = np.array([5, 6, 7], dtype=np.int64)
     x = np.ones((4, 6), dtype=np.float32)
     (result,) = interpret(found.graph, [x, seeds])
-    assert np.array_equal(result, uniform(7, (4, 6)) > 0.1)
+    assert np.array_equal(result, uniform(7, (4, 6), words=1) > 0.1)
 
 
 def test_an_opaque_result_keeps_its_strides() -> None:

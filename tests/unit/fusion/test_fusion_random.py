@@ -1,6 +1,8 @@
-"""Random numbers of kernels: Philox, as its authors define it."""
+"""Random numbers of kernels: Philox, as its authors define it; which one an element takes."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -8,41 +10,75 @@ import pytest
 from nostall.fusion import BadGraph, Builder
 from nostall.fusion.reference import interpret
 
-SCALE = 4.6566127342e-10
+INDUCTORS_SCALE, SCALE = np.float32(4.6566127342e-10), np.float32(2.3283062977608182e-10)
+KNOWN = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+"""Random123's answer for Philox 4x32-10 with counter 0 and key 0."""
+SEEDS = (0, -1, 2**63 - 1, -(2**63), 1234567890123)
 
 
-def uniform(seed: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+def uniform(
+    seed: int, shape: tuple[int, ...], dtype: str = "float32", words: int = 4
+) -> np.ndarray:
     build = Builder()
-    graph = build.graph(build("random", build.input((1,), "int64"), shape=shape, dtype=dtype))
-    (found,) = interpret(graph, [np.array([seed])])
+    drawn = build("random", build.input((1,), "int64"), shape=shape, dtype=dtype, words=words)
+    (found,) = interpret(build.graph(drawn), [np.array([seed])])
     return found
 
 
-def test_the_first_number_is_the_known_answer() -> None:
-    """Random123's vector for Philox 4x32-10 with counter 0 and key 0 begins with 6627e8d5."""
-    assert uniform(0, (1,))[0] == np.float32(0x6627E8D5) * np.float32(SCALE)
+def test_the_first_numbers_are_the_known_answer() -> None:
+    assert uniform(0, (1,), words=1)[0] == np.float32(KNOWN[0]) * INDUCTORS_SCALE
+    assert (uniform(0, (4,)) == np.array(KNOWN).astype(np.float32) * SCALE).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (3, 5), (3, 1), (7,), (2, 3, 6)])
+def test_four_neighbours_are_the_words_of_one_counter(shape: tuple[int, ...]) -> None:
+    counters = -(-math.prod(shape) // 4)
+    words = uniform(5, (counters, 4)).ravel()
+    assert (uniform(5, shape).ravel() == words[: math.prod(shape)]).all()
+    # The first word is the one that Inductor takes, and folds around 1/2.
+    folded = 2 * np.minimum(words[::4], 1 - words[::4])
+    assert np.allclose(uniform(5, (counters,), words=1), folded, rtol=0, atol=2e-7)
 
 
 def test_pytorch_gives_the_same_numbers() -> None:
     torch = pytest.importorskip("torch")
     from nostall.fusion.codegen.eager import uniform_numbers
 
-    for seed in (0, -1, 2**63 - 1, -(2**63), 1234567890123):
-        for dtype in ("float32", "float16", "bfloat16"):
-            made = uniform_numbers(torch.tensor([seed]), (7, 11), getattr(torch, dtype))
-            expected = torch.from_numpy(uniform(seed, (7, 11), dtype)).to(made.dtype)
-            assert torch.equal(made, expected)
+    for words in (1, 4):
+        for seed in SEEDS:
+            for shape in ((7, 11), (2, 3, 8), (5,)):
+                for dtype in ("float32", "float16", "bfloat16"):
+                    made = uniform_numbers(
+                        torch.tensor([seed]), shape, getattr(torch, dtype), words
+                    )
+                    expected = torch.from_numpy(uniform(seed, shape, dtype, words)).to(made.dtype)
+                    assert torch.equal(made, expected)
+    empty = uniform_numbers(torch.tensor([1]), (3, 0), torch.float32, words=4)
+    assert empty.shape == (3, 0)
 
 
-def test_numbers_are_uniform_and_below_one() -> None:
-    found = uniform(99, (100, 200), "float16").ravel()
+def test_the_largest_word_is_below_one() -> None:
+    assert np.float32(2**32 - 1) == 2**32  # rounded
+    assert np.float32(2**32 - 1) * SCALE == np.nextafter(np.float32(1), np.float32(0))
+
+
+@pytest.mark.parametrize("words", [1, 4])
+@pytest.mark.parametrize("shape", [(100, 200), (200, 99)])
+def test_numbers_are_uniform_and_below_one(shape: tuple[int, int], words: int) -> None:
+    found = uniform(99, shape, "float16", words)
     assert found.min() >= 0 and found.max() < 1
-    counts, _ = np.histogram(found, bins=20, range=(0, 1))
-    assert np.abs(counts - 1000).max() < 6 * 1000**0.5
-    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 6 / len(found) ** 0.5
+    share = found.size / 20
+    for part in (found, *(found[:, word::4] for word in range(4))):
+        counts, _ = np.histogram(part, bins=20, range=(0, 1))
+        assert np.abs(counts - part.size / 20).max() < 6 * share**0.5
+    flat = found.ravel()
+    for apart in (1, 2, 3, 4, shape[1]):
+        assert abs(np.corrcoef(flat[:-apart], flat[apart:])[0, 1]) < 6 / len(flat) ** 0.5
 
 
-def test_a_seed_is_one_number() -> None:
+def test_a_seed_is_one_number_and_words_are_one_or_four() -> None:
     build = Builder()
     with pytest.raises(BadGraph, match="random"):
-        build("random", build.input((2,), "int64"), shape=(4,), dtype="float32")
+        build("random", build.input((2,), "int64"), shape=(4,), dtype="float32", words=4)
+    with pytest.raises(BadGraph, match="random"):
+        build("random", build.input((1,), "int64"), shape=(4,), dtype="float32", words=2)

@@ -217,7 +217,7 @@ def _scatter(call: Call) -> Value:
 
 
 def _uniform(call: Call) -> Value:
-    return call.finish("random", call.tensor(0))
+    return call.finish("random", call.tensor(0), words=4)
 
 
 def _inductors_seed(call: Call) -> Value:
@@ -232,7 +232,7 @@ def _inductors_random(call: Call) -> Value:
     on_gpu = call.result.device.type == "cuda"
     if call.argument(2, "mode") != "rand" or not on_gpu or numbers_depend_on_kernels():
         raise Unfit("random numbers")
-    return call.finish("random", call.build("view", call.tensor(1), shape=(1,)))
+    return call.finish("random", call.build("view", call.tensor(1), shape=(1,)), words=1)
 
 
 def _bmm(call: Call) -> Value:

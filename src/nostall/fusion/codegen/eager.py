@@ -58,11 +58,27 @@ def known(node: Node, device: torch.device) -> Tensor:
     return found
 
 
-def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Philox 4x32-10 (Salmon et al., SC 2011) of 0, 1, ... as Triton's ``tl.rand`` has it: numbers
-    in [0, 1) for a seed of one element."""
+def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words: int) -> Tensor:
+    """Numbers in [0, 1) for a seed of one element, as kernels make them: all four ``words`` of each
+    counter (:mod:`~nostall.fusion.codegen.drawing`) or, as ``tl.rand`` does, the first one."""
+    size = tuple(size)
+    if words == 1:
+        (word, *_) = _philox(seed, math.prod(size))
+        signed = torch.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word)
+        found = signed.to(torch.float32) * 4.6566127342e-10
+    else:
+        count = math.prod(size)
+        word = torch.stack(_philox(seed, -(-count // words)), dim=1).reshape(-1)
+        found = word[:count].to(torch.float32) * 2.3283062977608182e-10
+    most = LARGEST_BELOW_ONE.get(str(dtype).removeprefix("torch."))
+    found = found if most is None else found.clamp(max=most)
+    return found.to(dtype).reshape(size)
+
+
+def _philox(seed: Tensor, count: int) -> list[Tensor]:
+    """The four words of the counters 0, 1, ... by Philox 4x32-10 (Salmon et al., SC 2011)."""
     low = 0xFFFFFFFF
-    one = torch.arange(math.prod(size), device=seed.device)
+    one = torch.arange(count, device=seed.device)
     two, three, four = torch.zeros_like(one), torch.zeros_like(one), torch.zeros_like(one)
     keys = [seed & low, (seed >> 32) & low]
     for _ in range(10):
@@ -72,11 +88,7 @@ def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype) -> Te
         three = ((left >> 32) & low) ^ four ^ keys[1]
         two, four = right & low, left & low
         keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
-    signed = torch.where(one > 0x7FFFFFFF, low - one, one)
-    found = signed.to(torch.float32) * 4.6566127342e-10
-    most = LARGEST_BELOW_ONE.get(str(dtype).removeprefix("torch."))
-    found = found if most is None else found.clamp(max=most)
-    return found.to(dtype).reshape(tuple(size))
+    return [one, two, three, four]
 
 
 def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
@@ -108,7 +120,9 @@ def _one_by_one(node: Node, value: Tensor, function: Callable[[Tensor, int], Ten
 
 
 _OTHERS: Mapping[str, Callable[..., Any]] = {
-    "random": lambda node, x: uniform_numbers(x, node.shape, getattr(torch, node.dtype)),
+    "random": lambda node, x: uniform_numbers(
+        x, node.shape, getattr(torch, node.dtype), node["words"]
+    ),
     "cast": lambda node, x: x.to(getattr(torch, node.dtype)),
     "copy": lambda node, x: x,
     "dot": lambda node, a, b: torch.matmul(a, b),

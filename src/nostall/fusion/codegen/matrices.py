@@ -7,10 +7,11 @@ sums of products.  Lanes beyond the end of a group hold anything: dots and reduc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.addresses import ZERO, first_of_missing, offset, terms
+from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, offset, terms
+from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.frame import row_block
 from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.lines import Lines
@@ -28,7 +29,6 @@ from nostall.fusion.codegen.templates import (
     tensor,
 )
 from nostall.fusion.graph import Node
-from nostall.fusion.shapes import contiguous
 from nostall.fusion.varying import Extent
 
 Axes = tuple[int | None, int | None]
@@ -88,7 +88,7 @@ class Matrices:
         axes = self._axes(groups_of(self.mapping.loops[index], self.of.groups), operands)
         given = [self._operand(operand, axes) for operand in operands]
         if node.op == "random":
-            given.append(self._number(index, axes))
+            given += self._counted(index, axes)
         return Laid(expression(node, [one.value for one in given]), _union(given))
 
     def _reduced(self, index: int) -> Laid:
@@ -234,14 +234,18 @@ class Matrices:
         self, places: tuple[Place, ...], strides: tuple[int, ...], axes: Axes
     ) -> tuple[list[str], Axes, list[str]]:
         """What is added to an address, the axes that has, and the masks of those."""
+        return self._added(offset(places, strides, self.mapping.sizes), used(places), axes)
+
+    def _added(
+        self, where: Offset, loops: frozenset[int], axes: Axes
+    ) -> tuple[list[str], Axes, list[str]]:
         sizes = self.mapping.sizes
-        where = offset(places, strides, sizes)
         found = [str(where.start)] if where.start else []
         found += terms(where, self.of.rows, sizes, "r")
         has: list[int | None] = [None, None]
         masks = []
         for axis, group in enumerate(axes):
-            if group is None or not used(places) & set(self.of.groups[group]):
+            if group is None or not loops & set(self.of.groups[group]):
                 continue
             counter = self._counter(group, axis)
             found += terms(where, self.of.groups[group], sizes, counter)
@@ -273,11 +277,13 @@ class Matrices:
         text = f"({' + '.join(added or [ZERO])}).to({TRITON_DTYPES[dtype]})"
         return Laid(Value(f"({node['start']} + {text} * {node['step']})", dtype), has)
 
-    def _number(self, index: int, axes: Axes) -> Laid:
-        """The row-major number of each element of a value."""
-        strides = contiguous(self.graph[index].shape)
-        added, has, _ = self._terms(self.mapping.places[index], strides, axes)
-        return Laid(Value(f"({' + '.join(added or [ZERO])})", "int32"), has)
+    def _counted(self, index: int, axes: Axes) -> Iterator[Laid]:
+        """What says which random number each element takes."""
+        sides = (self.of.rows, *self.of.groups)
+        places, sizes = self.mapping.places[index], self.mapping.sizes
+        for where in counted(self.graph[index], places, sizes, sides):
+            added, has, _ = self._added(where, frozenset(where.weights), axes)
+            yield Laid(Value(" + ".join(added or [ZERO]), "int32"), has)
 
     def store(self, index: int) -> None:
         """Write an output to memory; of equal results in several programs the first one."""

@@ -58,10 +58,28 @@ def _erf(x):  # x P(x^2) / Q(x^2), 6e-7 of the value at most; without branches, 
 def _sigmoid(x):  # what is below 2**-126 is 0: libdevice's fast functions have no subnormals
     return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
 """,
+    "_random": """@triton.jit
+def _random(seed, first, place):  # Philox 4x32-10: a word of counter first + place // 4
+    key0, key1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    a = first.to(tl.uint32) + place.to(tl.uint32) // 4
+    b, c, d = a * 0, a * 0, a * 0
+    for _ in tl.static_range(10):
+        left, right = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
+        a = (right >> 32).to(tl.uint32) ^ b ^ key0
+        c = (left >> 32).to(tl.uint32) ^ d ^ key1
+        b, d = right.to(tl.uint32), left.to(tl.uint32)
+        key0, key1 = key0 + 0x9E3779B9, key1 + 0xBB67AE85
+    odd = place & 1 == 1
+    word = tl.where(place & 2 == 0, tl.where(odd, b, a), tl.where(odd, d, c))
+    return word.to(tl.float32) * 2.3283062977608182e-10
+""",
 }
 """Functions that kernels may call, by name; only the ones that are called are written out.
 
 The fit of ``_erf`` is ours (minimax of the relative error over |x| < 3.92, where erf rounds to 1).
+``_random`` is Philox of Salmon et al. (SC 2011): one multiplication gives both halves of a product.
+Neighbours of a thread share their rounds because the compiler sees that their places differ in the
+last bits only (by ``//``; with ``>>`` it misses some).
 """
 
 
@@ -236,9 +254,10 @@ LARGEST_BELOW_ONE = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}
 
 
 def _random(node: Node, operands: Sequence[Value]) -> str:
-    """From the seed and the number of each element."""
-    seed, number = operands
-    text = f"tl.rand({seed.text}, {number.text})"
+    """From the seed and what :mod:`~nostall.fusion.codegen.drawing` says of each element."""
+    seed, *counted = operands
+    function = "_random" if node["words"] == 4 else "tl.rand"
+    text = f"{function}({', '.join([tensor(seed, 'int64'), *(value.text for value in counted)])})"
     most = LARGEST_BELOW_ONE.get(node.dtype)
     return f"tl.minimum({text}, {most})" if most else text
 

@@ -6,11 +6,12 @@ need: (rows, 1) where a value has no columns, (1, columns) where it has no rows.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
-from nostall.fusion.codegen.addresses import ZERO, first_of_missing, offset, terms
+from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, offset, terms
+from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
 from nostall.fusion.codegen.schedule import Schedule
@@ -24,7 +25,6 @@ from nostall.fusion.codegen.templates import (
     reduction,
     stored,
 )
-from nostall.fusion.shapes import contiguous
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Tile:
         name = f"v{index}{chunk.suffix if chunk else ''}"
         operands = [self.operand(o, chunk) for o in self.mapping.operands[index]]
         if node.op == "random":
-            operands.append(self._number(index, chunk))
+            operands += self._counted(index, chunk)
         if node.kind == "reduce":
             # It removes axes of 1 only.
             how = reduction(node)
@@ -157,20 +157,24 @@ class Tile:
         text = text if start == 0 else f"({start} + {text})"
         return Entry(Value(text, dtype), bool(by_row), bool(by_column))
 
-    def _number(self, index: int, chunk: Chunk | None) -> Entry:
-        """The row-major number of each element of a value."""
-        strides = contiguous(self.graph[index].shape)
-        by_row, by_column = self._terms(self.mapping.places[index], strides, chunk)
-        text = f"({' + '.join((by_row + by_column) or [ZERO])})"
-        return Entry(Value(text, "int32"), bool(by_row), bool(by_column))
+    def _counted(self, index: int, chunk: Chunk | None) -> Iterator[Entry]:
+        """What says which random number each element takes."""
+        sides = (self.rows.loops, self.columns)
+        places, sizes = self.mapping.places[index], self.mapping.sizes
+        for where in counted(self.graph[index], places, sizes, sides):
+            by_row, by_column = self._split(where, chunk)
+            text = " + ".join((by_row + by_column) or [ZERO])
+            yield Entry(Value(text, "int32"), bool(by_row), bool(by_column))
 
     # -- memory ----------------------------------------------------------------------------------
 
     def _terms(
         self, places: tuple[Place, ...], strides: tuple[int, ...], chunk: Chunk | None
     ) -> tuple[list[str], list[str]]:
-        """Offset of a tensor by row and by column; a constant part stands with the rows."""
-        where = offset(places, strides, self.mapping.sizes)
+        """Offset of a tensor by row and by column, without its constant part."""
+        return self._split(offset(places, strides, self.mapping.sizes), chunk)
+
+    def _split(self, where: Offset, chunk: Chunk | None) -> tuple[list[str], list[str]]:
         by_row = terms(where, self.rows.loops, self.mapping.sizes, self.rows.counter)
         by_column = terms(where, self.columns, self.mapping.sizes, chunk.counter) if chunk else []
         return by_row, by_column

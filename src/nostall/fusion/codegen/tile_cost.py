@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nostall.fusion.codegen.drawing import WORDS
 from nostall.fusion.codegen.mapping import Operand, used
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.schedule import Schedule
@@ -32,13 +33,14 @@ _INSTRUCTIONS: Mapping[str, float] = {
     "erf": 17,
     "sin": 40,
     "cos": 40,
-    "random": 60,
+    "random": 52,
     "fmod": 68,
     "remainder": 70,
     "pow": 96,
 }
 """Of an operator for each element in fp32; 1 for all others.  Counted in kernels of one operator;
-``sin`` and ``cos`` without the path for large numbers, ``random`` assumed."""
+``sin`` and ``cos`` without the path for large numbers, ``random`` of one counter: elements whose
+words are those of one counter share it."""
 _CASTS = {"float32": 0.0, "float16": 1.5, "bfloat16": 1.5}
 """Of a cast to these; 2 to others."""
 _64_BITS = 4.0
@@ -55,7 +57,8 @@ class Counts:
     ``chunk``: addresses of a chunk of columns, ``step`` of one more equal chunk or turn of a loop
     over columns (assumed: a binary does not say how often it turns).  Registers are ``fixed`` ones,
     some for each ``further`` chunk that is not equal, and for each element so many, more for each
-    tensor with ``rows`` that is read and each without (``bare``), and where numbers are ``drawn``.
+    tensor with ``rows`` that is read and each without (``bare``), and for a counter of random
+    numbers that is ``drawn``.
 
     Fitted to 300 kernels that Triton 3.6 compiled for sm_90, by ``python -m
     benchmarks.fusion_evaluator_fit`` from ``benchmarks/results/fusion_evaluator.json``: half of
@@ -136,7 +139,7 @@ def tile_cost(
         elements += lies.elements
         again = turned or (even and at > 0)
         instructions += counts.step if again else counts.chunk
-        instructions += _computing(of, flat, operators, lies, counts)
+        instructions += _computing(of, flat, along_rows, operators, lies, counts)
         # Equal chunks are put together before warps meet.
         meet = lies.warps > 1 and not (even and at > 0)
         crossing = reductions * meet
@@ -161,7 +164,8 @@ def tile_cost(
     instructions += counts.converted * moved
     # Within one warp, lanes exchange what they have.
     barriers = barriers if plan.num_warps > 1 else 0
-    registers = _registers(of, operators, memory, counts) + held
+    each_draws = _counters(of, flat or along_rows, operators, spreads[0])
+    registers = _registers(memory, counts, each_draws) + held
     further = 0 if even else len(chunks) - 1
     registers = counts.fixed + counts.further * further + elements * registers
     accesses = sum(max(1.0, lies.elements / lies.vector) for lies in spreads)
@@ -172,19 +176,21 @@ _SCRATCH = 32768
 """Bytes through which Triton converts at once; seen in sm_90 code."""
 
 
-def _registers(
-    of: Schedule, operators: Iterable[int], memory: Sequence[_Access], counts: Counts
-) -> float:
-    """Registers for each element of a thread."""
+def _registers(memory: Sequence[_Access], counts: Counts, drawn: float) -> float:
+    """Registers for each element of a thread, which draws so many counters."""
     read = [one for one in memory if not one.written]
     rows = sum(one.has_rows for one in read)
-    drawn = any(of.mapping.graph[index].op == "random" for index in operators)
     vectors = counts.rows * rows + counts.bare * (len(read) - rows)
     return counts.each + vectors + counts.drawn * drawn
 
 
 def _computing(
-    of: Schedule, flat: bool, operators: Iterable[int], lies: Spread, counts: Counts
+    of: Schedule,
+    flat: bool,
+    along_rows: bool,
+    operators: Iterable[int],
+    lies: Spread,
+    counts: Counts,
 ) -> float:
     """Instructions of the operators, and of a thread's own part of reductions."""
     counted = 0.0
@@ -193,17 +199,33 @@ def _computing(
             counted += lies.elements
         elif flat or of.is_wide(index):
             has_rows = flat or of.mapping.loops[index] & set(of.rows)
-            counted += (
-                _cost(of, index, flat, counts.operators)
-                * lies.elements
-                / (1 if has_rows else lies.rows)
-            )
+            alike = 1 if has_rows else lies.rows
+            if of.mapping.graph[index].op == "random":
+                alike *= _of_one_counter(of, index, lies, flat or along_rows)
+            counted += _cost(of, index, flat, counts.operators) * lies.elements / alike
     return counted
+
+
+def _counters(of: Schedule, along_rows: bool, operators: Iterable[int], lies: Spread) -> float:
+    """Counters that an element draws at once, for the tensor that needs the most."""
+    random = [index for index in operators if of.mapping.graph[index].op == "random"]
+    return max((1 / _of_one_counter(of, index, lies, along_rows) for index in random), default=0.0)
+
+
+def _of_one_counter(of: Schedule, index: int, lies: Spread, along_rows: bool) -> int:
+    """Neighbours of a thread whose random numbers come from one counter."""
+    if of.mapping.graph[index]["words"] == 1:
+        return 1
+    fastest = (of.rows if along_rows else of.columns)[-1]
+    row = [loop for place in of.mapping.places[index] for loop in place.loops]
+    return math.gcd(WORDS, lies.vector) if row and row[-1] == fastest else 1
 
 
 def _cost(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:
     """Instructions of an operator for each element."""
     node = of.mapping.graph[index]
+    if node.op == "random":
+        return known["random"]
     if node.op == "cast":
         return _CASTS.get(node.dtype, 2.0)
     if node.op == "div" and not flat and not of.reads_columns(of.mapping.operands[index][-1]):

@@ -1,0 +1,37 @@
+"""Which random number each element takes: where Philox counts from.
+
+A counter gives four words.  Where a tensor's ``words`` are 4, element i in row-major order takes
+word ``i % 4`` of counter ``i // 4``: what a number is follows from the tensor alone, whatever
+kernel makes it, and four neighbours in a thread's registers cost one counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nostall.fusion.codegen.addresses import Offset, offset
+from nostall.fusion.codegen.mapping import Loops, Place
+from nostall.fusion.graph import Node
+from nostall.fusion.shapes import contiguous
+
+WORDS = 4
+
+
+def counted(
+    node: Node, places: Sequence[Place], sizes: Sequence[int], sides: Sequence[Loops]
+) -> tuple[Offset, ...]:
+    """What the template of a random tensor at ``places`` takes: the number of each element where
+    ``words`` is 1, else (first, place), ``4 * first + place`` being that number.
+
+    ``sides``: the loops of each counter of the kernel.  What goes in steps of whole fours through
+    one of them is in ``first``: the rest is short, and a compiler sees who shares a counter.
+    """
+    number = offset(places, contiguous(node.shape), sizes)
+    if node["words"] == 1:
+        return (number,)
+    weights = number.weights
+    whole = [side for side in sides if all(weights.get(loop, 0) % WORDS == 0 for loop in side)]
+    apart = {loop for side in whole for loop in side}
+    first = {loop: weight // WORDS for loop, weight in weights.items() if loop in apart}
+    place = {loop: weight for loop, weight in weights.items() if loop not in apart}
+    return Offset(weights=first), Offset(weights=place)
