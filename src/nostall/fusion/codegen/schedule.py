@@ -9,6 +9,7 @@ remove.  Reductions over rows as well (the weight gradient beside the input grad
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -72,10 +73,15 @@ class Schedule:
     @cached_property
     def level(self) -> dict[int, int]:
         """Of every operator of the body, how many reductions in a row its value waits for."""
+        return self.levels()
+
+    def levels(self, beside: Collection[int] = ()) -> dict[int, int]:
+        """As :attr:`level`, where the reductions ``beside`` run along with those they need."""
         found: dict[int, int] = {}
         for index in self.body:
             above = [found.get(o.source, 0) for o in self.mapping.operands[index]]
-            found[index] = max(above, default=0) + (index in self.mapping.reduced)
+            waits = index in self.mapping.reduced and index not in beside
+            found[index] = max(above, default=0) + waits
         return found
 
     def is_wide(self, index: int) -> bool:

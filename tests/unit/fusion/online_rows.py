@@ -1,0 +1,178 @@
+"""Kernels that reduce a maximum and the sum of exp(x - maximum) in one walk, in Triton's
+interpreter: ``python -m tests.unit.fusion.online_rows FOLDER EXAMPLES`` prints what is wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+
+from nostall.fusion.build import Builder
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.interpreted import prepare
+from nostall.fusion.codegen.kernel import load
+from nostall.fusion.codegen.online import pairs
+from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.region import StitchedGraph, scheduled
+from nostall.fusion.graph import Graph
+
+INF, LEAST = float("inf"), -3.4028234663852886e38
+ROWS, COLUMNS = 9, 603
+"""Rows for each kind of :func:`strange`; columns that no width divides, in rows at odd places."""
+
+
+def reduced(build: Builder, op: str, value: int) -> int:
+    return build(op, value, dims=(1,), keepdim=True)
+
+
+def softmax(build: Builder, x: int, *, guard: bool = False) -> tuple[int, int, int]:
+    """The maximum of x, x - maximum, and the sum of its powers; where ``guard`` as logsumexp
+    subtracts it: 0 where it is infinite."""
+    highest = shift = reduced(build, "amax", x)
+    if guard:
+        told = build("eq", build("abs", highest), build.constant(INF))
+        shift = build("where", told, build.constant(0.0), highest)
+    centred = build("sub", x, shift)
+    return shift, centred, reduced(build, "sum", build("exp", centred))
+
+
+def cross_entropy(shape: tuple[int, int], dtype: str) -> Graph:
+    """The loss of each row and its gradient, as PyTorch's decompositions spell them."""
+    build = Builder()
+    x, target = build.input(shape, dtype), build.input((shape[0], 1), "int64")
+    _, centred, total = softmax(build, build("cast", x, dtype="float32"))
+    log_p = build("sub", centred, build("log", total))
+    hit = build("eq", build("iota", shape=shape[1:], dtype="int64", start=0, step=1), target)
+    loss = build("neg", reduced(build, "sum", build("where", hit, log_p, build.constant(0.0))))
+    gradient = build("sub", build("exp", log_p), build("cast", hit, dtype="float32"))
+    return build.graph(loss, build("cast", gradient, dtype=dtype))
+
+
+def lse_and_softmax(shape: tuple[int, int], dtype: str) -> Graph:
+    """Of one x twice, each with a maximum of its own; all reductions are outputs too."""
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    shift, _, total = softmax(build, x, guard=True)
+    highest, centred, other = softmax(build, x)
+    share = build("div", build("exp", centred), other)
+    loss = build("add", build("log", total), shift)
+    return build.graph(loss, highest, total, other, build("cast", share, dtype=dtype))
+
+
+def drawn(seed: int, shape: tuple[int, int] = (ROWS, COLUMNS)) -> Graph:
+    """Softmaxes of one or two values, some guarded, with other reductions beside and after."""
+    draw = random.Random(seed)
+    build = Builder()
+    inputs = [build.input(shape, draw.choice(("float16", "float32"))) for _ in range(2)]
+    x, y = (build("cast", value, dtype="float32") for value in inputs)
+    if draw.randint(0, 1):
+        x = build("mul", x, build.input(shape[1:], "float32"))
+    outputs = []
+    for value in (x, y)[: draw.randint(1, 2)]:
+        shift, centred, total = softmax(build, value, guard=bool(draw.randint(0, 1)))
+        kind = draw.choice(("loss", "share", "powers", "entropy"))
+        if kind == "loss":
+            outputs.append(build("add", build("log", total), shift))
+        elif kind == "share":
+            outputs.append(build("div", build("exp", centred), total))
+        elif kind == "powers":
+            # What is written between both reductions leaves no walk to save.
+            outputs += [build("exp", centred), total]
+        else:
+            log_p = build("sub", centred, build("log", total))
+            outputs.append(reduced(build, "sum", build("mul", build("exp", log_p), log_p)))
+    outputs.append(reduced(build, draw.choice(("sum", "amin", "amax")), y))
+    return build.graph(*outputs, build("add", x, reduced(build, "amax", x)))
+
+
+def strange(value: torch.Tensor) -> None:
+    """A kind of trouble for each row: where a lane, a part or all of it is infinite or NaN."""
+    last = value.shape[1] - 1
+    value[1, last] = float("nan")
+    value[2] = -INF
+    value[3, 5] = INF
+    value[4, :last] = -INF
+    value[5, ::2] = -INF
+    value[6] = torch.linspace(-300, 200, last + 1)
+    value[7] = torch.finfo(value.dtype).min
+    value[8, 3], value[8, last] = INF, -INF
+
+
+def different(graph: Graph) -> list[KernelPlan]:
+    """Plans that walk: looped and split, one row and several for a program."""
+    of = scheduled(graph, graph.operators)
+    kinds: dict[object, KernelPlan] = {}
+    for plan in plans(of).legal:
+        if plan.scheme in ("looped", "split") and plan.chunks[0] == 256:
+            kinds.setdefault((plan.scheme, plan.rows > 1), plan)
+    return list(kinds.values())
+
+
+def wrong(program: Program, seed: int, folder: Path) -> list[str]:
+    whole = StitchedGraph(program.graph, (load(program, folder),), Counter())
+    inputs = inputs_for(program.graph, seed, special=False)
+    for value in inputs:
+        if value.dtype.is_floating_point and value.shape[0] == ROWS and not seed % 2:
+            strange(value)
+    try:
+        found = judge(whole, inputs, guarded(whole)(*inputs))
+    except Stray as stray:
+        found = [str(stray)]
+    return [f"{program.plan}: {text}\n{program.graph}" for text in found]
+
+
+def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
+    """What is wrong with chains and random graphs, and how many had a pair with one walk."""
+    graphs = [make((ROWS, COLUMNS), "float16") for make in (cross_entropy, lse_and_softmax)]
+    found: list[str] = []
+    paired = 0
+    for seed, graph in enumerate([*graphs * 2, *map(drawn, range(examples))]):
+        of = scheduled(graph, graph.operators)
+        paired += bool(pairs(of))
+        for plan in different(graph):
+            found += wrong(emit(of, plan), seed // 2 if seed < 4 else seed, folder)
+    return found, paired
+
+
+# What is damaged in the kernel of log-sum-exp and softmax: a pattern, and what stands for it.
+DAMAGES = {
+    "the sum is not scaled": (r"s \* below \+ 1\.0", "s + 1.0"),
+    "the maximum counts once too often": (r"s \* below \+ 1\.0", "(s + 1.0) * below + 1.0"),
+    "lanes are not scaled": (r"s \* tl\.exp\(m - highest\)", "s"),
+    "lanes beyond the end count": (r"tl\.where\(inside, (\w+), float\(\"-inf\"\)\)", r"\1"),
+    "it begins at -inf": (r"-3\.402823\d+e\+38", 'float("-inf")'),
+    "a row of -inf has the sum 0": (r"tl\.where\((s\d+) == 0\.0, float\(\"nan\"\), s\d+\)", r"\1"),
+    "a guarded sum is NaN": (r"tl\.where\(v\d+ == float\(\"inf\"\), .*, (s\d+)\)", r"\1"),
+    "the maximum is not -inf": (r"(a\d+) = tl\.where\(a\d+ == 0\.0, .*, a\d+\)", r"\1 = \1"),
+}
+
+
+def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """What is found when a right kernel is damaged."""
+    graph = lse_and_softmax((ROWS, COLUMNS), "float32")
+    right = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (256,), 1))
+    for name, (pattern, damaged) in DAMAGES.items():
+        source, times = re.subn(pattern, damaged, right.source)
+        assert times, name
+        yield name, wrong(replace(right, source=source), 0, folder)
+
+
+def main() -> None:
+    prepare()
+    torch.set_num_threads(1)
+    folder, examples = Path(sys.argv[1]), int(sys.argv[2])
+    found = {"rows": random_rows(folder, examples), "broken": dict(broken(folder))}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
