@@ -14,19 +14,21 @@ from pathlib import Path
 
 import torch
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.watched import Watched
+from tests.unit.fusion.wide_rows import wide_rows
 
 from nostall.fusion.build import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.kernel import load
 from nostall.fusion.codegen.online import pairs
-from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.plan import KernelPlan, refusal
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.codegen.region import StitchedGraph, scheduled
 from nostall.fusion.graph import Graph
 
 INF, LEAST = float("inf"), -3.4028234663852886e38
-ROWS, COLUMNS = 9, 603
+ROWS, COLUMNS = 9, 411
 """Rows for each kind of :func:`strange`; columns that no width divides, in rows at odd places."""
 
 
@@ -91,7 +93,9 @@ def drawn(seed: int, shape: tuple[int, int] = (ROWS, COLUMNS)) -> Graph:
             log_p = build("sub", centred, build("log", total))
             outputs.append(reduced(build, "sum", build("mul", build("exp", log_p), log_p)))
     outputs.append(reduced(build, draw.choice(("sum", "amin", "amax")), y))
-    return build.graph(*outputs, build("add", x, reduced(build, "amax", x)))
+    if not draw.randint(0, 3):
+        outputs.append(build("add", x, reduced(build, "amax", x)))
+    return build.graph(*outputs)
 
 
 def strange(value: torch.Tensor) -> None:
@@ -107,18 +111,20 @@ def strange(value: torch.Tensor) -> None:
     value[8, 3], value[8, last] = INF, -INF
 
 
-def different(graph: Graph) -> list[KernelPlan]:
-    """Plans that walk: looped and split, one row and several for a program."""
-    of = scheduled(graph, graph.operators)
-    kinds: dict[object, KernelPlan] = {}
-    for plan in plans(of).legal:
-        if plan.scheme in ("looped", "split") and plan.chunks[0] == 256:
-            kinds.setdefault((plan.scheme, plan.rows > 1), plan)
-    return list(kinds.values())
+# Parts behind the last column have nothing to do.
+PLANS = [
+    KernelPlan("looped", 1, (256,), 1),
+    KernelPlan("looped", 4, (256,), 4),
+    KernelPlan("split", 1, (256,), 1, 4),
+    KernelPlan("split", 4, (256,), 4, 4),
+    KernelPlan("looped", 1, (256,), 1, peeled=True),
+    KernelPlan("split", 1, (256,), 1, 4, peeled=True),
+]
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
-    whole = StitchedGraph(program.graph, (load(program, folder),), Counter())
+    watched = Watched(load(program, folder))
+    whole = StitchedGraph(program.graph, (watched,), Counter())  # type: ignore[arg-type]
     inputs = inputs_for(program.graph, seed, special=False)
     for value in inputs:
         if value.dtype.is_floating_point and value.shape[0] == ROWS and not seed % 2:
@@ -127,7 +133,7 @@ def wrong(program: Program, seed: int, folder: Path) -> list[str]:
         found = judge(whole, inputs, guarded(whole)(*inputs))
     except Stray as stray:
         found = [str(stray)]
-    return [f"{program.plan}: {text}\n{program.graph}" for text in found]
+    return [f"{program.plan}: {t}\n{program.graph}" for t in [*found, *watched.strays]]
 
 
 def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
@@ -135,12 +141,29 @@ def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
     graphs = [make((ROWS, COLUMNS), "float16") for make in (cross_entropy, lse_and_softmax)]
     found: list[str] = []
     paired = 0
-    for seed, graph in enumerate([*graphs * 2, *map(drawn, range(examples))]):
+    for seed in range(examples):
+        graph = graphs[seed] if seed < len(graphs) else drawn(seed)
         of = scheduled(graph, graph.operators)
         paired += bool(pairs(of))
-        for plan in different(graph):
-            found += wrong(emit(of, plan), seed // 2 if seed < 4 else seed, folder)
+        for at, plan in enumerate(PLANS):
+            if refusal(of, plan) is None:
+                found += wrong(emit(of, plan), (seed + at) // 2, folder)
     return found, paired
+
+
+def odd_rows(folder: Path, examples: int) -> tuple[list[str], int]:
+    """What is wrong with random graphs whose rows begin at odd places and are read by lanes, and
+    how many kernels there were."""
+    found: list[str] = []
+    kernels = 0
+    for seed in range(examples):
+        graph = wide_rows(seed, COLUMNS)
+        of = scheduled(graph, graph.operators)
+        for plan in PLANS:
+            if plan.peeled and refusal(of, plan) is None:
+                kernels += 1
+                found += wrong(emit(of, plan), 1, folder)
+    return found, kernels
 
 
 # What is damaged in the kernel of log-sum-exp and softmax: a pattern, and what stands for it.
@@ -156,21 +179,44 @@ DAMAGES = {
 }
 
 
-def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
+# And in that of cross-entropy, whose rows are peeled.
+PEELED_DAMAGES = {
+    "the last row is read as far as others": (r"(whole = )tl\.minimum\((.*), behind\)", r"\1\2"),
+    "its last elements are left out": (r"if whole < ahead \+ \d+:", "if whole < 0:"),
+    "a row too many": (r"\(\(count - 1\)", "((count)"),
+    "the row before is written": (r"lowest = .*", "lowest = 0"),
+    "the row behind is written": (r"(highest = \(ahead \+ )", r"\1 8 + "),
+    "edges are not written": (r"if \(first < lowest\) .*:", "if first < 0:"),
+    "what is ahead counts": (r"\(c >= 0\) & ", ""),
+}
+
+
+def broken(
+    folder: Path, graph: Graph, plan: KernelPlan, seed: int, damages: dict[str, tuple[str, str]]
+) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
-    graph = lse_and_softmax((ROWS, COLUMNS), "float32")
-    right = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (256,), 1))
-    for name, (pattern, damaged) in DAMAGES.items():
+    right = emit(scheduled(graph, graph.operators), plan)
+    for name, (pattern, damaged) in damages.items():
         source, times = re.subn(pattern, damaged, right.source)
         assert times, name
-        yield name, wrong(replace(right, source=source), 0, folder)
+        yield name, wrong(replace(right, source=source), seed, folder)
 
 
 def main() -> None:
     prepare()
     torch.set_num_threads(1)
     folder, examples = Path(sys.argv[1]), int(sys.argv[2])
-    found = {"rows": random_rows(folder, examples), "broken": dict(broken(folder))}
+    online = lse_and_softmax((ROWS, COLUMNS), "float32"), KernelPlan("looped", 1, (256,), 1)
+    peeled = (
+        cross_entropy((ROWS, COLUMNS), "float32"),
+        KernelPlan("looped", 1, (256,), 1, peeled=True),
+    )
+    found = {
+        "rows": random_rows(folder, examples),
+        "odd": odd_rows(folder, examples),
+        "broken": dict(broken(folder, *online, 0, DAMAGES)),
+        "broken peeled": dict(broken(folder, *peeled, 1, PEELED_DAMAGES)),
+    }
     print(json.dumps(found))
 
 

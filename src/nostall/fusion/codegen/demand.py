@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from nostall.fusion.codegen.kept import demotions, varying
 from nostall.fusion.codegen.levels import Pass, Value, passes
 from nostall.fusion.codegen.mapping import Operand
-from nostall.fusion.codegen.plan import WARP, KernelPlan
+from nostall.fusion.codegen.plan import WARP, KernelPlan, lanes
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sums import FINISH_TILE, LEAST_FINISH_WIDTH
 from nostall.fusion.codegen.tile_cost import (
@@ -94,7 +94,7 @@ def _held(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
 
 def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     programs = -(-of.row_count // plan.rows)
-    turns = -(-of.column_count // plan.chunks[0])
+    turns = -(-lanes(of, plan) // plan.chunks[0])
     parts = passes(of)
     instructions, registers, barriers, steps, read = counts.program, 0.0, 0.0, 0.0, 0.0
     for part in parts:
@@ -175,7 +175,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
             phases=1.0,
             barriers=2,
         )
-    turns = -(-of.column_count // (plan.chunks[0] * plan.parts))
+    turns = -(-lanes(of, plan) // (plan.chunks[0] * plan.parts))
     tile = _step(of, plan, part, counts)
     programs = groups * plan.parts
     reads = of.mapping.read_by((*part.wide, *part.reductions))

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from nostall.fusion.codegen.frame import is_specialised, is_zero, row_block
+from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_block
 from nostall.fusion.codegen.levels import Pass, passes
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.online import Pair
-from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.peeled import peeled
+from nostall.fusion.codegen.plan import KernelPlan, lanes
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import LARGEST_FLOAT, TRITON_DTYPES, reduction
@@ -31,7 +32,7 @@ def write_looped(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
         lines(f"# pass {number}")
         write_narrow(tile, part)
         if part.has_columns:
-            _columns(tile, part, "0", str(of.column_count))
+            _columns(tile, part, "0", _end(of, plan))
             _results(tile, part, part.reductions)
     return Extent(of.row_count, plan.rows)
 
@@ -40,7 +41,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
     kernels = []
     graph = of.mapping.graph
     width = plan.chunks[0]
-    span = -(-of.column_count // (width * plan.parts)) * width
+    span = -(-lanes(of, plan) // (width * plan.parts)) * width
     name = base_name(of.mapping, plan)
     for number, part in enumerate(passes(of)):
         lines = Lines()
@@ -55,7 +56,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
             write_narrow(tile, part, only=is_zero("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
-                stop = f"tl.minimum(start + {span}, {of.column_count})"
+                stop = f"tl.minimum(start + {span}, {_end(of, plan)})"
                 _columns(tile, part, "start", stop)
                 _store_partials(tile, part, plan.parts)
         arguments = _used(of, part)
@@ -72,9 +73,16 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
     return program(of.mapping, plan, kernels, workspaces)
 
 
+def _end(of: Schedule, plan: KernelPlan) -> str:
+    """The first column, or lane, that is none."""
+    return f"ahead + {of.column_count}" if plan.peeled else str(of.column_count)
+
+
 def _tile(of: Schedule, plan: KernelPlan, rows: Rows, lines: Lines) -> Tile:
-    width = plan.chunks[0]
-    chunk = Chunk(width, "c", "inside" if of.column_count % width else None, "")
+    width, lies = plan.chunks[0], peeled(of) if plan.peeled else None
+    if lies:
+        lies.write_row(lines, of.column_count, limit(of))
+    chunk = Chunk(width, "c", "inside" if lies or of.column_count % width else None, "", lies)
     return Tile(of, of.columns, rows, (chunk,), lines)
 
 
@@ -99,8 +107,11 @@ def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
         lines(f"a{index} = tl.full({shape}, {begin}, {TRITON_DTYPES[how.dtype]})")
     before = dict(tile.entries)
     with lines.block(f"for first in range({start}, {stop}, {chunk.width}):"):
-        lines(f"c = first + tl.arange(0, {chunk.width})[None, :]")
-        if chunk.mask:
+        if chunk.peeled:
+            chunk.peeled.write_lanes(lines, tile.of.column_count, chunk.width)
+        else:
+            lines(f"c = first + tl.arange(0, {chunk.width})[None, :]")
+        if chunk.mask and not chunk.peeled:
             lines(f"inside = c < {tile.of.column_count}")
         tile.write(part.wide, part.wide_outputs)
         for index in part.running(part.reductions):
