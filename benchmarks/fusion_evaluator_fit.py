@@ -54,6 +54,8 @@ EARLIER: dict[str, float] = {}
 """Instructions of operators in the kernels that were measured (2026-11-22), where code generation
 has made them shorter since; empty as soon as fusion_evaluator.json is measured again."""
 THEN = replace(COUNTS, operators={**COUNTS.operators, **EARLIER})
+ONLINE = False
+"""Nor had they a maximum and its sum in one walk."""
 _PRIOR = 0.1
 """How strongly a figure is held where it was: it costs this much to be e times as large."""
 _OUTLIER = 0.1
@@ -90,7 +92,7 @@ def kernels(chains: Mapping[str, Any]) -> list[Kernel]:
         graph = graph_of(CHAINS[name])
         for number, kernel in enumerate(chain["kernels"]):
             try:
-                of = scheduled(graph, kernel["operators"])
+                of = replace(scheduled(graph, kernel["operators"]), online=ONLINE)
             except BadInput:
                 continue
             points = tuple(Point(of, plan_of(row), row) for row in ran(kernel))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from nostall.tuning.source import compile_triton
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-EXAMPLES = 6
+EXAMPLES = 4
 WIDE = (64, 50257)
 
 
@@ -48,13 +49,13 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_sums_are_right_in_rows_with_infinities_and_nan(interpreted: Any) -> None:
     wrong, paired = interpreted["rows"]
     assert wrong == []
-    assert paired >= 4
+    assert paired >= 3
 
 
 def test_rows_at_odd_places_are_read_and_written_within_their_tensors(interpreted: Any) -> None:
     wrong, kernels = interpreted["odd"]
     assert wrong == []
-    assert kernels >= EXAMPLES
+    assert kernels >= EXAMPLES // 2
 
 
 def test_damaged_kernels_are_found(interpreted: Any) -> None:
@@ -79,6 +80,7 @@ def test_rows_are_read_twice(make: Callable[..., Graph]) -> None:
     assert len(pair.maxima) == len(pair.sums) == (1 if make is cross_entropy else 2)
     split = emit(of, KernelPlan("split", 1, (1024,), 4, 16))
     assert len(split.launches) == len(passes(of))
+    assert _walks(replace(of, online=False)) == 3
     looped = emit(of, KernelPlan("looped", 1, (1024,), 4)).source
     assert looped.count("_online(") == 2  # its definition, and one call for all of them
     assert looped.count("for first in") == 2

@@ -50,7 +50,7 @@ class Pair:
 @lru_cache(maxsize=32)
 def pairs(of: Schedule) -> tuple[Pair, ...]:
     """The pairs that save a walk over the columns, by themselves or together."""
-    kept = tuple(_candidates(of))
+    kept = tuple(_candidates(of)) if of.online else ()
     fewest = _walks(of, kept)
     for pair in kept:
         others = tuple(other for other in kept if other is not pair)

@@ -26,6 +26,7 @@ class Schedule:
     ``summed`` are the row loops that the tails remove (the last ones of ``rows``); ``tails`` are
     those reductions and ``after`` what is computed from them.  ``groups``: the columns of a pattern
     with small dots, by the axes of its matrices (:mod:`nostall.fusion.codegen.groups`).
+    ``online``: whether reductions may share a walk (:mod:`nostall.fusion.codegen.online`).
     """
 
     mapping: Mapping
@@ -35,6 +36,7 @@ class Schedule:
     tails: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     groups: tuple[Loops, ...] = ()
+    online: bool = True
 
     @property
     def kind(self) -> Literal["flat", "rows", "dual", "dots"]:
