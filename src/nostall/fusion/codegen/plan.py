@@ -249,7 +249,7 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
     if of.kind == "rows":
         for plan in _in_pieces(of):
             yield plan
-            if plan.rows == 1 and peeled(of):
+            if plan.rows == 1 and columns >= WIDE and peeled(of):
                 yield replace(plan, peeled=True)
         yield from _on_chip(of)
 
