@@ -50,11 +50,6 @@ OF_MACHINE = (
     "spills",
 )
 """What is fitted of a machine."""
-EARLIER = {"random": 4 * 64.0}
-"""Instructions of operators in the kernels that were measured (2026-11-22), where code generation
-has made them shorter since; empty as soon as fusion_evaluator.json is measured again.  A counter of
-random numbers was one element's, and is four neighbours' today."""
-THEN = replace(COUNTS, drawn=4 * COUNTS.drawn, operators={**COUNTS.operators, **EARLIER})
 _PRIOR = 0.1
 """How strongly a figure is held where it was: it costs this much to be e times as large."""
 _OUTLIER = 0.1
@@ -127,8 +122,8 @@ def fit_counts(found: Sequence[Kernel]) -> Counts:
             wrong.append(np.log(registers / used["registers"]))
         return np.array(wrong)
 
-    names = [one.name for one in fields(THEN) if isinstance(getattr(THEN, one.name), float)]
-    fitted: Counts = _fitted(THEN, names, errors)
+    names = [one.name for one in fields(COUNTS) if isinstance(getattr(COUNTS, one.name), float)]
+    fitted: Counts = _fitted(COUNTS, names, errors)
     return fitted
 
 
@@ -227,7 +222,7 @@ def today(kernel: Kernel) -> dict[str, Any]:
         "kind": kernel.measured["kind"],
         "plans": len(kernel.points),
         "before": judged(kernel, lambda point: 1e-6 * float(point.row["modelled_us"])),
-        "today": judged(kernel, model(THEN, H200)),
+        "today": judged(kernel, model(COUNTS, H200)),
     }
 
 

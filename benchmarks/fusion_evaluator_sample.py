@@ -123,14 +123,16 @@ def told(plan: KernelPlan) -> dict[str, Any]:
         "parts": plan.parts,
         "demoted": plan.demoted,
         "ahead": plan.ahead,
+        "peeled": plan.peeled,
     }
 
 
 def plan_of(row: Mapping[str, Any]) -> KernelPlan:
     """The plan of such a row."""
     sizes = row["scheme"], row["rows"], tuple(row["chunks"]), row["num_warps"], row["parts"]
-    # Files from before rows were kept in shared memory have nothing to say of it.
-    return KernelPlan(*sizes, row.get("demoted", 0), row.get("ahead", False))
+    # Files from before rows were kept in shared memory or peeled have nothing to say of it.
+    more = row.get("demoted", 0), row.get("ahead", False), row.get("peeled", False)
+    return KernelPlan(*sizes, *more)
 
 
 def modelled_us(graph: Graph, operators: Group) -> dict[str, float]:

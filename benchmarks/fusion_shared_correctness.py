@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -104,14 +105,19 @@ def checked(seed: int) -> dict[str, Any]:
     program = emit_shared(of, plan, reuse)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         whole = StitchedGraph(graph, (load(program, Path(folder)),), Counter())
-        wrong = _wrong(whole, seed)
+        found = wrong(whole, seed)
     record = {"seed": seed, "plan": str(plan), "reuse": reuse, "shape": list(_shape(graph))}
-    record |= {"wrong": wrong, "seconds": round(time.monotonic() - began, 1)}
-    return record | ({"graph": str(graph)} if wrong else {})
+    record |= {"wrong": found, "seconds": round(time.monotonic() - began, 1)}
+    return record | ({"graph": str(graph)} if found else {})
 
 
-def _wrong(whole: StitchedGraph, seed: int) -> list[str]:
+def wrong(
+    whole: StitchedGraph, seed: int, change: Callable[[list[torch.Tensor]], None] | None = None
+) -> list[str]:
+    """What is wrong with the kernels of a graph, each run several times; ``change`` the inputs."""
     inputs = inputs_for(whole.graph, seed, "cuda" if on_gpu() else "cpu")
+    if change:
+        change(inputs)
     try:
         first = guarded(whole)(*inputs)
         found = judge(whole, inputs, first)
@@ -155,7 +161,16 @@ def summary(done: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    run(__doc__.splitlines()[0], checked, summary)
+
+
+def run(
+    told: str,
+    checked: Callable[[int], dict[str, Any]],
+    summary: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    """Check the graphs of the command line, and save what became of them."""
+    parser = argparse.ArgumentParser(description=told)
     parser.add_argument("out", type=Path)
     parser.add_argument("--graphs", type=int, default=240)
     parser.add_argument("--first", type=int, default=0, help="the first graph's number")
@@ -172,7 +187,7 @@ def main() -> None:
         done[str(record["seed"])] = record
         body = {"how": "compiled" if on_gpu() else "interpreted", **_machine(), **summary(done)}
         save(options.out, **body, done=done)
-        result = "; ".join(record["wrong"]) or "right" if record["plan"] else "nothing to keep"
+        result = "; ".join(record["wrong"]) or "right" if record["plan"] else "no such plan"
         print(f"{record['seed']}: {record['plan']}: {result[:160]}", flush=True)
 
     if on_gpu():

@@ -17,7 +17,6 @@ from benchmarks.fusion_chain_stitched import graph_of
 from benchmarks.fusion_evaluator_fit import (
     FITTED,
     MEASURED,
-    THEN,
     fit_counts,
     fit_machine,
     half_of,
@@ -46,7 +45,7 @@ def chain_on(machine: Machine, name: str) -> dict[str, Any]:
     of = scheduled(graph, graph.operators)
     rows = []
     for plan in sample(of, 16, seed=0):
-        time = 1e6 * sum(seconds(demand, machine) for demand in demands(of, plan, THEN))
+        time = 1e6 * sum(seconds(demand, machine) for demand in demands(of, plan, COUNTS))
         used = {"registers": 32, "stack_bytes": 0, "instructions": 200}
         before = {"modelled_us": 1.0 / time, "samples_us": [time], "kernels": [used]}
         rows.append({**told_plan(plan), **before})
@@ -91,11 +90,11 @@ def test_what_the_model_made_it_finds_in_order(chains: dict[str, Any]) -> None:
 def test_a_fit_finds_the_machine_that_measured() -> None:
     slow = replace(H200, alone=1.5 * H200.alone, phase_s=3 * H200.phase_s)
     found = kernels({name: chain_on(slow, name) for name in (FIT, HELD)})
-    machine = fit_machine(found, THEN)
+    machine = fit_machine(found, COUNTS)
     assert machine.phase_s == pytest.approx(slow.phase_s, rel=0.2)
     assert machine.sms == H200.sms and machine.copy_bytes_per_s == H200.copy_bytes_per_s
     for kernel in found:
-        row = judged(kernel, model(THEN, machine))
+        row = judged(kernel, model(COUNTS, machine))
         assert row["tau"] > 0.9 and row["off"] < 0.05
 
 

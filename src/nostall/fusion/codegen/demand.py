@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nostall.fusion.codegen.kept import demotions, varying
 from nostall.fusion.codegen.levels import Pass, Value, passes
 from nostall.fusion.codegen.mapping import Operand
-from nostall.fusion.codegen.plan import WARP, KernelPlan
+from nostall.fusion.codegen.plan import WARP, KernelPlan, lanes
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sums import FINISH_TILE, LEAST_FINISH_WIDTH
 from nostall.fusion.codegen.tile_cost import (
@@ -30,6 +30,9 @@ _AHEAD = 32
 """Elements of a thread whose loads are under way together: ptxas unrolls loops up to that."""
 SECTOR_BYTES = 32
 """Memory gives that much at least."""
+_RESCALED = 3.0
+"""Instructions for each element of a pair of reductions with one walk, beside the exp and the two
+that reductions take."""
 _FEW = 60.0
 """Instructions of a kernel that only puts partial results together, assumed."""
 
@@ -91,9 +94,10 @@ def _held(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
 
 def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     programs = -(-of.row_count // plan.rows)
-    turns = -(-of.column_count // plan.chunks[0])
+    turns = -(-lanes(of, plan) // plan.chunks[0])
+    parts = passes(of)
     instructions, registers, barriers, steps, read = counts.program, 0.0, 0.0, 0.0, 0.0
-    for part in passes(of):
+    for part in parts:
         tile = _step(of, plan, part, counts)
         instructions += turns * tile.instructions
         registers = max(registers, tile.registers)
@@ -111,7 +115,7 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         moved=moved,
         turns=turns * len(passes(of)),
         steps=steps,
-        phases=_levels(of),
+        phases=sum(bool(part.reductions) for part in parts),
         barriers=barriers,
         again=again,
         beside=(moved + again) * _beside(of, plan),
@@ -159,7 +163,8 @@ def _kept(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
 def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand:
     """One pass; the partial results of those before are read by every program."""
     groups = -(-of.row_count // plan.rows)
-    partial = _PARTIAL * of.row_count * plan.parts * len(part.finished)
+    finished = len(part.running(part.finished))
+    partial = _PARTIAL * of.row_count * plan.parts * finished
     if not part.has_columns:
         return Demand(
             programs=groups,
@@ -170,25 +175,23 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
             phases=1.0,
             barriers=2,
         )
-    turns = -(-of.column_count // (plan.chunks[0] * plan.parts))
+    turns = -(-lanes(of, plan) // (plan.chunks[0] * plan.parts))
     tile = _step(of, plan, part, counts)
     programs = groups * plan.parts
     reads = of.mapping.read_by((*part.wide, *part.reductions))
-    made = _PARTIAL * of.row_count * plan.parts * len(part.reductions)
+    made = _PARTIAL * of.row_count * plan.parts * len(part.running(part.reductions))
     moved = _bytes(of, reads, part.wide_outputs) + made + partial * plan.parts
     return Demand(
         programs=programs,
         warps=plan.num_warps,
-        instructions=counts.program
-        + counts.across_warps * len(part.finished)
-        + turns * tile.instructions,
+        instructions=counts.program + counts.across_warps * finished + turns * tile.instructions,
         registers=tile.registers,
         moved=moved / programs,
         beside=moved / programs * _beside(of, plan),
         turns=turns,
         steps=_steps(turns, tile),
-        phases=float(len(part.finished) > 0),
-        barriers=tile.barriers + 2 * len(part.finished),
+        phases=float(finished > 0),
+        barriers=tile.barriers + 2 * finished,
     )
 
 
@@ -237,9 +240,12 @@ def _finish(of: Schedule, plan: KernelPlan) -> Demand:
 
 def _step(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> TileCost:
     """One step of a loop over columns: accumulators stay."""
-    operators, held = sorted((*part.wide, *part.reductions)), len(part.reductions)
+    running = part.running(part.reductions)
+    operators, held = sorted((*part.wide, *running)), len(running)
     chunks, outputs = plan.chunks[:1], part.wide_outputs
-    return tile_cost(of, plan, chunks, operators, outputs, counts, held=held, turned=True)
+    tile = tile_cost(of, plan, chunks, operators, outputs, counts, held=held, turned=True)
+    more = len(part.pairs) * (counts.operators["exp"] + _RESCALED) * tile.elements
+    return replace(tile, instructions=tile.instructions + more)
 
 
 def _steps(turns: int, tile: TileCost) -> float:

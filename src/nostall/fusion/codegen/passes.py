@@ -9,13 +9,17 @@ program was first.
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.frame import is_specialised, is_zero, row_block
+from collections.abc import Collection, Iterable
+
+from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_block
 from nostall.fusion.codegen.levels import Pass, passes
 from nostall.fusion.codegen.lines import Lines
-from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.online import Pair
+from nostall.fusion.codegen.peeled import peeled
+from nostall.fusion.codegen.plan import KernelPlan, lanes
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.templates import TRITON_DTYPES, reduction
+from nostall.fusion.codegen.templates import LARGEST_FLOAT, TRITON_DTYPES, reduction
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
 from nostall.fusion.varying import Extent
 
@@ -28,10 +32,8 @@ def write_looped(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
         lines(f"# pass {number}")
         write_narrow(tile, part)
         if part.has_columns:
-            _columns(tile, part, "0", str(of.column_count))
-            for index in part.reductions:
-                how = reduction(of.mapping.graph[index])
-                tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
+            _columns(tile, part, "0", _end(of, plan))
+            _results(tile, part, part.reductions)
     return Extent(of.row_count, plan.rows)
 
 
@@ -39,7 +41,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
     kernels = []
     graph = of.mapping.graph
     width = plan.chunks[0]
-    span = -(-of.column_count // (width * plan.parts)) * width
+    span = -(-lanes(of, plan) // (width * plan.parts)) * width
     name = base_name(of.mapping, plan)
     for number, part in enumerate(passes(of)):
         lines = Lines()
@@ -48,36 +50,39 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
             lines("part = tl.program_id(1)")
             rows = row_block(of, plan, lines, "pid")
             tile = _tile(of, plan, rows, lines)
-            for index in part.finished:
-                _put_together(tile, index, plan.parts)
+            for index in part.running(part.finished):
+                _load_partial(tile, index, plan.parts)
+            _results(tile, part, part.finished)
             write_narrow(tile, part, only=is_zero("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
-                stop = f"tl.minimum(start + {span}, {of.column_count})"
+                stop = f"tl.minimum(start + {span}, {_end(of, plan)})"
                 _columns(tile, part, "start", stop)
-                for index in part.reductions:
-                    how = reduction(graph[index])
-                    mask = f", mask={rows.mask}" if rows.mask else ""
-                    lines(
-                        f"tl.store(w{index} + r * {plan.parts} + part, "
-                        f"{how.along(f'a{index}', 1)}{mask})"
-                    )
+                _store_partials(tile, part, plan.parts)
         arguments = _used(of, part)
         grid = (Extent(of.row_count, plan.rows), plan.parts if part.has_columns else 1)
         told = f"{name}_{number}", arguments, (of.counted,), grid, plan.num_warps
         launch = Launch(*told, is_specialised(of))
         kernels.append((lines, launch))
+    partial = {i for part in passes(of) for i in part.running(part.reductions)}
     workspaces = tuple(
         Workspace(f"w{i}", reduction(graph[i]).dtype, of.row_count * plan.parts)
         for i in of.body
-        if of.mapping.reduced.get(i)
+        if i in partial
     )
     return program(of.mapping, plan, kernels, workspaces)
 
 
+def _end(of: Schedule, plan: KernelPlan) -> str:
+    """The first column, or lane, that is none."""
+    return f"ahead + {of.column_count}" if plan.peeled else str(of.column_count)
+
+
 def _tile(of: Schedule, plan: KernelPlan, rows: Rows, lines: Lines) -> Tile:
-    width = plan.chunks[0]
-    chunk = Chunk(width, "c", "inside" if of.column_count % width else None, "")
+    width, lies = plan.chunks[0], peeled(of) if plan.peeled else None
+    if lies:
+        lies.write_row(lines, of.column_count, limit(of))
+    chunk = Chunk(width, "c", "inside" if lies or of.column_count % width else None, "", lies)
     return Tile(of, of.columns, rows, (chunk,), lines)
 
 
@@ -93,32 +98,100 @@ def write_narrow(tile: Tile, part: Pass, only: str | None = None) -> None:
 def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
     """A loop over columns that accumulates the reductions of a pass and stores its outputs."""
     lines, (chunk,) = tile.lines, tile.chunks
-    graph = tile.graph
-    hows = {index: reduction(graph[index]) for index in part.reductions}
-    for index, how in hows.items():
+    online = {pair.maximum: pair.total for pair in part.pairs}
+    for index in part.running(part.reductions):
+        how = reduction(tile.graph[index])
         shape = f"({tile.rows.count}, {chunk.width})"
-        lines(f"a{index} = tl.full({shape}, {how.neutral}, {TRITON_DTYPES[how.dtype]})")
+        # The difference of -inf with itself would be NaN.
+        begin = repr(-LARGEST_FLOAT) if index in online else how.neutral
+        lines(f"a{index} = tl.full({shape}, {begin}, {TRITON_DTYPES[how.dtype]})")
     before = dict(tile.entries)
     with lines.block(f"for first in range({start}, {stop}, {chunk.width}):"):
-        lines(f"c = first + tl.arange(0, {chunk.width})[None, :]")
-        if chunk.mask:
+        if chunk.peeled:
+            chunk.peeled.write_lanes(lines, tile.of.column_count, chunk.width)
+        else:
+            lines(f"c = first + tl.arange(0, {chunk.width})[None, :]")
+        if chunk.mask and not chunk.peeled:
             lines(f"inside = c < {tile.of.column_count}")
         tile.write(part.wide, part.wide_outputs)
-        for index, how in hows.items():
-            lines(f"# {graph.told(index)}")
-            text, _ = tile.partial(index, how, chunk)
-            lines(f"a{index} = {how.both(f'a{index}', text)}")
+        for index in part.running(part.reductions):
+            if index not in online.values():
+                _accumulate(tile, index, online.get(index))
+    for index, total in online.items():
+        lines(f'a{index} = tl.where(a{total} == 0.0, float("-inf"), a{index})')
     # Names that are first used in a loop do not exist after it.
     tile.entries = before
 
 
-def _put_together(tile: Tile, index: int, parts: int) -> None:
-    """The result of a reduction from the partial results of the kernel before."""
-    how = reduction(tile.graph[index])
+def _accumulate(tile: Tile, index: int, total: int | None) -> None:
+    """Take the columns of a turn into the running value of a reduction; ``total`` is the sum whose
+    maximum it is, where both run together."""
+    lines, (chunk,), how = tile.lines, tile.chunks, reduction(tile.graph[index])
+    lines(f"# {tile.graph.told(index)}")
+    text, _ = tile.partial(index, how, chunk)
+    if total is None:
+        lines(f"a{index} = {how.both(f'a{index}', text)}")
+    else:
+        lines(f"# {tile.graph.told(total)}")
+        lines(f"a{index}, a{total} = _online(a{index}, a{total}, {text})")
+
+
+def _results(tile: Tile, part: Pass, reductions: Iterable[int]) -> None:
+    """The results of reductions from running values or partial results, those of pairs first."""
+    wanted = set(reductions)
+    for pair in part.online:
+        _results_of(tile, pair, wanted.intersection(pair.members))
+        wanted.difference_update(pair.members)
+    for index in sorted(wanted):
+        how = reduction(tile.graph[index])
+        tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
+
+
+def _results_of(tile: Tile, pair: Pair, wanted: Collection[int]) -> None:
+    """Those members of a pair that are wanted; all from one maximum and one sum."""
+    if not wanted:
+        return
+    how = reduction(tile.graph[pair.maximum])
+    tile.keep_reduced(pair.maximum, how, how.along(f"a{pair.maximum}", 1), rows=True)
+    highest, total = f"v{pair.maximum}", f"s{pair.total}"
+    tile.lines(f"{total} = {_sum_below(pair, highest)}")
+    for index in pair.members[1:]:
+        if index in pair.maxima:
+            text = highest
+        elif index in pair.guarded:
+            text = f'tl.where({highest} == float("inf"), float("inf"), {total})'
+        else:
+            text = f'tl.where({total} == 0.0, float("nan"), {total})'
+        if index in wanted:
+            tile.keep_reduced(index, reduction(tile.graph[index]), text, rows=True)
+
+
+def _sum_below(pair: Pair, highest: str) -> str:
+    """The sum of a pair over all lanes, relative to the maximum of them."""
+    lanes = f"_rescaled(a{pair.total}, a{pair.maximum}, {highest})"
+    return f"tl.sum({lanes}, 1, keep_dims=True)"
+
+
+def _load_partial(tile: Tile, index: int, parts: int) -> None:
+    """The partial results that the kernel before has left."""
     tile.lines(f"# {tile.graph.told(index)}")
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
     tile.lines(f"a{index} = tl.load(w{index} + r * {parts} + tl.arange(0, {parts})[None, :]{mask})")
-    tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
+
+
+def _store_partials(tile: Tile, part: Pass, parts: int) -> None:
+    """What the kernel of a pass leaves to the next one, as its program number ``part`` found it."""
+    texts = {
+        index: reduction(tile.graph[index]).along(f"a{index}", 1)
+        for index in part.running(part.reductions)
+    }
+    for pair in part.pairs:
+        highest = f"s{pair.maximum}"
+        tile.lines(f"{highest} = {texts[pair.maximum]}")
+        texts |= {pair.maximum: highest, pair.total: _sum_below(pair, highest)}
+    mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
+    for index, text in texts.items():
+        tile.lines(f"tl.store(w{index} + r * {parts} + part, {text}{mask})")
 
 
 def _used(of: Schedule, part: Pass) -> tuple[str, ...]:
@@ -127,5 +200,5 @@ def _used(of: Schedule, part: Pass) -> tuple[str, ...]:
     operators = [*part.wide, *part.narrow, *part.reductions]
     reads = mapping.read_by(operators)
     tensors = [*reads, *sorted([*part.wide_outputs, *part.narrow_outputs])]
-    partial = sorted({*part.finished, *part.reductions})
+    partial = sorted(part.running({*part.finished, *part.reductions}))
     return (*(f"p{i}" for i in tensors), *(f"w{i}" for i in partial))

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.kept import demotions, unfit
 from nostall.fusion.codegen.mapping import used
+from nostall.fusion.codegen.peeled import peeled
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.hardware import H200
 
@@ -97,6 +98,7 @@ class KernelPlan:
     ``parts``: for ``split`` programs that share a row, for ``column`` groups of rows.
     ``demoted``: for ``shared`` how much less than everything is kept
     (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: it copies what it reads ahead.
+    ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.
     """
 
     scheme: Scheme
@@ -106,6 +108,7 @@ class KernelPlan:
     parts: int = 1
     demoted: int = 0
     ahead: bool = False
+    peeled: bool = False
 
     @property
     def elements_per_thread(self) -> float:
@@ -123,7 +126,9 @@ class KernelPlan:
         parts = f", {self.parts} parts" if self.parts > 1 else ""
         demoted = f", {self.demoted} demoted" if self.demoted else ""
         ahead = ", copied ahead" if self.ahead else ""
-        return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{parts}{demoted}{ahead}"
+        peeled = ", peeled" if self.peeled else ""
+        told = f"{parts}{demoted}{ahead}{peeled}"
+        return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{told}"
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,12 @@ def matrix_widths(of: Schedule) -> tuple[int, ...]:
     )
 
 
+def lanes(of: Schedule, plan: KernelPlan) -> int:
+    """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
+    lies = peeled(of) if plan.peeled else None
+    return of.column_count + (lies.step - 1 if lies else 0)
+
+
 def _largest_matrix(of: Schedule) -> int:
     """Lanes of the largest tensor."""
     widths, mapping = matrix_widths(of), of.mapping
@@ -236,7 +247,10 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
                 else:
                     yield KernelPlan(scheme, rows, chunks, warps)
     if of.kind == "rows":
-        yield from _in_pieces(of)
+        for plan in _in_pieces(of):
+            yield plan
+            if plan.rows == 1 and columns >= WIDE and peeled(of):
+                yield replace(plan, peeled=True)
         yield from _on_chip(of)
 
 
@@ -285,6 +299,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         idle = idle_share(of.column_count, plan.chunks)
         if idle > MOST_IDLE and of.column_count >= WIDE:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
+    if plan.peeled and (plan.rows > 1 or not peeled(of)):
+        return "peeled are single rows, one for each program, that begin at odd places"
     if plan.scheme == "shared" and (reason := unfit(of, plan.demoted, plan.chunks[0], plan.ahead)):
         return reason
     if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:

@@ -15,15 +15,16 @@ HOPELESS = 3.0
 
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
     """The modelled first choice, then the best plan of every other scheme, then what is missing of
-    the ``most`` modelled best among plans that differ in scheme, in warps for each row, or in
-    whether chunks are equal.  Raises :class:`BadInput` where no plan is legal."""
+    the ``most`` modelled best among plans that differ in scheme, in warps for each row, in whether
+    chunks are equal, or in whether rows are peeled.  Raises :class:`BadInput` where no plan is
+    legal."""
     first = first_choice(of)
     time = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
     ranked = sorted(time, key=lambda plan: (time[plan], plan.rows, str(plan)))
     ranked = [plan for plan in ranked if time[plan] <= HOPELESS * time[first]]
     schemes = {plan.scheme: plan for plan in reversed(ranked)}
     others = sorted(schemes.values(), key=ranked.index)
-    kinds = {(p.scheme, p.num_warps / p.rows, p.is_even): p for p in reversed(ranked)}
+    kinds = {(p.scheme, p.num_warps / p.rows, p.is_even, p.peeled): p for p in reversed(ranked)}
     best = sorted(kinds.values(), key=ranked.index)[:most]
     return tuple(dict.fromkeys([first, *others, *best]))
 

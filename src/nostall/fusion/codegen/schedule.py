@@ -9,6 +9,7 @@ remove.  Reductions over rows as well (the weight gradient beside the input grad
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -25,6 +26,7 @@ class Schedule:
     ``summed`` are the row loops that the tails remove (the last ones of ``rows``); ``tails`` are
     those reductions and ``after`` what is computed from them.  ``groups``: the columns of a pattern
     with small dots, by the axes of its matrices (:mod:`nostall.fusion.codegen.groups`).
+    ``online``: whether reductions may share a walk (:mod:`nostall.fusion.codegen.online`).
     """
 
     mapping: Mapping
@@ -34,6 +36,7 @@ class Schedule:
     tails: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     groups: tuple[Loops, ...] = ()
+    online: bool = True
 
     @property
     def kind(self) -> Literal["flat", "rows", "dual", "dots"]:
@@ -72,10 +75,15 @@ class Schedule:
     @cached_property
     def level(self) -> dict[int, int]:
         """Of every operator of the body, how many reductions in a row its value waits for."""
+        return self.levels()
+
+    def levels(self, beside: Collection[int] = ()) -> dict[int, int]:
+        """As :attr:`level`, where the reductions ``beside`` run along with those they need."""
         found: dict[int, int] = {}
         for index in self.body:
             above = [found.get(o.source, 0) for o in self.mapping.operands[index]]
-            found[index] = max(above, default=0) + (index in self.mapping.reduced)
+            waits = index in self.mapping.reduced and index not in beside
+            found[index] = max(above, default=0) + waits
         return found
 
     def is_wide(self, index: int) -> bool:

@@ -37,6 +37,16 @@ def _max(a, b):  # NaN wins, as in PyTorch; tl.max would drop it
 def _min(a, b):  # NaN wins, as in PyTorch; tl.min would drop it
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "_online": """@triton.jit
+def _online(m, s, x):  # a maximum, which begins above -inf, and the sum of exp(x - maximum)
+    below = tl.exp(-tl.abs(x - m))
+    s = tl.where(x > m, s * below + 1.0, s + below)
+    return tl.maximum(m, x, propagate_nan=tl.PropagateNan.ALL), s
+""",
+    "_rescaled": """@triton.jit
+def _rescaled(s, m, highest):  # a sum of exp(x - m) as one of exp(x - highest); 0 where m is -inf
+    return tl.where(s == 0.0, 0.0, s * tl.exp(m - highest))
+""",
     "_mul": """@triton.jit
 def _mul(a, b):
     return a * b

@@ -14,6 +14,7 @@ from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, off
 from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
+from nostall.fusion.codegen.peeled import Peeled
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import (
     TRITON_DTYPES,
@@ -41,12 +42,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some columns of a tile: the ``counter`` is (1, width).  ``suffix`` tells names apart."""
+    """Some columns of a tile: the ``counter`` is (1, width).  ``suffix`` tells names apart.
+    ``peeled``: tensors with such rows are read and written by lanes, 16 bytes at a time."""
 
     width: int
     counter: str
     mask: str | None
     suffix: str
+    peeled: Peeled | None = None
 
 
 @dataclass(frozen=True)
@@ -187,12 +190,16 @@ class Tile:
             return self.entries[operand, suffix]
         name = self.name(operand, suffix)
         text = f"tl.load({address}{f', mask={mask}' if mask else ''})"
+        if chunk and (peeled := self._peeled(f"p{operand.source}", address, chunk)):
+            peeled.load(self.lines, name, f"p{operand.source}", self.of.column_count)
+            text = name
         dtype = computed(node.dtype)
         if node.dtype == "bool":
             text = f"{text} != 0"
         elif node.dtype != dtype:
             text = f"{text}.to({TRITON_DTYPES[dtype]})"
-        self.lines(f"{name} = {text}")
+        if text != name:
+            self.lines(f"{name} = {text}")
         entry = Entry(Value(name, dtype), rows, columns)
         self.entries[operand, suffix] = entry
         return entry
@@ -207,6 +214,12 @@ class Tile:
         address = " + ".join([*begin, *((by_row + by_column) or [ZERO])])
         masks = [self.rows.mask if by_row else None, chunk.mask if chunk and by_column else None]
         return address, " & ".join(m for m in masks if m), bool(by_row), bool(by_column)
+
+    def _peeled(self, memory: str, address: str, chunk: Chunk) -> Peeled | None:
+        """How a tensor is read or written by lanes; None where its rows lie otherwise."""
+        peeled = chunk.peeled
+        by_lanes = peeled and address == f"{memory} + {peeled.row} + {chunk.counter}"
+        return peeled if by_lanes else None
 
     def name(self, operand: Operand, suffix: str) -> str:
         """What a value read from memory is called."""
@@ -242,6 +255,10 @@ class Tile:
             masks += first_of_missing(loops, self.columns, sizes, chunk.counter)
         address = " + ".join([f"p{index}", *((by_row + by_column) or [ZERO])])
         text = stored(entry.value.text, node.dtype)
+        peeled = self._peeled(f"p{index}", address, chunk) if chunk else None
+        if chunk and peeled and masks == [chunk.mask]:
+            peeled.store(self.lines, f"p{index}", text, chunk.width)
+            return
         mask = f", mask={' & '.join(masks)}" if masks else ""
         self.lines(f"tl.store({address}, {text}{mask})")
 

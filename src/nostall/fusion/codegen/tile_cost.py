@@ -125,7 +125,8 @@ def tile_cost(
     flat = plan.scheme == "thread"
     rows = 1 if flat else plan.rows
     along_rows = not flat and len(of.mapping.sizes) - 1 in of.rows
-    memory = _accesses(of, flat, along_rows, operators, outputs)
+    anywhere = along_rows or plan.peeled
+    memory = _accesses(of, flat, anywhere, operators, outputs)
     # Triton lays tensors of one shape out alike, as the one with the most neighbours wants it.
     alike = [one.widest for one in memory if one.has_rows or rows == 1]
     bare = [one.widest for one in memory if not (one.has_rows or rows == 1)]
@@ -239,11 +240,12 @@ def _cost(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> f
 def _accesses(
     of: Schedule,
     flat: bool,
-    along_rows: bool,
+    anywhere: bool,
     operators: Iterable[int],
     outputs: Collection[int],
 ) -> list[_Access]:
-    """What is read and written column by column, each place once."""
+    """What is read and written column by column, each place once.  ``anywhere``: where rows begin
+    does not decide how wide accesses are."""
     mapping, graph = of.mapping, of.mapping.graph
     touched: dict[int | Operand, tuple[int, frozenset[int]]] = {}
     for index in operators:
@@ -260,7 +262,7 @@ def _accesses(
         has_rows = not flat and bool(loops & set(of.rows))
         size = DTYPE_BYTES[graph[node].dtype]
         # Rows begin where the one before ends; what has none begins where memory does.
-        row = of.column_count * size if has_rows and not along_rows else ACCESS_BYTES
+        row = of.column_count * size if has_rows and not anywhere else ACCESS_BYTES
         widest = max(1, math.gcd(ACCESS_BYTES, row) // size)
         found.append(_Access(size, widest, flat or has_rows, value in outputs))
     return found

@@ -23,7 +23,7 @@ from nostall.fusion.evaluate.legality import (
     MOST_ARGUMENTS,
     MOST_OPERATORS,
     MOST_PACKED,
-    WIDEST_ROW,
+    WIDEST_BLOCK,
     Mapping,
     connected,
     mapping,
@@ -212,7 +212,9 @@ class Delta:
             delay = max(delay, laid.levels * _BARRIER / hardware.clock_hz)
             inside = set(members(mask))
             if any(self._ends(index, inside) for index in inside):
-                stages = 2
+                stages = max(stages, 2)
+            if laid.columns > WIDEST_BLOCK:
+                stages = max(stages, laid.levels + 1)
         full = hardware.copy_bytes_per_second
         resident = max(1.0, min(warps, hardware.sms * _WARPS))
         in_flight = resident * hardware.bytes_in_flight / hardware.latency_s
@@ -264,7 +266,7 @@ class Delta:
             for edge in self.work.edges[index]:
                 if edge.stretch <= 1 or edge.source not in inside:
                     continue
-                if laid.columns > WIDEST_ROW:
+                if laid.columns > WIDEST_BLOCK and not laid.levels:
                     again = edge.stretch
                 elif not laid.meets(edge.rows):
                     again = min(edge.stretch, laid.rows)

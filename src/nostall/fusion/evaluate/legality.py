@@ -19,8 +19,11 @@ MOST_OPERATORS = 64
 """As Inductor's ``max_fusion_size``: longer kernels spill and compile for long."""
 MOST_ARGUMENTS = 64
 """As BladeDISC's ``max_num_arguments_per_kernel``."""
-WIDEST_ROW = 65536
-"""Elements of a row that one block can pass over several times."""
+WIDEST_BLOCK = 65536
+"""Elements of a row that one block can pass over several times; wider ones are shared by blocks,
+with a kernel for each time."""
+WIDEST_ROW = 1 << 20
+"""Elements of a row that blocks can share: 256 of 4,096 each."""
 MOST_PACKED = 8
 """Independent parts of one kernel, as Inductor's combo kernels."""
 
@@ -70,18 +73,22 @@ def mapping(work: Work, mask: Mask) -> Mapping | None:
         levels = max(levels, level[index])
     rows = max(1, rows)
     columns = -(-widest // rows)
-    if not levels or columns <= WIDEST_ROW:
+    if not levels or columns <= WIDEST_BLOCK:
         return Mapping(rows, columns, levels)
-    return _across(work, mask, levels)
+    if _keep_last(work, mask):
+        return _across(work, mask, levels)
+    return Mapping(rows, columns, levels) if columns <= WIDEST_ROW else None
+
+
+def _keep_last(work: Work, mask: Mask) -> bool:
+    """Whether no reduction that is used removes the last axis."""
+    inside = set(members(mask))
+    used = (i for i in inside & work.reductions if not inside.isdisjoint(work.graph.consumers[i]))
+    return all(_keeps_last(work.graph, index) for index in used)
 
 
 def _across(work: Work, mask: Mask, levels: int) -> Mapping | None:
-    """Rows along the last axis, where no reduction that is used removes it."""
-    inside = set(members(mask))
-    for index in inside & work.reductions:
-        used = not inside.isdisjoint(work.graph.consumers[index])
-        if used and not _keeps_last(work.graph, index):
-            return None
+    """Rows along the last axis, as the code generator lays them."""
     if mask not in work.across:
         pattern = region(work.graph, list(members(mask))).graph
         try:
@@ -90,7 +97,7 @@ def _across(work: Work, mask: Mask, levels: int) -> Mapping | None:
         except BadInput:
             work.across[mask] = None
     found = work.across[mask]
-    if found is None or found[1] > WIDEST_ROW:
+    if found is None or found[1] > WIDEST_BLOCK:
         return None
     return Mapping(*found, levels, outer=True)
 
