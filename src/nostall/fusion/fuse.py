@@ -31,6 +31,7 @@ from nostall.fusion.codegen.region import Choice, StitchedGraph, stitch
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore import explore
 from nostall.fusion.graph import Graph
+from nostall.fusion.parting import parted
 from nostall.fusion.plan import members
 from nostall.fusion.regions import regions
 
@@ -38,8 +39,8 @@ Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
 
 
 def explored(graph: Graph) -> list[tuple[int, ...]]:
-    """The published explorer's plan."""
-    return [members(group) for group in explore(Delta(graph)).plan.groups]
+    """The published explorer's plan, and what it has too much of in one kernel parted."""
+    return parted(graph, [members(group) for group in explore(Delta(graph)).plan.groups])
 
 
 @dataclass

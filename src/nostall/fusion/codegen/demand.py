@@ -15,7 +15,7 @@ from nostall.fusion.codegen.levels import Pass, Value, passes
 from nostall.fusion.codegen.mapping import Operand
 from nostall.fusion.codegen.plan import WARP, KernelPlan, lanes
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.sums import FINISH_TILE, LEAST_FINISH_WIDTH
+from nostall.fusion.codegen.sums import finish_tile
 from nostall.fusion.codegen.tile_cost import (
     COUNTS,
     Counts,
@@ -222,9 +222,8 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
 def _finish(of: Schedule, plan: KernelPlan) -> Demand:
     """The second one: partial results are added up."""
     results = _results(of)
-    width = max(LEAST_FINISH_WIDTH, FINISH_TILE // plan.parts)
+    width, warps = finish_tile(plan.parts, results)
     programs = max(1, -(-results // width))
-    warps = 4
     each = width * plan.parts / (WARP * warps)
     moved = _PARTIAL * plan.parts * results / programs
     return Demand(

@@ -49,7 +49,9 @@ MOST_UNROLLED = 1536
 """Products of a thread in fp32, which Triton unrolls: the backward pass of attention with 64 places
 of 64 (5120, compiled for sm_90) has 350 KB of code, spills and takes 19 s to compile."""
 MOST_PARTS = 256
-"""Partial results of one row or column that the next kernel loads at once."""
+"""Partial results of one row that the next kernel loads at once."""
+MOST_GROUPS = 512
+"""Of one column: four programs for each SM, where registers let so many be resident."""
 
 
 def power_above(count: int) -> int:
@@ -242,7 +244,7 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
             for rows in (1, 2, 4, 8, 16, 32, 64):
                 scheme: Scheme = "warp" if rows >= warps else "block"
                 if of.kind == "dual":
-                    for parts in _parts(of.count(of.summed), rows):
+                    for parts in _parts(of.count(of.summed), rows, MOST_GROUPS):
                         yield KernelPlan("column", rows, chunks, warps, parts)
                 else:
                     yield KernelPlan(scheme, rows, chunks, warps)
@@ -279,10 +281,10 @@ def _on_chip(of: Schedule) -> Iterator[KernelPlan]:
                     yield KernelPlan("shared", 1, (width,), warps, 1, demoted, ahead)
 
 
-def _parts(count: int, step: int) -> list[int]:
+def _parts(count: int, step: int, most: int = MOST_PARTS) -> list[int]:
     """Into how many groups of whole ``step``s ``count`` things may be split."""
-    steps = -(-count // step)
-    return [parts for parts in (1, 4, 16, 64, MOST_PARTS) if parts <= steps]
+    limit = min(most, -(-count // step))
+    return [parts for parts in (1, 4, 16, 64, MOST_PARTS, MOST_GROUPS) if parts <= limit]
 
 
 def refusal(of: Schedule, plan: KernelPlan) -> str | None:

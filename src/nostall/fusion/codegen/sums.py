@@ -11,7 +11,7 @@ from __future__ import annotations
 from nostall.fusion.codegen.addresses import ZERO
 from nostall.fusion.codegen.frame import is_zero, whole_row
 from nostall.fusion.codegen.lines import Lines
-from nostall.fusion.codegen.plan import KernelPlan, power_above
+from nostall.fusion.codegen.plan import WARP, KernelPlan, power_above
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import TRITON_DTYPES, Reduction, Value, reduction
@@ -22,6 +22,14 @@ FINISH_TILE = 4096
 """Partial results that one program of the second kernel loads at once."""
 LEAST_FINISH_WIDTH = 32
 """Its columns: fewer would not fill the 128 bytes that memory gives at once."""
+LEAST_FINISH_WARPS, MOST_FINISH_EACH = 4, 64
+"""Its warps, and what a thread has at most of the tile."""
+
+
+def finish_tile(parts: int, results: int) -> tuple[int, int]:
+    """Columns and warps of a program of the second kernel."""
+    width = min(power_above(results), max(LEAST_FINISH_WIDTH, FINISH_TILE // parts))
+    return width, max(LEAST_FINISH_WARPS, width * parts // (WARP * MOST_FINISH_EACH))
 
 
 def emit_column(of: Schedule, plan: KernelPlan) -> Program:
@@ -141,7 +149,7 @@ def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, 
     # Results are walked over as one long row: kept rows, and columns where a tail has them.
     loops = kept + (of.columns if any(tail.wide for tail in tails) else ())
     results = of.count(loops)
-    width = min(power_above(results), max(LEAST_FINISH_WIDTH, FINISH_TILE // plan.parts))
+    width, warps = finish_tile(plan.parts, results)
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")
@@ -158,7 +166,7 @@ def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, 
     arguments = (*(f"p{i}" for i in [*reads, *outputs]), *(f"w{t.index}" for t in tails))
     name = f"{base_name(of.mapping, plan)}_1"
     grid = (-(-results // width), 1)
-    return lines, Launch(name, arguments, (), grid, 4)
+    return lines, Launch(name, arguments, (), grid, warps)
 
 
 def _total(tile: Tile, tail: _Tail, results: int) -> None:
