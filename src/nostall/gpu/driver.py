@@ -25,8 +25,6 @@ _SCALARS: dict[str, Any] = {
     "f64": ctypes.c_double,
 }
 _DEFAULT_DYNAMIC_SHARED = 48 * 1024
-_NOT_READY = 600
-"""CUDA_ERROR_NOT_READY"""
 
 
 class DriverError(Exception):
@@ -219,13 +217,6 @@ class Cuda:
 
     def record(self, event: Any) -> None:
         self.call("cuEventRecord", event, self.stream)
-
-    def happened(self, event: Any) -> bool:
-        """Whether a recorded event is over; raises :class:`DriverError` after a fault."""
-        (status,) = self.cu.cuEventQuery(event)
-        if int(status) not in (0, _NOT_READY):
-            raise DriverError(status.name, "cuEventQuery")
-        return int(status) == 0
 
     def seconds(self, start: Any, end: Any) -> float:
         """Between two recorded events that have happened."""

@@ -135,17 +135,16 @@ class Engine:
             loaded[which] = self._load(what[which])
         return [loaded[which] for which in range(3)]
 
-    def _load_ahead(self, finished: Callable[[], bool]) -> None:
-        """Until the GPU has ``finished``: load what may come next.
+    def _load_ahead(self) -> None:
+        """While the GPU is busy: load what may come next.
 
-        The driver loads a module beside running work, but returns only when that is over: what is
-        told first is what is loaded.
+        The driver loads a module beside running work, but returns only when that is over, so what
+        is told first is all that is loaded.
         """
-        while not finished():
-            cubin = self.foretold()
-            if cubin is not None:
-                with suppress(DriverError):  # it is told to who asks for it
-                    self._ready.append((cubin, self._load(cubin)))
+        cubin = self.foretold()
+        if cubin is not None:
+            with suppress(DriverError):  # it is told to who asks for it
+                self._ready.append((cubin, self._load(cubin)))
 
     def _taken(self, cubin: bytes) -> Loaded:
         """The module, which may be there already; others that are go at once, because new memory
@@ -185,7 +184,8 @@ class Engine:
             return CuptiTimer(self.cuda, spec, self.arguments, times, flush)
         if plan.clock == "events":
             return EventTimer(self.cuda, spec, self.arguments, times)
-        return GraphTimer(self.cuda, spec, self.arguments, times, self.original, self._load_ahead)
+        meanwhile = self._load_ahead if plan.ahead else None
+        return GraphTimer(self.cuda, spec, self.arguments, times, self.original, meanwhile)
 
 
 class _Parts:

@@ -18,6 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 _SLOTS = 2
 """Either end of one step of a search."""
 _HINT = "foresee"
+_PATIENCE = 5e-4
+"""Seconds that a worker waits for a hint: about what a step of a search takes on the host."""
 
 
 class Slots:
@@ -56,8 +58,8 @@ class Messages:
         return self._questions.popleft()
 
     def foreseen(self) -> bytes | None:
-        """A module that may be asked for next, if one is told by now."""
-        return self._sort(self._pipe.recv()) if self._pipe.poll() else None
+        """A module that may be asked for next, if one is told by now or soon."""
+        return self._sort(self._pipe.recv()) if self._pipe.poll(_PATIENCE) else None
 
     def _sort(self, message: Any) -> bytes | None:
         if isinstance(message, tuple) and message[0] == _HINT:

@@ -14,9 +14,6 @@ _FLUSH_FACTOR = 2
 """Bytes overwritten for a cold cache, in sizes of the L2 cache."""
 
 
-Meanwhile = Callable[[Callable[[], bool]], None]
-
-
 class Timer(Protocol):
     """Times kernels side by side."""
 
@@ -31,8 +28,7 @@ class Timer(Protocol):
 class GraphTimer:
     """Times graphs of several launches: the L2 cache stays warm and launches do not wait for the
     host.  ``times`` launches make one graph.  The graph of ``reference`` is kept: it takes part in
-    every comparison.  ``meanwhile`` is called when all of them are on their way, and is told how to
-    ask whether the GPU has done them."""
+    every comparison.  ``meanwhile`` is called when all of them are on their way."""
 
     def __init__(
         self,
@@ -41,7 +37,7 @@ class GraphTimer:
         arguments: Arguments,
         times: int,
         reference: Loaded,
-        meanwhile: Meanwhile | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self.cuda, self.spec, self.arguments, self.times = cuda, spec, arguments, times
         self.meanwhile = meanwhile
@@ -72,8 +68,7 @@ class GraphTimer:
                 self.cuda.record(self.events[at])
             at += 1
         if self.meanwhile is not None:
-            last = self.events[at - 1]
-            self.meanwhile(lambda: self.cuda.happened(last))
+            self.meanwhile()
         self.cuda.synchronize()
         samples: list[list[float]] = [[] for _ in graphs]
         at = 0

@@ -98,15 +98,16 @@ def drawn(seed: int, shape: tuple[int, int] = (ROWS, COLUMNS)) -> Graph:
     return build.graph(*outputs)
 
 
-def strange(value: torch.Tensor) -> None:
-    """A kind of trouble for each row: where a lane, a part or all of it is infinite or NaN."""
+def strange(value: torch.Tensor, *, largest: float = 300.0) -> None:
+    """A kind of trouble for each row: where a lane, a part or all of it is infinite or NaN, or it
+    grows.  ``largest``: of the row that does."""
     last = value.shape[1] - 1
     value[1, last] = float("nan")
     value[2] = -INF
     value[3, 5] = INF
     value[4, :last] = -INF
     value[5, ::2] = -INF
-    value[6] = torch.linspace(-300, 200, last + 1)
+    value[6] = torch.linspace(-largest, 2 * largest / 3, last + 1)
     value[7] = torch.finfo(value.dtype).min
     value[8, 3], value[8, last] = INF, -INF
 

@@ -51,8 +51,6 @@ class FakeDriver:
     modules: int = 0
     unloaded: int = 0
     capturing: list[Callable[[], None]] | None = None
-    busy: int = 0
-    """How often it says from now on that an event is still to come."""
     _next: int = 0x1000
 
     def __getattr__(self, name: str) -> Any:
@@ -210,10 +208,6 @@ class FakeDriver:
     def cuEventRecord(self, event: list[float], stream: str) -> Any:  # noqa: N802
         event[0] = self.clock
         return (OK,)
-
-    def cuEventQuery(self, event: list[float]) -> Any:  # noqa: N802
-        self.busy = max(0, self.busy - 1)
-        return (real.CUresult.CUDA_ERROR_NOT_READY if self.busy else OK,)
 
     def cuEventElapsedTime(self, start: list[float], end: list[float]) -> Any:  # noqa: N802
         return OK, (end[0] - start[0]) * 1e3
