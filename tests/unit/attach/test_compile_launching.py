@@ -10,6 +10,7 @@ import pytest
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from nostall.attach.compile import launching, operator  # noqa: E402
@@ -20,7 +21,10 @@ from nostall.attach.compile.records import (  # noqa: E402
     TensorRecord,
     WorkspaceRecord,
 )
+from nostall.fusion.codegen.emit import emit  # noqa: E402
 from nostall.fusion.codegen.kernel import BadTensor  # noqa: E402
+from nostall.fusion.codegen.plan import KernelPlan  # noqa: E402
+from nostall.fusion.codegen.region import scheduled  # noqa: E402
 
 # PyTorch's own modules warn of each other.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -144,6 +148,30 @@ def test_other_addresses_go_through_triton(launcher: Launcher, binary: Binary) -
     binary.ran = []
     launcher([inputs()[0], odd])
     assert any(isinstance(argument, Tensor) for argument in binary.ran[0])
+
+
+def test_what_a_kernel_copies_ahead_begins_at_an_even_place(
+    launcher: Launcher, binary: Binary
+) -> None:
+    first, second = RECORD.launches
+    launches = (first.model_copy(update={"aligned": True}), second)
+    careful = Launcher(RECORD.model_copy(update={"launches": launches}), launcher._functions)
+    careful(inputs())
+    odd = torch.ones(9)[1:]
+    binary.ran = []
+    careful([inputs()[0], odd])
+    copied, given = addresses(binary.ran[0])[0], addresses(binary.ran[1])[3]
+    assert copied % 16 == 0 and copied != odd.data_ptr()
+    assert given == odd.data_ptr()  # the other launch does not ask for it
+
+
+def test_a_record_says_what_is_copied_ahead() -> None:
+    graph = layer_norm((64, 12288), "float16")
+    of = scheduled(graph, graph.operators)
+    for ahead in (False, True):
+        program = emit(of, KernelPlan("shared", 1, (4096,), 16, ahead=ahead))
+        (launch,) = KernelRecord.of(program).launches
+        assert launch.aligned == ahead
 
 
 def test_a_profilers_hook_is_told_of_every_launch(launcher: Launcher, binary: Binary) -> None:

@@ -17,6 +17,7 @@ from triton import knobs
 
 from nostall.attach.compile.records import KernelRecord, TensorRecord
 from nostall.attach.delivery import say_once
+from nostall.fusion.codegen.kernel import aligned
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -67,7 +68,7 @@ class Launcher:
         binaries = [
             # Triton's default for fused multiply-adds changes with its version.
             function[launch.grid](
-                *(tensors[at] for at in order),
+                *(aligned(tensors[at]) if launch.aligned else tensors[at] for at in order),
                 *launch.counts,
                 num_warps=launch.num_warps,
                 enable_fp_fusion=True,

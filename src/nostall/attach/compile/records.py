@@ -59,13 +59,14 @@ Number = int | ExtentRecord | TotalRecord
 
 class LaunchRecord(Strict):
     """One launch; ``arguments`` name tensors ``p0``, ``p1`` … (inputs, then outputs) and
-    workspaces."""
+    workspaces.  ``aligned``: tensors that begin at an odd place are copied first."""
 
     name: str
     arguments: tuple[str, ...]
     counts: tuple[Number, ...]
     grid: tuple[Number, Number]
     num_warps: int
+    aligned: bool = False
 
 
 class WorkspaceRecord(Strict):
@@ -107,6 +108,7 @@ class KernelRecord(Strict):
                     counts=tuple(_number(count, varying) for count in launch.counts),
                     grid=(_number(launch.grid[0], varying), _number(launch.grid[1], varying)),
                     num_warps=launch.num_warps,
+                    aligned=launch.aligned,
                 )
                 for launch in program.launches
             ),
