@@ -170,7 +170,7 @@ def test_a_busy_worker_is_told_what_may_come_next() -> None:
         assert pending.wait().fate == "fault"
         pending.foresee(b"five")
         assert gpu.evaluate(b"good").fate == "timed"
-    with LocalGpu(KERNEL, PLAN, make=pretend) as gpu:
+    with LocalGpu(KERNEL, replace(PLAN, ahead=False), make=pretend) as gpu:
         pending = gpu.start(b"listen")
         pending.foresee(b"not asked for")
         assert pending.wait().detail == "nothing"

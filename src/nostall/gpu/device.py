@@ -52,7 +52,7 @@ class Plan:
     clock: Clock = "graph"
     tolerance: Tolerance | None = None
     loads: int = 8
-    ahead: bool = False
+    ahead: bool = True
 
 
 @dataclass(frozen=True)
