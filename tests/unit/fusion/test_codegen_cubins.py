@@ -250,3 +250,45 @@ def test_launches_know_fp8_and_int16(tmp_path: Path) -> None:
     dtypes = [argument.dtype for argument in launch.args if isinstance(argument, Buffer)]
     assert dtypes == ["f8e5m2", "i16", "f8e4m3"]
     assert compile_triton(path, name, launch, "sm_90").kernel == name
+
+
+def _softmax_of_a_product(columns: int) -> Graph:
+    build = Builder()
+    x = build("mul", build.input((64, columns)), build.input((columns,)))
+    highest = build("amax", x, dims=(1,), keepdim=True)
+    powers = build("exp", build("sub", x, highest))
+    return build.graph(build("div", powers, build("sum", powers, dims=(1,), keepdim=True)))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        KernelPlan("block", 1, (4096,), 8),
+        KernelPlan("looped", 1, (1024,), 4),
+        KernelPlan("split", 1, (1024,), 4, 4),
+    ],
+    ids=str,
+)
+def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_path: Path) -> None:
+    """a b - max(a b) as an FMA is a b less its own rounding: of 1e37 that is 1e30, and exp of it."""
+    graph = _softmax_of_a_product(4096)
+    program = emit(scheduled(graph, graph.operators), plan)
+    fused = []
+    as_it_was = re.sub(r"libdevice\.sub_rn\(([^,()]+), ([^,()]+)\)", r"(\1 - \2)", program.source)
+    assert as_it_was != program.source
+    for name, source in (("apart", program.source), ("fused", as_it_was)):
+        path = tmp_path / f"{name}.py"
+        path.write_text(source)
+        codes = [
+            instruction.opcode
+            for kernel, launch in launch_specs(program).items()
+            for instruction in SassProgram.from_cubin(
+                compile_triton(path, kernel, launch, "sm_90").cubin
+            )
+            .kernel()
+            .instructions
+        ]
+        fused.append(sum(code.startswith("FFMA") for code in codes))
+    assert fused[0] < fused[1]
+    each = plan.chunks[0] // (32 * plan.num_warps)
+    assert fused[1] - fused[0] >= each, fused

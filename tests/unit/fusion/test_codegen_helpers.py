@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nostall.fusion.codegen.templates import HELPERS
+from nostall.fusion.codegen.helpers import HELPERS
 
 Function = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 

@@ -19,6 +19,7 @@ from nostall.fusion.codegen import interpreted_gluon
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fast_dividef": np.divide,
     "fast_expf": np.exp,
+    "sub_rn": np.subtract,
     "expm1": np.expm1,
     "log1p": np.log1p,
     "tanh": np.tanh,

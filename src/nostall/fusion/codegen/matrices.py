@@ -24,6 +24,7 @@ from nostall.fusion.codegen.templates import (
     computed,
     constant,
     expression,
+    is_centred,
     reduction,
     stored,
     tensor,
@@ -89,7 +90,8 @@ class Matrices:
         given = [self._operand(operand, axes) for operand in operands]
         if node.op == "random":
             given += self._counted(index, axes)
-        return Laid(expression(node, [one.value for one in given]), _union(given))
+        apart = is_centred(self.graph, index)
+        return Laid(expression(node, [one.value for one in given], apart=apart), _union(given))
 
     def _reduced(self, index: int) -> Laid:
         how = reduction(self.graph[index])

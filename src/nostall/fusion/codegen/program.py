@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from nostall.fusion.codegen.helpers import HELPERS
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Mapping
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan
-from nostall.fusion.codegen.templates import HELPERS
 from nostall.fusion.graph import Graph
 from nostall.fusion.varying import varies
 

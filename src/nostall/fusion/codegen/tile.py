@@ -23,6 +23,7 @@ from nostall.fusion.codegen.templates import (
     computed,
     constant,
     expression,
+    is_centred,
     reduction,
     stored,
 )
@@ -128,7 +129,8 @@ class Tile:
             how = reduction(node)
             value = how.result(how.partial(operands[0].value))
         else:
-            value = expression(node, [o.value for o in operands])
+            apart = is_centred(self.graph, index)
+            value = expression(node, [o.value for o in operands], apart=apart)
         entry = Entry(value, any(o.rows for o in operands), any(o.columns for o in operands))
         self.lines(f"{name} = {entry.value.text}")
         named = Entry(Value(name, entry.value.dtype), entry.rows, entry.columns)

@@ -1,0 +1,68 @@
+"""Functions of our own that stitched kernels call: what Triton and libdevice lack, or do slower."""
+
+from __future__ import annotations
+
+HELPERS = {
+    "_max": """@triton.jit
+def _max(a, b):  # NaN wins, as in PyTorch; tl.max would drop it
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_min": """@triton.jit
+def _min(a, b):  # NaN wins, as in PyTorch; tl.min would drop it
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_online": """@triton.jit
+def _online(m, s, x):  # a maximum, which begins above -inf, and the sum of exp(x - maximum)
+    below = tl.exp(-tl.abs(libdevice.sub_rn(x, m)))
+    s = tl.where(x > m, s * below + 1.0, s + below)
+    return tl.maximum(m, x, propagate_nan=tl.PropagateNan.ALL), s
+""",
+    "_rescaled": """@triton.jit
+def _rescaled(s, m, highest):  # a sum of exp(x - m) as one of exp(x - highest); 0 where m is -inf
+    return tl.where(s == 0.0, 0.0, s * tl.exp(m - highest))
+""",
+    "_mul": """@triton.jit
+def _mul(a, b):
+    return a * b
+""",
+    "_erf": """@triton.jit
+def _erf(x):  # x P(x^2) / Q(x^2), 6e-7 of the value at most; without branches, unlike libdevice's
+    u = tl.minimum(x * x, 15.3664)
+    p = 2.050081548077287e-06 * u + 0.00028488380485214293
+    p = ((p * u + 0.003765659173950553) * u + 0.05274885147809982) * u
+    p = (p + 0.1904074251651764) * u + 1.1283791065216064
+    q = 3.809171175817028e-05 * u + 0.0011625459883362055
+    q = ((q * u + 0.014969300478696823) * u + 0.11410950869321823) * u
+    q = (q + 0.5020769238471985) * u + 1.0
+    y = libdevice.fast_dividef(x * p, q)
+    y = tl.maximum(y, -1.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(y, 1.0, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_sigmoid": """@triton.jit
+def _sigmoid(x):  # what is below 2**-126 is 0: libdevice's fast functions have no subnormals
+    return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
+""",
+    "_random": """@triton.jit
+def _random(seed, first, place):  # Philox 4x32-10: a word of counter first + place // 4
+    key0, key1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    a = first.to(tl.uint32) + place.to(tl.uint32) // 4
+    b, c, d = a * 0, a * 0, a * 0
+    for _ in tl.static_range(10):
+        left, right = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
+        a = (right >> 32).to(tl.uint32) ^ b ^ key0
+        c = (left >> 32).to(tl.uint32) ^ d ^ key1
+        b, d = right.to(tl.uint32), left.to(tl.uint32)
+        key0, key1 = key0 + 0x9E3779B9, key1 + 0xBB67AE85
+    odd = place & 1 == 1
+    word = tl.where(place & 2 == 0, tl.where(odd, b, a), tl.where(odd, d, c))
+    return word.to(tl.float32) * 2.3283062977608182e-10
+""",
+}
+"""Functions that kernels may call, by name; only the ones that are called are written out.
+
+The fit of ``_erf`` is ours (minimax of the relative error over |x| < 3.92, where erf rounds to 1).
+``_random`` is Philox of Salmon et al. (SC 2011): one multiplication gives both halves of a product.
+Neighbours of a thread share their rounds because the compiler sees that their places differ in the
+last bits only (by ``//``; with ``>>`` it misses some).  ``_online`` subtracts as
+:func:`~nostall.fusion.codegen.templates.expression` does where a maximum is taken away.
+"""
