@@ -270,7 +270,7 @@ def _softmax_of_a_product(columns: int) -> Graph:
     ids=str,
 )
 def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_path: Path) -> None:
-    """a b - max(a b) as an FMA is a b less its own rounding: of 1e37 that is 1e30, and exp of it."""
+    """As an FMA it is the product less its own rounding: 1e30 for 1e37, and exp of that."""
     graph = _softmax_of_a_product(4096)
     program = emit(scheduled(graph, graph.operators), plan)
     fused = []
