@@ -48,6 +48,7 @@ OF_MACHINE = (
     "l2_bytes_per_s",
     "sharpness",
     "spills",
+    "reload_s",
 )
 """What is fitted of a machine."""
 _PRIOR = 0.1
@@ -107,19 +108,21 @@ def fit_counts(found: Sequence[Kernel]) -> Counts:
         point
         for kernel in found
         for point in kernel.points
-        if point.plan.scheme in ("thread", "warp", "block") and len(point.row["kernels"]) == 1
+        if point.plan.scheme != "matrix"
     ]
 
     def errors(counts: Counts) -> NDArray[np.float64]:
         wrong = []
         for point in points:
-            (used,) = point.row["kernels"]
-            (demand,) = demands(point.of, point.plan, counts)
-            if not used["stack_bytes"]:
+            # Of several kernels the first does what the others wait for.
+            used, demand = point.row["kernels"][0], demands(point.of, point.plan, counts)[0]
+            straight = point.plan.scheme in ("thread", "warp", "block")
+            if straight and not used["stack_bytes"]:
                 wrong.append(np.log(demand.instructions / used["instructions"]))
+            # What does not fit at all is sometimes given hardly any: that says nothing.
             most = most_registers(demand)
-            registers = min(demand.registers, most)
-            wrong.append(np.log(registers / used["registers"]))
+            taken = most if used["stack_bytes"] else used["registers"]
+            wrong.append(np.log(min(demand.registers, most) / taken))
         return np.array(wrong)
 
     names = [one.name for one in fields(COUNTS) if isinstance(getattr(COUNTS, one.name), float)]

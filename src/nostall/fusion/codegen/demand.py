@@ -191,7 +191,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
         turns=turns,
         steps=_steps(turns, tile),
         phases=float(finished > 0),
-        barriers=tile.barriers + 2 * finished,
+        barriers=tile.barriers + 2 * finished * (plan.num_warps > 1),
     )
 
 
@@ -202,7 +202,9 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     programs = of.row_count // summed * plan.parts
     outputs = [index for index in of.body if index in of.mapping.outputs]
     operators, held = (*of.body, *of.tails), len(of.tails)
-    tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held)
+    tile = tile_cost(
+        of, plan, plan.chunks, operators, outputs, counts, held=held, walked=True
+    )
     moved = _bytes(of, of.mapping.inputs, outputs) + _PARTIAL * plan.parts * _results(of)
     return Demand(
         programs=programs,
@@ -213,7 +215,7 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         beside=moved / programs * _beside(of, plan),
         turns=turns,
         steps=turns,
-        phases=turns * _levels(of),
+        phases=_levels(of),
         barriers=turns * tile.barriers,
         shared=tile.converted,
     )

@@ -47,6 +47,7 @@ class Machine:
     barrier_s: float
     alone: float
     spills: float
+    reload_s: float
     sharpness: float
     l1_bytes: float
     l2_bytes: float
@@ -71,6 +72,7 @@ H200 = Machine(
     barrier_s=82e-9,
     alone=2.57,
     spills=1.8,
+    reload_s=20e-9,
     sharpness=8.1,
     l2_bytes_per_s=4.4e12,
 )
@@ -100,12 +102,14 @@ def _seconds(demand: Demand, machine: Machine) -> float:
     l1_bytes = max(0.0, machine.l1_bytes - demand.shared * together)
     left = demand.beside + demand.again * (1 - min(1.0, l1_bytes / max(1.0, held)))
     missed = left * (1 - min(1.0, machine.l2_bytes / max(1.0, held * machine.sms)))
-    spilled = machine.spills * max(0.0, demand.registers - most_registers(demand)) * demand.turns
+    most = most_registers(demand)
+    missing = max(0.0, demand.registers - most)
+    spilled = machine.spills * missing * missing / most * demand.turns
     spilt = _SPILL_BYTES * spilled * WARP * demand.warps
     cycles = (demand.instructions + 2 * spilled) / machine.clock_hz
     issue = cycles * demand.warps / machine.issued
     delay = demand.steps * machine.load_s + demand.phases * machine.phase_s
-    delay += demand.barriers * machine.barrier_s
+    delay += demand.barriers * machine.barrier_s + spilled * machine.reload_s
     delay += (demand.moved + left) / machine.link_bytes / machine.clock_hz
     delay += max(0.0, cycles * machine.alone - issue)
     alone = issue + delay

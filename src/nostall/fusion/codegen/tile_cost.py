@@ -77,6 +77,8 @@ class Counts:
     rows: float = 0.46
     bare: float = 0.39
     drawn: float = 1.6
+    places: float = 2.0
+    walked: float = 2.0
     operators: Mapping[str, float] = field(default_factory=lambda: _INSTRUCTIONS)
 
 
@@ -118,6 +120,7 @@ def tile_cost(
     *,
     held: int = 0,
     turned: bool = False,
+    walked: bool = False,
 ) -> TileCost:
     """Of a tile of these chunks: operators, loads of what they read, stores of ``outputs``.
 
@@ -167,6 +170,8 @@ def tile_cost(
     barriers = barriers if plan.num_warps > 1 else 0
     each_draws = _counters(of, flat or along_rows, operators, spreads[0])
     registers = _registers(memory, counts, each_draws) + held
+    registers += counts.places * any(_of_64_bits(of, index) for index in operators)
+    registers += counts.walked * walked
     further = 0 if even else len(chunks) - 1
     registers = counts.fixed + counts.further * further + elements * registers
     accesses = sum(max(1.0, lies.elements / lies.vector) for lies in spreads)
@@ -231,10 +236,13 @@ def _cost(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> f
         return _CASTS.get(node.dtype, 2.0)
     if node.op == "div" and not flat and not of.reads_columns(of.mapping.operands[index][-1]):
         return _DIVIDED_BY_ROW
-    of_64_bits = any(
-        of.mapping.graph[o.source].dtype == "int64" for o in of.mapping.operands[index]
-    )
-    return known.get(node.op, 1.0) + _64_BITS * of_64_bits
+    return known.get(node.op, 1.0) + _64_BITS * _of_64_bits(of, index)
+
+
+def _of_64_bits(of: Schedule, index: int) -> bool:
+    """Whether an operator reads integers of 64 bits."""
+    graph, operands = of.mapping.graph, of.mapping.operands[index]
+    return any(graph[operand.source].dtype == "int64" for operand in operands)
 
 
 def _accesses(
