@@ -106,7 +106,8 @@ def half_of(name: str) -> int:
 
 
 def fit_counts(found: Sequence[Kernel]) -> Counts:
-    """From kernels without loops: their static instructions are those that run."""
+    """Registers from the first kernel of every plan, instructions from kernels without loops: their
+    static ones are those that run."""
     points = [point for kernel in found for point in kernel.points]
 
     def errors(counts: Counts) -> NDArray[np.float64]:

@@ -195,6 +195,7 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         beside=moved / programs * _beside(of, plan),
         turns=turns,
         steps=turns,
+        # What the next turn loads waits for no reduction of this one.
         phases=_levels(of),
         barriers=turns * tile.barriers,
         shared=tile.converted,

@@ -7,6 +7,7 @@ lies along the other axis go through shared memory, which all warps wait for.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.mapping import Operand, used
@@ -53,12 +54,7 @@ def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Deman
             phases += 1
         else:
             instructions += cost_of(of, index, False, counts.operators) * each
-    for node, loops in (
-        *((one.source, used(one.places)) for one in outside),
-        *((index, mapping.loops[index]) for index in mapping.outputs),
-    ):
-        widest = ACCESS_BYTES // DTYPE_BYTES[graph[node].dtype]
-        instructions += counts.access * max(1.0, _lanes(of, loops) / threads / widest)
+    instructions += counts.access * _accesses(of, outside, threads)
     moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
     return Demand(
         programs=of.row_count,
@@ -70,6 +66,17 @@ def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Deman
         barriers=barriers if plan.num_warps > 1 else 0,
         shared=shared,
     )
+
+
+def _accesses(of: Schedule, outside: Iterable[Operand], threads: int) -> float:
+    """Of a thread, to what is read from outside and what is written."""
+    read = [(one.source, used(one.places)) for one in outside]
+    written = [(index, of.mapping.loops[index]) for index in of.mapping.outputs]
+    found = 0.0
+    for node, loops in (*read, *written):
+        widest = ACCESS_BYTES // DTYPE_BYTES[of.mapping.graph[node].dtype]
+        found += max(1.0, _lanes(of, loops) / threads / widest)
+    return found
 
 
 def _lanes(of: Schedule, loops: frozenset[int]) -> int:

@@ -126,7 +126,7 @@ def _seconds(demand: Demand, machine: Machine) -> float:
     l1_bytes = max(0.0, machine.l1_bytes - demand.shared * together)
     left = demand.beside + demand.again * (1 - min(1.0, l1_bytes / max(1.0, held)))
     missed = left * (1 - min(1.0, machine.l2_bytes / max(1.0, held * machine.sms)))
-    # Few missing ones are computed anew or take turns; with many ptxas gives up, and nearly all
+    # Of few that are missing some are computed anew; with many ptxas gives up, and nearly all
     # values live in memory.
     most = most_registers(demand)
     missing = max(0.0, demand.registers - most)
@@ -151,9 +151,10 @@ def _seconds(demand: Demand, machine: Machine) -> float:
         demand.programs * l2 + ends,
         demand.programs * max(machine.program_s, demand.warps * machine.warp_s) + ends,
     )
-    longest = max(limits)
+    longest: float = max(limits)
     near: float = sum((one / longest) ** machine.sharpness for one in limits)
-    return longest * near ** (1 / machine.sharpness)
+    decided: float = longest * near ** (1 / machine.sharpness)
+    return decided
 
 
 def most_registers(demand: Demand) -> int:
