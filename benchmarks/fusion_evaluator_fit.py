@@ -30,7 +30,6 @@ from benchmarks.fusion_evaluator_summary import first, ran, regret, spread, tau_
 from benchmarks.provenance import save
 from benchmarks.record import RESULTS
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.choice import modelled_seconds
 from nostall.fusion.codegen.demand import demands
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.region import scheduled
@@ -42,18 +41,23 @@ MEASURED = RESULTS / "fusion_evaluator.json"
 FITTED = RESULTS / "fusion_evaluator_fit.json"
 OF_MACHINE = (
     "program_s",
+    "warp_s",
     "phase_s",
     "barrier_s",
     "alone",
     "l2_bytes_per_s",
     "sharpness",
     "spills",
+    "reload_s",
 )
 """What is fitted of a machine."""
 _PRIOR = 0.1
 """How strongly a figure is held where it was: it costs this much to be e times as large."""
 _OUTLIER = 0.1
 """Errors in the logarithm above this count less."""
+_COMMON = 0.7
+"""How much of an error that all plans of a kernel have in common is left out: it is no matter for
+their order, but some for that of kernels."""
 
 Errors = Callable[[Any], NDArray[np.float64]]
 Model = Callable[["Point"], float]
@@ -102,24 +106,22 @@ def half_of(name: str) -> int:
 
 
 def fit_counts(found: Sequence[Kernel]) -> Counts:
-    """From kernels without loops: their static instructions are those that run."""
-    points = [
-        point
-        for kernel in found
-        for point in kernel.points
-        if point.plan.scheme in ("thread", "warp", "block") and len(point.row["kernels"]) == 1
-    ]
+    """Registers from the first kernel of every plan, instructions from kernels without loops: their
+    static ones are those that run."""
+    points = [point for kernel in found for point in kernel.points]
 
     def errors(counts: Counts) -> NDArray[np.float64]:
         wrong = []
         for point in points:
-            (used,) = point.row["kernels"]
-            (demand,) = demands(point.of, point.plan, counts)
-            if not used["stack_bytes"]:
+            # Of several kernels the first does what the others wait for.
+            used, demand = point.row["kernels"][0], demands(point.of, point.plan, counts)[0]
+            straight = point.plan.scheme in ("thread", "warp", "block")
+            if straight and not used["stack_bytes"]:
                 wrong.append(np.log(demand.instructions / used["instructions"]))
+            # What does not fit at all is sometimes given hardly any: that says nothing.
             most = most_registers(demand)
-            registers = min(demand.registers, most)
-            wrong.append(np.log(registers / used["registers"]))
+            taken = most if used["stack_bytes"] else used["registers"]
+            wrong.append(np.log(min(demand.registers, most) / taken))
         return np.array(wrong)
 
     names = [one.name for one in fields(COUNTS) if isinstance(getattr(COUNTS, one.name), float)]
@@ -129,20 +131,17 @@ def fit_counts(found: Sequence[Kernel]) -> Counts:
 
 def fit_machine(found: Sequence[Kernel], counts: Counts) -> Machine:
     """From measured times, every kernel with the same weight."""
-    asked = [
-        (demands(point.of, point.plan, counts), us(point.row), len(kernel.points) ** -0.5)
-        for kernel in found
-        for point in kernel.points
-        if point.plan.scheme != "matrix"
-    ]
+    points = [point for kernel in found for point in kernel.points]
+    asked = [demands(point.of, point.plan, counts) for point in points]
+    measured = np.array([us(point.row) for point in points])
+    plans = [len(kernel.points) for kernel in found]
+    kernel, weight = np.repeat(np.arange(len(found)), plans), np.repeat(plans, plans) ** -0.5
 
     def errors(machine: Machine) -> NDArray[np.float64]:
-        times = [sum(seconds(d, machine) for d in every) for every, _, _ in asked]
-        wrong = [
-            weight * np.log(1e6 * time / measured)
-            for time, (_, measured, weight) in zip(times, asked, strict=True)
-        ]
-        return np.array(wrong) * 5
+        times = [1e6 * sum(seconds(d, machine) for d in every) for every in asked]
+        wrong = np.log(np.array(times) / measured)
+        common = np.bincount(kernel, wrong) / np.bincount(kernel)
+        return 5 * weight * (wrong - _COMMON * common[kernel])
 
     machine: Machine = _fitted(H200, OF_MACHINE, errors)
     return machine
@@ -168,11 +167,9 @@ def _fitted(start: Any, names: Sequence[str], errors: Errors) -> Any:
 
 
 def model(counts: Counts, machine: Machine) -> Model:
-    """Seconds of a plan with these figures; small dots have none that are fitted."""
+    """Seconds of a plan with these figures."""
 
     def modelled(point: Point) -> float:
-        if point.plan.scheme == "matrix":
-            return modelled_seconds(point.of, point.plan)
         return sum(seconds(one, machine) for one in demands(point.of, point.plan, counts))
 
     return modelled

@@ -16,13 +16,13 @@ from benchmarks.fusion_chain_stitched import graph_of
 from benchmarks.fusion_evaluator_compile import use
 
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.demand import Demand, demands
+from nostall.fusion.codegen.demand import demands
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.launching import launch_specs
 from nostall.fusion.codegen.plan import KernelPlan, plans
 from nostall.fusion.codegen.region import scheduled
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.sm import H200, resident, seconds
+from nostall.fusion.codegen.sm import H200, Demand, resident, seconds
 from nostall.fusion.codegen.threads import Spread, spread
 from nostall.tuning.source import compile_triton
 
@@ -105,6 +105,30 @@ def test_bytes_move_once_and_again_where_rows_are_walked_over() -> None:
     assert sum(one.programs * one.moved for one in every) > moved + read
 
 
+@pytest.mark.parametrize(
+    ("name", "warps", "registers", "shared"),
+    [
+        # Of the binaries that Triton 3.6 made (benchmarks/results/fusion_evaluator.json).
+        ("short attention 64x12x48x64", 2, 128, 16384),
+        ("short attention 64x12x48x64", 4, 74, 16384),
+        ("short attention 64x12x48x64", 8, 58, 16384),
+        ("short attention backward 64x12x48x64", 4, 94, 16384),
+    ],
+)
+def test_small_dots_take_what_their_binaries_do(
+    name: str, warps: int, registers: int, shared: int
+) -> None:
+    kernel = of(name)
+    (plan,) = (plan for plan in plans(kernel).legal if plan.num_warps == warps)
+    (demand,) = demands(kernel, plan)
+    assert demand.programs == 64 * 12 and demand.shared == shared
+    assert demand.registers == pytest.approx(registers, rel=0.35)
+    moved = sum(
+        kernel.mapping.graph[i].bytes for i in (*kernel.mapping.inputs, *kernel.mapping.outputs)
+    )
+    assert demand.programs * demand.moved == pytest.approx(moved)
+
+
 def test_two_chunks_in_two_layouts_go_through_shared_memory() -> None:
     kernel = of("norm + gelu + mask 16384x3000")
     (alike,) = demands(kernel, KernelPlan("block", 1, (2048, 1024), 4))
@@ -166,6 +190,21 @@ def test_nothing_that_is_asked_for_makes_it_faster(what: str, more: float) -> No
 def test_what_does_not_fit_into_registers_costs_instructions() -> None:
     full = replace(ONE, programs=5000, registers=255)
     assert seconds(replace(full, registers=400)) > seconds(full)
+
+
+def test_many_missing_registers_cost_more_than_in_proportion() -> None:
+    """A tile of twice what fits leaves nearly nothing in registers: measured ten times as slow."""
+    full = replace(ONE, programs=5000, turns=16, registers=255 / 1.2)
+    extra = [seconds(replace(full, registers=r)) - seconds(full) for r in (255.0, 510.0)]
+    assert extra[1] > 4 * extra[0] > 0
+
+
+def test_warps_begin_one_after_the_other_too() -> None:
+    small = Demand(programs=10**5, warps=1, instructions=10, registers=16, moved=32)
+    many = replace(small, warps=8)
+    wanted = 8 * 10**5 * H200.warp_s
+    assert wanted > 10**5 * H200.program_s
+    assert seconds(many) == pytest.approx(wanted, rel=0.2) and seconds(small) < seconds(many)
 
 
 def test_the_first_choice_is_the_best_modelled_one() -> None:

@@ -152,5 +152,6 @@ def test_the_committed_judgement_is_that_of_todays_model() -> None:
 def test_the_order_of_measured_plans_is_mostly_the_models() -> None:
     """What the model is there for; the figures stand in docs/fusion_evaluator.md."""
     means = json.loads(FITTED.read_text())["summary"]
-    assert means["held out"]["tau"]["mean"] > 0.6 > means["before"]["tau"]["mean"]
-    assert means["held out"]["regret"]["mean"] < 0.1 < means["before"]["regret"]["mean"]
+    held, before = means["held out"], means["before"]
+    assert held["tau"]["mean"] > 0.65 and held["tau"]["mean"] > before["tau"]["mean"]
+    assert held["regret"]["mean"] < 0.06 < before["regret"]["mean"]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from nostall.fusion.codegen.dot_demand import dot_demand
 from nostall.fusion.codegen.kept import demotions, varying
 from nostall.fusion.codegen.levels import Pass, Value, passes
 from nostall.fusion.codegen.mapping import Operand
 from nostall.fusion.codegen.plan import WARP, KernelPlan, lanes
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.sm import Demand
 from nostall.fusion.codegen.sums import finish_tile
 from nostall.fusion.codegen.tile_cost import (
     COUNTS,
@@ -37,30 +39,10 @@ _FEW = 60.0
 """Instructions of a kernel that only puts partial results together, assumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """One kernel's.  Of each of its ``programs``: ``instructions`` of a warp, ``registers`` of a
-    thread, bytes of ``shared`` memory, bytes ``moved`` from and to memory, read ``again`` by the
-    program itself, and coming along unasked for (``beside``: those that other programs need).
-    ``turns``: how often the tile is worked on, one part of the rows or columns after the other;
-    ``steps``: loads that wait for others, ``phases``: parts that a reduction ends."""
-
-    programs: int
-    warps: int
-    instructions: float
-    registers: float
-    moved: float
-    turns: float = 1.0
-    steps: float = 1.0
-    phases: float = 0.0
-    barriers: float = 0.0
-    shared: int = 0
-    again: float = 0.0
-    beside: float = 0.0
-
-
 def demands(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> tuple[Demand, ...]:
-    """Those of all kernels of a plan, in their order; not for small dots."""
+    """Those of all kernels of a plan, in their order."""
+    if plan.scheme == "matrix":
+        return (dot_demand(of, plan, counts),)
     if plan.scheme == "shared":
         return (_kept(of, plan, counts),)
     if plan.scheme == "looped":
@@ -191,7 +173,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
         turns=turns,
         steps=_steps(turns, tile),
         phases=float(finished > 0),
-        barriers=tile.barriers + 2 * finished,
+        barriers=tile.barriers + 2 * finished * (plan.num_warps > 1),
     )
 
 
@@ -202,7 +184,7 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     programs = of.row_count // summed * plan.parts
     outputs = [index for index in of.body if index in of.mapping.outputs]
     operators, held = (*of.body, *of.tails), len(of.tails)
-    tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held)
+    tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held, walked=True)
     moved = _bytes(of, of.mapping.inputs, outputs) + _PARTIAL * plan.parts * _results(of)
     return Demand(
         programs=programs,
@@ -213,7 +195,8 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         beside=moved / programs * _beside(of, plan),
         turns=turns,
         steps=turns,
-        phases=turns * _levels(of),
+        # What the next turn loads waits for no reduction of this one.
+        phases=_levels(of),
         barriers=turns * tile.barriers,
         shared=tile.converted,
     )

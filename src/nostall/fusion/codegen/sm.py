@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nostall.fusion.codegen.demand import Demand
 from nostall.fusion.codegen.occupancy import blocks_per_sm
 from nostall.fusion.codegen.plan import REGISTERS_SM, REGISTERS_THREAD, WARP
 from nostall.fusion.hardware import H200 as GPU
@@ -24,15 +23,38 @@ _SPILL_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """One kernel's.  Of each of its ``programs``: ``instructions`` of a warp, ``registers`` of a
+    thread, bytes of ``shared`` memory, bytes ``moved`` from and to memory, read ``again`` by the
+    program itself, and coming along unasked for (``beside``: those that other programs need).
+    ``turns``: how often the tile is worked on, one part of the rows or columns after the other;
+    ``steps``: loads that wait for others, ``phases``: parts that a reduction ends."""
+
+    programs: int
+    warps: int
+    instructions: float
+    registers: float
+    moved: float
+    turns: float = 1.0
+    steps: float = 1.0
+    phases: float = 0.0
+    barriers: float = 0.0
+    shared: int = 0
+    again: float = 0.0
+    beside: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One GPU; bytes, seconds, and cycles of an SM.
 
     ``issued``: instructions of warps in a cycle; ``alone``: cycles from one instruction of a warp
     to its next.  ``program_s``: from the begin of one program to that of the next, anywhere on the
-    GPU; ``load_s``: from a load to its value where others load too; ``phase_s``: what a reduction
-    and what loads after it cost a program; ``link_bytes``: what an SM gets in a cycle; ``spills``:
-    registers that go to memory for each one that is missing, as modelled; ``sharpness``: how
-    sharply the slowest of several limits decides.
+    GPU, and ``warp_s`` of one warp; ``load_s``: from a load to its value where others load too;
+    ``phase_s``: what a reduction and what loads after it cost a program; ``link_bytes``: what an SM
+    gets in a cycle; ``spills``: registers that go to memory for each one that is missing, where
+    twice as many as there are would be needed; ``reload_s``: how long a warp waits for one of
+    those; ``sharpness``: how sharply the slowest of several limits decides.
     """
 
     sms: int
@@ -42,11 +64,13 @@ class Machine:
     issued: float
     link_bytes: float
     program_s: float
+    warp_s: float
     load_s: float
     phase_s: float
     barrier_s: float
     alone: float
     spills: float
+    reload_s: float
     sharpness: float
     l1_bytes: float
     l2_bytes: float
@@ -64,15 +88,17 @@ H200 = Machine(
     l1_bytes=192e3,
     l2_bytes=37e6,
     load_s=0.69e-6,  # fitted to earlier kernels; those of today do not tell it from `alone`
-    # Fitted to the times of 843 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`
+    # Fitted to the times of 820 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`
     # from benchmarks/results/fusion_evaluator.json.
     program_s=0.6e-9,
-    phase_s=0.35e-6,
-    barrier_s=82e-9,
-    alone=2.57,
-    spills=1.8,
-    sharpness=8.1,
-    l2_bytes_per_s=4.4e12,
+    warp_s=0.12e-9,
+    phase_s=0.29e-6,
+    barrier_s=59e-9,
+    alone=2.09,
+    spills=0.33,
+    reload_s=0.12e-6,
+    sharpness=7.0,
+    l2_bytes_per_s=4.9e12,
 )
 
 
@@ -100,12 +126,16 @@ def _seconds(demand: Demand, machine: Machine) -> float:
     l1_bytes = max(0.0, machine.l1_bytes - demand.shared * together)
     left = demand.beside + demand.again * (1 - min(1.0, l1_bytes / max(1.0, held)))
     missed = left * (1 - min(1.0, machine.l2_bytes / max(1.0, held * machine.sms)))
-    spilled = machine.spills * max(0.0, demand.registers - most_registers(demand)) * demand.turns
+    # Of few that are missing some are computed anew; with many ptxas gives up, and nearly all
+    # values live in memory.
+    most = most_registers(demand)
+    missing = max(0.0, demand.registers - most)
+    spilled = machine.spills * missing * missing / most * demand.turns
     spilt = _SPILL_BYTES * spilled * WARP * demand.warps
     cycles = (demand.instructions + 2 * spilled) / machine.clock_hz
     issue = cycles * demand.warps / machine.issued
     delay = demand.steps * machine.load_s + demand.phases * machine.phase_s
-    delay += demand.barriers * machine.barrier_s
+    delay += demand.barriers * machine.barrier_s + spilled * machine.reload_s
     delay += (demand.moved + left) / machine.link_bytes / machine.clock_hz
     delay += max(0.0, cycles * machine.alone - issue)
     alone = issue + delay
@@ -119,10 +149,12 @@ def _seconds(demand: Demand, machine: Machine) -> float:
         of_each * issue + ends,
         demand.programs * memory + ends,
         demand.programs * l2 + ends,
-        demand.programs * machine.program_s + ends,
+        demand.programs * max(machine.program_s, demand.warps * machine.warp_s) + ends,
     )
-    longest: float = sum(one**machine.sharpness for one in limits) ** (1 / machine.sharpness)
-    return longest
+    longest: float = max(limits)
+    near: float = sum((one / longest) ** machine.sharpness for one in limits)
+    decided: float = longest * near ** (1 / machine.sharpness)
+    return decided
 
 
 def most_registers(demand: Demand) -> int:

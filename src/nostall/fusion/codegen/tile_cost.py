@@ -57,26 +57,31 @@ class Counts:
     ``chunk``: addresses of a chunk of columns, ``step`` of one more equal chunk or turn of a loop
     over columns (assumed: a binary does not say how often it turns).  Registers are ``fixed`` ones,
     some for each ``further`` chunk that is not equal, and for each element so many, more for each
-    tensor with ``rows`` that is read and each without (``bare``), and for a counter of random
-    numbers that is ``drawn``.
+    tensor with ``rows`` that is read and each without (``bare``), for a counter of random
+    numbers that is ``drawn``, for ``places`` of 64 bits, and where rows are ``walked`` over with
+    sums that stay (their next loads are under way).  ``live``: share of the values of small dots
+    that are live at once.
 
-    Fitted to 300 kernels that Triton 3.6 compiled for sm_90, by ``python -m
-    benchmarks.fusion_evaluator_fit`` from ``benchmarks/results/fusion_evaluator.json``: half of
-    them within 4 % (instructions) and 15 % (registers).
+    Fitted to what Triton 3.6 compiled for sm_90, by ``python -m benchmarks.fusion_evaluator_fit``
+    from ``benchmarks/results/fusion_evaluator.json``: of 400 kernels without loops half are within
+    13 % (instructions), of 720 that do not spill half within 16 % (registers).
     """
 
-    program: float = 0.7
-    chunk: float = 17.8
-    step: float = 1.8
-    access: float = 6.3
-    across_warps: float = 14.8
-    converted: float = 3.1
-    fixed: float = 12.4
-    further: float = 8.6
-    each: float = 0.57
-    rows: float = 0.46
-    bare: float = 0.39
-    drawn: float = 1.6
+    program: float = 0.66
+    chunk: float = 21.2
+    step: float = 1.2
+    access: float = 5.4
+    across_warps: float = 16.9
+    converted: float = 3.0
+    fixed: float = 13.4
+    further: float = 6.6
+    each: float = 0.58
+    rows: float = 0.45
+    bare: float = 0.48
+    drawn: float = 4.1
+    places: float = 2.8
+    walked: float = 2.6
+    live: float = 0.52
     operators: Mapping[str, float] = field(default_factory=lambda: _INSTRUCTIONS)
 
 
@@ -118,6 +123,7 @@ def tile_cost(
     *,
     held: int = 0,
     turned: bool = False,
+    walked: bool = False,
 ) -> TileCost:
     """Of a tile of these chunks: operators, loads of what they read, stores of ``outputs``.
 
@@ -167,6 +173,8 @@ def tile_cost(
     barriers = barriers if plan.num_warps > 1 else 0
     each_draws = _counters(of, flat or along_rows, operators, spreads[0])
     registers = _registers(memory, counts, each_draws) + held
+    registers += counts.places * any(_of_64_bits(of, index) for index in operators)
+    registers += counts.walked * walked
     further = 0 if even else len(chunks) - 1
     registers = counts.fixed + counts.further * further + elements * registers
     accesses = sum(max(1.0, lies.elements / lies.vector) for lies in spreads)
@@ -203,7 +211,7 @@ def _computing(
             alike = 1 if has_rows else lies.rows
             if of.mapping.graph[index].op == "random":
                 alike *= _of_one_counter(of, index, lies, flat or along_rows)
-            counted += _cost(of, index, flat, counts.operators) * lies.elements / alike
+            counted += cost_of(of, index, flat, counts.operators) * lies.elements / alike
     return counted
 
 
@@ -222,7 +230,7 @@ def _of_one_counter(of: Schedule, index: int, lies: Spread, along_rows: bool) ->
     return math.gcd(WORDS, lies.vector) if row and row[-1] == fastest else 1
 
 
-def _cost(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:
+def cost_of(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:
     """Instructions of an operator for each element."""
     node = of.mapping.graph[index]
     if node.op == "random":
@@ -231,10 +239,15 @@ def _cost(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> f
         return _CASTS.get(node.dtype, 2.0)
     if node.op == "div" and not flat and not of.reads_columns(of.mapping.operands[index][-1]):
         return _DIVIDED_BY_ROW
-    of_64_bits = any(
-        of.mapping.graph[o.source].dtype == "int64" for o in of.mapping.operands[index]
-    )
-    return known.get(node.op, 1.0) + _64_BITS * of_64_bits
+    return known.get(node.op, 1.0) + _64_BITS * _of_64_bits(of, index)
+
+
+def _of_64_bits(of: Schedule, index: int) -> bool:
+    """Whether an operator computes with integers of 64 bits; seeds are none."""
+    if of.mapping.graph[index].op == "random":
+        return False
+    graph, operands = of.mapping.graph, of.mapping.operands[index]
+    return any(graph[operand.source].dtype == "int64" for operand in operands)
 
 
 def _accesses(

@@ -1,0 +1,85 @@
+"""What a kernel with small dots asks of the GPU, *modelled*: one element of the batch a program.
+
+Tensors lie over all threads of a program, one or two long axes each.  A dot's factors and whatever
+lies along the other axis go through shared memory, which all warps wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from nostall.fusion.codegen.groups import groups_of, sides
+from nostall.fusion.codegen.mapping import Operand, used
+from nostall.fusion.codegen.plan import REGISTERS_OTHER, WARP, KernelPlan, matrix_widths
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.sm import Demand
+from nostall.fusion.codegen.threads import ACCESS_BYTES, spread
+from nostall.fusion.codegen.tile_cost import COUNTS, Counts, cost_of
+from nostall.fusion.operations import DTYPE_BYTES
+
+_MMA = 16 * 8 * 16
+"""Products of one tensor-core instruction of a warp (``mma.m16n8k16``)."""
+_FACTOR_BYTES = 2
+"""Of an element of a factor in shared memory, for tensor cores."""
+_FACTORS_AT_ONCE = ACCESS_BYTES // _FACTOR_BYTES
+
+
+def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Demand:
+    """That of the only kernel of a ``matrix`` plan."""
+    mapping, graph = of.mapping, of.mapping.graph
+    threads = WARP * plan.num_warps
+    instructions, barriers, phases, shared = counts.program, 0, 0, 0
+    outside: set[Operand] = set()
+    for index in mapping.operators:
+        operands, gone = mapping.operands[index], mapping.reduced.get(index, frozenset())
+        outside.update(one for one in operands if mapping.is_outside(one))
+        each = max(1.0, _lanes(of, mapping.loops[index] | gone) / threads)
+        if graph[index].kind == "dot" and all(sides(mapping, index)):
+            factors = sum(_lanes(of, used(one.places)) for one in operands)
+            of_tensor_cores = graph[index].dtype != "float32"
+            instructions += each * WARP / _MMA if of_tensor_cores else each
+            # Written and read again, as many at once as an access takes.
+            instructions += 2 * counts.access * factors / threads / _FACTORS_AT_ONCE
+            shared = max(shared, _FACTOR_BYTES * factors if of_tensor_cores else 0)
+            barriers += 2
+            phases += 1
+        elif gone:
+            # A product as well, where it is a dot with one long axis or two.
+            instructions += each * (2 if graph[index].kind == "dot" else 1)
+            kept, lost = _lanes(of, mapping.loops[index]), _lanes(of, gone)
+            lies = spread(kept, lost, plan.num_warps, _FACTORS_AT_ONCE)
+            instructions += counts.across_warps * lies.rows
+            barriers += 2
+            phases += 1
+        else:
+            instructions += cost_of(of, index, False, counts.operators) * each
+    instructions += counts.access * _accesses(of, outside, threads)
+    moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
+    return Demand(
+        programs=of.row_count,
+        warps=plan.num_warps,
+        instructions=instructions,
+        registers=REGISTERS_OTHER + counts.live * of.live_values * plan.elements_per_thread,
+        moved=moved / of.row_count,
+        phases=phases,
+        barriers=barriers if plan.num_warps > 1 else 0,
+        shared=shared,
+    )
+
+
+def _accesses(of: Schedule, outside: Iterable[Operand], threads: int) -> float:
+    """Of a thread, to what is read from outside and what is written."""
+    read = [(one.source, used(one.places)) for one in outside]
+    written = [(index, of.mapping.loops[index]) for index in of.mapping.outputs]
+    found = 0.0
+    for node, loops in (*read, *written):
+        widest = ACCESS_BYTES // DTYPE_BYTES[of.mapping.graph[node].dtype]
+        found += max(1.0, _lanes(of, loops) / threads / widest)
+    return found
+
+
+def _lanes(of: Schedule, loops: frozenset[int]) -> int:
+    """Of a tensor that counts through these loops."""
+    widths = matrix_widths(of)
+    return math.prod(widths[at] for at in groups_of(loops, of.groups))
