@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,33 +15,46 @@ from nostall.fusion.codegen.program import Program
 
 OLDEST = Path(__file__).resolve().parents[3] / ".cache" / "triton-3.6.0"
 _COMPILE = """
+import json
 import sys
 from pathlib import Path
 from nostall.core import LaunchSpec
 from nostall.tuning.source import compile_triton
 
 folder = Path(sys.argv[1])
-launch = LaunchSpec.model_validate_json((folder / "launch.json").read_text())
-made = compile_triton(folder / "kernels.py", sys.argv[2], launch)
-assert made.provenance["compiler"] == "triton 3.6.0"
-print(made.launch.shared)
+shared = []
+for name, launch in json.loads((folder / "launches.json").read_text()).items():
+    made = compile_triton(folder / "kernels.py", name, LaunchSpec.model_validate_json(launch))
+    assert made.provenance["compiler"] == "triton 3.6.0"
+    (folder / f"{name}.cubin").write_bytes(made.cubin)
+    shared.append(made.launch.shared)
+print(json.dumps(shared))
 """
 
 
-def shared_bytes(program: Program, folder: Path) -> int:
-    """Shared memory of the cubin for sm_90; the test is skipped where that Triton is missing."""
+def compiled(program: Program, folder: Path) -> list[tuple[bytes, int]]:
+    """The cubin for sm_90 of each kernel, and its bytes of shared memory; the test is skipped where
+    that Triton is missing."""
     if not OLDEST.is_dir():
         pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
-    ((name, launch),) = launch_specs(program).items()
+    launches = launch_specs(program)
+    texts = {name: launch.model_dump_json() for name, launch in launches.items()}
     (folder / "kernels.py").write_text(program.source)
-    (folder / "launch.json").write_text(launch.model_dump_json())
+    (folder / "launches.json").write_text(json.dumps(texts))
     path = f"{OLDEST}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
-        [sys.executable, "-c", _COMPILE, str(folder), name],
+        [sys.executable, "-c", _COMPILE, str(folder)],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return int(done.stdout)
+    cubins = [(folder / f"{name}.cubin").read_bytes() for name in launches]
+    return list(zip(cubins, json.loads(done.stdout), strict=True))
+
+
+def shared_bytes(program: Program, folder: Path) -> int:
+    """Of the only kernel of a program."""
+    ((_, shared),) = compiled(program, folder)
+    return shared

@@ -200,6 +200,17 @@ def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
     assert oldest_triton.shared_bytes(_program("everything"), tmp_path) >= 0
 
 
+def test_row_values_of_partial_results_are_in_every_thread(tmp_path: Path) -> None:
+    """Triton 3.6 would lay them out anew by 1,024 stores to shared memory for each warp."""
+    from tests.unit.fusion.online_rows import lse_and_softmax
+
+    graph = lse_and_softmax((64, 131072), "float16")
+    program = emit(scheduled(graph, graph.operators), KernelPlan("split", 1, (4096,), 16, parts=16))
+    *_, (last, _) = oldest_triton.compiled(program, tmp_path)
+    codes = [i.opcode for i in SassProgram.from_cubin(last).kernel().instructions]
+    assert not any(code.startswith(("STS", "BAR")) for code in codes)
+
+
 @pytest.mark.parametrize(("dtype", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
 def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) -> None:
     """The conversion ends at the largest finite number, infinity included: NaN (e4m3) is put in

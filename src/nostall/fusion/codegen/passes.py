@@ -19,7 +19,7 @@ from nostall.fusion.codegen.peeled import peeled
 from nostall.fusion.codegen.plan import KernelPlan, lanes
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.templates import LARGEST_FLOAT, TRITON_DTYPES, reduction
+from nostall.fusion.codegen.templates import LARGEST_FLOAT, TRITON_DTYPES, Reduction, reduction
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
 from nostall.fusion.varying import Extent
 
@@ -52,7 +52,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
             tile = _tile(of, plan, rows, lines)
             for index in part.running(part.finished):
                 _load_partial(tile, index, plan.parts)
-            _results(tile, part, part.finished)
+            _results(tile, part, part.finished, plan.parts)
             write_narrow(tile, part, only=is_zero("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
@@ -136,25 +136,27 @@ def _accumulate(tile: Tile, index: int, total: int | None) -> None:
         lines(f"a{index}, a{total} = _online(a{index}, a{total}, {text})")
 
 
-def _results(tile: Tile, part: Pass, reductions: Iterable[int]) -> None:
-    """The results of reductions from running values or partial results, those of pairs first."""
+def _results(tile: Tile, part: Pass, reductions: Iterable[int], parts: int = 0) -> None:
+    """The results of reductions from running values or, where there are ``parts``, partial results;
+    those of pairs first."""
     wanted = set(reductions)
     for pair in part.online:
-        _results_of(tile, pair, wanted.intersection(pair.members))
+        _results_of(tile, pair, wanted.intersection(pair.members), parts)
         wanted.difference_update(pair.members)
     for index in sorted(wanted):
         how = reduction(tile.graph[index])
-        tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
+        tile.keep_reduced(index, how, _over(tile, how, f"a{index}", parts), rows=True)
 
 
-def _results_of(tile: Tile, pair: Pair, wanted: Collection[int]) -> None:
+def _results_of(tile: Tile, pair: Pair, wanted: Collection[int], parts: int) -> None:
     """Those members of a pair that are wanted; all from one maximum and one sum."""
     if not wanted:
         return
     how = reduction(tile.graph[pair.maximum])
-    tile.keep_reduced(pair.maximum, how, how.along(f"a{pair.maximum}", 1), rows=True)
+    tile.keep_reduced(pair.maximum, how, _over(tile, how, f"a{pair.maximum}", parts), rows=True)
     highest, total = f"v{pair.maximum}", f"s{pair.total}"
-    tile.lines(f"{total} = {_sum_below(pair, highest)}")
+    lanes = _below(pair, highest)
+    tile.lines(f"{total} = {_over(tile, reduction(tile.graph[pair.total]), lanes, parts)}")
     for index in pair.members[1:]:
         if index in pair.maxima:
             text = highest
@@ -166,10 +168,16 @@ def _results_of(tile: Tile, pair: Pair, wanted: Collection[int]) -> None:
             tile.keep_reduced(index, reduction(tile.graph[index]), text, rows=True)
 
 
-def _sum_below(pair: Pair, highest: str) -> str:
-    """The sum of a pair over all lanes, relative to the maximum of them."""
-    lanes = f"_rescaled(a{pair.total}, a{pair.maximum}, {highest})"
-    return f"tl.sum({lanes}, 1, keep_dims=True)"
+def _over(tile: Tile, how: Reduction, text: str, parts: int) -> str:
+    """What a reduction comes to for each row, from a tensor of rows and ``parts`` (0: lanes)."""
+    if parts and tile.rows.count == 1:
+        return how.alone(f"tl.reshape({text}, ({parts},))")
+    return how.along(text, 1)
+
+
+def _below(pair: Pair, highest: str) -> str:
+    """The running sums of a pair, relative to the maximum of all of them."""
+    return f"_rescaled(a{pair.total}, a{pair.maximum}, {highest})"
 
 
 def _load_partial(tile: Tile, index: int, parts: int) -> None:
@@ -188,7 +196,8 @@ def _store_partials(tile: Tile, part: Pass, parts: int) -> None:
     for pair in part.pairs:
         highest = f"s{pair.maximum}"
         tile.lines(f"{highest} = {texts[pair.maximum]}")
-        texts |= {pair.maximum: highest, pair.total: _sum_below(pair, highest)}
+        total = reduction(tile.graph[pair.total]).along(_below(pair, highest), 1)
+        texts |= {pair.maximum: highest, pair.total: total}
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
     for index, text in texts.items():
         tile.lines(f"tl.store(w{index} + r * {parts} + part, {text}{mask})")

@@ -319,7 +319,16 @@ class Reduction:
     pair: str
 
     def along(self, text: str, axis: int) -> str:
-        return self.whole.format(text, axis)
+        return self.whole.format(text, axis, keep=", keep_dims=True")
+
+    def alone(self, text: str) -> str:
+        """Of a tensor of one axis, as a tensor of one element.
+
+        A scalar stands between, which lies alike in all threads: what comes from the axis of a
+        tensor is laid out anew where it meets others, by Triton 3.6 through shared memory.
+        """
+        whole = self.whole.format(text, 0, keep="")
+        return f"tl.full((1, 1), {whole}, {TRITON_DTYPES[self.dtype]})"
 
     def both(self, left: str, right: str) -> str:
         return self.pair.format(left, right)
@@ -343,15 +352,15 @@ def reduction(node: Node) -> Reduction:
     kept = dtype if dtype in ("float32", "int64") else "int32"
     if node.op in ("any", "all"):
         keep, neutral = ("max", "0") if node.op == "any" else ("min", "1")
-        whole = f"tl.{keep}({{}}, {{}}, keep_dims=True)"
+        whole = f"tl.{keep}({{}}, {{}}{{keep}})"
         return Reduction(node, "int32", neutral, whole, f"tl.{keep}imum({{}}, {{}})")
     if dtype == "bool":
         raise BadFusion(f"{node}: there is no {node.op} of bools; use any or all")
     if node.op == "sum":
-        return Reduction(node, kept, "0", "tl.sum({}, {}, keep_dims=True)", "{} + {}")
+        return Reduction(node, kept, "0", "tl.sum({}, {}{keep})", "{} + {}")
     name = {"prod": "_mul", "amax": "_max", "amin": "_min"}[node.op]
     neutral = "1" if node.op == "prod" else _extreme(kept, lowest=node.op == "amax")
-    whole = f"tl.reduce({{}}, {{}}, {name}, keep_dims=True)"
+    whole = f"tl.reduce({{}}, {{}}, {name}{{keep}})"
     return Reduction(node, kept, neutral, whole, f"{name}({{}}, {{}})")
 
 
