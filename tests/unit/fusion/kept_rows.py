@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.online_rows import cross_entropy
 from tests.unit.fusion.wide_rows import late_input, softmax_norm, wide_rows
 
 from nostall.fusion.codegen.buffers import Reuse
@@ -52,7 +53,8 @@ def rows_on_chip(folder: Path, examples: int) -> tuple[list[str], int]:
     """What is wrong with chains and random graphs, and how many kernels there were."""
     found: list[str] = []
     kernels = 0
-    graphs = [make((3, COLUMNS), "float16") for make in (softmax_norm, late_input)]
+    makers = (softmax_norm, late_input, cross_entropy)
+    graphs = [make((3, COLUMNS), "float16") for make in makers]
     for seed in range(examples):
         graph = graphs[seed] if seed < len(graphs) else wide_rows(seed, COLUMNS)
         for program in programs(graph, random.Random(seed)):

@@ -265,6 +265,24 @@ PACKED: dict[str, Callable[[], Graph]] = {
 }
 
 
+def counted(rows: int, columns: int, start: int = -4) -> Graph:
+    """A counter in 64 bits beside numbers of each row, in and beyond 32: which comparisons hold."""
+    build = Builder()
+    places = build.input((rows, 1), "int64")
+    value, weight = build.input((rows, columns)), 1.0
+    counter = build("iota", shape=(columns,), dtype="int64", start=start, step=1)
+    for op in ("eq", "ne", "lt", "le", "gt", "ge"):
+        # 2**32 + 1 times a number has it in its lower half, too.
+        for scale in (1, 2**32 + 1, 2**32):
+            told = build(op, counter, build("mul", places, build.constant(scale, "int64")))
+            number = build("where", told, build.constant(weight), build.constant(0.0))
+            value, weight = build("add", value, number), 2 * weight
+        told = build(op, build.constant(3, "int64"), counter)
+        number = build("where", told, build.constant(weight), build.constant(0.0))
+        value, weight = build("add", value, number), 2 * weight
+    return build.graph(value, build("sum", value, dims=(1,), keepdim=False))
+
+
 PATTERNS: dict[str, Callable[[], Graph]] = {
     "layer norm": lambda: layer_norm((2, 3, 100), "float16"),
     "layer norm, two chunks": lambda: layer_norm((3, 300), "float32"),
@@ -276,6 +294,7 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),
+    "comparisons with a counter": lambda: counted(7, 12),
     "dropout": lambda: dropped((3, 90), "float16"),
     "column sum": lambda: column_sum((530, 12), "float32"),
     "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),

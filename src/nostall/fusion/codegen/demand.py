@@ -17,6 +17,7 @@ from nostall.fusion.codegen.mapping import Operand
 from nostall.fusion.codegen.plan import WARP, KernelPlan, lanes
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sm import Demand
+from nostall.fusion.codegen.stages import bytes_ahead, operands
 from nostall.fusion.codegen.sums import finish_tile
 from nostall.fusion.codegen.tile_cost import (
     COUNTS,
@@ -186,19 +187,21 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     operators, held = (*of.body, *of.tails), len(of.tails)
     tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held, walked=True)
     moved = _bytes(of, of.mapping.inputs, outputs) + _PARTIAL * plan.parts * _results(of)
+    copied = bytes_ahead(of, plan.rows * sum(plan.chunks)) if plan.ahead else 0
+    copies = counts.access * tile.accesses * len(operands(of)) if plan.ahead else 0.0
     return Demand(
         programs=programs,
         warps=plan.num_warps,
-        instructions=counts.program + turns * tile.instructions,
+        instructions=counts.program + turns * (tile.instructions + copies),
         registers=tile.registers,
         moved=moved / programs,
         beside=moved / programs * _beside(of, plan),
         turns=turns,
-        steps=turns,
+        steps=1 if plan.ahead else turns,
         # What the next turn loads waits for no reduction of this one.
         phases=_levels(of),
-        barriers=turns * tile.barriers,
-        shared=tile.converted,
+        barriers=turns * (tile.barriers + plan.ahead),
+        shared=tile.converted + copied,
     )
 
 

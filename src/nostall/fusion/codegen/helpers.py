@@ -13,17 +13,23 @@ def _min(a, b):  # NaN wins, as in PyTorch; tl.min would drop it
 """,
     "_online": """@triton.jit
 def _online(m, s, x):  # a maximum, which begins above -inf, and the sum of exp(x - maximum)
-    below = tl.exp(-tl.abs(libdevice.sub_rn(x, m)))
+    below = libdevice.fast_expf(-tl.abs(libdevice.sub_rn(x, m)))
     s = tl.where(x > m, s * below + 1.0, s + below)
     return tl.maximum(m, x, propagate_nan=tl.PropagateNan.ALL), s
 """,
     "_rescaled": """@triton.jit
 def _rescaled(s, m, highest):  # a sum of exp(x - m) as one of exp(x - highest); 0 where m is -inf
-    return tl.where(s == 0.0, 0.0, s * tl.exp(m - highest))
+    return tl.where(s == 0.0, 0.0, s * libdevice.fast_expf(m - highest))
 """,
     "_mul": """@triton.jit
 def _mul(a, b):
     return a * b
+""",
+    "_within": """@triton.jit
+def _within(x):  # an int64 as int32; one of its ends where it lies beyond
+    low = x.to(tl.int32)
+    beyond = tl.where(x < 0, -2147483648, 2147483647)
+    return tl.where(low.to(tl.int64) == x, low, beyond)
 """,
     "_erf": """@triton.jit
 def _erf(x):  # x P(x^2) / Q(x^2), 6e-7 of the value at most; without branches, unlike libdevice's
@@ -64,5 +70,5 @@ The fit of ``_erf`` is ours (minimax of the relative error over |x| < 3.92, wher
 ``_random`` is Philox of Salmon et al. (SC 2011): one multiplication gives both halves of a product.
 Neighbours of a thread share their rounds because the compiler sees that their places differ in the
 last bits only (by ``//``; with ``>>`` it misses some).  ``_online`` subtracts as
-:func:`~nostall.fusion.codegen.templates.expression` does where a maximum is taken away.
+:mod:`~nostall.fusion.codegen.centred` does, and takes its exp.
 """

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, offset, terms
+from nostall.fusion.codegen.centred import template
 from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.frame import row_block
 from nostall.fusion.codegen.groups import groups_of, sides
@@ -24,7 +25,6 @@ from nostall.fusion.codegen.templates import (
     computed,
     constant,
     expression,
-    is_centred,
     reduction,
     stored,
     tensor,
@@ -90,8 +90,8 @@ class Matrices:
         given = [self._operand(operand, axes) for operand in operands]
         if node.op == "random":
             given += self._counted(index, axes)
-        apart = is_centred(self.graph, index)
-        return Laid(expression(node, [one.value for one in given], apart=apart), _union(given))
+        softmax = template(self.graph, index)
+        return Laid(expression(node, [one.value for one in given], softmax), _union(given))
 
     def _reduced(self, index: int) -> Laid:
         how = reduction(self.graph[index])

@@ -23,6 +23,7 @@ from nostall.fusion.codegen.kept import demotions, unfit
 from nostall.fusion.codegen.mapping import used
 from nostall.fusion.codegen.peeled import peeled
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.stages import refused
 from nostall.fusion.hardware import H200
 
 Scheme = Literal["thread", "warp", "block", "looped", "shared", "split", "column", "matrix"]
@@ -99,7 +100,8 @@ class KernelPlan:
 
     ``parts``: for ``split`` programs that share a row, for ``column`` groups of rows.
     ``demoted``: for ``shared`` how much less than everything is kept
-    (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: it copies what it reads ahead.
+    (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: what it reads is copied to shared
+    memory before, of a ``column`` the rows of the next turns.
     ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.
     """
 
@@ -161,14 +163,14 @@ class Plans:
 
 def plans(of: Schedule) -> Plans:
     """Every plan worth a look; the refused ones with their reasons."""
-    legal, refused = [], []
+    legal, others = [], []
     for plan in _candidates(of):
         reason = refusal(of, plan)
         if reason is None:
             legal.append(plan)
         else:
-            refused.append(Refused(plan, reason))
-    return Plans(tuple(legal), tuple(refused))
+            others.append(Refused(plan, reason))
+    return Plans(tuple(legal), tuple(others))
 
 
 def first_refusal(of: Schedule) -> str | None:
@@ -245,7 +247,8 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
                 scheme: Scheme = "warp" if rows >= warps else "block"
                 if of.kind == "dual":
                     for parts in _parts(of.count(of.summed), rows, MOST_GROUPS):
-                        yield KernelPlan("column", rows, chunks, warps, parts)
+                        plan = KernelPlan("column", rows, chunks, warps, parts)
+                        yield from (plan, replace(plan, ahead=True))
                 else:
                     yield KernelPlan(scheme, rows, chunks, warps)
     if of.kind == "rows":
@@ -304,6 +307,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
     if plan.peeled and (plan.rows > 1 or not peeled(of)):
         return "peeled are single rows, one for each program, that begin at odd places"
     if plan.scheme == "shared" and (reason := unfit(of, plan.demoted, plan.chunks[0], plan.ahead)):
+        return reason
+    if plan.scheme == "column" and plan.ahead and (reason := refused(of, tile)):
         return reason
     if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:
         return f"{products} products in fp32 for each thread; at most {MOST_UNROLLED}"

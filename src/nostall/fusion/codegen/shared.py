@@ -67,7 +67,8 @@ class _Row:
         self._declare(plan)
         rows = row_block(self.of, plan, lines, "pid")
         mask = "inside" if self.of.column_count % self.width else None
-        self.chunk = Chunk(self.width, "c", mask, "")
+        first = f"at * {self.width}"
+        self.chunk = Chunk(self.width, "c", mask, "", first=first, lanes="lanes")
         self.tile = Tile(self.of, self.of.columns, rows, (self.chunk,), lines)
         # What values were called where they were made, and so are when they are read again.
         self.named: dict[Value, Entry] = {}
@@ -123,7 +124,7 @@ class _Row:
 
     def _count(self) -> None:
         """The columns of the chunk ``at``."""
-        self.lines(f"c = at * {self.width} + lanes")
+        self.lines(f"{self.chunk.counter} = {self.chunk.first} + {self.chunk.lanes}")
         if self.chunk.mask:
             self.lines(f"{self.chunk.mask} = c < {self.of.column_count}")
 

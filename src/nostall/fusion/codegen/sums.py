@@ -4,6 +4,8 @@ The first kernel does what a row kernel does, row block after row block, and kee
 reductions over rows) in registers; at the end it writes one partial result for its group.  The
 second kernel reduces those, all at once and so in a fixed order, and goes on with what follows.
 No atomics: the bits are the same in every run.
+
+Plans that are ``ahead`` copy the rows of the next turns meanwhile (``stages``).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import WARP, KernelPlan, power_above
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.stages import STAGES
 from nostall.fusion.codegen.templates import TRITON_DTYPES, Reduction, Value, reduction
 from nostall.fusion.codegen.tile import Chunk, Entry, Rows, Tile
 from nostall.fusion.varying import Extent
@@ -74,11 +77,12 @@ def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, La
                 dtype = TRITON_DTYPES[tail.how.dtype]
                 lines(f"{_held(tail, chunk)} = tl.full({shape}, {tail.how.neutral}, {dtype})")
         lines("start = group * span")
-        with lines.block(
-            f"for first in range(start, tl.minimum(start + span, count), {plan.rows}):"
-        ):
-            rows = _rows_of_group(of, plan, lines)
-            tile = Tile(of, of.columns, rows, chunks, lines)
+        above = Tile(of, of.columns, Rows((), 1, "0", None, ""), chunks, lines)
+        if plan.ahead:
+            # In the loop it would be copied again and again.
+            above.load_ahead((*of.body, *of.tails), by_row=False)
+        with lines.block(f"for first in {_turns(plan)}:"):
+            tile = above.inside(_rows_of_group(of, plan, lines))
             tile.write(of.body)
             for tail in tails:
                 _accumulate(tile, tail)
@@ -92,6 +96,12 @@ def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, La
     arguments = (*(f"p{i}" for i in [*reads, *stores]), *(f"w{t.index}" for t in tails))
     name = f"{base_name(of.mapping, plan)}_0"
     return lines, Launch(name, arguments, (summed, span), (kept, plan.parts), plan.num_warps)
+
+
+def _turns(plan: KernelPlan) -> str:
+    """The first rows of all turns of a group."""
+    told = f"start, tl.minimum(start + span, count), {plan.rows}"
+    return f"tl.range({told}, num_stages={STAGES})" if plan.ahead else f"range({told})"
 
 
 def _rows_of_group(of: Schedule, plan: KernelPlan, lines: Lines) -> Rows:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nostall.fusion.errors import BadFusion
-from nostall.fusion.graph import Graph, Node
+from nostall.fusion.graph import Node
 
 TRITON_DTYPES = {
     "float32": "tl.float32",
@@ -146,32 +146,15 @@ _WIDENED = frozenset({"sign", "relu", "maximum", "minimum"})
 _WIDTH = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32")
 
 
-def expression(node: Node, operands: Sequence[Value], *, apart: bool = False) -> Value:
-    """``node`` computed from ``operands``, in the dtype of :func:`computed`.
-
-    ``apart``: a difference that must not become one operation (FMA) with a product before it.
-    """
+def expression(node: Node, operands: Sequence[Value], template: str | None = None) -> Value:
+    """``node`` computed from ``operands``, in the dtype of :func:`computed`; for floats by a
+    ``template``, where one is given, in place of the operator's own."""
     dtype = computed(node.dtype)
     given = _with_a_tensor(node, operands)
-    if apart and dtype == "float32":
-        left, right = (_closed(converted(o, dtype)) for o in given)
-        return Value(f"libdevice.sub_rn({left}, {right})", dtype)
+    if template is not None and dtype == "float32":
+        texts = (_closed(converted(operand, dtype)) for operand in given)
+        return Value(template.format(*texts), dtype)
     return Value(_text(node, given, dtype), dtype)
-
-
-def is_centred(graph: Graph, index: int) -> bool:
-    """Whether a node takes a maximum or minimum away, as softmax does.
-
-    The largest x less itself has to be 0.  Of a product x = a b an FMA would give a b less its own
-    rounding instead, which for large numbers is anything.
-    """
-    node = graph[index]
-    if node.op != "sub":
-        return False
-    taken = graph[graph.base(node.inputs[1])]
-    if taken.op == "where":  # as logsumexp guards it
-        taken = graph[graph.base(taken.inputs[-1])]
-    return taken.op in ("amax", "amin")
 
 
 def _with_a_tensor(node: Node, operands: Sequence[Value]) -> Sequence[Value]:

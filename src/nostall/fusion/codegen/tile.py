@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, offset, terms
+from nostall.fusion.codegen.centred import template
 from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
@@ -23,10 +24,13 @@ from nostall.fusion.codegen.templates import (
     computed,
     constant,
     expression,
-    is_centred,
     reduction,
     stored,
 )
+from nostall.fusion.graph import Node
+from nostall.fusion.operations import COMPARISONS
+
+LEAST_32, MOST_32 = -(2**31), 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -44,22 +48,27 @@ class Rows:
 @dataclass(frozen=True)
 class Chunk:
     """Some columns of a tile: the ``counter`` is (1, width).  ``suffix`` tells names apart.
-    ``peeled``: tensors with such rows are read and written by lanes, 16 bytes at a time."""
+    ``peeled``: tensors with such rows are read and written by lanes, 16 bytes at a time.
+    ``first`` of a turn and ``lanes``, the same in all turns, add up to the counter."""
 
     width: int
     counter: str
     mask: str | None
     suffix: str
     peeled: Peeled | None = None
+    first: str = ""
+    lanes: str = ""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A value and whether its tensor has rows and columns."""
+    """A value and whether its tensor has rows and columns; of a counter in 64 bits also its text in
+    32, between whose ends it lies."""
 
     value: Value
     rows: bool = False
     columns: bool = False
+    counter: str = ""
 
 
 class Tile:
@@ -79,6 +88,12 @@ class Tile:
         # The same node may be read at several places; names count them.
         self._places: dict[int, list[Operand]] = {}
 
+    def inside(self, rows: Rows) -> Tile:
+        """The tile of other rows, inside of a loop: what has been read before is there."""
+        found = Tile(self.of, self.columns, rows, self.chunks, self.lines)
+        found.entries, found._places = dict(self.entries), self._places
+        return found
+
     def is_wide(self, index: int) -> bool:
         return bool(self.mapping.loops[index] & set(self.columns))
 
@@ -93,13 +108,14 @@ class Tile:
             if index in chosen:
                 self.store(index)
 
-    def load_ahead(self, indices: Iterable[int]) -> None:
+    def load_ahead(self, indices: Iterable[int], by_row: bool = True) -> None:
         """Read what operators take from memory row by row, before any of them: it is on its way
-        when threads meet for a reduction.  What all rows share is in a cache and can wait."""
+        when threads meet for a reduction.  What all rows share is in a cache and can wait; or that
+        is read, where rows are worked on in turns (not ``by_row``)."""
         for index in indices:
             for operand in self.mapping.operands[index]:
                 loops = used(operand.places)
-                if loops & set(self.rows.loops) and self._is_read(operand):
+                if bool(loops & set(self.of.rows)) == by_row and self._is_read(operand):
                     for chunk in self.chunks if loops & set(self.columns) else (None,):
                         self.operand(operand, chunk)
 
@@ -124,13 +140,15 @@ class Tile:
         operands = [self.operand(o, chunk) for o in self.mapping.operands[index]]
         if node.op == "random":
             operands += self._counted(index, chunk)
+        if node.op in COMPARISONS:
+            operands = _in_32_bits(node, operands, chunk)
         if node.kind == "reduce":
             # It removes axes of 1 only.
             how = reduction(node)
             value = how.result(how.partial(operands[0].value))
         else:
-            apart = is_centred(self.graph, index)
-            value = expression(node, [o.value for o in operands], apart=apart)
+            softmax = template(self.graph, index)
+            value = expression(node, [o.value for o in operands], softmax)
         entry = Entry(value, any(o.rows for o in operands), any(o.columns for o in operands))
         self.lines(f"{name} = {entry.value.text}")
         named = Entry(Value(name, entry.value.dtype), entry.rows, entry.columns)
@@ -156,11 +174,10 @@ class Tile:
         begin = offset(operand.places, (1,), self.mapping.sizes).start
         count = " + ".join([*([str(begin)] if begin else []), *((by_row + by_column) or [ZERO])])
         dtype = computed(node.dtype)
-        text = f"({count}).to({TRITON_DTYPES[dtype]})"
-        start, step = node["start"], node["step"]
-        text = text if step == 1 else f"{text} * {step}"
-        text = text if start == 0 else f"({start} + {text})"
-        return Entry(Value(text, dtype), bool(by_row), bool(by_column))
+        text = _from_to(node, f"({count}).to({TRITON_DTYPES[dtype]})")
+        short = dtype == "int64" and _fits_32_bits(node, self.graph.varying is not None)
+        counter = _from_to(node, f"({count})") if short else ""
+        return Entry(Value(text, dtype), bool(by_row), bool(by_column), counter)
 
     def _counted(self, index: int, chunk: Chunk | None) -> Iterator[Entry]:
         """What says which random number each element takes."""
@@ -307,3 +324,55 @@ class Tile:
         result = how.result(text)
         self.lines(f"v{index} = {result.text}")
         self.entries[index, ""] = Entry(Value(f"v{index}", result.dtype), rows)
+
+
+# -- counters --------------------------------------------------------------------------------------
+
+
+def _from_to(node: Node, count: str) -> str:
+    """The value of a counter, from how many steps it has made."""
+    start, step = node["start"], node["step"]
+    text = count if step == 1 else f"{count} * {step}"
+    return text if start == 0 else f"({start} + {text})"
+
+
+def _fits_32_bits(node: Node, varies: bool) -> bool:
+    """Whether all values of a counter lie between the ends of int32, which are none of them."""
+    start, step = node["start"], node["step"]
+    assert isinstance(start, int) and isinstance(step, int)
+    if varies:
+        return (start, step) == (0, 1)
+    last = start + step * max(0, node.elements - 1)
+    return min(start, last) > LEAST_32 and max(start, last) < MOST_32
+
+
+def _in_32_bits(node: Node, given: list[Entry], chunk: Chunk | None) -> list[Entry]:
+    """The operands of a comparison with a counter in 32 bits: 64 are compared half by half, element
+    by element.  What a row has once and is beyond the ends compares alike from there."""
+    if not any(entry.counter for entry in given):
+        return given
+    texts = [entry.counter or _narrowed(entry) for entry in given]
+    if not all(texts):
+        return given
+    counter = f"({chunk.counter})" if chunk and chunk.lanes else ""
+    others = [at for at, entry in enumerate(given) if not entry.counter]
+    if chunk and node.op in ("eq", "ne") and counter in texts and others:
+        # LLVM would count in 64 bits, for the sake of addresses, and compare so.
+        (at,) = others
+        if given[at].value.number is None:
+            texts = [f"({texts[at]} - {chunk.first})"] * 2
+            texts[1 - at] = chunk.lanes
+    return [
+        Entry(Value(text, "int32", entry.value.number), entry.rows, entry.columns)
+        for text, entry in zip(texts, given, strict=True)
+    ]
+
+
+def _narrowed(entry: Entry) -> str:
+    """A value of int64 as int32, where it is known to lie there or a row has it once."""
+    value = entry.value
+    if value.dtype != "int64":
+        return ""
+    if value.number is not None:
+        return value.text if LEAST_32 < value.number < MOST_32 else ""
+    return "" if entry.columns else f"_within({value.text})"

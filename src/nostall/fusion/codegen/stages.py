@@ -1,0 +1,39 @@
+"""Rows that are copied to shared memory some turns before they are worked on (``cp.async``).
+
+Triton's software pipeliner does it in loops that say how many turns are under way at once.  It pays
+where programs walk over rows and few are resident, because they keep sums in registers.
+"""
+
+from __future__ import annotations
+
+from nostall.fusion.codegen.kept import MOST_BYTES, copied
+from nostall.fusion.codegen.mapping import Operand, used
+from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.operations import DTYPE_BYTES
+
+STAGES = 3
+"""Turns under way at once: two are copied, one is worked on.  On an H200 two stages were slower
+than none and four slower than three."""
+
+
+def operands(of: Schedule) -> tuple[Operand, ...]:
+    """What every turn reads element by element."""
+    rows, columns = set(of.rows), set(of.columns)
+    reads = (operand for operand in of.mapping.reads if used(operand.places) & rows)
+    return tuple(operand for operand in reads if used(operand.places) & columns)
+
+
+def bytes_ahead(of: Schedule, lanes: int) -> int:
+    """Shared memory for tiles of so many lanes."""
+    graph = of.mapping.graph
+    each = sum(DTYPE_BYTES[graph[operand.source].dtype] for operand in operands(of))
+    return (STAGES - 1) * lanes * each
+
+
+def refused(of: Schedule, lanes: int) -> str | None:
+    """Why rows cannot be copied ahead; None where they can."""
+    if not any(copied(of, operand) for operand in operands(of)):
+        return "the hardware copies 4 bytes at least; no operand's rows are multiples of that"
+    if (needed := bytes_ahead(of, lanes)) > MOST_BYTES:
+        return f"{needed} bytes of shared memory; at most {MOST_BYTES}"
+    return None

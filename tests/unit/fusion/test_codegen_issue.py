@@ -1,0 +1,83 @@
+"""What operators cost in code for sm_90: instructions of kernels, compiled without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.fusion import oldest_triton
+from tests.unit.fusion.online_rows import cross_entropy
+from tests.unit.fusion.patterns import norm_backward
+
+from nostall.fusion import Builder
+from nostall.fusion.codegen.emit import emit
+from nostall.fusion.codegen.launching import launch_specs
+from nostall.fusion.codegen.legal import scheduled
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.stages import STAGES, bytes_ahead
+from nostall.fusion.graph import Graph
+from nostall.sass import Program as SassProgram
+from nostall.tuning.source import compile_triton
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+
+def written(graph: Graph, plan: KernelPlan) -> Program:
+    return emit(scheduled(graph, graph.operators), plan)
+
+
+def opcodes(program: Program, folder: Path) -> list[str]:
+    """Of the first kernel."""
+    path = folder / "kernels.py"
+    path.write_text(program.source)
+    name, launch = next(iter(launch_specs(program).items()))
+    cubin = compile_triton(path, name, launch, "sm_90").cubin
+    return [one.opcode for one in SassProgram.from_cubin(cubin).kernel().instructions]
+
+
+def count(codes: list[str], *starts: str) -> int:
+    return sum(code.startswith(starts) for code in codes)
+
+
+def test_exp_of_a_softmax_is_a_product_and_one_more(tmp_path: Path) -> None:
+    build = Builder()
+    x = build.input((64, 2048))
+    powers = build("exp", build("sub", x, build("amax", x, dims=(1,), keepdim=True)))
+    total = build("sum", powers, dims=(1,), keepdim=True)
+    graph = build.graph(build("div", powers, total))
+    codes = opcodes(written(graph, KernelPlan("block", 1, (2048,), 4)), tmp_path)
+    elements = 2048 // (32 * 4)
+    assert count(codes, "MUFU.EX2") == elements
+    # One before each exp, one behind for the division, and a few of the row's.
+    assert 2 * elements <= count(codes, "FMUL") < 2.5 * elements
+    # exp with subnormals asks for each number whether it would be one.
+    assert count(codes, "FSETP") < elements / 2
+
+
+@pytest.mark.parametrize("scheme", ["shared", "block"])
+def test_a_counter_is_compared_in_32_bits(scheme: str, tmp_path: Path) -> None:
+    graph = cross_entropy((64, 8000), "float16")
+    plans = {
+        "shared": KernelPlan("shared", 1, (2048,), 8),
+        "block": KernelPlan("block", 1, (8192,), 8),
+    }
+    codes = opcodes(written(graph, plans[scheme]), tmp_path)
+    elements = plans[scheme].chunks[0] // (32 * 8)
+    # Of 64 bits each comparison would be two instructions, the second with .EX.
+    assert count(codes, "ISETP.NE", "ISETP.EQ") >= elements
+    assert not [c for c in codes if c.startswith(("ISETP.NE", "ISETP.EQ")) and c.endswith(".EX")]
+
+
+def test_rows_of_the_next_turns_are_copied(tmp_path: Path) -> None:
+    graph = norm_backward((64, 16, 4096), "float16")
+    plan = KernelPlan("column", 1, (4096,), 8, 16, ahead=True)
+    program = written(graph, plan)
+    codes = opcodes(program, tmp_path)
+    # Two inputs of 4096 columns, 8 elements in each copy of a thread; some copy single numbers, too.
+    assert count(codes, "LDGSTS") >= STAGES * 2 * 4096 // (32 * 8 * 8)
+    # What is left are the weights, which are read once.
+    assert count(codes, "LDG.") <= 4096 // (32 * 8 * 8)
+    for _, shared in oldest_triton.compiled(program, tmp_path)[:1]:
+        assert shared >= bytes_ahead(scheduled(graph, graph.operators), 4096)
