@@ -75,7 +75,7 @@ def test_rows_of_the_next_turns_are_copied(tmp_path: Path) -> None:
     plan = KernelPlan("column", 1, (4096,), 8, 16, ahead=True)
     program = written(graph, plan)
     codes = opcodes(program, tmp_path)
-    # Two inputs of 4096 columns, 8 elements in each copy of a thread; some copy single numbers, too.
+    # Two inputs of 4096 columns, 8 elements in each copy of a thread.
     assert count(codes, "LDGSTS") >= STAGES * 2 * 4096 // (32 * 8 * 8)
     # What is left are the weights, which are read once.
     assert count(codes, "LDG.") <= 4096 // (32 * 8 * 8)
