@@ -125,7 +125,8 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--chains", nargs="*", default=[""], help="only names with such a part")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--race", type=int, default=CANDIDATES, help="modelled best plans; 0: no race")
+    race = "modelled best plans; 0: no race"
+    parser.add_argument("--race", type=int, default=CANDIDATES, help=race)
     parser.add_argument("--limit", type=float, default=3600, help="seconds for all chains")
     parser.add_argument("--inductor", type=float, default=45, help="seconds for a chain's options")
     parser.add_argument("--list", action="store_true")

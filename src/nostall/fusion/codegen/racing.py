@@ -35,7 +35,7 @@ CANDIDATES = 8
 """Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
 what fewer or more would be worth)."""
 SECONDS = 0.05
-"""About how long one kernel is raced."""
+"""About how long one kernel is raced; longer where a comparison would have too few rounds."""
 
 
 class RaceRecord(Strict):
