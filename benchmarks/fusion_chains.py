@@ -1,6 +1,6 @@
 """Stitched chains beside eager, torch.compile and Liger on GPUs, under CUDA graphs.
 
-    python -m benchmarks.fusion_chains OUT [--chains PART ...] [--limit SECONDS] [--race 4]
+    python -m benchmarks.fusion_chains OUT [--chains PART ...] [--limit SECONDS] [--race 8]
 
 For every chain of ``benchmarks.fusion_chain_programs`` a fresh process builds the methods of
 ``benchmarks.fusion_chain_methods`` and the stitched version.  The latter's plans come from a short
@@ -38,6 +38,7 @@ from benchmarks.provenance import save
 from benchmarks.workload_gpu_counters import run_within
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.choice import first_choice
+from nostall.fusion.codegen.racing import CANDIDATES
 from nostall.fusion.codegen.region import scheduled
 
 EXPECTED = 60.0
@@ -124,7 +125,8 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--chains", nargs="*", default=[""], help="only names with such a part")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--race", type=int, default=4, help="modelled best plans; 0: no race")
+    race = "modelled best plans; 0: no race"
+    parser.add_argument("--race", type=int, default=CANDIDATES, help=race)
     parser.add_argument("--limit", type=float, default=3600, help="seconds for all chains")
     parser.add_argument("--inductor", type=float, default=45, help="seconds for a chain's options")
     parser.add_argument("--list", action="store_true")

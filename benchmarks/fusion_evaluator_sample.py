@@ -1,8 +1,8 @@
 """Which schedules of which kernels are compared with the model, and what it says of them.
 
-A kernel's sample holds the plans that race (:func:`nostall.fusion.codegen.race.candidates`), the
-six modelled best and plans from all over the modelled range: the rest, in the model's order, is cut
-into equally long pieces, and one plan of each is drawn.  The seed and the kernel's own text decide
+A kernel's sample holds the plans that race (:func:`nostall.fusion.codegen.race.candidates`) and
+plans from all over the modelled range: the rest, in the model's order, is cut into equally long
+pieces, and one plan of each is drawn.  The seed and the kernel's own text decide
 which, so the same plans are drawn in every run.
 """
 
@@ -32,8 +32,6 @@ from nostall.fusion.plan import mask_of, members
 
 MOST = 24
 """Plans of one kernel."""
-BEST = 6
-"""Of them the modelled best."""
 
 Group = tuple[int, ...]
 
@@ -103,7 +101,7 @@ def schedule_of(graph: Graph, group: Group) -> Schedule | None:
 def sample(of: Schedule, most: int, seed: int) -> tuple[KernelPlan, ...]:
     """At most ``most`` legal plans, or those that race where these are more."""
     ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))
-    kept = {*candidates(of, CANDIDATES), *ranked[:BEST]}
+    kept = set(candidates(of, CANDIDATES))
     rest = [plan for plan in ranked if plan not in kept]
     room = min(len(rest), max(0, most - len(kept)))
     draw = random.Random(f"{seed} {emit(of, ranked[0]).key}")

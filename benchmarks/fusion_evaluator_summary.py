@@ -71,7 +71,8 @@ def regret(kernel: Row, plan: str) -> float:
 
 
 def raced_regret(chain: Row) -> float | None:
-    """The regret of the raced plan, of a chain that is one kernel."""
+    """The regret of the plan that was raced then, of a chain that is one kernel.  What today's race
+    would take of the same plans says ``fusion_evaluator_race``."""
     taken = chain["ablation"]["variants"][FULL]["plans"]
     if len(chain["kernels"]) != 1 or len(taken) != 1:
         return None

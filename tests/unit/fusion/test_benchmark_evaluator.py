@@ -20,32 +20,33 @@ from benchmarks.fusion_chain_programs import CHAINS
 from benchmarks.fusion_chain_stitched import graph_of
 from benchmarks.fusion_evaluator import Job
 from benchmarks.fusion_evaluator_compile import Architecture, awaited
-from benchmarks.fusion_evaluator_sample import BEST, plan_of, sample, told, work_of
+from benchmarks.fusion_evaluator_sample import plan_of, sample, told, work_of
 from benchmarks.fusion_evaluator_summary import first, ratios, regret, summary
 from tests.unit.fusion.process import in_the_interpreter
 
 from nostall.fusion.codegen.choice import modelled_seconds
 from nostall.fusion.codegen.plan import plans
 from nostall.fusion.codegen.race import candidates
+from nostall.fusion.codegen.racing import CANDIDATES
 from nostall.fusion.codegen.region import scheduled
 
 FLAT = "SwiGLU 16384x5504"
 
 
-def test_a_sample_has_what_races_the_best_and_the_whole_range() -> None:
+def test_a_sample_has_what_races_and_the_whole_range() -> None:
     graph = graph_of(CHAINS["residual + RMSNorm 16384x4096"])
     of = scheduled(graph, graph.operators)
     found = sample(of, 20, seed=0)
     ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))
     assert len(found) == len(set(found)) == 20
-    assert set(candidates(of, 4)) <= set(found) <= set(ranked)
-    assert found[:BEST] == tuple(ranked[:BEST])
+    race = set(candidates(of, CANDIDATES))
+    assert race <= set(found) <= set(ranked)
     places = [ranked.index(plan) for plan in found]
     assert places == sorted(places)
-    drawn = len(found) - len({*candidates(of, 4), *ranked[:BEST]})
+    drawn = len(found) - len(race)
     piece = -(-(len(ranked) - len(found) + drawn) // drawn)
     assert piece > 1  # plans are left out
-    assert max(b - a for a, b in pairwise(places)) <= 2 * piece + len(candidates(of, 4))
+    assert max(b - a for a, b in pairwise(places)) <= 2 * piece + len(race)
     assert places[-1] >= len(ranked) - piece
     assert sample(of, 20, seed=0) == found != sample(of, 20, seed=1)
     assert sample(of, 1000, seed=0) == tuple(ranked)

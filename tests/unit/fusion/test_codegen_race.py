@@ -13,11 +13,12 @@ pytest.importorskip("torch")
 
 import torch
 
-from nostall.fusion.codegen import racing
+from nostall.core.errors import BadInput
+from nostall.fusion.codegen import choice, race, racing
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds, rank
-from nostall.fusion.codegen.plan import plans
-from nostall.fusion.codegen.race import HOPELESS, candidates, fastest
-from nostall.fusion.codegen.racing import Racer, RaceRecord
+from nostall.fusion.codegen.plan import KernelPlan, Plans, Refused, plans
+from nostall.fusion.codegen.race import HOPELESS, candidates, fastest, favourites
+from nostall.fusion.codegen.racing import CANDIDATES, Racer, RaceRecord
 from nostall.fusion.codegen.region import scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.gpu.clock import RecordedClock, Run, Samples
@@ -42,8 +43,33 @@ def of(name: str = "layer norm, two chunks") -> Schedule:
     return scheduled(graph, graph.operators)
 
 
+def block(rows: int, warps: int) -> KernelPlan:
+    return KernelPlan("block", rows, (1024,), warps)
+
+
+LOOPED = KernelPlan("looped", 1, (1024,), 4)
+
+
+def test_the_best_of_every_scheme_and_the_best_of_all_take_part() -> None:
+    warp, split = KernelPlan("warp", 4, (1024,), 4), KernelPlan("split", 1, (256,), 1, 4)
+    times = {LOOPED: 2.0, split: 3.1, block(1, 4): 1.2, block(1, 8): 1.0, warp: 1.5}
+    assert favourites(times, 1) == (block(1, 8), warp, LOOPED)
+    assert favourites(times, 2) == (block(1, 8), block(1, 4), warp, LOOPED)
+    # What is hopeless does not take part, however few there are.
+    assert favourites(times, 9) == (block(1, 8), block(1, 4), warp, LOOPED)
+    assert favourites({LOOPED: 1.0}, 4) == (LOOPED,)
+
+
+def test_plans_that_differ_in_rows_or_in_warps_alone_all_take_part() -> None:
+    """One row in one warp and two rows in two were one kind to the race once."""
+    alike = {block(rows, rows * 2): 1.0 + rows / 100 for rows in (1, 2, 4, 8)}
+    assert favourites(alike, 3) == (block(1, 2), block(2, 4), block(4, 8))
+    # Plans that the model cannot tell apart: the one with the fewest rows comes first.
+    assert favourites(dict.fromkeys(reversed(alike), 1.0), 4) == tuple(alike)
+
+
 @pytest.mark.parametrize("name", PATTERNS)
-def test_the_best_of_every_scheme_takes_part(name: str) -> None:
+def test_the_candidates_are_the_models_favourites(name: str) -> None:
     kernel = of(name)
     found = candidates(kernel, 4)
     assert found[0] == first_choice(kernel)
@@ -52,13 +78,16 @@ def test_the_best_of_every_scheme_takes_part(name: str) -> None:
     most = HOPELESS * modelled_seconds(kernel, ranked[0])
     ranked = [plan for plan in ranked if modelled_seconds(kernel, plan) <= most]
     assert {plan.scheme for plan in found} == {plan.scheme for plan in ranked}
-    assert set(found) <= set(ranked)
-    # The four best kinds, each by its best plan: rows more or less are no other kind.
-    kinds = list(dict.fromkeys((p.scheme, p.num_warps / p.rows, p.is_even) for p in ranked))
-    for kind in kinds[:4]:
-        of_kind = (p for p in ranked if (p.scheme, p.num_warps / p.rows, p.is_even) == kind)
-        assert next(of_kind) in found
+    assert set(ranked[:4]) <= set(found) <= set(ranked)
     assert len(candidates(kernel, 1)) == len({plan.scheme for plan in found})
+
+
+def test_a_kernel_without_plans_has_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = Plans((), (Refused(LOOPED, "too wide"),))
+    for module in (race, choice):
+        monkeypatch.setattr(module, "plans", lambda of: none)
+    with pytest.raises(BadInput, match="too wide"):
+        candidates(of(), 4)
 
 
 def test_a_plan_has_to_be_beyond_the_null() -> None:
@@ -72,7 +101,7 @@ def test_a_plan_has_to_be_beyond_the_null() -> None:
 def test_the_winner_is_confirmed_kept_and_not_measured_again(tmp_path: Path) -> None:
     clock = Script(1, 1)
     plan = Racer(clock, folder=tmp_path)(of())
-    assert plan == candidates(of(), 4)[1]
+    assert plan == candidates(of(), CANDIDATES)[1]
     assert clock.left == []
     later = Racer(Script(), folder=tmp_path)
     assert later(of()) == plan
@@ -122,4 +151,4 @@ def test_a_race_is_a_choice_of_plans_and_draws_nothing(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     (step,) = whole.steps
     assert not isinstance(step, int)
-    assert step.program.plan == candidates(of("masked softmax"), 4)[1]
+    assert step.program.plan == candidates(of("masked softmax"), CANDIDATES)[1]

@@ -27,11 +27,14 @@ from benchmarks.fusion_evaluator_fit import (
     told,
 )
 from benchmarks.fusion_evaluator_page import PAGE, page
+from benchmarks.fusion_evaluator_race import means, races
 from benchmarks.fusion_evaluator_sample import sample
 from benchmarks.fusion_evaluator_sample import told as told_plan
 from benchmarks.fusion_evaluator_summary import summary
 
 from nostall.fusion.codegen.demand import demands
+from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.race import candidates
 from nostall.fusion.codegen.region import scheduled
 from nostall.fusion.codegen.sm import H200, Machine, seconds
 from nostall.fusion.codegen.tile_cost import COUNTS
@@ -87,6 +90,29 @@ def test_what_the_model_made_it_finds_in_order(chains: dict[str, Any]) -> None:
     assert means["before"]["regret"]["mean"] > 0.5
 
 
+def test_a_race_is_played_back_from_what_was_measured() -> None:
+    one, two, three, four = (KernelPlan("block", 1, (1024,), warps) for warps in (1, 2, 4, 8))
+    times = {one: 1.0, two: 1.1, three: 1.2, four: 1.3}
+    samples = {one: [5.0, 5.1, 4.9] * 4, three: [4.0, 4.1, 3.9] * 4, four: [4.9, 5.2, 4.9] * 4}
+    found = races(times, samples)
+    # Nobody measured the second one, and the last one is not faster beyond the noise.
+    assert found["2"] == {"candidates": 2, "unknown": 1, "winner": str(one), "regret": 0.25}
+    assert found["4"] == {"candidates": 4, "unknown": 1, "winner": str(three), "regret": 0.0}
+    assert found["10"] == found["4"]
+    only_last = races(times, {three: samples[three], four: samples[four]})
+    assert list(only_last) == ["4", "5", "6", "8", "10"]
+    assert only_last["4"]["unknown"] == 2
+    mean = means([found, only_last])
+    assert mean["2"]["regret"] == {"mean": 0.25, "median": 0.25, "least": 0.25, "most": 0.25}
+    assert mean["4"]["unknown"]["mean"] == 1.5
+
+
+def test_a_model_that_is_right_wins_every_race(chains: dict[str, Any]) -> None:
+    for row in (today(kernel) for kernel in kernels(chains)):
+        assert {race["regret"] for race in row["today"]["races"].values()} == {0.0}
+        assert row["today"]["races"]["1"]["winner"] == row["today"]["first"]
+
+
 def test_a_fit_finds_the_machine_that_measured() -> None:
     slow = replace(H200, alone=1.5 * H200.alone, phase_s=3 * H200.phase_s)
     found = kernels({name: chain_on(slow, name) for name in (FIT, HELD)})
@@ -116,7 +142,11 @@ def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -
     assert "latency-evaluator tau -1.00" in flat and "schedule model tau 1.00" in flat
     assert f"| {HELD} | 16 | 1.00 | 1.00 | 0.0 % |" in text
     assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in text
-    bad = {"tau": 0.5, "regret": 0.2, "off": 0.1, "first": rows[0]["today"]["first"]}
+    graphs = [graph_of(CHAINS[name]) for name in (FIT, HELD)]
+    counts = [len(candidates(scheduled(graph, graph.operators), 8)) for graph in graphs]
+    told_counts = f"{sum(counts) / 2:.1f} ({max(counts)})"
+    assert f"| 8 | {told_counts} | 0.0 | 0.0 % (0.0 %) | 0.0 % (0.0 %) |" in text
+    bad = {**rows[0]["today"], "tau": 0.5, "regret": 0.2}
     worse = [{**row, "held out": bad} for row in rows]
     measured["failed"] = {"a chain": "a fault"}
     flat = page(measured, {"kernels": worse, "summary": told(worse)}).replace("\n", " ")

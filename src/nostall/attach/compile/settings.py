@@ -8,12 +8,14 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from nostall.attach.compile.parts import Extent
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.racing import CANDIDATES
 
 PREFIX = "nostall."
 Choose = Literal["measure", "stitched", "inductor"]
 Rest = Literal["inductor", "eager"]
 Keep = Literal["faster", "all"]
+RACED = 5
+"""Fewer than a :class:`~nostall.fusion.codegen.racing.Racer` takes by itself: the program's own
+process compiles all of them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Settings:
     background: bool = True
     seconds: float = 1.0
     rest: Rest = "inductor"
-    race: int = CANDIDATES
+    race: int = RACED
     keep: Keep = "faster"
 
     def __post_init__(self) -> None:

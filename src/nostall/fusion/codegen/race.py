@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
@@ -14,19 +14,24 @@ HOPELESS = 3.0
 
 
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
-    """The modelled first choice, then the best plan of every other scheme, then what is missing of
-    the ``most`` modelled best among plans that differ in scheme, in warps for each row, in whether
-    chunks are equal, or in whether rows are peeled.  Raises :class:`BadInput` where no plan is
-    legal."""
-    first = first_choice(of)
-    time = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
-    ranked = sorted(time, key=lambda plan: (time[plan], plan.rows, str(plan)))
-    ranked = [plan for plan in ranked if time[plan] <= HOPELESS * time[first]]
-    schemes = {plan.scheme: plan for plan in reversed(ranked)}
-    others = sorted(schemes.values(), key=ranked.index)
-    kinds = {(p.scheme, p.num_warps / p.rows, p.is_even, p.peeled): p for p in reversed(ranked)}
-    best = sorted(kinds.values(), key=ranked.index)[:most]
-    return tuple(dict.fromkeys([first, *others, *best]))
+    """The :func:`favourites` of the model, its first choice first.  Raises :class:`BadInput` where
+    no plan is legal."""
+    times = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
+    return favourites(times, most) if times else (first_choice(of),)
+
+
+def favourites(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:
+    """The plan with the least time of every scheme and the ``most`` with the least time of all,
+    fastest first.
+
+    Plans that differ in rows, or warps, or parts alone are candidates of their own: which of them
+    is faster the model knows least.
+    """
+    ranked = sorted(times, key=lambda plan: (times[plan], plan.rows, str(plan)))
+    ranked = [plan for plan in ranked if times[plan] <= HOPELESS * times[ranked[0]]]
+    of_schemes = {plan.scheme: plan for plan in reversed(ranked)}
+    kept = {*of_schemes.values(), *ranked[:most]}
+    return tuple(plan for plan in ranked if plan in kept)
 
 
 def fastest(samples: Sequence[Sequence[float]], kind: Kind) -> int:

@@ -31,10 +31,11 @@ from nostall.gpu.clock import Clock, Run
 from nostall.store import home
 from nostall.store.answers import keep_record
 
-CANDIDATES = 4
-"""Modelled best plans that race, beside the best of every scheme."""
+CANDIDATES = 8
+"""Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
+what fewer or more would be worth)."""
 SECONDS = 0.05
-"""About how long one kernel is raced."""
+"""About how long one kernel is raced; longer where a comparison would have too few rounds."""
 
 
 class RaceRecord(Strict):
