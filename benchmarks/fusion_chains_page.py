@@ -3,8 +3,9 @@
 python -m benchmarks.fusion_chains_page
 
 ``benchmarks/results/fusion_chains/`` holds one JSON for each chain, as ``benchmarks.fusion_chains``
-leaves them, ``fusion_traffic.json`` what ``benchmarks.fusion_traffic`` counted.  The share of the
-copy bandwidth counts every input and output once.  Older files have fewer methods.
+leaves them, ``fusion_traffic.json`` what ``benchmarks.fusion_traffic`` counted, and
+``fusion_copies.json`` how long ``benchmarks.fusion_copies`` took for as many bytes.  The share of
+the copy bandwidth counts every input and output once.  Older files have fewer methods.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from nostall.fusion.hardware import H200
 
 FOLDER = RESULTS / "fusion_chains"
 TRAFFIC = RESULTS / "fusion_traffic.json"
+COPIES = RESULTS / "fusion_copies.json"
 PAGE = RESULTS.parents[1] / "docs" / "fusion_measured.md"
 AGAINST = ("eager", "compile", "max-autotune", "best Inductor", "liger")
 RIVALS = AGAINST[1:]
 """Whom no chain may be slower than."""
 GOAL_SHARE, GOAL_CHAINS = 0.85, 16
-_COLUMNS = ("chain, fp16", "stitched us", *AGAINST, "share of copy bandwidth", "kernels")
+_SHARES = ("share of copy bandwidth", "of a copy of as many bytes")
+_COLUMNS = ("chain, fp16", "stitched us", *AGAINST, *_SHARES, "kernels")
 _HEAD = "# Stitched chains, measured\n"
 
 Chain = Mapping[str, Any]
@@ -39,6 +42,14 @@ def share(chain: Chain) -> float:
     """Inputs and outputs once / (time x copy bandwidth)."""
     seconds = 1e-6 * median(chain["samples_us"]["stitched"])
     return float(chain["bytes_least"]) / seconds / H200.copy_bytes_per_second
+
+
+def share_of_a_copy(chain: Chain, copies: Mapping[str, Any]) -> float | None:
+    """The time of a copy of as many bytes / the chain's; None where it was not measured."""
+    copy = copies.get(chain["chain"])
+    if copy is None or copy["bytes"] != chain["bytes_least"]:
+        return None
+    return float(median(copy["samples_us"]) / median(chain["samples_us"]["stitched"]))
 
 
 def mean(chains: Sequence[Chain], name: str) -> float | None:
@@ -61,9 +72,16 @@ def below(chains: Sequence[Chain]) -> list[str]:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def page(chains: Sequence[Chain], left: int, traffic: Mapping[str, Any] | None = None) -> str:
+def page(
+    chains: Sequence[Chain],
+    left: int,
+    traffic: Mapping[str, Any] | None = None,
+    copies: Mapping[str, Any] | None = None,
+) -> str:
     """The whole page; ``left``: chains of the benchmark that were not measured."""
-    parts = [_HEAD, wrapped(_how(chains)), _goals(chains, left), "## Time\n\n" + _times(chains)]
+    copies = copies or {}
+    parts = [_HEAD, wrapped(_how(chains)), _goals(chains, left, copies)]
+    parts.append("## Time\n\n" + _times(chains, copies))
     if failures := _failures(chains):
         parts.append("Methods that were left out:\n\n" + failures)
     parts.append("## Bytes\n\n" + _bytes(chains, traffic or {}))
@@ -87,7 +105,7 @@ def _how(chains: Sequence[Chain]) -> str:
     )
 
 
-def _goals(chains: Sequence[Chain], left: int) -> str:
+def _goals(chains: Sequence[Chain], left: int, copies: Mapping[str, Any]) -> str:
     """What was to be reached, and whether it was."""
     single = [c for c in chains if CHAINS[c["chain"]].is_single_pass]
     reached = sum(share(c) >= GOAL_SHARE for c in single)
@@ -102,6 +120,10 @@ def _goals(chains: Sequence[Chain], left: int) -> str:
         ("no chain slower than another method", "; ".join(slower) or "none", not slower),
     ]  # fmt: skip
     told = [(goal, found, "yes" if met else "**no**") for goal, found, met in rows]
+    beside = [found for c in single if (found := share_of_a_copy(c, copies)) is not None]
+    if beside:
+        at = f"single-pass chains at {100 * GOAL_SHARE:.0f} % of a copy of as many bytes"
+        told.append((at, f"{sum(s >= GOAL_SHARE for s in beside)} of {len(beside)}", "no goal"))
     for name in ("eager", "best Inductor", "liger"):
         if (ratio := mean(chains, name)) is not None:
             told.append((f"geometric mean over {name}", f"{ratio:.2f}", "no goal"))
@@ -114,23 +136,28 @@ def _mean_goal(chains: Sequence[Chain], name: str, goal: float) -> tuple[str, st
     return f"geometric mean over {name} at least {goal:.2f}", f"{found:.2f}", found >= goal
 
 
-def _times(chains: Sequence[Chain]) -> str:
+def _times(chains: Sequence[Chain], copies: Mapping[str, Any]) -> str:
     said = (
         f"Of the copy bandwidth ({H200.copy_bytes_per_second / 1e12:.1f} TB/s), every input and "
         f"output counted once; `<` marks single-pass chains below {100 * GOAL_SHARE:.0f} %, `*` "
-        "chains that need several passes over memory."
+        "chains that need several passes over memory. That bandwidth is one of gigabytes; in "
+        "the next column PyTorch's elementwise kernel reads and writes as many bytes, half and "
+        "half, which is slower where they are few (`python -m benchmarks.fusion_copies`, "
+        "[JSON](../benchmarks/results/fusion_copies.json))."
     )
-    return wrapped(said) + "\n\n" + _table(_COLUMNS, [_row(c) for c in chains])
+    return wrapped(said) + "\n\n" + _table(_COLUMNS, [_row(c, copies) for c in chains])
 
 
-def _row(chain: Chain) -> list[str]:
+def _row(chain: Chain, copies: Mapping[str, Any]) -> list[str]:
     us = median(chain["samples_us"]["stitched"])
     compared = [_compared(chain, name) for name in AGAINST]
     plans = "; ".join(chain["stitched"]["plans"])
     is_single = CHAINS[chain["chain"]].is_single_pass
     mark = "*" if not is_single else "<" if share(chain) < GOAL_SHARE else ""
     percent = f"{100 * share(chain):.0f} % {mark}".strip()
-    return [chain["chain"], f"{us:.1f}", *compared, percent, plans]
+    beside = share_of_a_copy(chain, copies)
+    copy = f"{100 * beside:.0f} %" if beside is not None else "–"
+    return [chain["chain"], f"{us:.1f}", *compared, percent, copy, plans]
 
 
 def _compared(chain: Chain, name: str) -> str:
@@ -196,8 +223,8 @@ def load(folder: Path = FOLDER) -> list[Chain]:
     return [found[name] for name in CHAINS if name in found]
 
 
-def load_traffic(path: Path = TRAFFIC) -> Mapping[str, Any]:
-    """What was counted, by chain; empty where there is nothing."""
+def load_by_chain(path: Path) -> Mapping[str, Any]:
+    """What a file has of each chain; empty where there is none."""
     found: Mapping[str, Any] = json.loads(path.read_text())["chains"] if path.exists() else {}
     return found
 
@@ -207,7 +234,8 @@ def main() -> int:
     if not chains:
         print(f"no chain in {FOLDER}; run benchmarks.fusion_chains on a GPU", file=sys.stderr)
         return 2
-    text = page(chains, len(CHAINS) - len(chains), load_traffic())
+    beside = load_by_chain(TRAFFIC), load_by_chain(COPIES)
+    text = page(chains, len(CHAINS) - len(chains), *beside)
     write_atomically(PAGE, text.encode())
     return 0
 

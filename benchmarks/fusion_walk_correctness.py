@@ -4,7 +4,9 @@
 
 As ``benchmarks.fusion_shared_correctness``, of ``looped`` and ``split`` kernels: those whose
 maximum and sum of exp(x - maximum) share a walk, and those whose rows begin at odd places and are
-read 16 bytes at a time.  Of graphs with softmaxes half get rows of -inf, with Inf and with NaN.
+read 16 bytes at a time; and of ``column`` kernels, which walk over rows for the sums of columns,
+those that copy the rows of the next turns among them.  Of graphs with softmaxes half get rows of
+-inf, with Inf and with NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 from tests.unit.fusion import online_rows
-from tests.unit.fusion.wide_rows import wide_rows
+from tests.unit.fusion.wide_rows import wide_rows, with_column_sums
 
 from benchmarks.fusion_shared_correctness import dtypes, on_gpu, repeats, run, wrong
 from nostall.fusion.codegen.emit import emit
@@ -30,6 +32,8 @@ from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.graph import Graph
 
 COLUMNS = (603, 1001, 1100, 2048, 2501, 4099, 5000, 12287, 32000, 50257, 131073)
+MOST_SUMMED, MANY_ROWS = 5000, 300
+"""Columns and rows of a graph that sums over rows."""
 SOFTMAXES = (online_rows.cross_entropy, online_rows.lse_and_softmax, online_rows.drawn)
 
 
@@ -38,16 +42,20 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
     draw = random.Random(seed)
     columns = draw.choice(COLUMNS if on_gpu() else COLUMNS[:5])
     shape = online_rows.ROWS, columns
-    kind = draw.choice((*SOFTMAXES, None))
-    if kind is None:
+    kind = draw.choice((*SOFTMAXES, None, "sums"))
+    if kind == "sums":
+        columns = min(columns, MOST_SUMMED)
+        rows = MANY_ROWS if on_gpu() else online_rows.ROWS
+        graph = with_column_sums(wide_rows(seed, columns, *dtypes(), rows), draw)
+    elif kind is None:
         graph = wide_rows(seed, columns, *dtypes(), online_rows.ROWS)
     elif kind is online_rows.drawn:
         graph = online_rows.drawn(seed, shape)
     else:
         graph = kind(shape, draw.choice(dtypes()[0]))  # type: ignore[operator]
     of = scheduled(graph, graph.operators)
-    legal = [plan for plan in plans(of).legal if plan.scheme in ("looped", "split")]
-    for told in ("peeled", "scheme"):  # what is rare is not rare here
+    legal = [plan for plan in plans(of).legal if plan.scheme in ("looped", "split", "column")]
+    for told in ("peeled", "ahead", "scheme"):  # what is rare is not rare here
         chosen = draw.choice(sorted({getattr(plan, told) for plan in legal}) or [None])
         legal = [plan for plan in legal if getattr(plan, told) == chosen]
     return (graph, of, draw.choice(legal)) if legal else None
@@ -86,6 +94,7 @@ def summary(done: dict[str, Any]) -> dict[str, Any]:
         "kernels": len(ran),
         "with a maximum and a sum in one walk": sum(record.get("online", 0) > 0 for record in ran),
         "peeled": sum("peeled" in record["plan"] for record in ran),
+        "rows copied ahead": sum("ahead" in record["plan"] for record in ran),
         "runs of each kernel": 1 + repeats(),
         "wrong": [record for record in ran if record["wrong"]],
     }

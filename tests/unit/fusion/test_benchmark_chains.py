@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 import torch
-from benchmarks import fusion_chain_methods, fusion_chains
+from benchmarks import fusion_chain_methods, fusion_chains, fusion_copies
 from benchmarks.fusion_chain_errors import Judge
 from benchmarks.fusion_chain_methods import OPTIONS, best_inductor, compiled, known_options, others
 from benchmarks.fusion_chain_programs import CHAINS, Chain
@@ -54,6 +54,16 @@ def small(chain: Chain) -> Chain:
 
 def tensors(given: object) -> list[torch.Tensor]:
     return list(given) if isinstance(given, (tuple, list)) else [given]
+
+
+def test_a_copy_moves_the_bytes_of_its_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = fusion_copies.pairs(1 << 20, "cpu")
+    assert len(sets) == 32 and len(fusion_copies.pairs(400 << 20, "cpu")) == 2
+    assert sum(tensor.nbytes for tensor in sets[0]) == 1 << 20
+    monkeypatch.setattr(fusion_copies, "captured_graph", lambda run, sets: [run(s) for s in sets])
+    monkeypatch.setattr(fusion_copies, "replayed", lambda graph, runs: float(runs))
+    assert fusion_copies.copied(sets, 5) == [32.0] * 5
+    assert all(torch.equal(place, -source) for source, place in sets)
 
 
 def test_there_are_enough_chains() -> None:

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 from benchmarks.fusion_chain_programs import CHAINS
-from benchmarks.fusion_chains_page import PAGE, below, load, load_traffic, mean, page, share
+from benchmarks.fusion_chains_page import (
+    COPIES,
+    PAGE,
+    TRAFFIC,
+    below,
+    load,
+    load_by_chain,
+    mean,
+    page,
+    share,
+)
 
 NAME = "SwiGLU 16384x5504"
 OLD = ("eager", "compile", "max-autotune")
@@ -47,7 +57,9 @@ def one_line(text: str) -> str:
 
 def test_the_page_is_that_of_the_committed_files() -> None:
     chains = load()
-    assert chains and PAGE.read_text() == page(chains, len(CHAINS) - len(chains), load_traffic())
+    assert chains and PAGE.read_text() == page(
+        chains, len(CHAINS) - len(chains), load_by_chain(TRAFFIC), load_by_chain(COPIES)
+    )
 
 
 def test_means_and_shares() -> None:
@@ -83,10 +95,19 @@ def test_rows_have_all_methods_and_say_how_far_it_is() -> None:
     text = page([newer(1.2), chain(1.2), chain(1.2, name="norm backward 8192x4096")], 0)
     rows = [line for line in text.splitlines() if line.startswith((f"| {NAME}", "| norm back"))]
     interval = "1.200 [1.190, 1.210]"
-    assert rows[0].endswith(f"| {interval}: multi-kernel | {interval} | 91 % | thread 1 |")
-    assert rows[1].endswith("| – | – | 50 % < | thread 1 |")
-    assert rows[2].endswith("| – | – | 50 % * | thread 1 |")
+    assert rows[0].endswith(f"| {interval}: multi-kernel | {interval} | 91 % | – | thread 1 |")
+    assert rows[1].endswith("| – | – | 50 % < | – | thread 1 |")
+    assert rows[2].endswith("| – | – | 50 % * | – | thread 1 |")
     assert f"- {NAME}, compile: it broke" in text and "Liger has no kernel" not in text
+
+
+def test_short_chains_stand_beside_a_copy_of_as_many_bytes() -> None:
+    copies = {NAME: {"bytes": 4.3e6, "samples_us": [1.5, 1.8, 2.0]}}
+    text = page([chain(1.2)], 0, copies=copies)
+    assert "| 50 % < | 90 % | thread 1 |" in text
+    assert "| single-pass chains at 85 % of a copy of as many bytes | 1 of 1 | no goal |" in text
+    other = {NAME: {**copies[NAME], "bytes": 1e6}}
+    assert "| 50 % < | – | thread 1 |" in page([chain(1.2)], 0, copies=other)
 
 
 def test_bytes_are_counted_or_said_not_to_be() -> None:

@@ -59,6 +59,21 @@ def wide_rows(
     return _Drawing(draw, (draw.randint(1, most_rows), columns), floats, others).made()
 
 
+def with_column_sums(graph: Graph, draw: random.Random) -> Graph:
+    """The graph with sums over rows of one or two of its values, as weight gradients have them."""
+    build = Builder()
+    build.nodes.extend(graph.nodes)
+    shape = max((graph[index].shape for index in graph.operators), key=len)
+    wide = [
+        index
+        for index in graph.operators
+        if graph[index].shape == shape and graph[index].dtype == "float32"
+    ]
+    chosen = draw.sample(wide, min(len(wide), draw.randint(1, 2)))
+    sums = [build("sum", index, dims=(0,), keepdim=False) for index in chosen]
+    return build.graph(*graph.outputs, *sums)
+
+
 class _Drawing:
     def __init__(
         self,

@@ -13,7 +13,7 @@ PREFIX = "nostall."
 Choose = Literal["measure", "stitched", "inductor"]
 Rest = Literal["inductor", "eager"]
 Keep = Literal["faster", "all"]
-RACED = 5
+RACED = 4
 """Fewer than a :class:`~nostall.fusion.codegen.racing.Racer` takes by itself: the program's own
 process compiles all of them."""
 
