@@ -105,6 +105,20 @@ def bias_gelu(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("cast", gelu, dtype=dtype))
 
 
+def normed_gelu(shape: Shape, dtype: str) -> Graph:
+    """A norm of GELU by tanh, times a part of GELU's derivative: two tanh, read in two ways."""
+    build = Builder()
+    x = build("cast", build.input(shape, dtype), dtype="float32")
+    cubic = build("mul", build("square", x), build("mul", x, build.constant(0.044715)))
+    wide = build("mul", build("add", x, cubic), build.constant(0.7978845608028654))
+    one = build.constant(1.0)
+    half = build("mul", x, build.constant(0.5))
+    gelu = build("mul", half, build("add", one, build("tanh", wide)))
+    normed, _ = _normed(build, gelu, len(shape) - 1)
+    steep = build("sub", one, build("square", build("tanh", wide)))
+    return build.graph(build("cast", build("mul", normed, steep), dtype=dtype))
+
+
 def gated(shape: Shape, dtype: str) -> Graph:
     """silu(a) * relu(b), both halves of one tensor."""
     build = Builder()
@@ -292,6 +306,7 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "norm backward": lambda: norm_backward((2, 3, 80), "float16"),
     "mean loss": lambda: mean_loss((7, 70), "float16"),
     "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
+    "normed gelu": lambda: normed_gelu((3, 160), "float16"),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),
     "comparisons with a counter": lambda: counted(7, 12),

@@ -44,9 +44,33 @@ def _erf(x):  # x P(x^2) / Q(x^2), 6e-7 of the value at most; without branches, 
     y = tl.maximum(y, -1.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(y, 1.0, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "_erf_plus_1": """@triton.jit
+def _erf_plus_1(x):  # 2 / (1 + exp(-x R(x^2))), off by 6e-7 at most; R > 0: nothing is clamped
+    u = x * x
+    r = (-4.58634133e-07 * u + 1.72706641e-05) * u - 0.000258853921
+    r = ((r * u + 0.00180544099) * u + 0.000532022677) * u - 0.296518505
+    return _reciprocal(0.5 + 0.5 * tl.exp2((r * u - 3.25581551) * x))
+""",
+    "_tanh": """@triton.jit
+def _tanh(x):  # by exp, or near 0 by x P(x^2): off by 1e-6 of the value at most
+    u = x * x
+    p = (-0.04632163 * u + 0.13246644) * u - 0.33330484
+    far = 1.0 - _reciprocal(0.5 + 0.5 * tl.exp2(x * 2.8853900817779268))
+    return tl.where(tl.abs(x) < 0.45, (p * u + 1.0) * x, far)
+""",
+    "_tanh_plus_1": """@triton.jit
+def _tanh_plus_1(x):  # 2 / (1 + exp(-2 x)): no digit is lost where tanh is nearly -1
+    return _reciprocal(0.5 + 0.5 * tl.exp2(x * -2.8853900817779268))
+""",
     "_sigmoid": """@triton.jit
-def _sigmoid(x):  # what is below 2**-126 is 0: libdevice's fast functions have no subnormals
-    return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
+def _sigmoid(x):  # what is below 2**-126 is 0: the instructions are those without subnormals
+    return _reciprocal(1.0 + tl.exp2(x * -1.4426950408889634))
+""",
+    "_reciprocal": """@triton.jit
+def _reciprocal(x):  # a single instruction, off by 1 unit in the last place; without subnormals
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 """,
     "_random": """@triton.jit
 def _random(seed, first, place):  # Philox 4x32-10: a word of counter first + place // 4
@@ -66,9 +90,24 @@ def _random(seed, first, place):  # Philox 4x32-10: a word of counter first + pl
 }
 """Functions that kernels may call, by name; only the ones that are called are written out.
 
-The fit of ``_erf`` is ours (minimax of the relative error over |x| < 3.92, where erf rounds to 1).
+Fits are ours: ``_erf`` (minimax of the relative error over |x| < 3.92, where erf rounds to 1),
+``_tanh`` near 0 (the same over |x| < 0.45), ``_erf_plus_1`` (minimax of the error of the sum over
+|x| < 4.2, and beyond it R grows).  The errors said of the last two, and of ``_tanh_plus_1`` (5e-7),
+are those with an ``ex2.approx`` that is off by 2^-22 of the value and a ``rcp.approx`` by 2^-23.
 ``_random`` is Philox of Salmon et al. (SC 2011): one multiplication gives both halves of a product.
 Neighbours of a thread share their rounds because the compiler sees that their places differ in the
 last bits only (by ``//``; with ``>>`` it misses some).  ``_online`` subtracts as
 :mod:`~nostall.fusion.codegen.centred` does, and takes its exp.
 """
+
+
+def called(text: str) -> list[str]:
+    """The helpers that a text calls, and those that they call, in the order of the table."""
+    found: set[str] = set()
+    texts = [text]
+    while texts:
+        calls = texts.pop()
+        new = {name for name in HELPERS if f"{name}(" in calls} - found
+        texts += [HELPERS[name] for name in new]
+        found |= new
+    return [HELPERS[name] for name in HELPERS if name in found]

@@ -1,8 +1,8 @@
 """Triton's interpreter made able to run stitched kernels, for checks without a GPU.
 
 ``TRITON_INTERPRET=1`` has to be set before Triton is imported.  The interpreter has no libdevice
-and calls the combine function of a reduction for every element; numpy stands in for both.  It is no
-oracle for bf16 and fp8, whose conversions it gets wrong.
+and no PTX, and calls the combine function of a reduction for every element; numpy stands in for all
+three.  It is no oracle for bf16 and fp8, whose conversions it gets wrong.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sub_rn": np.subtract,
     "expm1": np.expm1,
     "log1p": np.log1p,
-    "tanh": np.tanh,
     "rint": np.rint,
     "trunc": np.trunc,
     "pow": np.power,
     "fmod": np.fmod,
 }
+_ASSEMBLY: dict[str, Callable[..., Any]] = {"rcp.approx.ftz.f32 $0, $1;": np.reciprocal}
 _COMBINED: dict[str, Callable[..., Any]] = {"_max": np.max, "_min": np.min, "_mul": np.prod}
 
 
@@ -45,6 +45,7 @@ def prepare() -> None:
     np.seterr(all="ignore")
     for name, function in _FUNCTIONS.items():
         setattr(libdevice, name, functools.partial(_elementwise, function))
+    triton.language.inline_asm_elementwise = _assembly
     original = ReduceOps.apply_impl
 
     def apply_impl(self: Any, operands: Any) -> Any:
@@ -58,6 +59,10 @@ def prepare() -> None:
 
     ReduceOps.apply_impl = apply_impl
     interpreted_gluon.prepare()
+
+
+def _assembly(text: str, constraints: str, operands: list[Any], **_: object) -> Any:
+    return _elementwise(_ASSEMBLY[text], *operands)
 
 
 def _elementwise(function: Callable[..., Any], *operands: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nostall.fusion.codegen.helpers import HELPERS
+from nostall.fusion.codegen.helpers import called
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Mapping
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan
@@ -166,7 +166,7 @@ def assembled(
     parts = names.of(parts)
     texts = [names.of(str(lines)) for lines, _ in kernels]
     bodies = parts + "".join(texts)
-    helpers = [f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in _calls(bodies)]
+    helpers = [f"\n\n{text}" for text in called(_calls(bodies))]
     if "libdevice." in "".join([*helpers, bodies]):
         head.append("from triton.language.extra import libdevice\n")
     head.append(f"\n# {title}\n")

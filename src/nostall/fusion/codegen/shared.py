@@ -70,6 +70,7 @@ class _Row:
         first = f"at * {self.width}"
         self.chunk = Chunk(self.width, "c", mask, "", first=first, lanes="lanes")
         self.tile = Tile(self.of, self.of.columns, rows, (self.chunk,), lines)
+        self.tile.kept |= {value for value in kept.needed if isinstance(value, int)}
         # What values were called where they were made, and so are when they are read again.
         self.named: dict[Value, Entry] = {}
 

@@ -35,11 +35,13 @@ LARGEST_FLOAT = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Value:
-    """A name in the kernel and its dtype there; for constants the ``number``."""
+    """A name in the kernel and its dtype there; for constants the ``number``.  ``plus_one``: what
+    1 + the value is, where that is no sum (:mod:`~nostall.fusion.codegen.plus_one`)."""
 
     text: str
     dtype: str
     number: Number | None = None
+    plus_one: str = ""
 
 
 def computed(dtype: str) -> str:
@@ -100,7 +102,7 @@ _FLOAT = {
     "sqrt": "tl.sqrt_rn({})",
     "rsqrt": "tl.rsqrt({})",
     "reciprocal": "1.0 / {}",
-    "tanh": "libdevice.tanh({})",
+    "tanh": "_tanh({})",
     "sigmoid": "_sigmoid({})",
     "sin": "tl.sin({})",
     "cos": "tl.cos({})",

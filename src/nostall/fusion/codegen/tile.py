@@ -16,6 +16,7 @@ from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
 from nostall.fusion.codegen.peeled import Peeled
+from nostall.fusion.codegen.plus_one import is_left_to_readers, left_to_readers, sum_with_one
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import (
     TRITON_DTYPES,
@@ -85,6 +86,8 @@ class Tile:
         self.chunks = chunks
         self.lines = lines
         self.entries: dict[tuple[int | Operand, str], Entry] = {}
+        # What is read again in another loop or kernel, so it has to be made as it is.
+        self.kept = frozenset(of.mapping.outputs)
         # The same node may be read at several places; names count them.
         self._places: dict[int, list[Operand]] = {}
 
@@ -147,12 +150,19 @@ class Tile:
             how = reduction(node)
             value = how.result(how.partial(operands[0].value))
         else:
+            values = [o.value for o in operands]
             softmax = template(self.graph, index)
-            value = expression(node, [o.value for o in operands], softmax)
-        entry = Entry(value, any(o.rows for o in operands), any(o.columns for o in operands))
-        self.lines(f"{name} = {entry.value.text}")
-        named = Entry(Value(name, entry.value.dtype), entry.rows, entry.columns)
-        self.entries[index, chunk.suffix if chunk else ""] = named
+            value = sum_with_one(node, values) or expression(node, values, softmax)
+        if self._is_left_to_readers(index):
+            named = left_to_readers(node, [o.value for o in operands])
+        else:
+            self.lines(f"{name} = {value.text}")
+            named = Value(name, value.dtype)
+        entry = Entry(named, any(o.rows for o in operands), any(o.columns for o in operands))
+        self.entries[index, chunk.suffix if chunk else ""] = entry
+
+    def _is_left_to_readers(self, index: int) -> bool:
+        return index not in self.kept and is_left_to_readers(self.graph, index)
 
     def operand(self, operand: Operand, chunk: Chunk | None) -> Entry:
         """The value of an operand, for the columns of ``chunk`` where it has any."""
