@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -82,8 +83,9 @@ def test_rows_are_read_twice(make: Callable[..., Graph]) -> None:
     assert len(split.launches) == len(passes(of))
     assert _walks(replace(of, online=False)) == 3
     looped = emit(of, KernelPlan("looped", 1, (1024,), 4)).source
-    assert looped.count("_online(") == 2  # its definition, and one call for all of them
-    assert looped.count("for first in") == 2
+    assert looped.count("for first in range(0, ") == 2
+    assert looped.count("for first in") == 4  # whole turns, and what is left of the columns
+    assert looped.count("_online(") == 3  # its definition, and one call in each loop of a walk
 
 
 def test_what_is_written_between_maximum_and_sum_needs_a_walk_of_its_own() -> None:
@@ -145,9 +147,24 @@ def test_rows_at_odd_places_are_accessed_16_bytes_at_a_time(tmp_path: Path) -> N
         codes = [i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions]
         accesses[is_peeled] = Counter(c for c in codes if c.startswith(("LDG", "STG")))
     narrow, wide = accesses[False], accesses[True]
-    assert narrow["LDG.E.U16"] == 16 and narrow["LDG.E.128"] == narrow["STG.E.128"] == 0
-    # One load for each walk and one store; what is beside them is branched around.
-    assert wide["LDG.E.128"] == 2 and wide["STG.E.128"] == 1
+    assert narrow["LDG.E.U16"] >= 16 and narrow["LDG.E.128"] == narrow["STG.E.128"] == 0
+    # One load for each of three loops of a walk, and one store: before, among and behind whole
+    # turns; what is beside them is branched around.
+    assert wide["LDG.E.128"] == 2 * 3 and wide["STG.E.128"] == 3
+
+
+@pytest.mark.parametrize("is_peeled", [False, True])
+@pytest.mark.parametrize("scheme", ["looped", "split"])
+def test_whole_turns_have_no_masks(scheme: str, is_peeled: bool) -> None:
+    of = _of(cross_entropy(WIDE, "float16"))
+    plans_ = {
+        "looped": KernelPlan("looped", 1, (1024,), 4, peeled=is_peeled),
+        "split": KernelPlan("split", 1, (1024,), 4, 16, peeled=is_peeled),
+    }
+    source = emit(of, plans_[scheme]).source
+    loops = re.findall(r"^( +)for first in .*:\n((?:\1 +.*\n)+)", source, re.MULTILINE)
+    masked = ["mask=" in body for _, body in loops]
+    assert masked == [True, False, True][not is_peeled :] * 2
 
 
 def test_aligned_rows_are_not_peeled() -> None:

@@ -48,15 +48,17 @@ def wide_rows(
     floats: tuple[str, ...] = FLOATS,
     others: tuple[str, ...] = ("int32",),
     most_rows: int = 5,
+    pairs: tuple[str, ...] = PAIRS,
 ) -> Graph:
     """Some levels of reductions over the last axis, with operators between them that read inputs
     and earlier values again.  Equal seeds give equal graphs.
 
     Inputs are of ``floats``, of ``others`` (which are cast) and of bool; some are shared by all
-    rows, some are one number for each row, some lie with gaps.
+    rows, some are one number for each row, some lie with gaps.  ``pairs``: operators on two values.
     """
     draw = random.Random(seed)
-    return _Drawing(draw, (draw.randint(1, most_rows), columns), floats, others).made()
+    shape = draw.randint(1, most_rows), columns
+    return _Drawing(draw, shape, floats, others, pairs).made()
 
 
 def with_column_sums(graph: Graph, draw: random.Random) -> Graph:
@@ -81,8 +83,10 @@ class _Drawing:
         shape: tuple[int, int],
         floats: tuple[str, ...],
         others: tuple[str, ...],
+        pairs: tuple[str, ...],
     ) -> None:
         self.draw = draw
+        self.pairs = pairs
         self.floats = floats
         self.others = others
         self.build = Builder()
@@ -128,7 +132,7 @@ class _Drawing:
         if kind == "smooth":
             return build(draw.choice(SMOOTH), value)
         if kind == "pair":
-            return build(draw.choice(PAIRS), value, self.pick())
+            return build(draw.choice(self.pairs), value, self.pick())
         if kind == "weight":
             return build("mul", value, build.input(self.shape[1:], draw.choice(self.floats)))
         if kind == "column":

@@ -13,7 +13,7 @@ def _min(a, b):  # NaN wins, as in PyTorch; tl.min would drop it
 """,
     "_online": """@triton.jit
 def _online(m, s, x):  # a maximum, which begins above -inf, and the sum of exp(x - maximum)
-    below = libdevice.fast_expf(-tl.abs(libdevice.sub_rn(x, m)))
+    below = tl.exp2(tl.abs(libdevice.sub_rn(x, m)) * -1.4426950408889634)
     s = tl.where(x > m, s * below + 1.0, s + below)
     return tl.maximum(m, x, propagate_nan=tl.PropagateNan.ALL), s
 """,

@@ -9,7 +9,8 @@ program was first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_block
 from nostall.fusion.codegen.levels import Pass, passes
@@ -96,7 +97,8 @@ def write_narrow(tile: Tile, part: Pass, only: str | None = None) -> None:
 
 
 def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
-    """A loop over columns that accumulates the reductions of a pass and stores its outputs."""
+    """Loops over columns that accumulate the reductions of a pass and store its outputs: turns of
+    which every lane exists, and what is before and behind them."""
     lines, (chunk,) = tile.lines, tile.chunks
     online = {pair.maximum: pair.total for pair in part.pairs}
     for index in part.running(part.reductions):
@@ -105,22 +107,46 @@ def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
         # The difference of -inf with itself would be NaN.
         begin = repr(-LARGEST_FLOAT) if index in online else how.neutral
         lines(f"a{index} = tl.full({shape}, {begin}, {TRITON_DTYPES[how.dtype]})")
-    before = dict(tile.entries)
-    with lines.block(f"for first in range({start}, {stop}, {chunk.width}):"):
+    for first, last, some in _turns(tile, start, stop):
+        _walk(tile.over(some), part, f"range({first}, {last}, {chunk.width})", online)
+    for index, total in online.items():
+        lines(f'a{index} = tl.where(a{total} == 0.0, float("-inf"), a{index})')
+
+
+def _turns(tile: Tile, start: str, stop: str) -> list[tuple[str, str, Chunk]]:
+    """Where the turns of each loop begin and end, and their lanes."""
+    lines, (chunk,), columns = tile.lines, tile.chunks, tile.of.column_count
+    if chunk.mask is None:
+        return [(start, stop, chunk)]
+    width, lies = chunk.width, chunk.peeled
+    whole = replace(chunk, mask=None, peeled=replace(lies, is_whole=True) if lies else None)
+    if lies:
+        lines(f"begin = {start} + ({start} < lowest).to(tl.int32) * {width}")
+        within = f"tl.minimum({stop}, highest) - begin"
+        lines(f"rest = begin + tl.maximum({within}, 0) // {width} * {width}")
+        before = (start, f"tl.minimum(begin, {stop})", chunk)
+        return [before, ("begin", "rest", whole), ("rest", stop, chunk)]
+    if start == "0":
+        rest = columns // width * width
+        return [*([("0", str(rest), whole)] if rest else []), (str(rest), stop, chunk)]
+    lines(f"rest = {start} + tl.maximum({stop} - {start}, 0) // {width} * {width}")
+    return [(start, "rest", whole), ("rest", stop, chunk)]
+
+
+def _walk(tile: Tile, part: Pass, turns: str, online: Mapping[int, int]) -> None:
+    """One loop.  Names that are first used in it do not exist after it."""
+    lines, (chunk,) = tile.lines, tile.chunks
+    with lines.block(f"for first in {turns}:"):
         if chunk.peeled:
             chunk.peeled.write_lanes(lines, tile.of.column_count, chunk.width)
         else:
             lines(f"c = first + tl.arange(0, {chunk.width})[None, :]")
-        if chunk.mask and not chunk.peeled:
-            lines(f"inside = c < {tile.of.column_count}")
+            if chunk.mask:
+                lines(f"inside = c < {tile.of.column_count}")
         tile.write(part.wide, part.wide_outputs)
         for index in part.running(part.reductions):
             if index not in online.values():
                 _accumulate(tile, index, online.get(index))
-    for index, total in online.items():
-        lines(f'a{index} = tl.where(a{total} == 0.0, float("-inf"), a{index})')
-    # Names that are first used in a loop do not exist after it.
-    tile.entries = before
 
 
 def _accumulate(tile: Tile, index: int, total: int | None) -> None:

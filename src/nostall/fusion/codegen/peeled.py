@@ -29,10 +29,11 @@ WHOLE_BYTES = 16
 @dataclass(frozen=True)
 class Peeled:
     """Tensors whose rows lie ``stride`` elements apart; ``step`` elements of the narrowest of them
-    are 16 bytes."""
+    are 16 bytes.  ``is_whole``: all lanes of a turn are columns, and no access is cut."""
 
     stride: int
     step: int
+    is_whole: bool = False
 
     @property
     def row(self) -> str:
@@ -53,10 +54,14 @@ class Peeled:
         """The lanes of one turn, which columns they are, and which of these exist."""
         lines(f"lane = first + tl.arange(0, {width})[None, :]")
         lines("c = lane - ahead")
-        lines(f"inside = (c >= 0) & (c < {columns})")
+        if not self.is_whole:
+            lines(f"inside = (c >= 0) & (c < {columns})")
 
     def load(self, lines: Lines, name: str, memory: str, columns: int) -> None:
         """``name``: what lies in ``memory`` at the lanes of a turn."""
+        if self.is_whole:
+            lines(f"{name} = tl.load({memory} + base + lane)")
+            return
         lines(f"{name} = tl.load({memory} + base + lane, mask=lane < whole)")
         with lines.block(f"if whole < ahead + {columns}:"):
             beyond = f"tl.load({memory} + base + lane, mask=inside & (lane >= whole))"
@@ -64,6 +69,9 @@ class Peeled:
 
     def store(self, lines: Lines, memory: str, text: str, width: int) -> None:
         """Put a value into ``memory``."""
+        if self.is_whole:
+            lines(f"tl.store({memory} + base + lane, {text})")
+            return
         within = "(lane >= lowest) & (lane < highest)"
         lines(f"tl.store({memory} + base + lane, {text}, mask={within})")
         with lines.block(f"if (first < lowest) | (first + {width} > highest):"):

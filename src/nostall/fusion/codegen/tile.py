@@ -93,8 +93,15 @@ class Tile:
 
     def inside(self, rows: Rows) -> Tile:
         """The tile of other rows, inside of a loop: what has been read before is there."""
-        found = Tile(self.of, self.columns, rows, self.chunks, self.lines)
-        found.entries, found._places = dict(self.entries), self._places
+        return self._other(rows, self.chunks)
+
+    def over(self, chunk: Chunk) -> Tile:
+        """The tile of other columns, inside of a loop."""
+        return self._other(self.rows, (chunk,))
+
+    def _other(self, rows: Rows, chunks: tuple[Chunk, ...]) -> Tile:
+        found = Tile(self.of, self.columns, rows, chunks, self.lines)
+        found.entries, found.kept, found._places = dict(self.entries), self.kept, self._places
         return found
 
     def is_wide(self, index: int) -> bool:
@@ -285,7 +292,7 @@ class Tile:
         address = " + ".join([f"p{index}", *((by_row + by_column) or [ZERO])])
         text = stored(entry.value.text, node.dtype)
         peeled = self._peeled(f"p{index}", address, chunk) if chunk else None
-        if chunk and peeled and masks == [chunk.mask]:
+        if chunk and peeled and masks == ([chunk.mask] if chunk.mask else []):
             peeled.store(self.lines, f"p{index}", text, chunk.width)
             return
         mask = f", mask={' & '.join(masks)}" if masks else ""
