@@ -44,7 +44,7 @@ def different(of: Schedule) -> list[KernelPlan]:
     the fewest programs, which is what takes time here."""
     kinds: dict[object, KernelPlan] = {}
     for plan in sorted(plans(of).legal, key=lambda plan: programs(of, plan)):
-        ahead = plan.ahead and plan.scheme == "column"
+        ahead = plan.ahead and plan.scheme != "shared"
         kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.parts > 1, ahead), plan)
     return list(kinds.values())
 

@@ -82,10 +82,10 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     instructions, registers, barriers, steps, read = counts.program, 0.0, 0.0, 0.0, 0.0
     for part in parts:
         tile = _step(of, plan, part, counts)
-        instructions += turns * tile.instructions
+        instructions += turns * (tile.instructions + _copies(of, plan, tile, counts))
         registers = max(registers, tile.registers)
-        barriers += tile.barriers
-        steps += _steps(turns, tile) * part.has_columns
+        barriers += tile.barriers + turns * plan.ahead
+        steps += (1 if plan.ahead else _steps(turns, tile)) * part.has_columns
         read += _bytes(of, of.mapping.read_by((*part.wide, *part.reductions)), ())
     once = _bytes(of, of.mapping.inputs, ())
     moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
@@ -100,6 +100,7 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         steps=steps,
         phases=sum(bool(part.reductions) for part in parts),
         barriers=barriers,
+        shared=_ahead(of, plan),
         again=again,
         beside=(moved + again) * _beside(of, plan),
     )
@@ -167,14 +168,17 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
     return Demand(
         programs=programs,
         warps=plan.num_warps,
-        instructions=counts.program + counts.across_warps * finished + turns * tile.instructions,
+        instructions=counts.program
+        + counts.across_warps * finished
+        + turns * (tile.instructions + _copies(of, plan, tile, counts)),
         registers=tile.registers,
         moved=moved / programs,
         beside=moved / programs * _beside(of, plan),
         turns=turns,
-        steps=_steps(turns, tile),
+        steps=1 if plan.ahead else _steps(turns, tile),
         phases=float(finished > 0),
-        barriers=tile.barriers + 2 * finished * (plan.num_warps > 1),
+        barriers=tile.barriers + turns * plan.ahead + 2 * finished * (plan.num_warps > 1),
+        shared=_ahead(of, plan),
     )
 
 
@@ -187,12 +191,10 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     operators, held = (*of.body, *of.tails), len(of.tails)
     tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held, walked=True)
     moved = _bytes(of, of.mapping.inputs, outputs) + _PARTIAL * plan.parts * _results(of)
-    copied = bytes_ahead(of, plan.rows * sum(plan.chunks)) if plan.ahead else 0
-    copies = counts.access * tile.accesses * len(operands(of)) if plan.ahead else 0.0
     return Demand(
         programs=programs,
         warps=plan.num_warps,
-        instructions=counts.program + turns * (tile.instructions + copies),
+        instructions=counts.program + turns * (tile.instructions + _copies(of, plan, tile, counts)),
         registers=tile.registers,
         moved=moved / programs,
         beside=moved / programs * _beside(of, plan),
@@ -201,7 +203,7 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         # What the next turn loads waits for no reduction of this one.
         phases=_levels(of),
         barriers=turns * (tile.barriers + plan.ahead),
-        shared=tile.converted + copied,
+        shared=tile.converted + _ahead(of, plan),
     )
 
 
@@ -229,8 +231,18 @@ def _step(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> TileCos
     operators, held = sorted((*part.wide, *running)), len(running)
     chunks, outputs = plan.chunks[:1], part.wide_outputs
     tile = tile_cost(of, plan, chunks, operators, outputs, counts, held=held, turned=True)
-    more = len(part.pairs) * (counts.operators["exp"] + _RESCALED) * tile.elements
+    more = len(part.pairs) * (counts.operators["share"] + _RESCALED) * tile.elements
     return replace(tile, instructions=tile.instructions + more)
+
+
+def _copies(of: Schedule, plan: KernelPlan, tile: TileCost, counts: Counts) -> float:
+    """Instructions that a turn has more where what it reads is copied before."""
+    return counts.access * tile.accesses * len(operands(of)) if plan.ahead else 0.0
+
+
+def _ahead(of: Schedule, plan: KernelPlan) -> int:
+    """Bytes of shared memory for the turns that come."""
+    return bytes_ahead(of, plan.rows * sum(plan.chunks)) if plan.ahead else 0
 
 
 def _steps(turns: int, tile: TileCost) -> float:

@@ -20,6 +20,7 @@ from nostall.fusion.codegen.peeled import peeled
 from nostall.fusion.codegen.plan import KernelPlan, lanes
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.stages import turns
 from nostall.fusion.codegen.templates import LARGEST_FLOAT, TRITON_DTYPES, Reduction, reduction
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
 from nostall.fusion.varying import Extent
@@ -33,7 +34,7 @@ def write_looped(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
         lines(f"# pass {number}")
         write_narrow(tile, part)
         if part.has_columns:
-            _columns(tile, part, "0", _end(of, plan))
+            _columns(tile, part, "0", _end(of, plan), plan.ahead)
             _results(tile, part, part.reductions)
     return Extent(of.row_count, plan.rows)
 
@@ -58,7 +59,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
             if part.has_columns:
                 lines(f"start = part * {span}")
                 stop = f"tl.minimum(start + {span}, {_end(of, plan)})"
-                _columns(tile, part, "start", stop)
+                _columns(tile, part, "start", stop, plan.ahead)
                 _store_partials(tile, part, plan.parts)
         arguments = _used(of, part)
         grid = (Extent(of.row_count, plan.rows), plan.parts if part.has_columns else 1)
@@ -96,9 +97,9 @@ def write_narrow(tile: Tile, part: Pass, only: str | None = None) -> None:
         tile.store(index, only)
 
 
-def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
+def _columns(tile: Tile, part: Pass, start: str, stop: str, ahead: bool) -> None:
     """Loops over columns that accumulate the reductions of a pass and store its outputs: turns of
-    which every lane exists, and what is before and behind them."""
+    which every lane exists, which may be copied ``ahead``, and what is before and behind them."""
     lines, (chunk,) = tile.lines, tile.chunks
     online = {pair.maximum: pair.total for pair in part.pairs}
     for index in part.running(part.reductions):
@@ -107,13 +108,14 @@ def _columns(tile: Tile, part: Pass, start: str, stop: str) -> None:
         # The difference of -inf with itself would be NaN.
         begin = repr(-LARGEST_FLOAT) if index in online else how.neutral
         lines(f"a{index} = tl.full({shape}, {begin}, {TRITON_DTYPES[how.dtype]})")
-    for first, last, some in _turns(tile, start, stop):
-        _walk(tile.over(some), part, f"range({first}, {last}, {chunk.width})", online)
+    for first, last, some in _loops(tile, start, stop):
+        counted = turns(first, last, chunk.width, ahead and some.mask is None)
+        _walk(tile.over(some), part, counted, online)
     for index, total in online.items():
         lines(f'a{index} = tl.where(a{total} == 0.0, float("-inf"), a{index})')
 
 
-def _turns(tile: Tile, start: str, stop: str) -> list[tuple[str, str, Chunk]]:
+def _loops(tile: Tile, start: str, stop: str) -> list[tuple[str, str, Chunk]]:
     """Where the turns of each loop begin and end, and their lanes."""
     lines, (chunk,), columns = tile.lines, tile.chunks, tile.of.column_count
     if chunk.mask is None:
@@ -133,10 +135,10 @@ def _turns(tile: Tile, start: str, stop: str) -> list[tuple[str, str, Chunk]]:
     return [(start, "rest", whole), ("rest", stop, chunk)]
 
 
-def _walk(tile: Tile, part: Pass, turns: str, online: Mapping[int, int]) -> None:
+def _walk(tile: Tile, part: Pass, counted: str, online: Mapping[int, int]) -> None:
     """One loop.  Names that are first used in it do not exist after it."""
     lines, (chunk,) = tile.lines, tile.chunks
-    with lines.block(f"for first in {turns}:"):
+    with lines.block(f"for first in {counted}:"):
         if chunk.peeled:
             chunk.peeled.write_lanes(lines, tile.of.column_count, chunk.width)
         else:

@@ -101,7 +101,7 @@ class KernelPlan:
     ``parts``: for ``split`` programs that share a row, for ``column`` groups of rows.
     ``demoted``: for ``shared`` how much less than everything is kept
     (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: what it reads is copied to shared
-    memory before, of a ``column`` the rows of the next turns.
+    memory before it is needed, in loops (of all schemes but ``shared``) some turns before.
     ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.
     """
 
@@ -253,9 +253,10 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
                     yield KernelPlan(scheme, rows, chunks, warps)
     if of.kind == "rows":
         for plan in _in_pieces(of):
-            yield plan
+            yield from (plan, replace(plan, ahead=True))
             if plan.rows == 1 and columns >= WIDE and peeled(of):
-                yield replace(plan, peeled=True)
+                odd = replace(plan, peeled=True)
+                yield from (odd, replace(odd, ahead=True))
         yield from _on_chip(of)
 
 
@@ -308,7 +309,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         return "peeled are single rows, one for each program, that begin at odd places"
     if plan.scheme == "shared" and (reason := unfit(of, plan.demoted, plan.chunks[0], plan.ahead)):
         return reason
-    if plan.scheme == "column" and plan.ahead and (reason := refused(of, tile)):
+    walks = plan.scheme in ("looped", "split", "column")
+    if walks and plan.ahead and (reason := refused(of, tile, plan.peeled)):
         return reason
     if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:
         return f"{products} products in fp32 for each thread; at most {MOST_UNROLLED}"

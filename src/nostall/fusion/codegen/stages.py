@@ -1,4 +1,4 @@
-"""Rows that are copied to shared memory some turns before they are worked on (``cp.async``).
+"""What a loop reads, copied to shared memory some turns before it is worked on (``cp.async``).
 
 Triton's software pipeliner does it in loops that say how many turns are under way at once.  It pays
 where programs walk over rows and few are resident, because they keep sums in registers.
@@ -30,9 +30,16 @@ def bytes_ahead(of: Schedule, lanes: int) -> int:
     return (STAGES - 1) * lanes * each
 
 
-def refused(of: Schedule, lanes: int) -> str | None:
-    """Why rows cannot be copied ahead; None where they can."""
-    if not any(copied(of, operand) for operand in operands(of)):
+def turns(first: str, last: str, step: int, ahead: bool) -> str:
+    """What a loop counts through; ``ahead``: with copies of the turns that come."""
+    told = f"{first}, {last}, {step}"
+    return f"tl.range({told}, num_stages={STAGES})" if ahead else f"range({told})"
+
+
+def refused(of: Schedule, lanes: int, is_peeled: bool = False) -> str | None:
+    """Why nothing can be copied ahead; None where something can.  Where rows are peeled whole turns
+    begin at multiples of 16 bytes."""
+    if not (is_peeled or any(copied(of, operand) for operand in operands(of))):
         return "the hardware copies 4 bytes at least; no operand's rows are multiples of that"
     if (needed := bytes_ahead(of, lanes)) > MOST_BYTES:
         return f"{needed} bytes of shared memory; at most {MOST_BYTES}"

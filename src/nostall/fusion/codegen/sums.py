@@ -16,7 +16,7 @@ from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.plan import WARP, KernelPlan, power_above
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.stages import STAGES
+from nostall.fusion.codegen.stages import turns
 from nostall.fusion.codegen.templates import TRITON_DTYPES, Reduction, Value, reduction
 from nostall.fusion.codegen.tile import Chunk, Entry, Rows, Tile
 from nostall.fusion.varying import Extent
@@ -81,7 +81,8 @@ def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, La
         if plan.ahead:
             # In the loop it would be copied again and again.
             above.load_ahead((*of.body, *of.tails), by_row=False)
-        with lines.block(f"for first in {_turns(plan)}:"):
+        stop = "tl.minimum(start + span, count)"
+        with lines.block(f"for first in {turns('start', stop, plan.rows, plan.ahead)}:"):
             tile = above.inside(_rows_of_group(of, plan, lines))
             tile.write(of.body)
             for tail in tails:
@@ -96,12 +97,6 @@ def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, La
     arguments = (*(f"p{i}" for i in [*reads, *stores]), *(f"w{t.index}" for t in tails))
     name = f"{base_name(of.mapping, plan)}_0"
     return lines, Launch(name, arguments, (summed, span), (kept, plan.parts), plan.num_warps)
-
-
-def _turns(plan: KernelPlan) -> str:
-    """The first rows of all turns of a group."""
-    told = f"start, tl.minimum(start + span, count), {plan.rows}"
-    return f"tl.range({told}, num_stages={STAGES})" if plan.ahead else f"range({told})"
 
 
 def _rows_of_group(of: Schedule, plan: KernelPlan, lines: Lines) -> Rows:

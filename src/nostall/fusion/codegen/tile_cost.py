@@ -9,12 +9,14 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nostall.fusion.codegen.centred import SHARE, SHARED_OUT, template
 from nostall.fusion.codegen.drawing import WORDS
 from nostall.fusion.codegen.mapping import Operand, used
 from nostall.fusion.codegen.plan import KernelPlan
+from nostall.fusion.codegen.plus_one import is_left_to_readers
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.threads import ACCESS_BYTES, Spread, spread
-from nostall.fusion.operations import DTYPE_BYTES
+from nostall.fusion.operations import COMPARISONS, DTYPE_BYTES
 
 _INSTRUCTIONS: Mapping[str, float] = {
     "copy": 0,
@@ -23,8 +25,11 @@ _INSTRUCTIONS: Mapping[str, float] = {
     "sqrt": 15,
     "reciprocal": 8,
     "div": 8,
-    "sigmoid": 6,
-    "tanh": 17,
+    "sigmoid": 4,
+    "tanh": 11,
+    "1 + tanh": 4,
+    "1 + erf": 11,
+    "share": 2,
     "sign": 4,
     "log": 25,
     "log2": 27,
@@ -40,7 +45,7 @@ _INSTRUCTIONS: Mapping[str, float] = {
 }
 """Of an operator for each element in fp32; 1 for all others.  Counted in kernels of one operator;
 ``sin`` and ``cos`` without the path for large numbers, ``random`` of one counter: elements whose
-words are those of one counter share it."""
+words are those of one counter share it.  ``share`` is the exp of a softmax."""
 _CASTS = {"float32": 0.0, "float16": 1.5, "bfloat16": 1.5}
 """Of a cast to these; 2 to others."""
 _64_BITS = 4.0
@@ -232,9 +237,17 @@ def _of_one_counter(of: Schedule, index: int, lies: Spread, along_rows: bool) ->
 
 def cost_of(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:
     """Instructions of an operator for each element."""
-    node = of.mapping.graph[index]
+    graph = of.mapping.graph
+    node = graph[index]
     if node.op == "random":
         return known["random"]
+    if is_left_to_readers(graph, index):
+        return 0.0
+    for source in graph.sources[index] if node.op == "add" else ():
+        if is_left_to_readers(graph, source):
+            return known[f"1 + {graph[source].op}"]
+    if (shorter := template(graph, index)) in (SHARE, SHARED_OUT):
+        return known["share"] if shorter == SHARE else 1.0
     if node.op == "cast":
         return _CASTS.get(node.dtype, 2.0)
     if node.op == "div" and not flat and not of.reads_columns(of.mapping.operands[index][-1]):
@@ -243,11 +256,17 @@ def cost_of(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) ->
 
 
 def _of_64_bits(of: Schedule, index: int) -> bool:
-    """Whether an operator computes with integers of 64 bits; seeds are none."""
-    if of.mapping.graph[index].op == "random":
-        return False
+    """Whether an operator computes with integers of 64 bits; seeds are none, and counters are
+    compared with what a row has in 32."""
     graph, operands = of.mapping.graph, of.mapping.operands[index]
-    return any(graph[operand.source].dtype == "int64" for operand in operands)
+    if graph[index].op == "random":
+        return False
+    longs = [operand for operand in operands if graph[operand.source].dtype == "int64"]
+    if graph[index].op in COMPARISONS:
+        others = [one for one in longs if graph[one.source].op != "iota"]
+        if len(others) < len(longs) and not any(of.reads_columns(one) for one in others):
+            return False
+    return bool(longs)
 
 
 def _accesses(
