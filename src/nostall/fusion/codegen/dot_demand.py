@@ -20,6 +20,9 @@ from nostall.fusion.operations import DTYPE_BYTES
 
 _MMA = 16 * 8 * 16
 """Products of one tensor-core instruction of a warp (``mma.m16n8k16``)."""
+_MMA_ROWS = 16
+"""Rows of a product that a warp has of one such instruction.  Triton gives the warps of a program
+different rows, and those beyond the last row repeat the work of others."""
 _FACTOR_BYTES = 2
 """Of an element of a factor in shared memory, for tensor cores."""
 _FACTORS_AT_ONCE = ACCESS_BYTES // _FACTOR_BYTES
@@ -28,13 +31,13 @@ _FACTORS_AT_ONCE = ACCESS_BYTES // _FACTOR_BYTES
 def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Demand:
     """That of the only kernel of a ``matrix`` plan."""
     mapping, graph = of.mapping, of.mapping.graph
-    threads = WARP * plan.num_warps
+    threads, apart = WARP * plan.num_warps, WARP * _warps_apart(of, plan)
     instructions, barriers, phases, shared = counts.program, 0, 0, 0
     outside: set[Operand] = set()
     for index in mapping.operators:
         operands, gone = mapping.operands[index], mapping.reduced.get(index, frozenset())
         outside.update(one for one in operands if mapping.is_outside(one))
-        each = max(1.0, _lanes(of, mapping.loops[index] | gone) / threads)
+        each = max(1.0, _lanes(of, mapping.loops[index] | gone) / apart)
         if graph[index].kind == "dot" and all(sides(mapping, index)):
             factors = sum(_lanes(of, used(one.places)) for one in operands)
             of_tensor_cores = graph[index].dtype != "float32"
@@ -60,12 +63,23 @@ def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Deman
         programs=of.row_count,
         warps=plan.num_warps,
         instructions=instructions,
-        registers=REGISTERS_OTHER + counts.live * of.live_values * plan.elements_per_thread,
+        registers=REGISTERS_OTHER + counts.live * of.live_values * sum(plan.chunks) / apart,
         moved=moved / of.row_count,
         phases=phases,
         barriers=barriers if plan.num_warps > 1 else 0,
         shared=shared,
     )
+
+
+def _warps_apart(of: Schedule, plan: KernelPlan) -> int:
+    """The warps of a program that have elements of their own: all, or as tensor cores share out the
+    rows of the largest product."""
+    graph, rows = of.mapping.graph, 0
+    for index in of.mapping.operators:
+        if graph[index].kind == "dot" and graph[index].dtype != "float32":
+            found = sides(of.mapping, index)
+            rows = max(rows, _lanes(of, found[0]) if all(found) else 0)
+    return min(plan.num_warps, max(1, rows // _MMA_ROWS)) if rows else plan.num_warps
 
 
 def _accesses(of: Schedule, outside: Iterable[Operand], threads: int) -> float:

@@ -91,14 +91,14 @@ H200 = Machine(
     # Fitted to the times of 820 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`
     # from benchmarks/results/fusion_evaluator.json.
     program_s=0.6e-9,
-    warp_s=0.12e-9,
-    phase_s=0.29e-6,
-    barrier_s=59e-9,
-    alone=2.09,
-    spills=0.33,
-    reload_s=0.12e-6,
-    sharpness=7.0,
-    l2_bytes_per_s=4.9e12,
+    warp_s=0.10e-9,
+    phase_s=0.26e-6,
+    barrier_s=54e-9,
+    alone=2.41,
+    spills=0.94,
+    reload_s=0.025e-6,
+    sharpness=6.1,
+    l2_bytes_per_s=5.4e12,
 )
 
 

@@ -72,21 +72,21 @@ class Counts:
     13 % (instructions), of 720 that do not spill half within 16 % (registers).
     """
 
-    program: float = 0.66
-    chunk: float = 21.2
-    step: float = 1.2
-    access: float = 5.4
-    across_warps: float = 16.9
-    converted: float = 3.0
-    fixed: float = 13.4
-    further: float = 6.6
-    each: float = 0.58
-    rows: float = 0.45
-    bare: float = 0.48
-    drawn: float = 4.1
+    program: float = 0.55
+    chunk: float = 18.9
+    step: float = 1.0
+    access: float = 5.5
+    across_warps: float = 14.8
+    converted: float = 3.2
+    fixed: float = 15.1
+    further: float = 5.9
+    each: float = 0.63
+    rows: float = 0.36
+    bare: float = 0.47
+    drawn: float = 4.0
     places: float = 2.8
-    walked: float = 2.6
-    live: float = 0.52
+    walked: float = 2.9
+    live: float = 0.46
     operators: Mapping[str, float] = field(default_factory=lambda: _INSTRUCTIONS)
 
 
