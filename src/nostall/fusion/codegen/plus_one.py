@@ -1,8 +1,8 @@
 """1 + tanh(x) and 1 + erf(x), as both forms of GELU have them, each as one function.
 
 Both are 2 / (1 + exp(-y)): exactly, with y = 2 x, of tanh, and with an odd y(x) of erf.  So there
-are no cases near and far from 0, nothing is clamped, and a sum that is nearly 0 keeps the digits
-that an addition loses.
+are no cases near and far from 0, and nothing is clamped.  Where the sum is nearly 0, that of tanh
+keeps the digits that an addition loses, that of erf has about those of an addition.
 """
 
 from __future__ import annotations
