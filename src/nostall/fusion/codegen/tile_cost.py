@@ -68,8 +68,8 @@ class Counts:
     that are live at once.
 
     Fitted to what Triton 3.6 compiled for sm_90, by ``python -m benchmarks.fusion_evaluator_fit``
-    from ``benchmarks/results/fusion_evaluator.json``: of 400 kernels without loops half are within
-    13 % (instructions), of 720 that do not spill half within 16 % (registers).
+    from ``benchmarks/results/fusion_evaluator.json``: of 389 kernels without loops half are within
+    12 % (instructions), of 728 that do not spill half within 15 % (registers).
     """
 
     program: float = 0.55
