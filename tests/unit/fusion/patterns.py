@@ -280,7 +280,8 @@ PACKED: dict[str, Callable[[], Graph]] = {
 
 
 def counted(rows: int, columns: int, start: int = -4) -> Graph:
-    """A counter in 64 bits beside numbers of each row, in and beyond 32: which comparisons hold."""
+    """A counter in 64 bits beside numbers of each row, in and beyond 32: which comparisons hold;
+    less another one, which counts by 3."""
     build = Builder()
     places = build.input((rows, 1), "int64")
     value, weight = build.input((rows, columns)), 1.0
@@ -294,6 +295,8 @@ def counted(rows: int, columns: int, start: int = -4) -> Graph:
         told = build(op, build.constant(3, "int64"), counter)
         number = build("where", told, build.constant(weight), build.constant(0.0))
         value, weight = build("add", value, number), 2 * weight
+    steps = build("iota", shape=(columns,), dtype="int64", start=0, step=3)
+    value = build("sub", value, steps)
     return build.graph(value, build("sum", value, dims=(1,), keepdim=False))
 
 

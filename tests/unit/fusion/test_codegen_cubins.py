@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.fusion import oldest_triton
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, attention_backward, norm_backward
+from tests.unit.fusion.sm90_code import opcodes, opcodes_of
 
 from nostall.core.launch import Buffer
 from nostall.fusion import Builder
@@ -106,7 +107,7 @@ def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
         path.write_text(program.source)
         ((name, launch),) = launch_specs(program).items()
         cubin = compile_triton(path, name, launch, "sm_90").cubin
-        found[words] = [i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions]
+        found[words] = opcodes_of(cubin)
     wide = {
         words: sum(code.startswith(("IMAD.WIDE", "IMAD.HI")) for code in codes)
         for words, codes in found.items()
@@ -165,7 +166,7 @@ def test_odd_rows_are_read_as_widely_as_they_are_aligned_and_stay_in_their_threa
     path.write_text(program.source)
     ((name, launch),) = launch_specs(program).items()
     cubin = compile_triton(path, name, launch, "sm_90").cubin
-    codes = [i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions]
+    codes = opcodes_of(cubin)
     of_memory = {code for code in codes if code.startswith(("LDG", "STG"))}
     assert of_memory == {f"LDG.E.{access}", f"STG.E.{access}"}
     # No layout is changed: shared memory holds what warps tell each other, a number for each.
@@ -176,15 +177,6 @@ def test_odd_rows_are_read_as_widely_as_they_are_aligned_and_stay_in_their_threa
     if barriers:
         before = [code for code in codes[: barriers[0]] if code.startswith("LDG")]
         assert len(before) >= 2 * len(chunks)
-
-
-def _opcodes(program: Program, folder: Path) -> list[str]:
-    """Of the only kernel of a program."""
-    path = folder / f"{program.launches[0].name}.py"
-    path.write_text(program.source)
-    ((name, launch),) = launch_specs(program).items()
-    cubin = compile_triton(path, name, launch, "sm_90").cubin
-    return [i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions]
 
 
 MOST_OF_AN_ELEMENT = {"erf": 17.5, "tanh": 11.5, "sigmoid": 4}
@@ -198,7 +190,7 @@ def test_functions_have_no_branches_and_few_instructions(tmp_path: Path) -> None
     for op in ("neg", *MOST_OF_AN_ELEMENT):
         graph = build.graph(build(op, x))
         program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (4096,), 8))
-        codes = _opcodes(program, tmp_path)
+        codes = opcodes(program, tmp_path)
         counts[op] = sum(not code.startswith("NOP") for code in codes)
         # One for a store that is masked, one behind the end; none for the 16 elements.
         assert sum(code.startswith("BRA") for code in codes) <= 2
@@ -228,10 +220,10 @@ def test_gelu_takes_half_of_the_time_that_memory_takes(
     """An H200 has time for 42 instructions while it copies the 6 bytes of an element."""
     graph = _gelu_times(op)
     program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4))
-    found = [_opcodes(program, tmp_path)]
+    found = [opcodes(program, tmp_path)]
     if oldest_triton.OLDEST.is_dir():
         ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
-        found.append([i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions])
+        found.append(opcodes_of(cubin))
     for codes in found:
         assert len(codes) <= 8 * each
         assert sum(code == "MUFU.EX2" for code in codes) == 8
@@ -249,7 +241,7 @@ def test_row_values_of_partial_results_are_in_every_thread(tmp_path: Path) -> No
     graph = lse_and_softmax((64, 131072), "float16")
     program = emit(scheduled(graph, graph.operators), KernelPlan("split", 1, (4096,), 16, parts=16))
     *_, (last, _) = oldest_triton.compiled(program, tmp_path)
-    codes = [i.opcode for i in SassProgram.from_cubin(last).kernel().instructions]
+    codes = opcodes_of(last)
     assert not any(code.startswith(("STS", "BAR")) for code in codes)
 
 

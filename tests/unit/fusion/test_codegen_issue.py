@@ -8,17 +8,15 @@ import pytest
 from tests.unit.fusion import oldest_triton
 from tests.unit.fusion.online_rows import cross_entropy
 from tests.unit.fusion.patterns import norm_backward
+from tests.unit.fusion.sm90_code import opcodes
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
-from nostall.fusion.codegen.launching import launch_specs
 from nostall.fusion.codegen.legal import scheduled
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.codegen.stages import STAGES, bytes_ahead
 from nostall.fusion.graph import Graph
-from nostall.sass import Program as SassProgram
-from nostall.tuning.source import compile_triton
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -26,15 +24,6 @@ pytest.importorskip("torch")
 
 def written(graph: Graph, plan: KernelPlan) -> Program:
     return emit(scheduled(graph, graph.operators), plan)
-
-
-def opcodes(program: Program, folder: Path) -> list[str]:
-    """Of the first kernel."""
-    path = folder / "kernels.py"
-    path.write_text(program.source)
-    name, launch = next(iter(launch_specs(program).items()))
-    cubin = compile_triton(path, name, launch, "sm_90").cubin
-    return [one.opcode for one in SassProgram.from_cubin(cubin).kernel().instructions]
 
 
 def count(codes: list[str], *starts: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, offset, terms
 from nostall.fusion.codegen.centred import template
+from nostall.fusion.codegen.counters import from_steps
 from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.frame import row_block
 from nostall.fusion.codegen.groups import groups_of, sides
@@ -277,7 +278,7 @@ class Matrices:
         added, has, _ = self._terms(operand.places, (1,), axes)
         dtype = computed(node.dtype)
         text = f"({' + '.join(added or [ZERO])}).to({TRITON_DTYPES[dtype]})"
-        return Laid(Value(f"({node['start']} + {text} * {node['step']})", dtype), has)
+        return Laid(Value(from_steps(node, text), dtype), has)
 
     def _counted(self, index: int, axes: Axes) -> Iterator[Laid]:
         """What says which random number each element takes."""

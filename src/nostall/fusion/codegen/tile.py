@@ -12,6 +12,7 @@ from functools import reduce
 
 from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, offset, terms
 from nostall.fusion.codegen.centred import template
+from nostall.fusion.codegen.counters import from_steps, is_short, shortened
 from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
@@ -30,8 +31,6 @@ from nostall.fusion.codegen.templates import (
 )
 from nostall.fusion.graph import Node
 from nostall.fusion.operations import COMPARISONS
-
-LEAST_32, MOST_32 = -(2**31), 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -191,9 +190,9 @@ class Tile:
         begin = offset(operand.places, (1,), self.mapping.sizes).start
         count = " + ".join([*([str(begin)] if begin else []), *((by_row + by_column) or [ZERO])])
         dtype = computed(node.dtype)
-        text = _from_to(node, f"({count}).to({TRITON_DTYPES[dtype]})")
-        short = dtype == "int64" and _fits_32_bits(node, self.graph.varying is not None)
-        counter = _from_to(node, f"({count})") if short else ""
+        text = from_steps(node, f"({count}).to({TRITON_DTYPES[dtype]})")
+        short = is_short(node, self.graph.varying is not None)
+        counter = from_steps(node, f"({count})") if short else ""
         return Entry(Value(text, dtype), bool(by_row), bool(by_column), counter)
 
     def _counted(self, index: int, chunk: Chunk | None) -> Iterator[Entry]:
@@ -343,32 +342,12 @@ class Tile:
         self.entries[index, ""] = Entry(Value(f"v{index}", result.dtype), rows)
 
 
-# -- counters --------------------------------------------------------------------------------------
-
-
-def _from_to(node: Node, count: str) -> str:
-    """The value of a counter, from how many steps it has made."""
-    start, step = node["start"], node["step"]
-    text = count if step == 1 else f"{count} * {step}"
-    return text if start == 0 else f"({start} + {text})"
-
-
-def _fits_32_bits(node: Node, varies: bool) -> bool:
-    """Whether all values of a counter lie between the ends of int32, which are none of them."""
-    start, step = node["start"], node["step"]
-    assert isinstance(start, int) and isinstance(step, int)
-    if varies:
-        return (start, step) == (0, 1)
-    last = start + step * max(0, node.elements - 1)
-    return min(start, last) > LEAST_32 and max(start, last) < MOST_32
-
-
 def _in_32_bits(node: Node, given: list[Entry], chunk: Chunk | None) -> list[Entry]:
     """The operands of a comparison with a counter in 32 bits: 64 are compared half by half, element
     by element.  What a row has once and is beyond the ends compares alike from there."""
     if not any(entry.counter for entry in given):
         return given
-    texts = [entry.counter or _narrowed(entry) for entry in given]
+    texts = [entry.counter or shortened(entry.value, not entry.columns) for entry in given]
     if not all(texts):
         return given
     counter = f"({chunk.counter})" if chunk and chunk.lanes else ""
@@ -383,13 +362,3 @@ def _in_32_bits(node: Node, given: list[Entry], chunk: Chunk | None) -> list[Ent
         Entry(Value(text, "int32", entry.value.number), entry.rows, entry.columns)
         for text, entry in zip(texts, given, strict=True)
     ]
-
-
-def _narrowed(entry: Entry) -> str:
-    """A value of int64 as int32, where it is known to lie there or a row has it once."""
-    value = entry.value
-    if value.dtype != "int64":
-        return ""
-    if value.number is not None:
-        return value.text if LEAST_32 < value.number < MOST_32 else ""
-    return "" if entry.columns else f"_within({value.text})"
