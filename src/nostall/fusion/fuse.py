@@ -30,6 +30,7 @@ from nostall.fusion.codegen.program import size_of
 from nostall.fusion.codegen.region import Choice, StitchedGraph, stitch
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore import explore
+from nostall.fusion.finishing import finished
 from nostall.fusion.graph import Graph
 from nostall.fusion.parting import parted
 from nostall.fusion.plan import members
@@ -39,8 +40,10 @@ Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
 
 
 def explored(graph: Graph) -> list[tuple[int, ...]]:
-    """The published explorer's plan, and what it has too much of in one kernel parted."""
-    return parted(graph, [members(group) for group in explore(Delta(graph)).plan.groups])
+    """The published explorer's plan; what it has too much of in one kernel is parted, and what ends
+    its kernels joined to them."""
+    groups = [members(group) for group in explore(Delta(graph)).plan.groups]
+    return finished(graph, parted(graph, groups))
 
 
 @dataclass

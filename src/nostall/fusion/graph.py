@@ -153,7 +153,20 @@ class Graph:
     @cached_property
     def operators(self) -> tuple[int, ...]:
         """The nodes that some kernel has to compute, in topological order."""
-        return tuple(node.index for node in self.nodes if node.kind in COMPUTE)
+        return tuple(i for i in self._wanted if self.nodes[i].kind in COMPUTE)
+
+    @cached_property
+    def _wanted(self) -> tuple[int, ...]:
+        """The operators that lead to an output or an opaque node, and those."""
+        found = set(self.results)
+        for node in reversed(self.nodes):
+            if node.kind == "opaque" or (node.kind in COMPUTE and node.index in found):
+                found.add(node.index)
+                found.update(self.sources[node.index])
+        kinds = (*COMPUTE, "opaque")
+        return tuple(
+            node.index for node in self.nodes if node.index in found and node.kind in kinds
+        )
 
     @cached_property
     def key(self) -> str:
@@ -194,12 +207,12 @@ class Graph:
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """Of every node the operators and opaque nodes that read it directly or by a view."""
+        """Of every node the operators and opaque nodes that read it directly or by a view, without
+        those that lead to nothing."""
         found: list[list[int]] = [[] for _ in self.nodes]
-        for node in self.nodes:
-            if node.kind in COMPUTE or node.kind == "opaque":
-                for index in self.sources[node.index]:
-                    found[index].append(node.index)
+        for reader in self._wanted:
+            for index in self.sources[reader]:
+                found[index].append(reader)
         return tuple(map(tuple, found))
 
     @cached_property

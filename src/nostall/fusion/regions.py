@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from nostall.fusion.graph import Graph
 from nostall.fusion.operations import COMPUTE
+from nostall.fusion.sinking import levels as sunk
 
 
 @dataclass(frozen=True)
@@ -30,37 +32,51 @@ class Region:
         return tuple(self.origins[index] for index in self.graph.outputs)
 
 
-def regions(whole: Graph, *, connected: bool = False) -> tuple[Region, ...]:
+def regions(
+    whole: Graph,
+    calls: Mapping[int, object] | None = None,
+    given: Collection[int] = (),
+    *,
+    connected: bool = False,
+) -> tuple[Region, ...]:
     """All operators of the graph, in regions that can run one after the other.
 
-    Operators with equally many opaque nodes behind each other above them form one region, so no
-    path leaves a region and comes back.  ``connected``: each region in parts that exchange no data.
+    Operators between the same opaque nodes form one region, so no path leaves a region and comes
+    back (:mod:`nostall.fusion.sinking`).  ``calls`` says which operators belong to the same call,
+    if that is to be computed as a whole; ``given`` are views that regions take as inputs, instead
+    of what they show.  ``connected``: each region in parts that exchange no data.
     """
-    levels = _levels(whole)
+    levels = sunk(whole, calls or {})
     groups: dict[tuple[int, int], list[int]] = {}
     part = _parts(whole, levels) if connected else {}
     for index in whole.operators:
         groups.setdefault((levels[index], part.get(index, 0)), []).append(index)
-    return tuple(region(whole, groups[key]) for key in sorted(groups))
+    return tuple(region(whole, groups[key], given) for key in sorted(groups))
 
 
-def region(whole: Graph, operators: list[int]) -> Region:
-    """The operators as a graph of their own, with the views and constants that they read."""
+def region(whole: Graph, operators: list[int], given: Collection[int] = ()) -> Region:
+    """The operators as a graph of their own, with the views and constants that they read; the views
+    that are ``given`` are inputs."""
     chosen = set(operators)
+
+    def inside(index: int) -> bool:
+        carried = whole[index].kind in ("layout", "constant") and index not in given
+        return carried or index in chosen
+
     needed: set[int] = set()
     waiting = list(operators)
     while waiting:
         index = waiting.pop()
         if index not in needed:
             needed.add(index)
-            if index in chosen or whole[index].kind == "layout":
+            if inside(index):
                 waiting.extend(whole[index].inputs)
     order = sorted(needed)
     place = {index: at for at, index in enumerate(order)}
     nodes = []
     for index in order:
         node = whole[index]
-        if index in chosen or node.kind in ("layout", "constant"):
+        if inside(index):
             inputs = tuple(place[i] for i in node.inputs)
             nodes.append(replace(node, index=place[index], inputs=inputs))
         else:
@@ -72,15 +88,6 @@ def region(whole: Graph, operators: list[int]) -> Region:
         if index in whole.results or not chosen.issuperset(whole.consumers[index])
     )
     return Region(Graph(tuple(nodes), outputs, whole.varying), tuple(order))
-
-
-def _levels(whole: Graph) -> list[int]:
-    """Of every node the most opaque nodes that a path to it passes through."""
-    levels: list[int] = []
-    for node in whole:
-        above = [levels[i] + (whole[i].kind == "opaque") for i in whole.sources[node.index]]
-        levels.append(max(above, default=0))
-    return levels
 
 
 def _parts(whole: Graph, levels: list[int]) -> dict[int, int]:

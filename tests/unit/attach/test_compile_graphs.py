@@ -302,3 +302,86 @@ def test_a_graph_whose_random_numbers_depend_on_its_kernels_is_left_alone(
     assert (done.kernels == []) == depends
     alone = ("random numbers that depend on the kernel they are in", "whole graph")
     assert (alone in done.refused) == depends
+
+
+def layers_with_dropout(at: tuple[int, ...], count: int) -> GraphModule:
+    """One layer behind the other, as Inductor's graphs have them; each draws with the seed of its
+    place and ends in a sum, which makes it worth a kernel."""
+    from torch._inductor import inductor_prims
+    from torch._subclasses import FakeTensorMode
+
+    aten, graph = torch.ops.aten, FxGraph()
+
+    def named(node: Any, shape: tuple[int, ...], dtype: Any = torch.float32) -> Any:
+        node.meta["val"] = torch.empty(shape, dtype=dtype, device="cuda")
+        return node
+
+    def call(target: Any, args: tuple[Any, ...], shape: tuple[int, ...], dtype: Any) -> Any:
+        return named(graph.call_function(target, args), shape, dtype)
+
+    with FakeTensorMode():
+        x = named(graph.placeholder("x"), (64, 64))
+        seeds = named(graph.placeholder("seeds"), (count,), torch.int64)
+        for place in at:
+            seed = call(inductor_prims.lookup_seed, (seeds, place), (), torch.int64)
+            drawn = call(inductor_prims.random, ([64, 64], seed, "rand"), (64, 64), torch.float32)
+            narrow = call(
+                torch.ops.prims.convert_element_type.default,
+                (drawn, torch.bfloat16),
+                (64, 64),
+                torch.bfloat16,
+            )
+            kept = call(aten.gt.Scalar, (narrow, 0.1), (64, 64), torch.bool)
+            y = call(aten.mul.Tensor, (x, kept), (64, 64), torch.float32)
+            total = call(aten.sum.dim_IntList, (y, [1], True), (64, 1), torch.float32)
+            z = call(aten.sub.Tensor, (y, total), (64, 64), torch.float32)
+            x = call(aten.mm.default, (z, z), (64, 64), torch.float32)
+        graph.output((x,))
+    return GraphModule({}, graph)
+
+
+def rewritten(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> parts.Stitching:
+    from nostall.fusion.capture import drawn
+
+    for where in (parts, drawn):
+        monkeypatch.setattr(where, "numbers_depend_on_kernels", lambda: False)
+    done = parts.Stitching()
+    rewrite.rewrite(module, Kept(), parts.Selection(), done)
+    module.graph.lint()
+    return done
+
+
+def test_layers_that_draw_from_other_seeds_are_one_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is given the two seeds, beginning where tensors may begin, that its own is one of."""
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    module = layers_with_dropout((0, 2, 4), count=6)
+    done = rewritten(module, monkeypatch)
+    assert len(done.kernels) == 3 and len(set(done.kernels)) == 1
+    pairs = module.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
+    assert [node.args[2:4] for node in pairs] == [(0, 2), (2, 4), (4, 6)]
+    record, _ = Kept().kernel(done.kernels[0])
+    assert [one.shape for one in record.inputs if one.dtype == "int64"] == [(2,)]
+    left = {str(node.target) for node in module.graph.nodes if node.op == "call_function"}
+    assert not [name for name in left if "prims" in name]
+
+
+def test_seeds_at_odd_places_and_a_last_one_have_kernels_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    done = rewritten(layers_with_dropout((0, 1, 2), count=3), monkeypatch)
+    assert len(set(done.kernels)) == 3
+
+
+def test_numbers_are_compared_as_they_were_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor rounds none in between: a mask of ours would differ in one place of 7,000."""
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    module = layers_with_dropout((0,), count=2)
+    (kernel,) = rewritten(module, monkeypatch).kernels
+    _, source = Kept().kernel(kernel)
+    assert "tl.rand(" in source or "philox" in source
+    assert "bfloat16" not in source

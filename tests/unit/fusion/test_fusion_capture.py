@@ -232,9 +232,9 @@ def test_inductors_random_numbers_are_made_where_they_are_the_same(
     device: str, depends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor Inductor draws others."""
-    from nostall.fusion.capture import lowering
+    from nostall.fusion.capture import drawn as drawing
 
-    monkeypatch.setattr(lowering, "numbers_depend_on_kernels", lambda: depends)
+    monkeypatch.setattr(drawing, "numbers_depend_on_kernels", lambda: depends)
     found = capture(inductors_dropout(device))
     drawn = [node for node in found.graph if node.op == "random"]
     if device == "cpu" or depends:
@@ -244,8 +244,8 @@ def test_inductors_random_numbers_are_made_where_they_are_the_same(
         return
     assert not found.explanation.refused
     assert [(node.shape, node.dtype, node["words"]) for node in drawn] == [((4, 6), "float32", 1)]
-    (seed,) = [node for node in found.graph if node.op == "slice"]
-    assert (seed["start"], seed.shape) == (2, (1,))
+    pair, seed = [node for node in found.graph if node.op == "slice"]
+    assert (pair["start"], pair.shape, seed["start"], seed.shape) == (2, (1,), 0, (1,))
     seeds = np.array([5, 6, 7], dtype=np.int64)
     x = np.ones((4, 6), dtype=np.float32)
     (result,) = interpret(found.graph, [x, seeds])

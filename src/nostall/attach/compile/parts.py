@@ -82,7 +82,7 @@ def parts_of(
         return None
     done.refused.update(captured.explanation.refused)
     found: list[Part] = []
-    for region in regions(captured.graph):
+    for region in _regions(captured):
         try:
             record = stitched_region(region.graph, kept)
         except Exception as error:  # one region is not worth the others
@@ -103,8 +103,23 @@ def parts_of(
 def regions_of(module: GraphModule) -> list[Graph]:
     """The regions of an ATen graph, each once, as :func:`parts_of` will find them."""
     captured = _captured(module)
-    every = regions(captured.graph) if captured is not None else ()
+    every = _regions(captured) if captured is not None else ()
     return list({region.graph.key: region.graph for region in every}.values())
+
+
+def _regions(captured: Captured) -> tuple[Region, ...]:
+    return regions(captured.graph, owners(captured), _pairs_of_seeds(captured))
+
+
+def _pairs_of_seeds(captured: Captured) -> frozenset[int]:
+    """Views of what Inductor draws for a graph.  As inputs of kernels they make regions equal that
+    draw their numbers from different seeds: the layers of a model."""
+    graph, found = captured.graph, set[int]()
+    for node, value in captured.values.items():
+        if str(node.target) == "prims.inductor_lookup_seed.default" and isinstance(value, int):
+            (one,) = graph[value].inputs
+            found.update(graph[one].inputs)
+    return frozenset(found)
 
 
 def _captured(module: GraphModule) -> Captured | None:
@@ -165,6 +180,7 @@ def _whole_calls(captured: Captured, parts: list[Part], done: Stitching) -> list
     """The kernels between which whole ATen calls are computed, and nothing else."""
     graph = captured.graph
     owner = owners(captured)
+    known = {*captured.origins, *_pairs_of_seeds(captured)}
     while True:
         held = {index for part in parts for index in part.operators}
         given = {index for part in parts for index in part.gives}
@@ -173,7 +189,7 @@ def _whole_calls(captured: Captured, parts: list[Part], done: Stitching) -> list
             part
             for part in parts
             if any(owner.get(i) in cut for i in part.operators)
-            or any(i not in given and i not in captured.origins for i in part.reads)
+            or any(i not in given and i not in known for i in part.reads)
         ]
         unlike = [p for p in parts if p not in left and not _alike(captured, p)]
         if not left and not unlike:

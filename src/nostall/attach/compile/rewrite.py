@@ -42,7 +42,7 @@ def _replace(module: GraphModule, captured: Captured, parts: Sequence[Part]) -> 
     graph = module.graph
     new = _New(graph, captured)
     for part in parts:
-        given = [new.values[index] for index in part.reads]
+        given = [new.read(index) for index in part.reads]
         results = new.kernel(part, given)
         for index, result in zip(part.gives, results, strict=True):
             origin = new.values.get(index)
@@ -71,6 +71,14 @@ class _New:
         self.values: dict[int, FxNode] = dict(captured.origins)
         self.at = {node: place for place, node in enumerate(graph.nodes)}
         self._output = graph.output_node()
+
+    def read(self, index: int) -> FxNode:
+        """A value that a kernel is given; views of which PyTorch does not know are made."""
+        if index in self.values:
+            return self.values[index]
+        shown = self.shown(index)
+        assert shown is not None  # of what varies only PyTorch's own views are read
+        return shown
 
     def kernel(self, part: Part, given: list[FxNode]) -> list[FxNode]:
         """The call of a kernel; a node for each of its results."""

@@ -13,11 +13,11 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
-from nostall.fusion.capture.randomness import numbers_depend_on_kernels
+from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
+from nostall.fusion.capture.drawn import compared, drawn, seed, uniform
 from nostall.fusion.capture.statistics import Rule, mean, reduction, var, var_mean
 from nostall.fusion.codegen.groups import LARGEST
-from nostall.fusion.operations import OPERATIONS
+from nostall.fusion.operations import COMPARISONS, OPERATIONS
 from nostall.fusion.varying import varies
 
 MOST_FLOPS_PER_BYTE = {"float16": 64.0, "bfloat16": 64.0, "float32": 8.0, "float64": 8.0}
@@ -47,6 +47,24 @@ def _scaled(op: str) -> Rule:
         return call.finish(op, one, two)
 
     return rule
+
+
+def _fma(call: Call) -> Value:
+    product = call.add("mul", call.operand(0), call.operand(1), dtype=call.dtype)
+    return call.finish("add", product, call.operand(2))
+
+
+def _glu(call: Call) -> Value:
+    """One half times the sigmoid of the other, rounded once, as ATen does it."""
+    x = call.tensor(0)
+    shape = call.shape(x)
+    dim = call.axis(call.argument(1, "dim", -1), len(shape))
+    size = call.fixed(dim, shape) // 2
+    half = (*shape[:dim], size, *shape[dim + 1 :])
+    one, other = (
+        call.build("slice", x, shape=half, dim=dim, start=start, step=1) for start in (0, size)
+    )
+    return call.finish("mul", one, call.add("sigmoid", other, dtype=wide(call.result.dtype)))
 
 
 def _power(call: Call) -> Value:
@@ -216,25 +234,6 @@ def _scatter(call: Call) -> Value:
     return call.finish("where", _one_hot(call, x, dim, index), value, x)
 
 
-def _uniform(call: Call) -> Value:
-    return call.finish("random", call.tensor(0), words=4)
-
-
-def _inductors_seed(call: Call) -> Value:
-    """One of the seeds that Inductor's graph draws at once."""
-    at = call.argument(1, "index")
-    one = call.build("slice", call.tensor(0), shape=(1,), dim=0, start=at, step=1)
-    return call.finish("view", one)
-
-
-def _inductors_random(call: Call) -> Value:
-    """The same numbers that Inductor's kernels make for these elements."""
-    on_gpu = call.result.device.type == "cuda"
-    if call.argument(2, "mode") != "rand" or not on_gpu or numbers_depend_on_kernels():
-        raise Unfit("random numbers")
-    return call.finish("random", call.build("view", call.tensor(1), shape=(1,)), words=1)
-
-
 def _bmm(call: Call) -> Value:
     left, right = call.tensor(0), call.tensor(1)
     (_, m, k), n = call.shape(left), call.shape(right)[-1]
@@ -299,6 +298,7 @@ _SPECIAL: list[tuple[Rule, str]] = [
     (_scaled("add"), "add.Tensor add.Scalar"),
     (_scaled("sub"), "sub.Tensor sub.Scalar"),
     (_power, "pow.Tensor_Scalar"),
+    (_glu, "glu.default"),
     (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
     (_convert, "_to_copy.default"),
     (reduction("sum"), "sum.dim_IntList sum.default"),
@@ -327,12 +327,18 @@ _SPECIAL: list[tuple[Rule, str]] = [
     (_bmm, "bmm.default"),
 ]
 
+
+def _rule(op: str) -> Rule:
+    return compared(op) if op in COMPARISONS else _elementwise(op)
+
+
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": _elementwise(op) for op, names in _PLAIN.items() for name in names.split()},
+    **{f"aten.{name}": _rule(op) for op, names in _PLAIN.items() for name in names.split()},
     **{f"aten.{name}": rule for rule, names in _SPECIAL for name in names.split()},
     "prims.convert_element_type.default": _convert,
-    "prims.inductor_lookup_seed.default": _inductors_seed,
-    "prims.inductor_random.default": _inductors_random,
-    "nostall.uniform.default": _uniform,
+    "prims.fma.default": _fma,
+    "prims.inductor_lookup_seed.default": seed,
+    "prims.inductor_random.default": drawn,
+    "nostall.uniform.default": uniform,
 }
 """The rule of every ATen overload that can be part of a fused kernel, by its full name."""

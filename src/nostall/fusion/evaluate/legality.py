@@ -32,8 +32,8 @@ MOST_PACKED = 8
 class Mapping:
     """How a set of connected operators is laid out: ``rows`` independent pieces, each of at most
     ``columns`` elements; ``levels`` reductions one after the other inside a row (0: none is used
-    by what follows in the same kernel).  ``outer``: rows lie across memory, along its last axis,
-    and all values meet in them."""
+    by what follows in the same kernel).  ``outer``: rows lie across memory, along another axis than
+    the first ones, and all values meet in them."""
 
     rows: int
     columns: int
@@ -53,8 +53,8 @@ def mapping(work: Work, mask: Mask) -> Mapping | None:
     Leaves may reduce across rows: they end in partial results and a second stage.  What is added to
     a set only adds constraints, so a superset of a set without a layout has none either.
 
-    Rows are leading axes; where every reduction that is used runs over outer axes (a softmax over
-    channels), they are those that the code generator would take.
+    Rows are leading axes; where the reductions that are used keep another one (a softmax over
+    channels, a batch norm), they are those that the code generator would take.
     """
     rows = widest = levels = 0
     inside = set(members(mask))
@@ -75,20 +75,27 @@ def mapping(work: Work, mask: Mask) -> Mapping | None:
     columns = -(-widest // rows)
     if not levels or columns <= WIDEST_BLOCK:
         return Mapping(rows, columns, levels)
-    if _keep_last(work, mask):
-        return _across(work, mask, levels)
+    kept = _kept(work, mask)
+    found = _across(work, mask, levels) if kept else None
+    if found is not None or max(kept, default=None) == _LAST:
+        return found
     return Mapping(rows, columns, levels) if columns <= WIDEST_ROW else None
 
 
-def _keep_last(work: Work, mask: Mask) -> bool:
-    """Whether no reduction that is used removes the last axis."""
+_LAST = -1
+
+
+def _kept(work: Work, mask: Mask) -> frozenset[int]:
+    """The axes that no reduction that is used removes, counted from the last one on which there is
+    something."""
     inside = set(members(mask))
     used = (i for i in inside & work.reductions if not inside.isdisjoint(work.graph.consumers[i]))
-    return all(_keeps_last(work.graph, index) for index in used)
+    every = [_kept_by(work.graph, index) for index in used]
+    return frozenset.intersection(*every) if every else frozenset()
 
 
 def _across(work: Work, mask: Mask, levels: int) -> Mapping | None:
-    """Rows along the last axis, as the code generator lays them."""
+    """Rows as the code generator lays them."""
     if mask not in work.across:
         pattern = region(work.graph, list(members(mask))).graph
         try:
@@ -102,12 +109,13 @@ def _across(work: Work, mask: Mask, levels: int) -> Mapping | None:
     return Mapping(*found, levels, outer=True)
 
 
-def _keeps_last(graph: Graph, index: int) -> bool:
-    """Whether a reduction leaves the last axis alone on which its operand lies."""
+def _kept_by(graph: Graph, index: int) -> frozenset[int]:
     node = graph[index]
+    if node.kind != "reduce":
+        return frozenset()
     shape = graph[node.inputs[0]].shape
-    last = max((axis for axis, size in enumerate(shape) if size > 1), default=0)
-    return node.kind == "reduce" and last not in node.dims
+    wide = [axis for axis, size in enumerate(shape) if size > 1]
+    return frozenset(axis - 1 - max(wide) for axis in wide if axis not in node.dims)
 
 
 def connected(work: Work, mask: Mask) -> list[Mask]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nostall.fusion.graph import Graph
-from nostall.fusion.operations import COMPUTE
 from nostall.fusion.plan import Mask, mask_of
 
 
@@ -13,7 +12,7 @@ def neighbours(graph: Graph) -> dict[int, Mask]:
     for node in graph:
         readers = [user for user in graph.consumers[node.index] if user in found]
         together = mask_of(readers)
-        if node.kind in COMPUTE:
+        if node.index in found:
             found[node.index] |= together
             together |= 1 << node.index
         for reader in readers:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.operations import COMPUTE
 from nostall.fusion.plan import Mask
 
 TOP = 3
@@ -26,12 +25,12 @@ def candidates(delta: Delta, top: int = TOP) -> dict[int, tuple[Mask, ...]]:
     operator alone.  Patterns have a positive gain each."""
     graph = delta.graph
     found: dict[int, tuple[Mask, ...]] = {}
+    operators = frozenset(graph.operators)
     for index in reversed(range(len(graph))):
-        kind = graph[index].kind
-        if kind in ("layout", "constant"):
+        if graph[index].kind in ("layout", "constant"):
             continue
-        own = 1 << index if kind in COMPUTE else 0
-        readers = (user for user in graph.consumers[index] if graph[user].kind in COMPUTE)
+        own = 1 << index if index in operators else 0
+        readers = (user for user in graph.consumers[index] if user in operators)
         groups = [found[user] for user in readers]
         reduced = _reduction(delta, own, groups, top)
         best = [mask for gain, mask in reduced if gain > 0 and mask & (mask - 1)][:top]
