@@ -141,7 +141,7 @@ def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -
     versions, preparation, go = Versions(), Preparation(), threading.Event()
     graph = made(versions, preparation=preparation)
     began = threading.Event()
-    preparation.add(lambda: began.set() or (go.wait(30) and None))
+    preparation.add(lambda: float(bool(began.set() or go.wait(30))))
     assert calls(graph, versions, 1) == ["plain"]
     assert not began.wait(0.05), "the first step is Inductor's alone"
     assert calls(graph, versions, 2) == ["plain"] * 2
@@ -151,10 +151,11 @@ def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -
         time.sleep(0.001)
     assert calls(graph, versions, 1) == ["stitched"]
     assert graph.report.seconds["background"] > 0
+    assert graph.report.cpu_seconds >= 1.0, "with what others did for it"
 
 
 def test_a_failure_in_the_background_is_said_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    def fails() -> None:
+    def fails() -> float:
         raise RuntimeError("no luck")
 
     preparation = Preparation()
@@ -287,6 +288,46 @@ def test_ranks_follow_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- the comparison itself -------------------------------------------------------------------------
+
+
+class Noisy:
+    """A clock that hears little at first: samples by how long it may take."""
+
+    name, kind = "noisy", "measured"
+
+    def __init__(self, first: list[float], longer: list[float]) -> None:
+        self.first, self.longer, self.asked = first, longer, list[float]()
+
+    def samples(self, graph: str, runs: Any, seconds: float) -> list[list[float]]:
+        self.asked.append(seconds)
+        stitched = self.first if len(self.asked) == 1 else self.longer
+        return [[1.0] * 12, stitched, [1.0] * 12]
+
+
+@pytest.mark.parametrize(
+    ("first", "longer", "asked", "verdict"),
+    [
+        ([0.9, 1.05] * 6, [0.95] * 12, [0.1, 0.4], "faster"),
+        ([0.9, 1.05] * 6, [1.0] * 12, [0.1, 0.4], "same"),
+        ([0.95] * 12, [], [0.1], "faster"),
+        ([1.05] * 12, [], [0.1], "slower"),
+    ],
+)
+def test_what_the_noise_hides_is_measured_longer_once(
+    first: list[float], longer: list[float], asked: list[float], verdict: str
+) -> None:
+    """The second samples alone decide."""
+
+    def version(x: Tensor) -> tuple[Tensor]:
+        note("kernel")
+        return (x,)
+
+    clock = Noisy(first, longer)
+    call = Call.of([torch.ones(3)], frozenset())
+    found, _ = judge(GRAPH, version, version, call, clock, 0.1)
+    assert clock.asked == pytest.approx(asked)
+    assert found.comparison().verdict == verdict
+    assert list(found.stitched) == (longer or first)
 
 
 def test_arguments_changed_in_place_are_copies_in_a_comparison() -> None:
