@@ -32,7 +32,7 @@ from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore import explore
 from nostall.fusion.finishing import finished
 from nostall.fusion.graph import Graph
-from nostall.fusion.parting import parted
+from nostall.fusion.parting import parted, unpacked
 from nostall.fusion.plan import members
 from nostall.fusion.regions import regions
 
@@ -40,10 +40,10 @@ Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
 
 
 def explored(graph: Graph) -> list[tuple[int, ...]]:
-    """The published explorer's plan; what it has too much of in one kernel is parted, and what ends
-    its kernels joined to them."""
+    """The published explorer's plan; where one kernel takes longer than several would it is parted,
+    and what follows sums over rows is joined to them."""
     groups = [members(group) for group in explore(Delta(graph)).plan.groups]
-    return finished(graph, parted(graph, groups))
+    return finished(graph, unpacked(graph, parted(graph, groups)))
 
 
 @dataclass

@@ -1,9 +1,12 @@
-"""Kernels parted where a large one would compute a small tensor again and again.
+"""Kernels parted where one takes longer than several would.
 
 The explorer counts what a kernel computes by the elements of each operator.  A stitched kernel
 computes an operator for every row and column of its tiles: where softmax weights of 200 places
 scale 128 features each, their powers are taken 128 times.  The schedule model sees that; where it
 says that two launches take less, the small part becomes a kernel of its own.
+
+Packed kernels are parted, too, where that is worth a launch: a pack has one number of warps and no
+partial results, which sums over many rows need to be quick.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from collections.abc import Iterable
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
 from nostall.fusion.codegen.legal import scheduled
+from nostall.fusion.codegen.packed import packed_plan, pieces
+from nostall.fusion.codegen.sm import H200
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph import Graph
 
@@ -38,6 +43,26 @@ def parted(graph: Graph, groups: Iterable[Group]) -> list[Group]:
         parts = [tuple(sorted(small)), rest]
         found += parts if small and _pays(graph, group, parts) else [group]
     return found
+
+
+def unpacked(graph: Graph, groups: Iterable[Group]) -> list[Group]:
+    """The same kernels, packs as their parts where those have plans enough quicker to pay for their
+    launches, *modelled*."""
+    found: list[Group] = []
+    for group in groups:
+        parts = pieces(graph, group)
+        found += parts if len(parts) > 1 and _faster_apart(graph, parts) else [group]
+    return found
+
+
+def _faster_apart(graph: Graph, parts: list[Group]) -> bool:
+    try:
+        every = [scheduled(graph, part) for part in parts]
+        plan = packed_plan(every)
+    except BadInput:
+        return False
+    packed = sum(map(modelled_seconds, every, plan.parts)) - (len(parts) - 1) * H200.launch_s
+    return sum(modelled_seconds(of, first_choice(of)) for of in every) < GAIN * packed
 
 
 def _small(work: Work, group: Group) -> frozenset[int]:

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
 from nostall.fusion.codegen.region import scheduled
-from nostall.fusion.parting import parted
+from nostall.fusion.parting import parted, unpacked
 
 
 def pooled(features: int) -> Graph:
@@ -59,3 +59,26 @@ def test_what_needs_the_large_part_is_not_small() -> None:
     total = build("sum", build("exp", x), dims=(1,), keepdim=True)
     graph = build.graph(build("log", total))
     assert parted(graph, [graph.operators]) == [graph.operators]
+
+
+def sums(rows: int) -> Graph:
+    """The gradients of three biases, each of a tensor of its own."""
+    build = Builder()
+    given = [build.input((rows, 256), "bfloat16") for _ in range(3)]
+    return build.graph(*(build("sum", x, dims=(0,), keepdim=False) for x in given))
+
+
+def test_sums_over_many_rows_are_kernels_of_their_own() -> None:
+    """A pack has no partial results: few programs would walk over all of it."""
+    graph = sums(rows=65536)
+    assert unpacked(graph, [graph.operators]) == [(index,) for index in graph.operators]
+
+
+def test_small_sums_share_a_launch() -> None:
+    graph = sums(rows=64)
+    assert unpacked(graph, [graph.operators]) == [graph.operators]
+
+
+def test_what_hangs_together_is_no_pack() -> None:
+    graph = pooled(features=4)
+    assert unpacked(graph, [graph.operators]) == [graph.operators]
