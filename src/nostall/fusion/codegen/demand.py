@@ -254,7 +254,7 @@ def _beside(of: Schedule, plan: KernelPlan) -> float:
     """Bytes that come along unasked for each one that is needed, where rows lie along memory and a
     tile has few of them: programs beside it need those."""
     graph = of.mapping.graph
-    if len(of.mapping.sizes) - 1 not in of.rows:
+    if not of.along_rows:
         return 0.0
     needed = wasted = 0.0
     for index in (*of.mapping.inputs, *of.mapping.outputs):

@@ -20,8 +20,7 @@ ALIGNED = 16
 
 def is_specialised(of: Schedule) -> bool:
     """Whether the count's own divisibility decides how wide accesses along the rows are."""
-    along_rows = len(of.mapping.sizes) - 1 in of.rows
-    return along_rows and of.row_step % ALIGNED != 0
+    return of.along_rows and of.row_step % ALIGNED != 0
 
 
 def limit(of: Schedule) -> str:

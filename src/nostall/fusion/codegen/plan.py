@@ -49,6 +49,8 @@ LEAST_DOT = 16
 MOST_UNROLLED = 1536
 """Products of a thread in fp32, which Triton unrolls: the backward pass of attention with 64 places
 of 64 (5120, compiled for sm_90) has 350 KB of code, spills and takes 19 s to compile."""
+WIDEST_TURN = 8192
+"""Columns of a turn of the largest program there is."""
 MOST_PARTS = 256
 """Partial results of one row that the next kernel loads at once."""
 MOST_GROUPS = 512
@@ -243,7 +245,7 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
     shapes = list(dict.fromkeys(shapes))
     for chunks in shapes:
         for warps in (1, 2, 4, 8, 16, 32):
-            for rows in (1, 2, 4, 8, 16, 32, 64):
+            for rows in (1, 2, 4, 8, 16, 32, 64, *([128] if of.along_rows else [])):
                 scheme: Scheme = "warp" if rows >= warps else "block"
                 if of.kind == "dual":
                     for parts in _parts(of.count(of.summed), rows, MOST_GROUPS):
@@ -263,15 +265,21 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
 def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
     """Plans that do not hold a row at once."""
     columns = of.column_count
-    for width in (256, 1024, 4096):
+    tiles = [(rows, width) for width in (256, 1024, 4096) for rows in (1, 4, 16, 64)]
+    if of.along_rows:
+        # Whole lines of memory, few of them at once.
+        tiles += [(rows, width) for width in (8, 32) for rows in (64, 128, 256)]
+    for rows, width in tiles:
         if width * 2 > columns and width > 256:
             continue
-        for rows in (1, 4, 16, 64):
-            warps = min(16, max(1, rows * width // (WARP * 8)))
-            yield KernelPlan("looped", rows, (width,), warps)
-            for parts in _parts(columns, width):
-                if parts > 1:
-                    yield KernelPlan("split", rows, (width,), warps, parts)
+        warps = min(16, max(1, rows * width // (WARP * 8)))
+        yield KernelPlan("looped", rows, (width,), warps)
+        for parts in _parts(columns, width):
+            if parts > 1:
+                yield KernelPlan("split", rows, (width,), warps, parts)
+    if columns >= WIDEST_TURN * 2:
+        # Few programs at once, so that L2 still holds their rows for the next walk.
+        yield KernelPlan("looped", 1, (WIDEST_TURN,), 32)
 
 
 def _on_chip(of: Schedule) -> Iterator[KernelPlan]:

@@ -63,6 +63,11 @@ class Schedule:
         return self.count(self.rows[1:])
 
     @property
+    def along_rows(self) -> bool:
+        """Whether neighbours in memory are those of one column."""
+        return len(self.mapping.sizes) - 1 in self.rows
+
+    @property
     def column_count(self) -> int:
         return self.count(self.columns)
 

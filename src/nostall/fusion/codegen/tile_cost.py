@@ -135,7 +135,7 @@ def tile_cost(
     ``turned``: one turn of a loop over columns.  ``held``: tiles that stay over all turns."""
     flat = plan.scheme == "thread"
     rows = 1 if flat else plan.rows
-    along_rows = not flat and len(of.mapping.sizes) - 1 in of.rows
+    along_rows = not flat and of.along_rows
     anywhere = along_rows or plan.peeled
     memory = _accesses(of, flat, anywhere, operators, outputs)
     # Triton lays tensors of one shape out alike, as the one with the most neighbours wants it.
