@@ -124,6 +124,20 @@ def test_without_workers_the_thread_compiles(
     assert pool.cpu_seconds == 0.0
 
 
+def test_nobody_waits_for_workers_that_do_not_answer(
+    warmed: Warmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "inductors_pool", lambda: lambda *job: Future())
+    monkeypatch.setattr(workers, "LONGEST", 0.2)
+    pool = Workers(CUDA)
+    for number in range(20):
+        pool.add(f"kernel {number}")
+    began = time.monotonic()
+    pool.finish()
+    assert time.monotonic() - began < 2.0
+    assert len(warmed.names) == 20
+
+
 def test_on_a_processor_nothing_is_compiled(warmed: Warmed) -> None:
     pool = Workers(torch.device("cpu"))
     pool.add("one")

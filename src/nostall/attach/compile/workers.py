@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from nostall.attach.compile.operator import resolve
 
 LONGEST = 120.0
-"""Seconds that one kernel may take; then it is compiled here."""
+"""Seconds that all kernels together may take; those that are not there by then are compiled here."""
 _PASSED_ON = ("NOSTALL_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 Submit = Callable[..., "Future[float]"]
@@ -41,11 +41,12 @@ class Workers:
     def finish(self) -> None:
         """Wait for all of them, and have them ready in this process; what failed elsewhere, or was
         not sent, is compiled here."""
+        until = time.monotonic() + LONGEST
         for kernel, sent in self._waiting.items():
-            try:
-                self.cpu_seconds += 0.0 if sent is None else sent.result(LONGEST)
-            except Exception:  # of another process: whatever it is, here it is said better
-                pass
+            # What fails in another process is said better here.
+            with suppress(Exception):
+                left = max(0.0, until - time.monotonic())
+                self.cpu_seconds += 0.0 if sent is None else sent.result(left)
             resolve(kernel).warm(self.device)
         self._waiting.clear()
 

@@ -49,8 +49,6 @@ LEAST_DOT = 16
 MOST_UNROLLED = 1536
 """Products of a thread in fp32, which Triton unrolls: the backward pass of attention with 64 places
 of 64 (5120, compiled for sm_90) has 350 KB of code, spills and takes 19 s to compile."""
-WIDEST_TURN = 8192
-"""Columns of a turn of the largest program there is."""
 MOST_PARTS = 256
 """Partial results of one row that the next kernel loads at once."""
 MOST_GROUPS = 512
@@ -245,7 +243,7 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
     shapes = list(dict.fromkeys(shapes))
     for chunks in shapes:
         for warps in (1, 2, 4, 8, 16, 32):
-            for rows in (1, 2, 4, 8, 16, 32, 64, *([128] if of.along_rows else [])):
+            for rows in (1, 2, 4, 8, 16, 32, 64):
                 scheme: Scheme = "warp" if rows >= warps else "block"
                 if of.kind == "dual":
                     for parts in _parts(of.count(of.summed), rows, MOST_GROUPS):
@@ -267,8 +265,8 @@ def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
     columns = of.column_count
     tiles = [(rows, width) for width in (256, 1024, 4096) for rows in (1, 4, 16, 64)]
     if of.along_rows:
-        # Whole lines of memory, few of them at once.
-        tiles += [(rows, width) for width in (8, 32) for rows in (64, 128, 256)]
+        # Whole lines of memory, few of them at once: sums over rows read nothing else.
+        tiles += [(64, 32), (128, 32)]
     for rows, width in tiles:
         if width * 2 > columns and width > 256:
             continue
@@ -277,9 +275,6 @@ def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
         for parts in _parts(columns, width):
             if parts > 1:
                 yield KernelPlan("split", rows, (width,), warps, parts)
-    if columns >= WIDEST_TURN * 2:
-        # Few programs at once, so that L2 still holds their rows for the next walk.
-        yield KernelPlan("looped", 1, (WIDEST_TURN,), 32)
 
 
 def _on_chip(of: Schedule) -> Iterator[KernelPlan]:
