@@ -19,7 +19,7 @@ import torch
 from nostall.attach.compile.operator import resolve
 
 LONGEST = 120.0
-"""Seconds that all kernels together may take; those that are not there by then are compiled here."""
+"""Seconds that all kernels together may take; what is not there by then is compiled here."""
 _PASSED_ON = ("NOSTALL_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 Submit = Callable[..., "Future[float]"]
