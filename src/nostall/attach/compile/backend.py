@@ -219,10 +219,7 @@ class _Graph:
 
         def work() -> float:
             workers = Workers(device)
-            for graph in graphs:
-                for kernel in self.race.prepare(graph):
-                    workers.add(kernel)
-            workers.finish()
+            workers.make([self.race.prepares(graph) for graph in graphs])
             return workers.cpu_seconds
 
         try:

@@ -1,65 +1,82 @@
-"""Kernels compiled by Inductor's worker processes, which have nothing to do by then.
+"""Kernels made by Inductor's worker processes, which have nothing to do by then.
 
-Triton in a thread of the program takes turns with the program itself, one kernel after the other.
-Workers see no GPU; what they make is in Triton's cache, where it is found by who launches it.
+A thread of the program takes turns with the program itself, one kernel after the other.  Workers
+see no GPU; what they make is in the store and in Triton's cache, where it is found later.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nostall.attach.compile.operator import resolve
+from nostall.attach.compile.parts import Extent
+from nostall.attach.compile.race import prepared
+from nostall.fusion.graph import Graph
 
 LONGEST = 120.0
-"""Seconds that all kernels together may take; what is not there by then is compiled here."""
+"""Seconds that all of it may take elsewhere; what is not there by then is done here."""
 _PASSED_ON = ("NOSTALL_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
-Submit = Callable[..., "Future[float]"]
+Answer = tuple[list[str], float]
+"""Kernels by name, and the processor seconds that they took."""
+Sent = Future[Answer] | None
+Submit = Callable[..., Future[Answer]]
 
 
 @dataclass
 class Workers:
-    """Compiles kernels for a device; ``cpu_seconds`` is what workers took for it."""
+    """Makes kernels for a device; ``cpu_seconds`` is what workers took for it."""
 
     device: torch.device
     cpu_seconds: float = 0.0
-    _waiting: dict[str, Future[float] | None] = field(default_factory=dict)
 
-    def add(self, kernel: str) -> None:
-        """Have a kernel compiled, by name."""
-        if kernel not in self._waiting and self.device.type == "cuda":
-            self._waiting[kernel] = self._sent(kernel)
-
-    def finish(self) -> None:
-        """Wait for all of them, and have them ready in this process; what failed elsewhere, or was
-        not sent, is compiled here."""
+    def make(self, regions: Sequence[tuple[Graph, int, Extent]]) -> None:
+        """Plan regions (:func:`~nostall.attach.compile.race.prepared`) and have their kernels ready
+        in this process; what fails elsewhere, or cannot be sent, is done here."""
         until = time.monotonic() + LONGEST
-        for kernel, sent in self._waiting.items():
-            # What fails in another process is said better here.
-            with suppress(Exception):
-                left = max(0.0, until - time.monotonic())
-                self.cpu_seconds += 0.0 if sent is None else sent.result(left)
+        planned = [(region, self._sent(planned_elsewhere, *region)) for region in regions]
+        compiled: dict[str, Sent] = {}
+        for region, sent in planned:
+            names = self._answer(sent, until)
+            for kernel in prepared(*region) if names is None else names:
+                if kernel not in compiled and self.device.type == "cuda":
+                    compiled[kernel] = self._sent(compiled_elsewhere, kernel, self._capability)
+        for kernel, sent in compiled.items():
+            self._answer(sent, until)
             resolve(kernel).warm(self.device)
-        self._waiting.clear()
 
-    def _sent(self, kernel: str) -> Future[float] | None:
-        submit = inductors_pool()
+    def _sent(self, work: Callable[..., Answer], *given: Any) -> Sent:
+        submit = inductors_pool() if self.device.type == "cuda" else None
         if submit is None:
             return None
-        major, minor = torch.cuda.get_device_capability(self.device)
         passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         try:
-            return submit(compiled, kernel, 10 * major + minor, passed)
+            return submit(work, passed, *given)
         except Exception:  # the pool is being closed, or broken
             return None
+
+    def _answer(self, sent: Sent, until: float) -> list[str] | None:
+        if sent is None:
+            return None
+        try:
+            names, seconds = sent.result(max(0.0, until - time.monotonic()))
+        except Exception:  # what fails in another process is said better here
+            return None
+        self.cpu_seconds += seconds
+        return names
+
+    @property
+    def _capability(self) -> int:
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return int(10 * major + minor)
 
 
 def inductors_pool() -> Submit | None:
@@ -75,13 +92,22 @@ def inductors_pool() -> Submit | None:
         return None
 
 
-def compiled(kernel: str, capability: int, environment: dict[str, str]) -> float:
-    """In a worker: a kernel into Triton's cache.  Processor seconds that it took."""
+def planned_elsewhere(
+    environment: dict[str, str], graph: Graph, most: int, extent: Extent
+) -> Answer:
+    """In a worker: the kernels of a region, which are in the store then."""
+    began = time.process_time()
+    os.environ.update(environment)
+    return prepared(graph, most, extent), time.process_time() - began
+
+
+def compiled_elsewhere(environment: dict[str, str], kernel: str, capability: int) -> Answer:
+    """In a worker: a kernel into Triton's cache."""
     began = time.process_time()
     os.environ.update(environment)
     with compiling_for(capability):
         resolve(kernel).warm(torch.device("cuda"))
-    return time.process_time() - began
+    return [kernel], time.process_time() - began
 
 
 @contextmanager
