@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from nostall.attach.compile.workers import Architecture
 from nostall.core.run import write_atomically
 from nostall.fusion.codegen.kernel import load_source
 from nostall.fusion.codegen.program import Launch, Program
@@ -137,3 +136,21 @@ def _prepare(folder: Path, capability: int) -> None:
     os.nice(_POLITE)
     # Compilers need no more than the name of the architecture; no context is made on the GPU.
     triton.runtime.driver.set_active(Architecture(capability))
+
+
+class Architecture:
+    """As much of a driver as Triton asks before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0

@@ -141,7 +141,7 @@ def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -
     versions, preparation, go = Versions(), Preparation(), threading.Event()
     graph = made(versions, preparation=preparation)
     began = threading.Event()
-    preparation.add(lambda: float(bool(began.set() or go.wait(30))))
+    preparation.add(lambda: began.set() or (go.wait(30) and None))
     assert calls(graph, versions, 1) == ["plain"]
     assert not began.wait(0.05), "the first step is Inductor's alone"
     assert calls(graph, versions, 2) == ["plain"] * 2
@@ -151,11 +151,10 @@ def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -
         time.sleep(0.001)
     assert calls(graph, versions, 1) == ["stitched"]
     assert graph.report.seconds["background"] > 0
-    assert graph.report.cpu_seconds >= 1.0, "with what others did for it"
 
 
 def test_a_failure_in_the_background_is_said_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    def fails() -> float:
+    def fails() -> None:
         raise RuntimeError("no luck")
 
     preparation = Preparation()

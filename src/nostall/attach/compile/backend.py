@@ -30,7 +30,6 @@ from nostall.attach.compile.records import ChoiceRecord, Kept
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.settings import Settings, settings_of
 from nostall.attach.compile.switch import FOLLOWS, Candidate, Rules, Switch
-from nostall.attach.compile.workers import Workers
 from nostall.attach.delivery import say_once
 from nostall.gpu.clock import Clock, EventClock, ReplayClock, WallClock
 
@@ -217,10 +216,10 @@ class _Graph:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
         device = next(x.device for x in self.inputs if isinstance(x, torch.Tensor))
 
-        def work() -> float:
-            workers = Workers(device)
-            workers.make([self.race.prepares(graph) for graph in graphs])
-            return workers.cpu_seconds
+        def work() -> None:
+            for graph in graphs:
+                for kernel in self.race.prepare(graph):
+                    kernels.resolve(kernel).warm(device)
 
         try:
             graphs = regions_of(module)

@@ -17,28 +17,27 @@ import torch
 
 from nostall.attach.delivery import say_once
 
-Work = Callable[[], float]
 _turn = threading.Lock()
 """One thread at a time: the program has work to do, too."""
 
 
 class Preparation:
     """What is done for one graph before it is compiled a second time; ``seconds`` and
-    ``cpu_seconds`` (of its threads, and of processes that these had work) say what it took."""
+    ``cpu_seconds`` (of its threads) say what it took."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
-        self._waiting: list[Work] = []
+        self._waiting: list[Callable[[], None]] = []
         self.seconds = self.cpu_seconds = 0.0
 
     @property
     def ready(self) -> bool:
         return self._open == 0
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Callable[[], None]) -> None:
         """Something to do once the first step is over: before, Inductor's compilation would wait
-        for our thread as long as that runs Python.  It gives the processor seconds of others."""
+        for our thread as long as that runs Python."""
         with self._lock:
             self._open += 1
             self._waiting.append(work)
@@ -54,18 +53,18 @@ class Preparation:
                 target=self._run, args=(work, device), name="nostall-stitch", daemon=True
             ).start()
 
-    def _run(self, work: Work, device: int | None) -> None:
+    def _run(self, work: Callable[[], None], device: int | None) -> None:
         with _turn:
-            wall, cpu, others = time.perf_counter(), time.thread_time(), 0.0
+            wall, cpu = time.perf_counter(), time.thread_time()
             try:
                 if device is not None:
                     torch.cuda.set_device(device)
-                others = work()
+                work()
             except Exception as error:  # a thread of the program ends quietly
                 say_once(f"stitching in the background failed: {type(error).__name__}: {error}")
             with self._lock:
                 self.seconds += time.perf_counter() - wall
-                self.cpu_seconds += time.thread_time() - cpu + others
+                self.cpu_seconds += time.thread_time() - cpu
                 self._open -= 1
 
 

@@ -7,6 +7,7 @@ CUDA graph is being captured.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -39,12 +40,22 @@ class Race:
     extent: Extent
     regions: list[Graph] = field(default_factory=list)
 
-    def prepares(self, graph: Graph) -> tuple[Graph, int, Extent]:
-        """What :func:`prepared` is to be asked for a region, which is going to race."""
-        most = 0 if self.clock is None else self.most
-        if most:
-            self.regions.append(graph)
-        return graph, most, self.extent
+    def prepare(self, graph: Graph) -> Iterator[str]:
+        """The kernels of a region that will be put in or race for it, by name: to be compiled."""
+        kept = Kept()
+        record = stitched_region(graph, kept)
+        for step in self._wanted(record):
+            yield step.kernel
+        if self.clock is None or not self.most:
+            return
+        self.regions.append(graph)
+        for step in self._wanted(record):
+            try:
+                of = scheduled(graph, step.operators)
+            except BadInput:
+                continue  # a pack, whose parts have no common loops
+            for plan in candidates(of, self.most):
+                yield kept.put(emit(of, plan))
 
     def run(self, device: torch.device) -> None:
         """Measure what has not been measured yet, and keep regions with the faster plans.  What
@@ -72,23 +83,4 @@ class Race:
             say_once(f"a kernel keeps its modelled plan: {failure}")
 
     def _wanted(self, record: RegionRecord) -> list[StepRecord]:
-        return _wanted(record, self.extent)
-
-
-def prepared(graph: Graph, most: int, extent: Extent) -> list[str]:
-    """The kernels of a region that will be put in, or race for it with ``most`` of the modelled
-    best plans, by name: to be compiled."""
-    kept = Kept()
-    steps = _wanted(stitched_region(graph, kept), extent)
-    found = [step.kernel for step in steps]
-    for step in steps if most else ():
-        try:
-            of = scheduled(graph, step.operators)
-        except BadInput:
-            continue  # a pack, whose parts have no common loops
-        found += [kept.put(emit(of, plan)) for plan in candidates(of, most)]
-    return found
-
-
-def _wanted(record: RegionRecord, extent: Extent) -> list[StepRecord]:
-    return [step for step in record.steps if extent == "all" or step.reduces]
+        return [step for step in record.steps if self.extent == "all" or step.reduces]
