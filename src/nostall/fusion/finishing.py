@@ -25,7 +25,9 @@ def finished(graph: Graph, groups: Iterable[Group]) -> list[Group]:
     found = [set(group) for group in groups]
     held = {index: at for at, group in enumerate(found) for index in group}
     for at, group in enumerate(found):
-        widest = max((graph[index].elements for index in group), default=0)
+        if not any(graph[index].kind == "reduce" for index in group):
+            continue
+        widest = max(graph[index].elements for index in group)
         ends = {i for i in _ends(graph, group) if SMALLER * graph[i].elements < widest}
         if ends and refused(graph, sorted(group | ends)) is None:
             for index in ends:

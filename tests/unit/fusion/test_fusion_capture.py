@@ -327,3 +327,25 @@ def test_a_module_that_cannot_be_traced_says_why() -> None:
         inference_graph(Branches(), torch.rand(3))
     with pytest.raises(BadCapture, match="no backward pass"):
         training_graphs(torch.nn.ReLU(), torch.rand(3))
+
+
+@pytest.mark.parametrize("dim", [1, -1, 0])
+def test_gated_linear_units_are_halves(dim: int) -> None:
+    module = traced(lambda x: torch.nn.functional.glu(x, dim), torch.randn(4, 6).double())
+    found = capture(module)
+    assert not found.explanation.refused
+    assert check(module) == 1
+
+
+def test_gated_linear_units_are_rounded_once() -> None:
+    """As ATen does it: the sigmoid is not rounded before it scales the other half."""
+    found = capture(traced(lambda x: torch.nn.functional.glu(x, 1), torch.randn(4, 6).half()))
+    (sigmoid,) = [node for node in found.graph if node.op == "sigmoid"]
+    assert (sigmoid.dtype, found.graph[found.graph.outputs[0]].dtype) == ("float32", "float16")
+
+
+def test_what_inductor_multiplies_and_adds_at_once_are_two_operators() -> None:
+    given = [torch.randn(4, 6).double() for _ in range(3)]
+    module = traced(lambda *x: torch.ops.prims.fma(*x), *given)
+    assert [n.op for n in capture(module).graph if n.kind != "input"] == ["mul", "add"]
+    assert check(module) == 1

@@ -117,8 +117,8 @@ def _pairs_of_seeds(captured: Captured) -> frozenset[int]:
     graph, found = captured.graph, set[int]()
     for node, value in captured.values.items():
         if str(node.target) == "prims.inductor_lookup_seed.default" and isinstance(value, int):
-            (one,) = graph[value].inputs
-            found.update(graph[one].inputs)
+            if graph[value].op == "view":
+                found.update(graph[graph[value].inputs[0]].inputs)
     return frozenset(found)
 
 
