@@ -116,9 +116,9 @@ def _pairs_of_seeds(captured: Captured) -> frozenset[int]:
     draw their numbers from different seeds: the layers of a model."""
     graph, found = captured.graph, set[int]()
     for node, value in captured.values.items():
-        if str(node.target) == "prims.inductor_lookup_seed.default" and isinstance(value, int):
-            if graph[value].op == "view":
-                found.update(graph[graph[value].inputs[0]].inputs)
+        is_seed = str(node.target) == "prims.inductor_lookup_seed.default"
+        if is_seed and isinstance(value, int) and graph[value].op == "view":
+            found.update(graph[graph[value].inputs[0]].inputs)
     return frozenset(found)
 
 
