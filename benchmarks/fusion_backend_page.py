@@ -48,6 +48,8 @@ def page(found: Mapping[str, Model]) -> str:
     modes = {n: m for n, m in found.items() if MODES.keys() & m.keys()}
     parts = ["# Whole models, measured\n", wrapped(said) + "\n", _summary(steady)]
     parts += ["## Steps\n", _STEPS, _table(_STEP_COLUMNS, [_step(n, r) for n, r in steady.items()])]
+    parts += ["## Generated kernels\n", _GENERATED]
+    parts += [_table(_GENERATED_COLUMNS, [_generated(n, r) for n, r in steady.items()])]
     parts += ["## Starts\n", _STARTS, _table(_START_COLUMNS, [_start(*m) for m in starts.items()])]
     if modes:
         columns = ("model", *(f"mode {mode}" for mode in MODES.values()))
@@ -59,6 +61,15 @@ _STEP_COLUMNS = (
     *("model", "step ms", "nostall", "all kernels", "nostall, GPU", "all kernels, GPU"),
     *("eager", "kernels", "what it runs"),
 )
+_GENERATED = (
+    wrapped(
+        "What Inductor and nostall write, memory-bound all of it: launches of one step and what "
+        "they take, by the profiler. The rest (matrix products, attention, convolutions, copies) "
+        "is the same libraries' in each."
+    )
+    + "\n"
+)
+_GENERATED_COLUMNS = ("model", "torch.compile", "nostall", "of those stitched", "all kernels")
 _START_COLUMNS = (
     *("model", "first step s, cold", "warm", "chosen after s", "/ Inductor's first step"),
     "processor s",
@@ -119,6 +130,23 @@ def _step(name: str, result: Mapping[str, Any]) -> list[str]:
 
 
 _OURS = ("nostall", "always")
+_STITCHED = "stitched_"
+
+
+def _generated(name: str, result: Mapping[str, Any]) -> list[str]:
+    plain, ours, every = SIDE_BY_SIDE["steady"][:3]
+    both = ("triton_", _STITCHED)
+    cells = [_of(result, plain, both), _of(result, ours, both), _of(result, ours, (_STITCHED,))]
+    return [name, *cells, _of(result, every, both)]
+
+
+def _of(result: Mapping[str, Any], which: str, begins: tuple[str, ...]) -> str:
+    """Launches and microseconds of the kernels whose names begin so."""
+    rows = result.get("kernels", {}).get(which, {}).get("by_name")
+    if rows is None:
+        return NONE
+    taken = [(count, spent) for kernel, count, spent in rows if kernel.startswith(begins)]
+    return f"{sum(n for n, _ in taken)}: {1e6 * sum(spent for _, spent in taken):.0f} us"
 
 
 def _start(name: str, model: Model) -> list[str]:
