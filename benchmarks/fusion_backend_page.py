@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -47,10 +47,21 @@ def page(found: Mapping[str, Model]) -> str:
     starts = {n: m for n, m in found.items() if {"inductor", "nostall"} <= m.keys()}
     modes = {n: m for n, m in found.items() if MODES.keys() & m.keys()}
     parts = ["# Whole models, measured\n", wrapped(said) + "\n", _summary(steady)]
-    parts += ["## Steps\n", _STEPS, _table(_STEP_COLUMNS, [_step(n, r) for n, r in steady.items()])]
+    parts += [
+        "## Steps\n",
+        _STEPS,
+        _when(steady.values()),
+        _table(_STEP_COLUMNS, [_step(n, r) for n, r in steady.items()]),
+    ]
     parts += ["## Generated kernels\n", _GENERATED]
     parts += [_table(_GENERATED_COLUMNS, [_generated(n, r) for n, r in steady.items()])]
-    parts += ["## Starts\n", _STARTS, _table(_START_COLUMNS, [_start(*m) for m in starts.items()])]
+    begun = [m[part] for m in starts.values() for part in ("inductor", "nostall")]
+    parts += [
+        "## Starts\n",
+        _STARTS,
+        _when(begun),
+        _table(_START_COLUMNS, [_start(*m) for m in starts.items()]),
+    ]
     if modes:
         columns = ("model", *(f"mode {mode}" for mode in MODES.values()))
         parts += ["## Other modes\n", _table(columns, [_mode(*m) for m in modes.items()])]
@@ -91,6 +102,12 @@ _STARTS = (
     )
     + "\n"
 )
+
+
+def _when(results: Iterable[Mapping[str, Any]]) -> str:
+    """Parts of a page may be of different states of the code."""
+    dates = sorted(result["date"] for result in results)
+    return f"Measured from {dates[0][:16]} to {dates[-1][:16]} UTC.\n" if dates else ""
 
 
 def _summary(steady: Mapping[str, Mapping[str, Any]]) -> str:

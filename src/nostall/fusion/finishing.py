@@ -10,25 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nostall.fusion.codegen.legal import refused
+from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph import Graph
 from nostall.fusion.operations import ELEMENTWISE
-
-SMALLER = 16
-"""What the widest operator of a kernel has in elements, over what follows its sums."""
-
-Group = tuple[int, ...]
+from nostall.fusion.parting import SMALLER, Group
 
 
 def finished(graph: Graph, groups: Iterable[Group]) -> list[Group]:
     """The same operators; those at the end of the graph that need results of one kernel's
-    reductions and nothing else that is computed are in that kernel, where it can be written."""
+    reductions and nothing else that is computed are in that kernel, where it can be written and
+    they walk over less than 1/:data:`SMALLER` of what its widest operator does."""
+    walked = Work(graph).iterated
     found = [set(group) for group in groups]
     held = {index: at for at, group in enumerate(found) for index in group}
     for at, group in enumerate(found):
         if not any(graph[index].kind == "reduce" for index in group):
             continue
-        widest = max(graph[index].elements for index in group)
-        ends = {i for i in _ends(graph, group) if SMALLER * graph[i].elements < widest}
+        widest = max(walked[index] for index in group)
+        ends = {i for i in _ends(graph, group) if SMALLER * walked[i] < widest}
         if ends and refused(graph, sorted(group | ends)) is None:
             for index in ends:
                 found[held[index]].discard(index)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from nostall.fusion.graph import Graph
-from nostall.fusion.operations import COMPUTE
 from nostall.fusion.sinking import levels as sunk
 
 
@@ -36,22 +35,19 @@ def regions(
     whole: Graph,
     calls: Mapping[int, object] | None = None,
     given: Collection[int] = (),
-    *,
-    connected: bool = False,
 ) -> tuple[Region, ...]:
     """All operators of the graph, in regions that can run one after the other.
 
     Operators between the same opaque nodes form one region, so no path leaves a region and comes
     back (:mod:`nostall.fusion.sinking`).  ``calls`` says which operators belong to the same call,
     if that is to be computed as a whole; ``given`` are views that regions take as inputs, instead
-    of what they show.  ``connected``: each region in parts that exchange no data.
+    of what they show.
     """
     levels = sunk(whole, calls or {})
-    groups: dict[tuple[int, int], list[int]] = {}
-    part = _parts(whole, levels) if connected else {}
+    groups: dict[int, list[int]] = {}
     for index in whole.operators:
-        groups.setdefault((levels[index], part.get(index, 0)), []).append(index)
-    return tuple(region(whole, groups[key], given) for key in sorted(groups))
+        groups.setdefault(levels[index], []).append(index)
+    return tuple(region(whole, groups[level], given) for level in sorted(groups))
 
 
 def region(whole: Graph, operators: list[int], given: Collection[int] = ()) -> Region:
@@ -88,20 +84,3 @@ def region(whole: Graph, operators: list[int], given: Collection[int] = ()) -> R
         if index in whole.results or not chosen.issuperset(whole.consumers[index])
     )
     return Region(Graph(tuple(nodes), outputs, whole.varying), tuple(order))
-
-
-def _parts(whole: Graph, levels: list[int]) -> dict[int, int]:
-    """Of every operator the first one of its part, joined where one reads the other."""
-    first = {index: index for index in whole.operators}
-
-    def root(index: int) -> int:
-        while first[index] != index:
-            first[index] = index = first[first[index]]
-        return index
-
-    for index in whole.operators:
-        for source in whole.sources[index]:
-            if whole[source].kind in COMPUTE and levels[source] == levels[index]:
-                one, two = sorted((root(source), root(index)))
-                first[two] = one
-    return {index: root(index) for index in whole.operators}

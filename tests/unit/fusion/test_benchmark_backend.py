@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks import fusion_backend as benchmark
+from benchmarks import fusion_backend_page as backend_page
 from benchmarks.fusion_backend_clock import in_turns, processor_seconds
 from benchmarks.fusion_backend_run import Setup
 
@@ -91,3 +92,18 @@ def test_a_line_says_what_matters() -> None:
     cold = {"first_s": 2.0, "until_chosen_s": 5.0, "graphs": [graph]}
     told = "cold 2.0 s, chosen after 5.0 s, faster as a whole, 3 in, 1 left"
     assert benchmark.line({"starts": {"cold": cold}}) == told
+
+
+def test_the_committed_page_says_what_the_committed_results_say() -> None:
+    assert backend_page.PAGE.read_text() == backend_page.page(backend_page.load())
+
+
+def test_kernels_that_compilers_write_are_counted_apart() -> None:
+    rows = [
+        ["triton_poi_fused_0", 2, 3e-6],
+        ["nvjet_tst", 9, 9e-3],
+        ["stitched_sum_block_1", 4, 5e-6],
+    ]
+    result = {"kernels": {"compile": {"by_name": rows[:2]}, "nostall": {"by_name": rows}}}
+    cells = backend_page._generated("model", result)
+    assert cells == ["model", "2: 3 us", "6: 8 us", "4: 5 us", "not measured"]

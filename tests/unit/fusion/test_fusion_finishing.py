@@ -33,6 +33,15 @@ def test_the_cast_of_a_weights_gradient_needs_no_launch() -> None:
     assert len(generate(graph, kernel).launches) == 2
 
 
+def test_the_cast_of_a_bare_sum_needs_none_either() -> None:
+    """What counts is what the sum walks over, not what it leaves."""
+    build = Builder()
+    total = build("sum", build.input((4096, 1024)), dims=(0,), keepdim=False)
+    cast = build("cast", total, dtype="bfloat16")
+    graph = build.graph(cast)
+    assert finished(graph, [(total,), (cast,)]) == [(total, cast)]
+
+
 def test_what_is_as_large_as_what_is_summed_stays() -> None:
     graph = weight_gradient(rows=8)
     *most, neg, cast = graph.operators

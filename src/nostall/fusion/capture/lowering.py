@@ -29,6 +29,9 @@ LARGEST_E4M3 = 448.0
 
 
 def _elementwise(op: str) -> Rule:
+    if op in COMPARISONS:
+        return compared(op)
+
     def rule(call: Call) -> Value:
         arity = OPERATIONS[op].arity or 0
         return call.finish(op, *(call.operand(place) for place in range(arity)))
@@ -327,13 +330,8 @@ _SPECIAL: list[tuple[Rule, str]] = [
     (_bmm, "bmm.default"),
 ]
 
-
-def _rule(op: str) -> Rule:
-    return compared(op) if op in COMPARISONS else _elementwise(op)
-
-
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": _rule(op) for op, names in _PLAIN.items() for name in names.split()},
+    **{f"aten.{name}": _elementwise(op) for op, names in _PLAIN.items() for name in names.split()},
     **{f"aten.{name}": rule for rule, names in _SPECIAL for name in names.split()},
     "prims.convert_element_type.default": _convert,
     "prims.fma.default": _fma,

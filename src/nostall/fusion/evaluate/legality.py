@@ -24,6 +24,8 @@ WIDEST_BLOCK = 65536
 with a kernel for each time."""
 WIDEST_ROW = 1 << 20
 """Elements of a row that blocks can share: 256 of 4,096 each."""
+_LAST = -1
+"""The axis along which neighbours in memory lie, counted from the end."""
 MOST_PACKED = 8
 """Independent parts of one kernel, as Inductor's combo kernels."""
 
@@ -80,9 +82,6 @@ def mapping(work: Work, mask: Mask) -> Mapping | None:
     if found is not None or max(kept, default=None) == _LAST:
         return found
     return Mapping(rows, columns, levels) if columns <= WIDEST_ROW else None
-
-
-_LAST = -1
 
 
 def _kept(work: Work, mask: Mask) -> frozenset[int]:
