@@ -82,6 +82,7 @@ INTERPRETED = (
     "bias and gelu",
     "dropout",
     "attention",
+    "weighed history",
 )
 """Of the dynamic chains those that differ in what they do with rows; the source of all of them is
 held to be independent of their number."""

@@ -231,6 +231,19 @@ def pooling(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("dot", build("cast", share, dtype=dtype), x))
 
 
+def weighed_history(shape: Shape, dtype: str) -> Graph:
+    """Places of (batch, place, width) weighed by their scores (batch, place) and added up: rows lie
+    along memory, and those of one sequence share its weights."""
+    build = Builder()
+    x, scores = build.input(shape, dtype), build.input(shape[:2], dtype)
+    wide = build("cast", scores, dtype="float32")
+    powers = build("exp", build("sub", wide, build("amax", wide, dims=(1,), keepdim=True)))
+    share = build("div", powers, build("sum", powers, dims=(1,), keepdim=True))
+    share = build("cast", share, dtype=dtype)
+    weighed = build("mul", build("view", share, shape=(*shape[:2], 1)), x)
+    return build.graph(build("sum", weighed, dims=(1,), keepdim=False), share)
+
+
 def together(*graphs: Graph) -> Graph:
     """Graphs that have nothing to do with each other, as one."""
     nodes: list[Node] = []
@@ -263,6 +276,7 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
     "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
     "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
     "attention": lambda: _varying(attention((ROWS, 2, 9, 24), "float32")),
+    "weighed history": lambda: _varying(weighed_history((ROWS, 6, 32), "float16")),
 }
 
 PACKED: dict[str, Callable[[], Graph]] = {
@@ -320,4 +334,6 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "projected attention": lambda: projected_attention((2, 2, 9, 16), "float32"),
     "attention backward": lambda: attention_backward((2, 2, 12, 20), "float32"),
     "attention pooling": lambda: pooling((4, 10, 24), "float16"),
+    "weighed history": lambda: weighed_history((3, 10, 64), "float16"),
+    "weighed history, odd": lambda: weighed_history((3, 10, 24), "float16"),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.fusion import oldest_triton
 from tests.unit.fusion.online_rows import cross_entropy
-from tests.unit.fusion.patterns import norm_backward
+from tests.unit.fusion.patterns import attention_backward, norm_backward, weighed_history
 from tests.unit.fusion.sm90_code import opcodes
 
 from nostall.fusion import Builder
@@ -70,3 +70,35 @@ def test_rows_of_the_next_turns_are_copied(tmp_path: Path) -> None:
     assert count(codes, "LDG.") <= 4096 // (32 * 8 * 8)
     for _, shared in oldest_triton.compiled(program, tmp_path)[:1]:
         assert shared >= bytes_ahead(scheduled(graph, graph.operators), 4096)
+
+
+@pytest.mark.parametrize(("width", "once"), [(128, True), (48, False)])
+def test_what_rows_of_a_block_share_is_read_once(width: int, once: bool, tmp_path: Path) -> None:
+    graph = weighed_history((64, 200, width), "float16")
+    pool = [index for index in graph.operators if graph[index].op in ("mul", "sum")][-2:]
+    program = emit(scheduled(graph, pool), KernelPlan("warp", 32, (256,), 4))
+    codes = opcodes(program, tmp_path)
+    # Blocks of 32 rows are within one sequence of 128, not of 48.
+    values, weights = 32 * 200 // (32 * 4 * 8) + 1, 256 // (32 * 4)
+    assert (count(codes, "LDG.") <= values + weights) == once
+
+
+def test_rows_along_memory_are_copied_ahead(tmp_path: Path) -> None:
+    build = Builder()
+    dy, x = build.input((4096, 768), "float16"), build.input((4096, 768), "float16")
+    product = build("mul", build("cast", dy, dtype="float32"), x)
+    graph = build.graph(build("sum", product, dims=(0,), keepdim=False))
+    plan = KernelPlan("split", 64, (32,), 8, 16, ahead=True)
+    codes = opcodes(written(graph, plan), tmp_path)
+    # 64 by 32 of each input are one access of 8 elements for each of 256 threads.
+    assert count(codes, "LDGSTS") >= STAGES * 2
+    assert not count(codes, "LDG.")
+
+
+def test_matrices_are_read_before_any_are_multiplied(tmp_path: Path) -> None:
+    graph = attention_backward((8, 4, 48, 64), "float16")
+    codes = opcodes(written(graph, KernelPlan("matrix", 1, (4096,), 4)), tmp_path)
+    reads = [at for at, code in enumerate(codes) if code.startswith("LDG.")]
+    # Four of 48 by 64 and one of 48 by 48, twice.
+    assert len(reads) >= 4 * 48 * 64 // (32 * 4 * 8)
+    assert reads[-1] < next(at for at, code in enumerate(codes) if "MMA" in code)

@@ -36,7 +36,7 @@ def row_block(of: Schedule, plan: KernelPlan, lines: Lines, block: str) -> Rows:
         return Rows(of.rows, 1, "r", None, is_zero(block))
     lines(f"r = {block} * {plan.rows} + tl.arange(0, {plan.rows})[:, None]")
     lines(f"live = r < {limit(of)}")
-    return Rows(of.rows, plan.rows, "r", "live", is_zero(block))
+    return Rows(of.rows, plan.rows, "r", "live", is_zero(block), f"({block} * {plan.rows})")
 
 
 def whole_row(of: Schedule, plan: KernelPlan, lines: Lines) -> tuple[Chunk, ...]:

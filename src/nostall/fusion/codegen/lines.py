@@ -25,5 +25,10 @@ class Lines:
         yield
         self._depth -= 1
 
+    def add(self, others: Lines) -> None:
+        """Put the lines of ``others`` here."""
+        for line in others._lines:
+            self(line)
+
     def __str__(self) -> str:
         return "\n".join(self._lines) + "\n"

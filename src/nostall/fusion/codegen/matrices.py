@@ -3,6 +3,7 @@
 Every value is a tensor of two axes; which group of loops an axis counts through is said for each
 value (:mod:`nostall.fusion.codegen.groups`).  Dots of three long axes are ``tl.dot``, others are
 sums of products.  Lanes beyond the end of a group hold anything: dots and reductions clear them.
+All that is read stands first: it is on its way while warps wait for each other's factors.
 """
 
 from __future__ import annotations
@@ -50,21 +51,23 @@ class Laid:
 def write_matrices(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """The body for the element number ``pid`` of the batch; returns how many there are."""
     row_block(of, plan, lines, "pid")
-    matrices = Matrices(of, lines)
+    computing = Lines()
+    matrices = Matrices(of, lines, computing)
     for index in of.mapping.operators:
-        lines(f"# {of.mapping.graph.told(index)}")
+        computing(f"# {of.mapping.graph.told(index)}")
         matrices.compute(index)
         if index in of.mapping.outputs:
             matrices.store(index)
+    lines.add(computing)
     return Extent(of.row_count)
 
 
 class Matrices:
     """Writes the values of one element of the batch; every value once, turned where needed."""
 
-    def __init__(self, of: Schedule, lines: Lines) -> None:
+    def __init__(self, of: Schedule, reading: Lines, computing: Lines) -> None:
         self.of, self.mapping, self.graph = of, of.mapping, of.mapping.graph
-        self.lines = lines
+        self.reading, self.lines = reading, computing
         self.widths = matrix_widths(of)
         self.made: dict[int, Laid] = {}
         self._turned: dict[int, Laid] = {}
@@ -201,10 +204,10 @@ class Matrices:
         if (group, axis) not in self._counters:
             width, size = self.widths[group], self.of.count(self.of.groups[group])
             shape = ("[:, None]", "[None, :]")[axis]
-            self.lines(f"{name} = tl.arange(0, {width}){shape}")
+            self.reading(f"{name} = tl.arange(0, {width}){shape}")
             mask = f"in_{name}" if size < width else None
             if mask:
-                self.lines(f"{mask} = {name} < {size}")
+                self.reading(f"{mask} = {name} < {size}")
             self._counters[group, axis] = mask
         return name
 
@@ -270,7 +273,7 @@ class Matrices:
             text = f"{text} != 0"
         elif node.dtype != dtype:
             text = f"{text}.to({TRITON_DTYPES[dtype]})"
-        self.lines(f"{name} = {text}")
+        self.reading(f"{name} = {text}")
         self._read[operand, has] = Laid(Value(name, dtype), has)
         return self._read[operand, has]
 

@@ -71,6 +71,12 @@ class Schedule:
     def column_count(self) -> int:
         return self.count(self.columns)
 
+    def is_of_block(self, loops: Collection[int], rows: int) -> bool:
+        """Whether what changes along ``loops`` does so from row to row, but is the same for all of
+        ``rows`` that begin at a multiple of their number."""
+        changing = [at for at, loop in enumerate(self.rows) if loop in loops]
+        return bool(changing) and self.count(self.rows[changing[-1] + 1 :]) % rows == 0
+
     @cached_property
     def body(self) -> tuple[int, ...]:
         """The operators of the tile: all but the tails and what follows them."""

@@ -6,7 +6,10 @@ where programs walk over rows and few are resident, because they keep sums in re
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.kept import MOST_BYTES, copied
+import math
+
+from nostall.fusion.codegen.addresses import offset
+from nostall.fusion.codegen.kept import COPIED_BYTES, MOST_BYTES, copied
 from nostall.fusion.codegen.mapping import Operand, used
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.operations import DTYPE_BYTES
@@ -39,8 +42,18 @@ def turns(first: str, last: str, step: int, ahead: bool) -> str:
 def refused(of: Schedule, lanes: int, is_peeled: bool = False) -> str | None:
     """Why nothing can be copied ahead; None where something can.  Where rows are peeled whole turns
     begin at multiples of 16 bytes."""
-    if not (is_peeled or any(copied(of, operand) for operand in operands(of))):
+    lies = _copied_along_rows if of.along_rows else copied
+    if not (is_peeled or any(lies(of, operand) for operand in operands(of))):
         return "the hardware copies 4 bytes at least; no operand's rows are multiples of that"
     if (needed := bytes_ahead(of, lanes)) > MOST_BYTES:
         return f"{needed} bytes of shared memory; at most {MOST_BYTES}"
     return None
+
+
+def _copied_along_rows(of: Schedule, operand: Operand) -> bool:
+    """As :func:`~nostall.fusion.codegen.kept.copied`, where neighbours are those of one column."""
+    node, sizes = of.mapping.graph[operand.source], of.mapping.sizes
+    where = offset(operand.places, node.strides, sizes)
+    steps = [weight for loop, weight in where.weights.items() if loop != of.rows[-1]]
+    alike = math.gcd(sizes[of.rows[-1]], where.start, *steps) * DTYPE_BYTES[node.dtype]
+    return where.weights.get(of.rows[-1]) == 1 and alike % COPIED_BYTES == 0

@@ -23,8 +23,8 @@ from nostall.fusion.varying import Extent
 
 FINISH_TILE = 4096
 """Partial results that one program of the second kernel loads at once."""
-LEAST_FINISH_WIDTH = 32
-"""Its columns: fewer would not fill the 128 bytes that memory gives at once."""
+LEAST_FINISH_WIDTH = 8
+"""Its columns: fewer would not fill the 32 bytes that L2 gives at once."""
 LEAST_FINISH_WARPS, MOST_FINISH_EACH = 4, 64
 """Its warps, and what a thread has at most of the tile."""
 

@@ -36,13 +36,15 @@ from nostall.fusion.operations import COMPARISONS
 @dataclass(frozen=True)
 class Rows:
     """The rows of a tile: the ``counter`` is (count, 1); ``mask`` says which exist (None: all);
-    ``first`` is true, for all of them, where they begin with row 0."""
+    ``first`` is true, for all of them, where they begin with row 0.  ``start``: the number of the
+    first one, where that is a multiple of the count."""
 
     loops: Loops
     count: int
     counter: str
     mask: str | None
     first: str
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -243,9 +245,13 @@ class Tile:
         """Where an operand is in memory, which lanes of it exist ("": all), and whether it has rows
         and columns."""
         node = self.graph[operand.source]
-        by_row, by_column = self._terms(operand.places, node.strides, chunk)
-        start = offset(operand.places, node.strides, self.mapping.sizes).start
-        begin = [f"p{operand.source}", *([str(start)] if start else [])]
+        where = offset(operand.places, node.strides, self.mapping.sizes)
+        by_row, by_column = self._split(where, chunk)
+        begin = [f"p{operand.source}", *([str(where.start)] if where.start else [])]
+        if self.rows.start and self.of.is_of_block(where.weights, self.rows.count):
+            # One number for all rows: read once, it takes few registers.
+            begin += terms(where, self.rows.loops, self.mapping.sizes, self.rows.start)
+            by_row = []
         address = " + ".join([*begin, *((by_row + by_column) or [ZERO])])
         masks = [self.rows.mask if by_row else None, chunk.mask if chunk and by_column else None]
         return address, " & ".join(m for m in masks if m), bool(by_row), bool(by_column)

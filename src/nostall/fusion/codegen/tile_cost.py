@@ -137,7 +137,8 @@ def tile_cost(
     rows = 1 if flat else plan.rows
     along_rows = not flat and of.along_rows
     anywhere = along_rows or plan.peeled
-    memory = _accesses(of, flat, anywhere, operators, outputs)
+    block = rows if rows > 1 and plan.scheme != "column" else 0
+    memory = _accesses(of, flat, block, anywhere, operators, outputs)
     # Triton lays tensors of one shape out alike, as the one with the most neighbours wants it.
     alike = [one.widest for one in memory if one.has_rows or rows == 1]
     bare = [one.widest for one in memory if not (one.has_rows or rows == 1)]
@@ -164,9 +165,10 @@ def tile_cost(
                 moved += each * one.size / 4
                 barriers += 2
         if bare and _place(spread(1, width, plan.num_warps, max(bare))) != _place(lies):
-            # There and back, around the operators that read what has no rows.
-            moved += 2 * lies.elements
-            barriers += 4
+            # Along rows what has none goes to where the tile lies; else the tile goes there and
+            # back, around the operators that read it.
+            moved += lies.elements / lies.rows if along_rows else 2 * lies.elements
+            barriers += 2 if along_rows else 4
     if len({_place(lies) for lies in spreads}) > 1:
         # Sums of chunks meet only in one layout; what comes after some of them comes from there.
         times = max(1, max(of.level.values(), default=0) - 1)
@@ -272,12 +274,14 @@ def _of_64_bits(of: Schedule, index: int) -> bool:
 def _accesses(
     of: Schedule,
     flat: bool,
+    block: int,
     anywhere: bool,
     operators: Iterable[int],
     outputs: Collection[int],
 ) -> list[_Access]:
-    """What is read and written column by column, each place once.  ``anywhere``: where rows begin
-    does not decide how wide accesses are."""
+    """What is read and written column by column, each place once.  ``block``: rows of a tile that
+    begins at a multiple of them.  ``anywhere``: where rows begin does not decide how wide accesses
+    are."""
     mapping, graph = of.mapping, of.mapping.graph
     touched: dict[int | Operand, tuple[int, frozenset[int]]] = {}
     for index in operators:
@@ -292,6 +296,8 @@ def _accesses(
         if not loops & columns:
             continue
         has_rows = not flat and bool(loops & set(of.rows))
+        if block and value not in outputs and of.is_of_block(loops, block):
+            has_rows = False
         size = DTYPE_BYTES[graph[node].dtype]
         # Rows begin where the one before ends; what has none begins where memory does.
         row = of.column_count * size if has_rows and not anywhere else ACCESS_BYTES
