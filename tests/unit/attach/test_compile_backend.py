@@ -109,6 +109,14 @@ def test_plans_are_raced_before_and_the_faster_ones_are_put_in(cold: Any) -> Non
     assert found["again"]["plans"] == found["first"]["plans"]
 
 
+def test_plans_of_short_kernels_are_not_raced(cold: Any) -> None:
+    found = cold["measured"]
+    assert found["short"]["states"][-1] == "stitched"
+    # What is left has two launches.
+    assert found["short races"] < len(found["winners"])
+    assert 0 < found["short"]["asked"] < found["first"]["asked"]
+
+
 def test_the_next_run_begins_with_the_choice(cold: Any) -> None:
     again = cold["measured"]["again"]
     assert again["from store"]

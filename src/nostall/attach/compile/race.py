@@ -18,7 +18,7 @@ from nostall.attach.compile.records import Kept, RegionRecord, StepRecord
 from nostall.attach.compile.region import raced_region, stitched_region
 from nostall.attach.delivery import say_once
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.choice import first_choice
+from nostall.fusion.codegen.choice import first_choice, modelled_seconds
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.legal import scheduled
 from nostall.fusion.codegen.plan import KernelPlan
@@ -27,6 +27,10 @@ from nostall.fusion.codegen.racing import SECONDS, Racer
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.graph import Graph
 from nostall.gpu.clock import Clock
+
+LEAST_S = 3e-6
+"""Kernels whose modelled choice takes less do not race: launching takes about half of that, and
+compiling their plans as long as those of any other."""
 
 
 @dataclass
@@ -54,7 +58,7 @@ class Race:
                 of = scheduled(graph, step.operators)
             except BadInput:
                 continue  # a pack, whose parts have no common loops
-            for plan in candidates(of, self.most):
+            for plan in candidates(of, self.most) if is_worth_it(of) else ():
                 yield kept.put(emit(of, plan))
 
     def run(self, device: torch.device) -> None:
@@ -74,7 +78,8 @@ class Race:
 
         def choice(of: Schedule) -> KernelPlan:
             reduces = any(of.mapping.reduced.get(i) for i in of.mapping.operators)
-            return racer(of) if reduces or self.extent == "all" else first_choice(of)
+            put_in = reduces or self.extent == "all"
+            return racer(of) if put_in and is_worth_it(of) else first_choice(of)
 
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             for graph in self.regions:
@@ -84,3 +89,8 @@ class Race:
 
     def _wanted(self, record: RegionRecord) -> list[StepRecord]:
         return [step for step in record.steps if self.extent == "all" or step.reduces]
+
+
+def is_worth_it(of: Schedule) -> bool:
+    """Whether a kernel takes long enough, *modelled*, for its plans to be compiled and raced."""
+    return modelled_seconds(of, first_choice(of)) >= LEAST_S
