@@ -70,7 +70,7 @@ class Counts:
 
     Fitted to what Triton 3.6 compiled for sm_90, by ``python -m benchmarks.fusion_evaluator_fit``
     from ``benchmarks/results/fusion_evaluator.json``: of 389 kernels without loops half are within
-    12 % (instructions), of 728 that do not spill half within 16 % (registers).  None of those has
+    12 % (instructions), of 728 that do not spill half within 15 % (registers).  None of those has
     ``places``, which is from earlier ones.
     """
 
