@@ -42,6 +42,9 @@ from nostall.fusion.codegen.tile_cost import COUNTS, Counts
 MEASURED = RESULTS / "fusion_evaluator.json"
 FITTED = RESULTS / "fusion_evaluator_fit.json"
 OF_MACHINE = (
+    "launch_s",
+    "issued",
+    "load_s",
     "program_s",
     "warp_s",
     "phase_s",
@@ -49,6 +52,7 @@ OF_MACHINE = (
     "alone",
     "l2_bytes_per_s",
     "sharpness",
+    "pair",
     "spills",
     "reload_s",
 )

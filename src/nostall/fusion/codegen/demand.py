@@ -33,6 +33,8 @@ _AHEAD = 32
 """Elements of a thread whose loads are under way together: ptxas unrolls loops up to that."""
 SECTOR_BYTES = 32
 """Memory gives that much at least."""
+_PAIR_BYTES = 64
+"""Of two sectors, which memory likes to give together (seen: runs of one take longer)."""
 _RESCALED = 3.0
 """Instructions for each element of a pair of reductions with one walk, beside the exp and the two
 that reductions take."""
@@ -61,18 +63,17 @@ def _held(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     programs = -(-of.row_count // (plan.chunks[0] if flat else plan.rows))
     tile = tile_cost(of, plan, plan.chunks, of.body, of.mapping.outputs, counts)
     moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
-    beside = 0.0 if flat else moved * _beside(of, plan)
-    return Demand(
+    found = Demand(
         programs=programs,
         warps=plan.num_warps,
         instructions=counts.program + tile.instructions,
         registers=tile.registers,
         moved=moved,
-        beside=beside,
         phases=_levels(of),
         barriers=tile.barriers,
         shared=tile.converted,
     )
+    return found if flat else _in_runs(of, plan, found)
 
 
 def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
@@ -89,8 +90,7 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         read += _bytes(of, of.mapping.read_by((*part.wide, *part.reductions)), ())
     once = _bytes(of, of.mapping.inputs, ())
     moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
-    again = max(0.0, read - once) / programs
-    return Demand(
+    found = Demand(
         programs=programs,
         warps=plan.num_warps,
         instructions=instructions,
@@ -101,9 +101,9 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         phases=sum(bool(part.reductions) for part in parts),
         barriers=barriers,
         shared=_ahead(of, plan),
-        again=again,
-        beside=(moved + again) * _beside(of, plan),
+        again=max(0.0, read - once) / programs,
     )
+    return _in_runs(of, plan, found)
 
 
 def _kept(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
@@ -128,7 +128,7 @@ def _kept(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         barriers += tile.barriers + part.has_columns + bool(early)
         steps += bool(early) + _steps(held.chunks, tile) * (len(reads) > len(early))
     moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / of.row_count
-    return Demand(
+    found = Demand(
         programs=of.row_count,
         warps=plan.num_warps,
         instructions=instructions,
@@ -140,8 +140,8 @@ def _kept(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         barriers=barriers,
         shared=held.bytes,
         again=again / of.row_count,
-        beside=moved * _beside(of, plan),
     )
+    return _in_runs(of, plan, found)
 
 
 def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand:
@@ -165,7 +165,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
     reads = of.mapping.read_by((*part.wide, *part.reductions))
     made = _PARTIAL * of.row_count * plan.parts * len(part.running(part.reductions))
     moved = _bytes(of, reads, part.wide_outputs) + made + partial * plan.parts
-    return Demand(
+    found = Demand(
         programs=programs,
         warps=plan.num_warps,
         instructions=counts.program
@@ -173,13 +173,13 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
         + turns * (tile.instructions + _copies(of, plan, tile, counts)),
         registers=tile.registers,
         moved=moved / programs,
-        beside=moved / programs * _beside(of, plan),
         turns=turns,
         steps=1 if plan.ahead else _steps(turns, tile),
         phases=float(finished > 0),
         barriers=tile.barriers + turns * plan.ahead + 2 * finished * (plan.num_warps > 1),
         shared=_ahead(of, plan),
     )
+    return _in_runs(of, plan, found)
 
 
 def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
@@ -191,13 +191,12 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     operators, held = (*of.body, *of.tails), len(of.tails)
     tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held, walked=True)
     moved = _bytes(of, of.mapping.inputs, outputs) + _PARTIAL * plan.parts * _results(of)
-    return Demand(
+    found = Demand(
         programs=programs,
         warps=plan.num_warps,
         instructions=counts.program + turns * (tile.instructions + _copies(of, plan, tile, counts)),
         registers=tile.registers,
         moved=moved / programs,
-        beside=moved / programs * _beside(of, plan),
         turns=turns,
         steps=1 if plan.ahead else turns,
         # What the next turn loads waits for no reduction of this one.
@@ -205,6 +204,7 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         barriers=turns * (tile.barriers + plan.ahead),
         shared=tile.converted + _ahead(of, plan),
     )
+    return _in_runs(of, plan, found)
 
 
 def _finish(of: Schedule, plan: KernelPlan) -> Demand:
@@ -250,18 +250,28 @@ def _steps(turns: int, tile: TileCost) -> float:
     return math.ceil(turns / max(1.0, min(4.0, _AHEAD / tile.elements)))
 
 
-def _beside(of: Schedule, plan: KernelPlan) -> float:
-    """Bytes that come along unasked for each one that is needed, where rows lie along memory and a
-    tile has few of them: programs beside it need those."""
-    graph = of.mapping.graph
+def _in_runs(of: Schedule, plan: KernelPlan, demand: Demand) -> Demand:
+    """With what comes of short runs, where rows lie along memory and a tile has few of them: bytes
+    that come along unasked (programs beside it need those), sectors that are written in parts, and
+    those that come without the other one of their pair."""
     if not of.along_rows:
-        return 0.0
-    needed = wasted = 0.0
+        return demand
+    graph, outputs = of.mapping.graph, set(of.mapping.outputs)
+    needed = wasted = partial = single = 0.0
     for index in (*of.mapping.inputs, *of.mapping.outputs):
-        run = plan.rows * DTYPE_BYTES[graph[index].dtype]
-        needed += graph[index].bytes
-        wasted += graph[index].bytes * max(0.0, SECTOR_BYTES / run - 1)
-    return wasted / max(1.0, needed)
+        run, moved = plan.rows * DTYPE_BYTES[graph[index].dtype], graph[index].bytes
+        more = moved * max(0.0, SECTOR_BYTES / run - 1)
+        needed += moved
+        wasted += more
+        partial += more * (index in outputs)
+        single += moved * (run < _PAIR_BYTES)
+    share = 1 / max(1.0, needed)
+    return replace(
+        demand,
+        beside=(demand.moved + demand.again) * wasted * share,
+        partial=demand.moved * partial * share,
+        single=demand.moved * single * share,
+    )
 
 
 def _levels(of: Schedule) -> int:

@@ -4,7 +4,7 @@ FusionStitching's latency-evaluator (arXiv:2009.10924) has L = N_wave * L_warp, 
 that registers, warps and shared memory let be resident at once.  That is one limit here (Little's
 law for a program's latency); the others are instructions that all warps issue, bytes from memory
 and from L2, and how fast programs can begin.  The slowest decides, less sharply where two are
-near to each other.
+near to each other, and what the first and the last programs do has nothing beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Demand:
     """One kernel's.  Of each of its ``programs``: ``instructions`` of a warp, ``registers`` of a
     thread, bytes of ``shared`` memory, bytes ``moved`` from and to memory, read ``again`` by the
     program itself, and coming along unasked for (``beside``: those that other programs need).
+    ``partial``: of the latter those in sectors that are written in parts, ``single``: of ``moved``
+    those in sectors without the other one of their pair.
     ``turns``: how often the tile is worked on, one part of the rows or columns after the other;
     ``steps``: loads that wait for others, ``phases``: parts that a reduction ends."""
 
@@ -42,19 +44,23 @@ class Demand:
     shared: int = 0
     again: float = 0.0
     beside: float = 0.0
+    partial: float = 0.0
+    single: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One GPU; bytes, seconds, and cycles of an SM.
 
-    ``issued``: instructions of warps in a cycle; ``alone``: cycles from one instruction of a warp
+    ``launch_s``: a kernel's begin and end, after another one; ``issued``: instructions of warps in
+    a cycle (four schedulers could issue one each); ``alone``: cycles from one instruction of a warp
     to its next.  ``program_s``: from the begin of one program to that of the next, anywhere on the
     GPU, and ``warp_s`` of one warp; ``load_s``: from a load to its value where others load too;
     ``phase_s``: what a reduction and what loads after it cost a program; ``link_bytes``: what an SM
     gets in a cycle; ``spills``: registers that go to memory for each one that is missing, where
     twice as many as there are would be needed; ``reload_s``: how long a warp waits for one of
-    those; ``sharpness``: how sharply the slowest of several limits decides.
+    those; ``sharpness``: how sharply the slowest of several limits decides; ``pair``: bytes that
+    memory loses for each one that comes in a sector without the other one of its pair.
     """
 
     sms: int
@@ -72,6 +78,7 @@ class Machine:
     spills: float
     reload_s: float
     sharpness: float
+    pair: float
     l1_bytes: float
     l2_bytes: float
     l2_bytes_per_s: float
@@ -81,24 +88,25 @@ H200 = Machine(
     sms=GPU.sms,
     clock_hz=GPU.clock_hz,
     copy_bytes_per_s=GPU.copy_bytes_per_second,
-    launch_s=GPU.launch_s,
-    issued=float(GPU.schedulers),
     link_bytes=64.0,  # public micro-benchmarks of an H100
     # Of 256 KB and of 50 MB what is left for a kernel's own data is taken as three quarters.
     l1_bytes=192e3,
     l2_bytes=37e6,
-    load_s=0.69e-6,  # fitted to earlier kernels; those of today do not tell it from `alone`
     # Fitted to the times of 820 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`
     # from benchmarks/results/fusion_evaluator.json.
-    program_s=0.6e-9,
+    launch_s=0.61e-6,
+    issued=3.16,
+    load_s=0.615e-6,
+    program_s=0.62e-9,
     warp_s=0.10e-9,
-    phase_s=0.26e-6,
-    barrier_s=54e-9,
-    alone=2.41,
-    spills=0.94,
-    reload_s=0.025e-6,
-    sharpness=6.1,
-    l2_bytes_per_s=5.4e12,
+    phase_s=0.30e-6,
+    barrier_s=40e-9,
+    alone=2.89,
+    spills=1.42,
+    reload_s=0.010e-6,
+    sharpness=4.6,
+    pair=0.2,
+    l2_bytes_per_s=5.6e12,
 )
 
 
@@ -140,20 +148,23 @@ def _seconds(demand: Demand, machine: Machine) -> float:
     delay += max(0.0, cycles * machine.alone - issue)
     alone = issue + delay
     of_each = demand.programs / machine.sms
-    memory = (demand.moved + missed + spilt) / machine.copy_bytes_per_s
-    l2 = (demand.moved + left + spilt) / machine.l2_bytes_per_s
+    memory = demand.moved + missed + spilt + machine.pair * demand.single
+    memory /= machine.copy_bytes_per_s
+    # Of a sector that is written in parts L2 reads the rest.
+    l2 = (demand.moved + left + spilt + demand.partial) / machine.l2_bytes_per_s
+    begins = max(machine.program_s, demand.warps * machine.warp_s)
     # The first turns' loads and the last ones' stores have nothing beside them.
     ends = alone / (demand.turns if of_each <= together else 1.0)
     limits = (
-        max(1.0, of_each / together) * alone,
-        of_each * issue + ends,
-        demand.programs * memory + ends,
-        demand.programs * l2 + ends,
-        demand.programs * max(machine.program_s, demand.warps * machine.warp_s) + ends,
+        max(1.0, of_each / together) * alone - ends,
+        of_each * issue,
+        # Programs that begin are what asks memory: the slower one of both hides the other one.
+        demand.programs * max(memory, begins),
+        demand.programs * l2,
     )
     longest: float = max(limits)
     near: float = sum((one / longest) ** machine.sharpness for one in limits)
-    decided: float = longest * near ** (1 / machine.sharpness)
+    decided: float = ends + longest * near ** (1 / machine.sharpness)
     return decided
 
 
