@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from nostall.fusion.codegen.addresses import offset, terms
 from nostall.fusion.codegen.lines import Lines
-from nostall.fusion.codegen.mapping import Place
+from nostall.fusion.codegen.mapping import Operand, Place
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.operations import DTYPE_BYTES
 
@@ -50,9 +50,10 @@ class Peeled:
         lines(f"behind = (({rows} - 1) * {stride} + {columns} - base) // {step} * {step}")
         lines(f"whole = tl.minimum((ahead + {columns + step - 1}) // {step} * {step}, behind)")
 
-    def write_lanes(self, lines: Lines, columns: int, width: int) -> None:
-        """The lanes of one turn, which columns they are, and which of these exist."""
-        lines(f"lane = first + tl.arange(0, {width})[None, :]")
+    def write_lanes(self, lines: Lines, columns: int, lanes: str) -> None:
+        """The lanes of one turn, which columns they are, and which of these exist; ``lanes`` are
+        those of a turn that begins at 0."""
+        lines(f"lane = first + {lanes}")
         lines("c = lane - ahead")
         if not self.is_whole:
             lines(f"inside = (c >= 0) & (c < {columns})")
@@ -63,9 +64,21 @@ class Peeled:
             lines(f"{name} = tl.load({memory} + base + lane)")
             return
         lines(f"{name} = tl.load({memory} + base + lane, mask=lane < whole)")
-        with lines.block(f"if whole < ahead + {columns}:"):
-            beyond = f"tl.load({memory} + base + lane, mask=inside & (lane >= whole))"
-            lines(f"{name} = tl.where(lane < whole, {name}, {beyond})")
+        with lines.block(self.has_beyond(columns)):
+            lines(f"{name} = tl.where(lane < whole, {name}, {self.beyond(memory)})")
+
+    def copy(self, lines: Lines, place: str, memory: str) -> None:
+        """Send what :meth:`load` loads at once on its way to a ``place`` in shared memory."""
+        lines(f"copy_ahead({place}, {memory} + base + lane, mask=lane < whole)")
+
+    def has_beyond(self, columns: int) -> str:
+        """The head of what is done where a row has elements that are loaded one by one: fewer than
+        ``step``, all of one turn."""
+        return f"if whole < ahead + {columns}:"
+
+    def beyond(self, memory: str) -> str:
+        """Those elements, at their lanes."""
+        return f"tl.load({memory} + base + lane, mask=inside & (lane >= whole))"
 
     def store(self, lines: Lines, memory: str, text: str, width: int) -> None:
         """Put a value into ``memory``."""
@@ -96,6 +109,18 @@ def peeled(of: Schedule) -> Peeled | None:
         return None
     stride = max(odd, key=lambda s: (odd[s], s))
     return Peeled(stride, WHOLE_BYTES // narrowest[stride])
+
+
+def lanes(of: Schedule, is_peeled: bool) -> int:
+    """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
+    lies = peeled(of) if is_peeled else None
+    return of.column_count + (lies.step - 1 if lies else 0)
+
+
+def is_by_lanes(of: Schedule, operand: Operand) -> bool:
+    """Whether a tensor is read by lanes where rows are peeled."""
+    lies = peeled(of)
+    return lies is not None and _stride(of, operand.source, operand.places) == lies.stride
 
 
 def _tensors(of: Schedule) -> Iterator[tuple[int, tuple[Place, ...]]]:
