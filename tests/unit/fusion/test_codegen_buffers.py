@@ -211,6 +211,16 @@ def test_rows_at_odd_places_are_kept_by_lanes_and_race() -> None:
     assert [demotions(other, False, odd)[0].arena(1024).chunks for odd in (False, True)] == [9, 10]
 
 
+def test_rows_are_kept_by_lanes_where_that_makes_accesses_wider() -> None:
+    """Of 2,500 fp16 a row begins at a multiple of 8 bytes: four neighbours lie as they should, of
+    eight, where nothing wider is kept, each is loaded alone."""
+    schedule = of(layer_norm((64, 2500), "float16"))
+    neighbours = [kept.neighbours for kept in demotions(schedule, is_peeled=True)]
+    legal = [plan for plan in plans(schedule).legal if plan.scheme == "shared" and plan.peeled]
+    assert {4, 8} == set(neighbours)
+    assert {neighbours[plan.demoted] for plan in legal if not plan.ahead} == {8}
+
+
 def test_rows_that_are_too_wide_say_so() -> None:
     schedule = of(layer_norm((64, 200000), "float32"))
     found = plans(schedule)

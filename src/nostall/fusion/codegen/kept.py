@@ -17,7 +17,7 @@ from nostall.fusion.codegen.addresses import offset, terms
 from nostall.fusion.codegen.buffers import Arena, Buffer, Reuse, arena, dominators
 from nostall.fusion.codegen.levels import Pass, Value
 from nostall.fusion.codegen.mapping import Operand, used
-from nostall.fusion.codegen.peeled import WHOLE_BYTES, is_by_lanes, lanes
+from nostall.fusion.codegen.peeled import WHOLE_BYTES, is_by_lanes, lanes, widens
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import computed
 from nostall.fusion.operations import DTYPE_BYTES
@@ -235,6 +235,8 @@ def unfit(of: Schedule, demoted: int, width: int, ahead: bool, is_peeled: bool) 
     if demoted >= len(ways):
         what = "copy something ahead" if ahead else "keep something"
         return f"{demoted} demotions; there are {len(ways)} ways to {what} for a later pass"
+    if is_peeled and not widens(of, ways[demoted].neighbours):
+        return "no access would be wider by lanes than it is by columns"
     needed = ways[demoted].arena(width).bytes
     if needed > MOST_BYTES:
         return f"{needed} bytes of shared memory; at most {MOST_BYTES}"

@@ -6,11 +6,13 @@ program count from there, ``ahead`` of them belong to the row before.  Loads tak
 which some are in the row: never before the tensor's first element, and as for its last, what the
 last row has beyond a multiple is loaded one by one.  Stores write 16 bytes that are all in the
 row, and one by one what is beside them.  All that holds for offsets, so a tensor that itself begins
-at an odd place is as safe, only slower.
+at an odd place is as safe, only slower.  What is kept in shared memory lies there by lane; copies
+to it take what loads take at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,6 +117,21 @@ def lanes(of: Schedule, is_peeled: bool) -> int:
     """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
     lies = peeled(of) if is_peeled else None
     return of.column_count + (lies.step - 1 if lies else 0)
+
+
+def widens(of: Schedule, neighbours: int) -> bool:
+    """Whether some accesses are wider by lanes than by columns, where each thread has so many
+    elements side by side."""
+    lies = peeled(of)
+    if lies is None:
+        return False
+    together = math.gcd(lies.stride, of.column_count)
+    sizes = (
+        DTYPE_BYTES[of.mapping.graph[node].dtype]
+        for node, places in _tensors(of)
+        if _stride(of, node, places) == lies.stride
+    )
+    return any(together * size % min(WHOLE_BYTES, neighbours * size) for size in sizes)
 
 
 def is_by_lanes(of: Schedule, operand: Operand) -> bool:
