@@ -163,22 +163,29 @@ class _Row:
             how = reduction(graph[index])
             filled = f"(1, {self.width}), {how.neutral}, {TRITON_DTYPES[how.dtype]}, {LAYOUT}"
             lines(f"a{index} = gl.full({filled})")
-        for first, end, some in self._loops():
+        for head, at, some in self._loops():
             # Names that are first used in a loop do not exist after it.
-            with lines.block(f"for at in range({first}, {end}):"):
+            with lines.block(head):
+                if at:
+                    lines(at)
                 self._count(some)
                 self._work(self.tile.over(some), part, early)
 
-    def _loops(self) -> list[tuple[int, int, Chunk]]:
-        """Which chunks each loop has, and their lanes.  Of peeled rows all but the first chunk and
-        what is behind as many columns as fill chunks are whole, wherever the row begins."""
+    def _loops(self) -> list[tuple[str, str, Chunk]]:
+        """The heads of loops, what chunk they are ``at`` where they do not count that, and lanes.
+
+        Of peeled rows all but the first chunk and what is behind as many columns as fill chunks are
+        whole, wherever the row begins.  The ends share a loop: were their places constants, their
+        masks would stay in registers from the first pass to the last, a quarter of all.
+        """
         chunks, chunk = self.arena.chunks, self.chunk
         if not chunk.peeled:
-            return [(0, chunks, chunk)]
+            return [(f"for at in range(0, {chunks}):", "", chunk)]
         whole = replace(chunk, mask=None, peeled=replace(chunk.peeled, is_whole=True))
         rest = max(1, self.of.column_count // self.width)
-        found = [(0, 1, chunk), (1, rest, whole), (rest, chunks, chunk)]
-        return [loop for loop in found if loop[0] < loop[1]]
+        ends = f"for end in range(0, {chunks - rest + 1}):", f"at = (end + {rest}) % {chunks}"
+        between = [(f"for at in range(1, {rest}):", "", whole)] if rest > 1 else []
+        return [(*ends, chunk), *between]
 
     def _work(self, tile: Tile, part: Pass, early: Collection[Value]) -> None:
         """One chunk: reads what is kept, works, keeps what is new."""
