@@ -3,11 +3,11 @@
     python -m benchmarks.fusion_shared_correctness OUT --graphs 240 --limit 150 [--workers 12]
 
 Every graph is a number: its operators, dtypes, rows and columns (1,100 to 57,000) follow from it,
-and so do the plan (chunks, warps, how much is demoted, whether rows are copied ahead and peeled) and
-how buffers share memory.  Tensors lie between guard bands, a third of the graphs get NaN, Inf and
--0.0; the kernel runs ``REPEATS`` times and has to give the same bits each time, as threads that race
-would not.  Several workers share each GPU, because compiling is what takes time; a fault ends its
-worker only.  OUT is a JSON file; graphs that are in it are left out.  Without a GPU kernels are
+and so do the plan (chunks, warps, how much is demoted, whether rows are copied ahead, or peeled)
+and how buffers share memory.  Tensors lie between guard bands, a third of the graphs get NaN, Inf
+and -0.0; the kernel runs ``REPEATS`` times and has to give the same bits each time, as threads that
+race would not.  Several workers share each GPU, because compiling is what takes time; a fault ends
+its worker only.  OUT is a JSON file; graphs that are in it are left out.  Without a GPU kernels are
 interpreted (fp32 and fp16, one worker).
 Exit code 1 where a kernel was wrong or fewer graphs ran than asked for.
 """
