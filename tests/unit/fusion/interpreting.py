@@ -22,7 +22,7 @@ from tests.unit.fusion.fusing import fused_and_plain
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.kept_rows import broken as broken_on_chip
-from tests.unit.fusion.kept_rows import rows_on_chip
+from tests.unit.fusion.kept_rows import odd_rows_on_chip, rows_on_chip
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS
 from tests.unit.fusion.small_dots import small_dots
 
@@ -243,6 +243,7 @@ def main() -> None:
         "seen": seen,
         "dots": random_dots(folder, 2 * examples),
         "on chip": rows_on_chip(folder, examples),
+        "odd on chip": odd_rows_on_chip(folder, 2 * examples),
         "infinities": infinities(folder),
         "broken": dict(broken(folder)),
         "broken on chip": dict(broken_on_chip(folder)),

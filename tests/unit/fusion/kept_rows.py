@@ -13,11 +13,13 @@ from typing import get_args
 
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.online_rows import cross_entropy
+from tests.unit.fusion.watched import Watched
 from tests.unit.fusion.wide_rows import late_input, softmax_norm, wide_rows
 
 from nostall.fusion.codegen.buffers import Reuse
 from nostall.fusion.codegen.kept import demotions
 from nostall.fusion.codegen.kernel import load
+from nostall.fusion.codegen.peeled import peeled
 from nostall.fusion.codegen.plan import KernelPlan, refusal
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.codegen.region import StitchedGraph, scheduled
@@ -39,14 +41,26 @@ def programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
                 yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
 
 
+def odd_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
+    """Kernels that keep what they read by lanes: as much as they can, less, and copied ahead."""
+    of = scheduled(graph, graph.operators)
+    for ahead in (False, True):
+        ways = len(demotions(of, ahead, is_peeled=True)) if peeled(of) else 0
+        for demoted in sorted({0, ways // 2}) if ways else ():
+            plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead, True)
+            if refusal(of, plan) is None:
+                yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
+
+
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
-    whole = StitchedGraph(program.graph, (load(program, folder),), Counter())
+    watched = Watched(load(program, folder))
+    whole = StitchedGraph(program.graph, (watched,), Counter())  # type: ignore[arg-type]
     inputs = inputs_for(program.graph, seed)
     try:
         found = judge(whole, inputs, guarded(whole)(*inputs))
     except Stray as stray:
         found = [str(stray)]
-    return [f"{program.plan}: {text}\n{program.graph}" for text in found]
+    return [f"{program.plan}: {text}\n{program.graph}" for text in [*found, *watched.strays]]
 
 
 def rows_on_chip(folder: Path, examples: int) -> tuple[list[str], int]:
@@ -59,6 +73,29 @@ def rows_on_chip(folder: Path, examples: int) -> tuple[list[str], int]:
         graph = graphs[seed] if seed < len(graphs) else wide_rows(seed, COLUMNS)
         for program in programs(graph, random.Random(seed)):
             kernels += 1
+            found += wrong(program, seed, folder)
+    return found, kernels
+
+
+def odd_rows_on_chip(folder: Path, examples: int) -> tuple[list[str], Counter[str]]:
+    """What is wrong with one to three rows of any length at odd places, and how many kernels there
+    were of which kind."""
+    found: list[str] = []
+    kernels: Counter[str] = Counter()
+    makers = (softmax_norm, late_input, cross_entropy)
+    for seed in range(examples):
+        draw = random.Random(seed)
+        # Any odd number, or a little more than chunks take.
+        some, few = 2 * draw.randint(16, 350) + 1, 64 * draw.randint(1, 8) + draw.randint(1, 3)
+        columns = draw.choice((some, few))
+        shape = 1 + seed % 3, columns
+        graph = makers[seed // 2 % 3](shape, draw.choice(("float16", "float32")))
+        if seed % 2:
+            graph = wide_rows(seed, columns, most_rows=3)
+        for program in odd_programs(graph, draw):
+            assert isinstance(program.plan, KernelPlan)
+            kernels["ahead" if program.plan.ahead else "read"] += 1
+            kernels["demoted"] += program.plan.demoted > 0
             found += wrong(program, seed, folder)
     return found, kernels
 

@@ -120,6 +120,8 @@ PLANS = [
     KernelPlan("split", 4, (256,), 4, 4),
     KernelPlan("looped", 1, (256,), 1, peeled=True),
     KernelPlan("split", 1, (256,), 1, 4, peeled=True),
+    KernelPlan("shared", 1, (128,), 1, peeled=True),
+    KernelPlan("shared", 1, (128,), 1, ahead=True, peeled=True),
 ]
 
 
@@ -147,7 +149,7 @@ def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
         of = scheduled(graph, graph.operators)
         paired += bool(pairs(of))
         # Many rows in a program take less time here.
-        few = (PLANS[1], PLANS[3], PLANS[4 + seed % 2])
+        few = (PLANS[1], PLANS[3], PLANS[4 + seed % 4])
         for at, plan in enumerate(PLANS if seed < len(graphs) else few):
             if refusal(of, plan) is None:
                 found += wrong(emit(of, plan), (seed + at) // 2, folder)
@@ -184,7 +186,7 @@ DAMAGES = {
 
 # And in that of cross-entropy, whose rows are peeled.
 PEELED_DAMAGES = {
-    "the last row is read as far as others": (r"(whole = )tl\.minimum\((.*), behind\)", r"\1\2"),
+    "the last row is read as far as others": (r"(whole = )\w+\.minimum\((.*), behind\)", r"\1\2"),
     "its last elements are left out": (r"if whole < ahead \+ \d+:", "if whole < 0:"),
     "a row too many": (r"\(\(count - 1\)", "((count)"),
     "the row before is written": (r"lowest = .*", "lowest = 0"),
@@ -214,11 +216,13 @@ def main() -> None:
         cross_entropy((ROWS, COLUMNS), "float32"),
         KernelPlan("looped", 1, (256,), 1, peeled=True),
     )
+    kept = peeled[0], PLANS[-1]
     found = {
         "rows": random_rows(folder, examples),
         "odd": odd_rows(folder, examples),
         "broken": dict(broken(folder, *online, 0, DAMAGES)),
         "broken peeled": dict(broken(folder, *peeled, 1, PEELED_DAMAGES)),
+        "broken on chip": dict(broken(folder, *kept, 1, PEELED_DAMAGES)),
     }
     print(json.dumps(found))
 

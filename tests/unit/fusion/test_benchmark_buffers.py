@@ -84,7 +84,11 @@ def test_graphs_are_drawn_by_their_number() -> None:
     one, same = (drawn(5) for _ in range(2))
     assert one is not None and same is not None
     assert (one[0].key, one[2:]) == (same[0].key, same[2:])
-    assert len({str(made[2]) for seed in range(30) if (made := drawn(seed))}) > 10
+    drawn_plans = [made[2] for seed in range(30) if (made := drawn(seed))]
+    assert len({str(plan) for plan in drawn_plans}) > 10
+    assert {(plan.peeled, plan.ahead) for plan in drawn_plans} == {
+        (odd, ahead) for odd in (False, True) for ahead in (False, True)
+    }
 
 
 def test_wrong_kernels_are_counted_and_kept() -> None:

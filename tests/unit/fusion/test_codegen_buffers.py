@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.fusion.online_rows import cross_entropy
 from tests.unit.fusion.patterns import layer_norm
 from tests.unit.fusion.wide_rows import late_input, softmax_norm, wide_rows
 
@@ -19,6 +20,7 @@ from nostall.fusion.codegen.kept import MOST_BYTES, Kept, copied, demotions, sto
 from nostall.fusion.codegen.legal import scheduled
 from nostall.fusion.codegen.occupancy import blocks_per_sm
 from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.race import candidates
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.graph import Graph
 
@@ -192,6 +194,31 @@ def test_plans_keep_all_or_less() -> None:
     schedule = of(layer_norm((64, 50000), "float16"))
     found = [p for p in plans(schedule).legal if p.scheme == "shared"]
     assert {plan.demoted for plan in found} == {0, 1}
+
+
+def test_rows_at_odd_places_are_kept_by_lanes_and_race() -> None:
+    """A row of 50,257 fp16 takes 25 chunks of 2,048 lanes, whichever place it begins at."""
+    schedule = of(cross_entropy((4096, 50257), "float16"))
+    found = [p for p in plans(schedule).legal if p.scheme == "shared" and p.peeled]
+    assert {plan.ahead for plan in found} == {False, True}
+    (kept, *_) = demotions(schedule, True, is_peeled=True)
+    assert kept.arena(2048).bytes == 25 * 2048 * 2
+    assert [buffer.early for buffer in kept.buffers] == [True]
+    assert first_choice(schedule) in found
+    assert {plan.scheme for plan in candidates(schedule, 8)} >= {"looped", "shared", "split"}
+    # Four lanes are left in nine chunks; a row may begin behind seven.
+    other = of(layer_norm((64, 9 * 1024 - 4), "float16"))
+    assert [demotions(other, False, odd)[0].arena(1024).chunks for odd in (False, True)] == [9, 10]
+
+
+def test_rows_are_kept_by_lanes_where_that_makes_accesses_wider() -> None:
+    """Of 2,500 fp16 a row begins at a multiple of 8 bytes: four neighbours lie as they should, of
+    eight, where nothing wider is kept, each is loaded alone."""
+    schedule = of(layer_norm((64, 2500), "float16"))
+    neighbours = [kept.neighbours for kept in demotions(schedule, is_peeled=True)]
+    legal = [plan for plan in plans(schedule).legal if plan.scheme == "shared" and plan.peeled]
+    assert {4, 8} == set(neighbours)
+    assert {neighbours[plan.demoted] for plan in legal if not plan.ahead} == {8}
 
 
 def test_rows_that_are_too_wide_say_so() -> None:

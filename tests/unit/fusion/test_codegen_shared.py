@@ -8,70 +8,20 @@ from typing import get_args
 
 import pytest
 from tests.unit.fusion import oldest_triton
+from tests.unit.fusion.on_chip import compiled, everything, program_of, shared_bytes
 from tests.unit.fusion.wide_rows import softmax_norm
 
-from nostall.core.launch import LaunchSpec
 from nostall.fusion import Builder
 from nostall.fusion.codegen.buffers import Reuse
 from nostall.fusion.codegen.kept import MOST_BYTES, demotions
-from nostall.fusion.codegen.launching import launch_specs
 from nostall.fusion.codegen.legal import scheduled
 from nostall.fusion.codegen.plan import KernelPlan, refusal
-from nostall.fusion.codegen.program import Program
-from nostall.fusion.codegen.shared import emit_shared
-from nostall.fusion.graph import Graph
 from nostall.sass import validate
-from nostall.tuning.source import Source, compile_triton
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 ROW = 8192
-
-
-def _program(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
-    of = scheduled(graph, graph.operators)
-    assert refusal(of, plan) is None
-    return emit_shared(of, plan, reuse)
-
-
-def _compiled(program: Program, folder: Path) -> Source:
-    path = folder / f"{program.launches[0].name}.py"
-    path.write_text(program.source)
-    ((name, launch),) = launch_specs(program).items()
-    return compile_triton(path, name, launch, "sm_90")
-
-
-def _shared(source: Source) -> int:
-    launch = source.launch
-    assert isinstance(launch, LaunchSpec)
-    return launch.shared
-
-
-def _everything() -> Graph:
-    """Operators with templates of their own, on both sides of reductions of every kind; values of
-    every dtype are kept."""
-    build = Builder()
-    shape = (8, 3000)
-    x, y = build.input(shape, "float32"), build.input(shape, "bfloat16")
-    mask, count = build.input(shape, "bool"), build.input(shape, "int16")
-    narrow = [build.input(shape, dtype) for dtype in ("float8_e4m3fn", "float8_e5m2", "uint8")]
-    value = build("where", mask, build("add", x, y), build.constant(0.0))
-    for one in (count, *narrow):
-        value = build("add", value, build("cast", one, dtype="float32"))
-    for op in ("tanh", "expm1", "round", "erf", "sin", "sigmoid", "rsqrt", "relu", "sign"):
-        value = build("add", value, build(op, x))
-    value = build("add", value, build("remainder", x, build("pow", x, y)))
-    reduced = [build(op, value, dims=(1,), keepdim=True) for op in ("sum", "prod", "amax", "amin")]
-    told = build("any", build("isnan", value), dims=(1,), keepdim=True)
-    total = build("sum", count, dims=(1,), keepdim=True, dtype="int64")
-    for one in (*reduced, total):
-        value = build("add", value, one)
-    value = build("where", told, build("add", value, y), build("cast", count, dtype="float32"))
-    value = build("where", mask, value, x)
-    for one in narrow:
-        value = build("add", value, build("cast", one, dtype="float32"))
-    return build.graph(value, build("cast", value, dtype="float8_e5m2"), *reduced)
 
 
 # -- text ------------------------------------------------------------------------------------------
@@ -82,7 +32,7 @@ def test_the_source_of_a_small_chain() -> None:
     x = build.input((32, 5000), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    source = _program(graph, KernelPlan("shared", 1, (2048,), 4)).source
+    source = program_of(graph, KernelPlan("shared", 1, (2048,), 4)).source
     assert (
         source[source.index("@gluon.jit(do") :].split("\n", 2)[2]
         == """\
@@ -123,7 +73,7 @@ def test_rows_that_are_copied_ahead_arrive_before_they_are_read() -> None:
     x = build.input((32, 5000), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    program = _program(graph, KernelPlan("shared", 1, (2048,), 4, ahead=True))
+    program = program_of(graph, KernelPlan("shared", 1, (2048,), 4, ahead=True))
     source = program.source
     assert (
         source[source.index("    # pass 0\n") : source.index("    # pass 1")]
@@ -165,7 +115,7 @@ def test_a_tensor_that_begins_at_an_odd_place_is_copied() -> None:
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
     plan = KernelPlan("shared", 1, (1024,), 4)
-    sources = [_program(softmax_norm((rows, ROW), "float16"), plan).source for rows in (64, 64)]
+    sources = [program_of(softmax_norm((rows, ROW), "float16"), plan).source for rows in (64, 64)]
     assert sources[0] == sources[1]
 
 
@@ -175,7 +125,7 @@ def test_the_source_does_not_depend_on_the_number_of_rows() -> None:
         x = build.input((rows, 5000), "float16")
         total = build("sum", x, dims=(1,), keepdim=True)
         graph = build.graph(build("div", x, total))
-        return _program(graph, KernelPlan("shared", 1, (2048,), 4, ahead=ahead)).source
+        return program_of(graph, KernelPlan("shared", 1, (2048,), 4, ahead=ahead)).source
 
     for ahead in (False, True):
         assert source(13, ahead) == source(17, ahead)
@@ -210,13 +160,13 @@ def test_reuse_is_seen_in_the_bytes_of_the_cubin(tmp_path: Path) -> None:
     """Four buffers, of which no two but neighbours live together."""
     graph = softmax_norm((64, ROW), "float32")
     plan = KernelPlan("shared", 1, (1024,), 8)
-    programs = {reuse: _program(graph, plan, reuse) for reuse in get_args(Reuse)}
+    programs = {reuse: program_of(graph, plan, reuse) for reuse in get_args(Reuse)}
     assert programs["dominance"].source == programs["order"].source
-    apart, together = (_compiled(programs[reuse], tmp_path) for reuse in ("none", "order"))
+    apart, together = (compiled(programs[reuse], tmp_path) for reuse in ("none", "order"))
     row = 4 * ROW
     scratch = 64  # what reductions across 8 warps take at most
-    assert 4 * row <= _shared(apart) <= 4 * row + scratch
-    assert row <= _shared(together) <= row + scratch
+    assert 4 * row <= shared_bytes(apart) <= 4 * row + scratch
+    assert row <= shared_bytes(together) <= row + scratch
     verdict = validate(together.cubin)
     assert verdict.safe, verdict.findings[:3]
 
@@ -227,7 +177,7 @@ def test_copies_are_the_hardware_s_and_of_16_bytes(tmp_path: Path) -> None:
     x = build.input((32, 16384), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    source = _compiled(_program(graph, KernelPlan("shared", 1, (4096,), 8, ahead=True)), tmp_path)
+    source = compiled(program_of(graph, KernelPlan("shared", 1, (4096,), 8, ahead=True)), tmp_path)
     assert source.ptx is not None
     assert len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", source.ptx)) >= 2
     assert "ld.global" not in source.ptx
@@ -237,7 +187,7 @@ def test_copies_are_the_hardware_s_and_of_16_bytes(tmp_path: Path) -> None:
 def test_passes_are_kept_apart_by_barriers(tmp_path: Path) -> None:
     """In the code, between the last access of a pass and the first of the next one."""
     graph = softmax_norm((64, ROW), "float32")
-    source = _compiled(_program(graph, KernelPlan("shared", 1, (2048,), 8), "none"), tmp_path)
+    source = compiled(program_of(graph, KernelPlan("shared", 1, (2048,), 8), "none"), tmp_path)
     assert source.ptx is not None
     accesses = re.findall(r"bar\.sync|(?:st|ld)\.shared\.v4\.b32", source.ptx)
     runs = "".join({"b": "|", "s": "s", "l": "l"}[text[0]] for text in accesses)
@@ -247,14 +197,14 @@ def test_passes_are_kept_apart_by_barriers(tmp_path: Path) -> None:
 
 
 def test_operators_of_every_kind_compile(tmp_path: Path) -> None:
-    program = _program(_everything(), KernelPlan("shared", 1, (512,), 4))
+    program = program_of(everything(), KernelPlan("shared", 1, (512,), 4))
     held = demotions(scheduled(program.graph, program.graph.operators))[0].arena(512)
     assert {buffer.element for buffer in held.buffers} == {1, 2, 4}
-    assert held.bytes <= _shared(_compiled(program, tmp_path)) <= held.bytes + 1024
+    assert held.bytes <= shared_bytes(compiled(program, tmp_path)) <= held.bytes + 1024
 
 
 def test_the_oldest_triton_compiles_it_to_as_many_bytes(tmp_path: Path) -> None:
-    program = _program(_everything(), KernelPlan("shared", 1, (512,), 4))
+    program = program_of(everything(), KernelPlan("shared", 1, (512,), 4))
     held = demotions(scheduled(program.graph, program.graph.operators))[0].arena(512).bytes
     assert held <= oldest_triton.shared_bytes(program, tmp_path) <= held + 1024
 
@@ -267,5 +217,5 @@ def test_the_widest_row_that_is_allowed_compiles(tmp_path: Path) -> None:
     graph = build.graph(
         build("div", x, total), build("add", x, build("amax", x, dims=(1,), keepdim=True))
     )
-    source = _compiled(_program(graph, KernelPlan("shared", 1, (1024,), 4)), tmp_path)
-    assert _shared(source) <= 227 * 1024
+    source = compiled(program_of(graph, KernelPlan("shared", 1, (1024,), 4)), tmp_path)
+    assert shared_bytes(source) <= 227 * 1024

@@ -58,6 +58,12 @@ def test_rows_in_shared_memory_are_right_whatever_is_kept_there(interpreted: Any
     assert kernels > EXAMPLES
 
 
+def test_rows_at_odd_places_in_shared_memory_are_right(interpreted: Any) -> None:
+    wrong, kernels = interpreted["odd on chip"]
+    assert wrong == []
+    assert min(kernels["read"], kernels["ahead"]) >= EXAMPLES and kernels["demoted"]
+
+
 def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
     assert interpreted["infinities"] == []
 

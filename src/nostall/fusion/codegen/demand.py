@@ -14,7 +14,8 @@ from nostall.fusion.codegen.dot_demand import dot_demand
 from nostall.fusion.codegen.kept import demotions, varying
 from nostall.fusion.codegen.levels import Pass, Value, passes
 from nostall.fusion.codegen.mapping import Operand
-from nostall.fusion.codegen.plan import WARP, KernelPlan, lanes
+from nostall.fusion.codegen.peeled import lanes
+from nostall.fusion.codegen.plan import WARP, KernelPlan
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sm import Demand
 from nostall.fusion.codegen.stages import bytes_ahead, operands
@@ -78,7 +79,7 @@ def _held(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
 
 def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     programs = -(-of.row_count // plan.rows)
-    turns = -(-lanes(of, plan) // plan.chunks[0])
+    turns = -(-lanes(of, plan.peeled) // plan.chunks[0])
     parts = passes(of)
     instructions, registers, barriers, steps, read = counts.program, 0.0, 0.0, 0.0, 0.0
     for part in parts:
@@ -109,7 +110,7 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
 def _kept(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     """Rows in shared memory: as :func:`_looped`, but what is kept is neither read nor computed
     again.  Accesses to shared memory take the instructions that those to memory do."""
-    kept = demotions(of, plan.ahead)[plan.demoted]
+    kept = demotions(of, plan.ahead, plan.peeled)[plan.demoted]
     held = kept.arena(plan.chunks[0])
     instructions, registers, barriers, steps = counts.program, 0.0, 0.0, 0.0
     known: set[Value] = set()
@@ -159,7 +160,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
             phases=1.0,
             barriers=2,
         )
-    turns = -(-lanes(of, plan) // (plan.chunks[0] * plan.parts))
+    turns = -(-lanes(of, plan.peeled) // (plan.chunks[0] * plan.parts))
     tile = _step(of, plan, part, counts)
     programs = groups * plan.parts
     reads = of.mapping.read_by((*part.wide, *part.reductions))

@@ -17,6 +17,7 @@ from nostall.fusion.codegen.addresses import offset, terms
 from nostall.fusion.codegen.buffers import Arena, Buffer, Reuse, arena, dominators
 from nostall.fusion.codegen.levels import Pass, Value
 from nostall.fusion.codegen.mapping import Operand, used
+from nostall.fusion.codegen.peeled import WHOLE_BYTES, is_by_lanes, lanes, widens
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import computed
 from nostall.fusion.operations import DTYPE_BYTES
@@ -34,12 +35,14 @@ class Kept:
     """Which values of a schedule stay on chip; passes and buffers follow from it.
 
     ``ahead``: what is read from memory is copied to shared memory, a whole row at once, before the
-    pass that needs it first, where the hardware can (:func:`copied`).
+    pass that needs it first, where the hardware can (:func:`copied`).  ``peeled``: values lie by
+    lane (:mod:`nostall.fusion.codegen.peeled`).
     """
 
     of: Schedule
     values: frozenset[Value]
     ahead: bool = False
+    peeled: bool = False
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
@@ -71,9 +74,16 @@ class Kept:
             found.append(Buffer(at, numbers[0], numbers[-1], element, self.is_early(value)))
         return tuple(found)
 
+    @cached_property
+    def neighbours(self) -> int:
+        """Elements side by side that a thread has: of the widest, as many as one access takes."""
+        return WHOLE_BYTES // max(DTYPE_BYTES[storage(self.of, value)] for value in self.needed)
+
     def is_early(self, value: Value) -> bool:
         """Whether a value is copied before the first pass that needs it."""
-        return self.ahead and not isinstance(value, int) and copied(self.of, value)
+        if not self.ahead or isinstance(value, int) or not copied(self.of, value, self.peeled):
+            return False
+        return self.neighbours * DTYPE_BYTES[storage(self.of, value)] >= COPIED_BYTES
 
     def without_idle(self) -> Kept:
         """The same without values that no later pass reads."""
@@ -81,8 +91,8 @@ class Kept:
         return replace(self, values=used)
 
     def arena(self, width: int, reuse: Reuse = "order") -> Arena:
-        """Places of the buffers in shared memory, for passes in chunks of ``width`` columns."""
-        chunks = -(-self.of.column_count // width)
+        """Places of the buffers in shared memory, for passes in chunks of ``width`` lanes."""
+        chunks = -(-lanes(self.of, self.peeled) // width)
         outlives = self.dominated if reuse == "dominance" else frozenset()
         return arena(self.buffers, chunks, width, reuse, outlives)
 
@@ -142,15 +152,15 @@ def storage(of: Schedule, value: Value) -> str:
     return "int8" if dtype == "bool" else "float16" if dtype.startswith("float8") else dtype
 
 
-@lru_cache(maxsize=8)
-def demotions(of: Schedule, ahead: bool = False) -> tuple[Kept, ...]:
+@lru_cache(maxsize=16)
+def demotions(of: Schedule, ahead: bool = False, is_peeled: bool = False) -> tuple[Kept, ...]:
     """Ways to run a schedule with a row's values on chip: first all that several passes need, then
     fewer and fewer bytes.  With ``ahead`` those of which some are copied ahead."""
     demoted: set[Value] = set()
     everything = frozenset(_candidates(of))
     found: list[Kept] = []
     for _ in range(len(everything)):
-        kept = Kept(of, everything - demoted, ahead).without_idle()
+        kept = Kept(of, everything - demoted, ahead, is_peeled).without_idle()
         if not kept.values or len(found) == MOST_DEMOTIONS:
             break
         fits = not ahead or any(buffer.early for buffer in kept.buffers)
@@ -161,7 +171,7 @@ def demotions(of: Schedule, ahead: bool = False) -> tuple[Kept, ...]:
 
 
 def _bytes(kept: Kept) -> int:
-    return kept.arena(kept.of.column_count).bytes
+    return kept.arena(lanes(kept.of, kept.peeled)).bytes
 
 
 def _price(of: Schedule, value: Value) -> tuple[int, int, str]:
@@ -194,19 +204,22 @@ def varying(of: Schedule, loops: Iterable[int]) -> frozenset[Value]:
     return frozenset(found)
 
 
-def copied(of: Schedule, operand: Operand) -> bool:
+def copied(of: Schedule, operand: Operand, is_peeled: bool = False) -> bool:
     """Whether the hardware can copy an operand to shared memory without registers: as it lies in
-    memory, 4 bytes at least at a time, which every row and the last chunk have to be multiples of.
-    (A tensor that begins at an odd place is for the launch to see.)"""
+    memory, 4 bytes at least at a time, which every row and the last chunk have to be multiples of,
+    or by lanes.  (A tensor that begins at an odd place is for the launch to see.)"""
     node, sizes = of.mapping.graph[operand.source], of.mapping.sizes
+    if storage(of, operand) != node.dtype:
+        return False
+    if is_peeled:
+        return is_by_lanes(of, operand)
     where = offset(operand.places, node.strides, sizes)
     by_row = [where.weights.get(loop, 0) for loop in of.rows]
     steps = math.gcd(of.column_count, where.start, *by_row) * DTYPE_BYTES[node.dtype]
-    lies = terms(where, of.columns, sizes, "c") == ["c"]
-    return lies and steps % COPIED_BYTES == 0 and storage(of, operand) == node.dtype
+    return terms(where, of.columns, sizes, "c") == ["c"] and steps % COPIED_BYTES == 0
 
 
-def unfit(of: Schedule, demoted: int, width: int, ahead: bool = False) -> str | None:
+def unfit(of: Schedule, demoted: int, width: int, ahead: bool, is_peeled: bool) -> str | None:
     """Why a schedule cannot run in chunks of ``width`` columns with what is left on chip after so
     many demotions; None where it can."""
     graph, mapping = of.mapping.graph, of.mapping
@@ -218,10 +231,12 @@ def unfit(of: Schedule, demoted: int, width: int, ahead: bool = False) -> str | 
             return f"{graph[index]}: Gluon has no random numbers"
         if mapping.reduced.get(index) and not any(s in by_column for s in sources(of, index)):
             return f"{graph[index]}: Gluon has no broadcast for what is the same in all columns"
-    ways = demotions(of, ahead)
+    ways = demotions(of, ahead, is_peeled)
     if demoted >= len(ways):
         what = "copy something ahead" if ahead else "keep something"
         return f"{demoted} demotions; there are {len(ways)} ways to {what} for a later pass"
+    if is_peeled and not widens(of, ways[demoted].neighbours):
+        return "no access would be wider by lanes than it is by columns"
     needed = ways[demoted].arena(width).bytes
     if needed > MOST_BYTES:
         return f"{needed} bytes of shared memory; at most {MOST_BYTES}"

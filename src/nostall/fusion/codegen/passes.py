@@ -16,8 +16,8 @@ from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_blo
 from nostall.fusion.codegen.levels import Pass, passes
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.online import Pair
-from nostall.fusion.codegen.peeled import peeled
-from nostall.fusion.codegen.plan import KernelPlan, lanes
+from nostall.fusion.codegen.peeled import lanes, peeled
+from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.stages import turns
@@ -43,7 +43,7 @@ def emit_split(of: Schedule, plan: KernelPlan) -> Program:
     kernels = []
     graph = of.mapping.graph
     width = plan.chunks[0]
-    span = -(-lanes(of, plan) // (width * plan.parts)) * width
+    span = -(-lanes(of, plan.peeled) // (width * plan.parts)) * width
     name = base_name(of.mapping, plan)
     for number, part in enumerate(passes(of)):
         lines = Lines()
@@ -140,7 +140,8 @@ def _walk(tile: Tile, part: Pass, counted: str, online: Mapping[int, int]) -> No
     lines, (chunk,) = tile.lines, tile.chunks
     with lines.block(f"for first in {counted}:"):
         if chunk.peeled:
-            chunk.peeled.write_lanes(lines, tile.of.column_count, chunk.width)
+            every = f"tl.arange(0, {chunk.width})[None, :]"
+            chunk.peeled.write_lanes(lines, tile.of.column_count, every)
         else:
             lines(f"c = first + tl.arange(0, {chunk.width})[None, :]")
             if chunk.mask:

@@ -6,11 +6,13 @@ program count from there, ``ahead`` of them belong to the row before.  Loads tak
 which some are in the row: never before the tensor's first element, and as for its last, what the
 last row has beyond a multiple is loaded one by one.  Stores write 16 bytes that are all in the
 row, and one by one what is beside them.  All that holds for offsets, so a tensor that itself begins
-at an odd place is as safe, only slower.
+at an odd place is as safe, only slower.  What is kept in shared memory lies there by lane; copies
+to it take what loads take at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from functools import lru_cache
 
 from nostall.fusion.codegen.addresses import offset, terms
 from nostall.fusion.codegen.lines import Lines
-from nostall.fusion.codegen.mapping import Place
+from nostall.fusion.codegen.mapping import Operand, Place
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.operations import DTYPE_BYTES
 
@@ -50,9 +52,10 @@ class Peeled:
         lines(f"behind = (({rows} - 1) * {stride} + {columns} - base) // {step} * {step}")
         lines(f"whole = tl.minimum((ahead + {columns + step - 1}) // {step} * {step}, behind)")
 
-    def write_lanes(self, lines: Lines, columns: int, width: int) -> None:
-        """The lanes of one turn, which columns they are, and which of these exist."""
-        lines(f"lane = first + tl.arange(0, {width})[None, :]")
+    def write_lanes(self, lines: Lines, columns: int, lanes: str) -> None:
+        """The lanes of one turn, which columns they are, and which of these exist; ``lanes`` are
+        those of a turn that begins at 0."""
+        lines(f"lane = first + {lanes}")
         lines("c = lane - ahead")
         if not self.is_whole:
             lines(f"inside = (c >= 0) & (c < {columns})")
@@ -63,9 +66,21 @@ class Peeled:
             lines(f"{name} = tl.load({memory} + base + lane)")
             return
         lines(f"{name} = tl.load({memory} + base + lane, mask=lane < whole)")
-        with lines.block(f"if whole < ahead + {columns}:"):
-            beyond = f"tl.load({memory} + base + lane, mask=inside & (lane >= whole))"
-            lines(f"{name} = tl.where(lane < whole, {name}, {beyond})")
+        with lines.block(self.has_beyond(columns)):
+            lines(f"{name} = tl.where(lane < whole, {name}, {self.beyond(memory)})")
+
+    def copy(self, lines: Lines, place: str, memory: str) -> None:
+        """Send what :meth:`load` loads at once on its way to a ``place`` in shared memory."""
+        lines(f"copy_ahead({place}, {memory} + base + lane, mask=lane < whole)")
+
+    def has_beyond(self, columns: int) -> str:
+        """The head of what is done where a row has elements that are loaded one by one: fewer than
+        ``step``, all of one turn."""
+        return f"if whole < ahead + {columns}:"
+
+    def beyond(self, memory: str) -> str:
+        """Those elements, at their lanes."""
+        return f"tl.load({memory} + base + lane, mask=inside & (lane >= whole))"
 
     def store(self, lines: Lines, memory: str, text: str, width: int) -> None:
         """Put a value into ``memory``."""
@@ -96,6 +111,33 @@ def peeled(of: Schedule) -> Peeled | None:
         return None
     stride = max(odd, key=lambda s: (odd[s], s))
     return Peeled(stride, WHOLE_BYTES // narrowest[stride])
+
+
+def lanes(of: Schedule, is_peeled: bool) -> int:
+    """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
+    lies = peeled(of) if is_peeled else None
+    return of.column_count + (lies.step - 1 if lies else 0)
+
+
+def widens(of: Schedule, neighbours: int) -> bool:
+    """Whether some accesses are wider by lanes than by columns, where each thread has so many
+    elements side by side."""
+    lies = peeled(of)
+    if lies is None:
+        return False
+    together = math.gcd(lies.stride, of.column_count)
+    sizes = (
+        DTYPE_BYTES[of.mapping.graph[node].dtype]
+        for node, places in _tensors(of)
+        if _stride(of, node, places) == lies.stride
+    )
+    return any(together * size % min(WHOLE_BYTES, neighbours * size) for size in sizes)
+
+
+def is_by_lanes(of: Schedule, operand: Operand) -> bool:
+    """Whether a tensor is read by lanes where rows are peeled."""
+    lies = peeled(of)
+    return lies is not None and _stride(of, operand.source, operand.places) == lies.stride
 
 
 def _tensors(of: Schedule) -> Iterator[tuple[int, tuple[Place, ...]]]:

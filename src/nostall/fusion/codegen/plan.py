@@ -201,12 +201,6 @@ def matrix_widths(of: Schedule) -> tuple[int, ...]:
     )
 
 
-def lanes(of: Schedule, plan: KernelPlan) -> int:
-    """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
-    lies = peeled(of) if plan.peeled else None
-    return of.column_count + (lies.step - 1 if lies else 0)
-
-
 def _largest_matrix(of: Schedule) -> int:
     """Lanes of the largest tensor."""
     widths, mapping = matrix_widths(of), of.mapping
@@ -279,13 +273,18 @@ def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
 
 def _on_chip(of: Schedule) -> Iterator[KernelPlan]:
     """Plans that keep a row in shared memory, which takes one of several chunks."""
-    ways = [(n, ahead) for ahead in (False, True) for n in range(len(demotions(of, ahead)))]
-    for demoted, ahead in ways:
+    ways = [
+        (demoted, ahead, odd)
+        for odd in ((False, True) if peeled(of) else (False,))
+        for ahead in (False, True)
+        for demoted in range(len(demotions(of, ahead, odd)))
+    ]
+    for way in ways:
         for warps in (4, 8, 16, 32):
             for each in (8, 16):
                 width = WARP * warps * each
                 if width < of.column_count:
-                    yield KernelPlan("shared", 1, (width,), warps, 1, demoted, ahead)
+                    yield KernelPlan("shared", 1, (width,), warps, 1, *way)
 
 
 def _parts(count: int, step: int, most: int = MOST_PARTS) -> list[int]:
@@ -310,8 +309,10 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
     if plan.peeled and (plan.rows > 1 or not peeled(of)):
         return "peeled are single rows, one for each program, that begin at odd places"
-    if plan.scheme == "shared" and (reason := unfit(of, plan.demoted, plan.chunks[0], plan.ahead)):
-        return reason
+    if plan.scheme == "shared":
+        told = plan.demoted, plan.chunks[0], plan.ahead, plan.peeled
+        if reason := unfit(of, *told):
+            return reason
     walks = plan.scheme in ("looped", "split", "column")
     if walks and plan.ahead and (reason := refused(of, tile, plan.peeled)):
         return reason

@@ -8,6 +8,9 @@ cannot say this: it has no name for shared memory.
 With ``ahead`` what is read from memory is copied by ``cp.async``, a whole row before the first pass
 over it; memory then has more on its way than registers could hold.
 
+Of ``peeled`` rows (:mod:`nostall.fusion.codegen.peeled`) what is kept lies by lane, that of the
+lanes beside the row with it: nothing takes these in or writes them to memory.
+
 Why it is right: every chunk of every buffer is written by one pass before a later one reads it, in
 the layout in which it is read, so each thread reads what it wrote itself; inside of a pass chunks
 are read first and written last; between passes stands a barrier, so whoever overwrites the place of
@@ -18,14 +21,16 @@ allocation may meet.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from nostall.fusion.codegen.buffers import Reuse
-from nostall.fusion.codegen.frame import is_specialised, row_block
+from nostall.fusion.codegen.frame import is_specialised, limit, row_block
 from nostall.fusion.codegen.gluon import GLUON, GLUON_WITH_COPIES, LAYOUT
 from nostall.fusion.codegen.kept import Kept, demotions, storage
 from nostall.fusion.codegen.levels import Pass, Value
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.passes import write_narrow
+from nostall.fusion.codegen.peeled import Peeled, peeled
 from nostall.fusion.codegen.plan import WARP, KernelPlan
 from nostall.fusion.codegen.program import Launch, Program, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
@@ -35,14 +40,11 @@ from nostall.fusion.codegen.tile import Chunk, Entry, Tile
 from nostall.fusion.operations import DTYPE_BYTES
 from nostall.fusion.varying import Extent
 
-ACCESS_BYTES = 16
-"""The most that a thread reads from shared memory at once."""
-
 
 def emit_shared(of: Schedule, plan: KernelPlan, reuse: Reuse = "order") -> Program:
     """The kernel of a plan of the scheme ``shared``; ``reuse`` other than the default is there to
     be compared with it."""
-    kept = demotions(of, plan.ahead)[plan.demoted]
+    kept = demotions(of, plan.ahead, plan.peeled)[plan.demoted]
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")
@@ -66,9 +68,12 @@ class _Row:
         self.arena = kept.arena(self.width, reuse)
         self._declare(plan)
         rows = row_block(self.of, plan, lines, "pid")
-        mask = "inside" if self.of.column_count % self.width else None
-        first = f"at * {self.width}"
-        self.chunk = Chunk(self.width, "c", mask, "", first=first, lanes="lanes")
+        lies = peeled(self.of) if plan.peeled else None
+        if lies:
+            lies.write_row(lines, self.of.column_count, limit(self.of))
+        mask = "inside" if lies or self.of.column_count % self.width else None
+        first = "(first - ahead)" if lies else f"at * {self.width}"
+        self.chunk = Chunk(self.width, "c", mask, "", lies, first, "lanes")
         self.tile = Tile(self.of, self.of.columns, rows, (self.chunk,), lines)
         self.tile.kept |= {value for value in kept.needed if isinstance(value, int)}
         # What values were called where they were made, and so are when they are read again.
@@ -92,8 +97,7 @@ class _Row:
     def _declare(self, plan: KernelPlan) -> None:
         """The layout of chunks in registers, and the arena seen in every dtype that it holds."""
         lines, width = self.lines, self.width
-        widest = max(buffer.element for buffer in self.kept.buffers)
-        each = f"[1, {ACCESS_BYTES // widest}], [1, {WARP}], [1, {plan.num_warps}], [1, 0]"
+        each = f"[1, {self.kept.neighbours}], [1, {WARP}], [1, {plan.num_warps}], [1, 0]"
         lines(f"{LAYOUT}: gl.constexpr = gl.BlockedLayout({each})")
         lines("flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])")
         lines(f"lanes = gl.arange(0, {width}, layout=gl.SliceLayout(0, {LAYOUT}))[None, :]")
@@ -109,51 +113,97 @@ class _Row:
 
     def _copy(self, values: Sequence[Value]) -> None:
         """Whole rows from memory to shared memory, all chunks on their way at once."""
-        lines, tile = self.lines, self.tile
+        lines, tile, lies = self.lines, self.tile, self.chunk.peeled
         with lines.block(f"for at in range(0, {self.arena.chunks}):"):
-            self._count()
+            self._count(self.chunk)
             for value in values:
                 assert not isinstance(value, int)
                 address, mask, rows, columns = tile.address(value, self.chunk)
                 dtype = computed(tile.graph[value.source].dtype)
                 self.named[value] = Entry(Named(tile.name(value, ""), dtype), rows, columns)
                 masked = f", mask={mask}" if mask else ""
-                lines(f"copy_ahead({self._place(value)}, {address}{masked})")
+                if lies:
+                    lies.copy(lines, self._place(value), f"p{value.source}")
+                else:
+                    lines(f"copy_ahead({self._place(value)}, {address}{masked})")
         lines("async_copy.commit_group()")
         lines("async_copy.wait_group(0)")
+        if lies:
+            self._copy_beyond(lies, values)
         lines("barrier()")
 
-    def _count(self) -> None:
+    def _copy_beyond(self, lies: Peeled, values: Sequence[Value]) -> None:
+        """What copies of 16 bytes have left out, by way of registers: each thread puts it beside
+        what it has copied itself."""
+        lines = self.lines
+        with lines.block(lies.has_beyond(self.of.column_count)):
+            lines(f"at = whole // {self.width}")
+            self._count(self.chunk)
+            for value in values:
+                assert not isinstance(value, int)
+                place = self._place(value)
+                copied, beyond = f"{place}.load({LAYOUT})", lies.beyond(f"p{value.source}")
+                lines(f"{place}.store(tl.where(lane < whole, {copied}, {beyond}))")
+
+    def _count(self, chunk: Chunk) -> None:
         """The columns of the chunk ``at``."""
-        self.lines(f"{self.chunk.counter} = {self.chunk.first} + {self.chunk.lanes}")
-        if self.chunk.mask:
-            self.lines(f"{self.chunk.mask} = c < {self.of.column_count}")
+        lines, columns = self.lines, self.of.column_count
+        if chunk.peeled:
+            lines(f"first = at * {self.width}")
+            chunk.peeled.write_lanes(lines, columns, chunk.lanes)
+            return
+        lines(f"{chunk.counter} = {chunk.first} + {chunk.lanes}")
+        if chunk.mask:
+            lines(f"{chunk.mask} = c < {columns}")
 
     def _columns(self, part: Pass, early: Collection[Value]) -> None:
-        """A loop over the chunks of a row: reads what is kept, works, keeps what is new."""
-        lines, tile, graph = self.lines, self.tile, self.tile.graph
-        hows = {index: reduction(graph[index]) for index in part.reductions}
-        for index, how in hows.items():
+        """Loops over the chunks of a row that reduce what the pass does."""
+        lines, graph = self.lines, self.tile.graph
+        for index in part.reductions:
+            how = reduction(graph[index])
             filled = f"(1, {self.width}), {how.neutral}, {TRITON_DTYPES[how.dtype]}, {LAYOUT}"
             lines(f"a{index} = gl.full({filled})")
-        outside = dict(tile.entries)
-        with lines.block(f"for at in range(0, {self.arena.chunks}):"):
-            self._count()
-            for value in part.taken:
-                if value in part.there or value in early:
-                    self._load(value)
-            tile.write(part.wide, part.wide_outputs)
-            for index, how in hows.items():
-                lines(f"# {graph.told(index)}")
-                text, _ = tile.partial(index, how, self.chunk)
-                lines(f"a{index} = {how.both(f'a{index}', text)}")
-            for value in (*part.taken, *part.wide):
-                if self._is_new(part, value) and value not in early:
-                    self._store(value)
-        # Names that are first used in a loop do not exist after it.
-        tile.entries = outside
+        for head, at, some in self._loops():
+            # Names that are first used in a loop do not exist after it.
+            with lines.block(head):
+                if at:
+                    lines(at)
+                self._count(some)
+                self._work(self.tile.over(some), part, early)
 
-    def _load(self, value: Value) -> None:
+    def _loops(self) -> list[tuple[str, str, Chunk]]:
+        """The heads of loops, what chunk they are ``at`` where they do not count that, and lanes.
+
+        Of peeled rows all but the first chunk and what is behind as many columns as fill chunks are
+        whole, wherever the row begins.  The ends share a loop: were their places constants, their
+        masks would stay in registers from the first pass to the last, a quarter of all.
+        """
+        chunks, chunk = self.arena.chunks, self.chunk
+        if not chunk.peeled:
+            return [(f"for at in range(0, {chunks}):", "", chunk)]
+        whole = replace(chunk, mask=None, peeled=replace(chunk.peeled, is_whole=True))
+        rest = max(1, self.of.column_count // self.width)
+        ends = f"for end in range(0, {chunks - rest + 1}):", f"at = (end + {rest}) % {chunks}"
+        between = [(f"for at in range(1, {rest}):", "", whole)] if rest > 1 else []
+        return [(*ends, chunk), *between]
+
+    def _work(self, tile: Tile, part: Pass, early: Collection[Value]) -> None:
+        """One chunk: reads what is kept, works, keeps what is new."""
+        lines, (chunk,) = self.lines, tile.chunks
+        for value in part.taken:
+            if value in part.there or value in early:
+                self._load(tile, value)
+        tile.write(part.wide, part.wide_outputs)
+        for index in part.reductions:
+            how = reduction(tile.graph[index])
+            lines(f"# {tile.graph.told(index)}")
+            text, _ = tile.partial(index, how, chunk)
+            lines(f"a{index} = {how.both(f'a{index}', text)}")
+        for value in (*part.taken, *part.wide):
+            if self._is_new(part, value) and value not in early:
+                self._store(tile, value)
+
+    def _load(self, tile: Tile, value: Value) -> None:
         entry = self.named[value]
         dtype, text = storage(self.of, value), f"{self._place(value)}.load({LAYOUT})"
         if entry.value.dtype == "bool":
@@ -161,10 +211,10 @@ class _Row:
         elif entry.value.dtype != dtype:
             text = f"{text}.to({TRITON_DTYPES[entry.value.dtype]})"
         self.lines(f"{entry.value.text} = {text}")
-        self.tile.entries[value, ""] = entry
+        tile.entries[value, ""] = entry
 
-    def _store(self, value: Value) -> None:
-        entry = self.named[value] = self.tile.entries[value, ""]
+    def _store(self, tile: Tile, value: Value) -> None:
+        entry = self.named[value] = tile.entries[value, ""]
         dtype, text = storage(self.of, value), entry.value.text
         if entry.value.dtype != dtype:
             text = f"{text}.to({TRITON_DTYPES[dtype]})"
