@@ -138,9 +138,16 @@ def factors(graph: Graph) -> frozenset[int]:
     return frozenset(graph.base(index) for node in dots for index in node.inputs)
 
 
-def in_fp32(graph: Graph, inputs: Sequence[Tensor], rounded: Container[int]) -> list[Tensor]:
+def in_fp32(
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    rounded: Container[int],
+    *,
+    contracted: bool = False,
+) -> list[Tensor]:
     """The graph operator by operator, floats in fp32; only casts and what is ``rounded`` are
-    narrower for a moment."""
+    narrower for a moment.  ``contracted``: a product and a sum are rounded once, as one
+    instruction does both."""
     wide = [value.float() if value.dtype.is_floating_point else value for value in inputs]
     values: list[Tensor] = []
     given = iter(wide)
@@ -155,11 +162,25 @@ def in_fp32(graph: Graph, inputs: Sequence[Tensor], rounded: Container[int]) -> 
             values.append(eager.view(node, operands[0]))
         elif node.op == "cast":
             values.append(operands[0].to(getattr(torch, node.dtype)).to(getattr(torch, kept.dtype)))
+        elif contracted and node.op in ("add", "sub") and node.dtype in _FLOATS:
+            exact = [_product(graph, values, index, rounded) for index in node.inputs]
+            values.append(eager.run(replace(node, dtype="float64"), exact).float())
         else:
             values.append(eager.run(kept, operands))
         if node.index in rounded and "float" in node.dtype:
             values[-1] = values[-1].to(getattr(torch, node.dtype)).float()
     return [values[index] for index in graph.outputs]
+
+
+def _product(graph: Graph, values: Sequence[Tensor], index: int, rounded: Container[int]) -> Tensor:
+    """A value in fp64, before it is rounded to fp32 where it is a product."""
+    node = graph[index]
+    if node.op != "mul" or node.dtype not in _FLOATS or index in rounded:
+        return values[index].double()
+    return eager.run(replace(node, dtype="float64"), [values[i].double() for i in node.inputs])
+
+
+_FLOATS = ("float32", "float16", "bfloat16")
 
 
 def judge(
@@ -169,18 +190,22 @@ def judge(
 
     Their error against fp64 may be the rounding of their dtype and 16 times the largest error of
     PyTorch's operators in fp32 one by one, with what lies between kernels and what dots read in its
-    own dtype.  NaN and Inf stand where fp64 or fp32 has them.
+    own dtype.  NaN and Inf stand where fp64 has them, or fp32, with or without contraction (x + 2 c
+    may be 0 in one, and not in the other one).
     """
     graph = stitched.graph
     on_cpu = [value.cpu() for value in inputs]
     exact = interpret(graph, [_array(value) for value in on_cpu])
-    single = in_fp32(graph, on_cpu, in_memory(stitched) | factors(graph))
+    rounded = in_memory(stitched) | factors(graph)
+    single = in_fp32(graph, on_cpu, rounded)
+    fused = in_fp32(graph, on_cpu, rounded, contracted=True)
     wrong = []
-    for index, got, wide, narrow in zip(graph.outputs, outputs, exact, single, strict=True):
+    references = zip(exact, single, fused, strict=True)
+    for index, got, (wide, narrow, once) in zip(graph.outputs, outputs, references, strict=True):
         node = graph[index]
         if tuple(got.shape) != node.shape or got.dtype != getattr(torch, node.dtype):
             wrong.append(f"{node}: got {got.dtype} {tuple(got.shape)}")
-        elif got.numel() and (text := _differs(node, got.cpu(), wide, narrow)):
+        elif got.numel() and (text := _differs(node, got.cpu(), wide, narrow, once)):
             wrong.append(f"{node}: {text}")
     return wrong
 
@@ -189,18 +214,20 @@ def _array(value: Tensor) -> np.ndarray:
     return (value.double() if value.dtype.is_floating_point else value).numpy()
 
 
-def _differs(node: Node, got: Tensor, exact: np.ndarray, single: Tensor) -> str | None:
+def _differs(
+    node: Node, got: Tensor, exact: np.ndarray, single: Tensor, fused: Tensor
+) -> str | None:
     if "float" not in node.dtype:
         reference = torch.from_numpy(np.ascontiguousarray(exact)).to(got.dtype)
         count = int((got != reference).sum())
         return f"{count} of {got.numel()} values differ" if count else None
     dtype = getattr(torch, node.dtype)
     want = torch.from_numpy(np.ascontiguousarray(exact)).to(dtype).double()
-    eager_value = single.to(dtype).double()
+    eager_value, fused_value = single.to(dtype).double(), fused.to(dtype).double()
     have = got.double()
-    finite = want.isfinite() & eager_value.isfinite()
-    same_as = [_kind(have) == _kind(other) for other in (want, eager_value)]
-    strange = ~(same_as[0] | same_as[1])
+    finite = want.isfinite() & eager_value.isfinite() & fused_value.isfinite()
+    same_as = [_kind(have) == _kind(other) for other in (want, eager_value, fused_value)]
+    strange = ~(same_as[0] | same_as[1] | same_as[2])
     if bool(strange.any()):
         at = tuple(int(i) for i in strange.nonzero()[0])
         return f"at {at} got {have[at]}, fp64 gives {want[at]}, fp32 {eager_value[at]}"
