@@ -26,6 +26,9 @@ different rows, and those beyond the last row repeat the work of others."""
 _FACTOR_BYTES = 2
 """Of an element of a factor in shared memory, for tensor cores."""
 _FACTORS_AT_ONCE = ACCESS_BYTES // _FACTOR_BYTES
+_TOLD = 2.0
+"""Instructions by which half of the lanes tell the other half their parts: one goes, one puts
+together."""
 
 
 def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Demand:
@@ -51,9 +54,12 @@ def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Deman
             # A product as well, where it is a dot with one long axis or two.
             instructions += each * (2 if graph[index].kind == "dot" else 1)
             kept, lost = _lanes(of, mapping.loops[index]), _lanes(of, gone)
-            lies = spread(kept, lost, plan.num_warps, _FACTORS_AT_ONCE)
-            instructions += counts.across_warps * lies.rows
-            barriers += 2
+            widest = _neighbours(of, index, threads) if graph[index].kind == "dot" else threads
+            lies = spread(kept, lost, plan.num_warps, min(widest, _FACTORS_AT_ONCE))
+            meet = lies.warps > 1
+            each_row = _TOLD * math.log2(lies.lanes) + counts.across_warps * meet
+            instructions += each_row * lies.rows
+            barriers += 2 * meet
             phases += 1
         else:
             instructions += cost_of(of, index, False, counts.operators) * each
@@ -69,6 +75,16 @@ def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Deman
         barriers=barriers if plan.num_warps > 1 else 0,
         shared=shared,
     )
+
+
+def _neighbours(of: Schedule, index: int, threads: int) -> int:
+    """Elements of a thread beside each other in a sum of products.  A vector that is read lies as
+    the matrix does if it has fewer elements than there are threads, else the matrix lies as the
+    vector does (seen with Triton 3.6)."""
+    operands = of.mapping.operands[index]
+    read = [_lanes(of, used(one.places)) for one in operands if of.mapping.is_outside(one)]
+    vector = min(read, default=0)
+    return threads if vector < threads else vector // threads
 
 
 def _warps_apart(of: Schedule, plan: KernelPlan) -> int:
