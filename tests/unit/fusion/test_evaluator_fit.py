@@ -187,4 +187,4 @@ def test_the_order_of_measured_plans_is_mostly_the_models() -> None:
     assert held["tau"]["mean"] > 0.7 and held["regret"]["mean"] < 0.05
     # The one before chose which plans were measured, and had seen none of these times.
     assert today["tau"]["mean"] > before["tau"]["mean"] > 0.67
-    assert today["regret"]["mean"] < before["regret"]["mean"] < 0.05
+    assert today["regret"]["mean"] < min(0.05, before["regret"]["mean"])
