@@ -26,7 +26,7 @@ def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
 
 
 def test_one_kernel_is_right_for_several_numbers_of_rows(interpreted: Any) -> None:
-    assert len(interpreted["dynamic"]) == 6
+    assert len(interpreted["dynamic"]) == 7
     assert [wrong for wrong in interpreted["dynamic"].values() if wrong] == []
 
 
