@@ -115,10 +115,11 @@ def test_a_model_that_is_right_wins_every_race(chains: dict[str, Any]) -> None:
 
 def test_a_fit_finds_the_machine_that_measured() -> None:
     slow = replace(H200, alone=1.5 * H200.alone, phase_s=3 * H200.phase_s)
-    found = kernels({name: chain_on(slow, name) for name in (FIT, HELD)})
+    # Fewer chains hardly tell what a reduction takes from what its loads take.
+    names = FIT, HELD, "softmax + mask 32768x1024", "log-softmax + entropy 8192x5000"
+    found = kernels({name: chain_on(slow, name) for name in names})
     machine = fit_machine(found, COUNTS)
-    # Two chains hardly tell what a reduction takes from what its loads take: some of it goes there.
-    assert 1.5 * H200.phase_s < machine.phase_s < 1.2 * slow.phase_s
+    assert machine.phase_s == pytest.approx(slow.phase_s, rel=0.2)
     assert machine.sms == H200.sms and machine.copy_bytes_per_s == H200.copy_bytes_per_s
     for kernel in found:
         row = judged(kernel, model(COUNTS, machine))
