@@ -162,7 +162,7 @@ def in_fp32(
             values.append(eager.view(node, operands[0]))
         elif node.op == "cast":
             values.append(operands[0].to(getattr(torch, node.dtype)).to(getattr(torch, kept.dtype)))
-        elif contracted and node.op in ("add", "sub") and node.dtype in _FLOATS:
+        elif contracted and node.op in ("add", "sub") and node.dtype in ROUNDING:
             exact = [_product(graph, values, index, rounded) for index in node.inputs]
             values.append(eager.run(replace(node, dtype="float64"), exact).float())
         else:
@@ -175,12 +175,9 @@ def in_fp32(
 def _product(graph: Graph, values: Sequence[Tensor], index: int, rounded: Container[int]) -> Tensor:
     """A value in fp64, before it is rounded to fp32 where it is a product."""
     node = graph[index]
-    if node.op != "mul" or node.dtype not in _FLOATS or index in rounded:
+    if node.op != "mul" or node.dtype not in ROUNDING or index in rounded:
         return values[index].double()
     return eager.run(replace(node, dtype="float64"), [values[i].double() for i in node.inputs])
-
-
-_FLOATS = ("float32", "float16", "bfloat16")
 
 
 def judge(
