@@ -2,8 +2,9 @@
 
 The explorer counts what a kernel computes by the elements of each operator.  A stitched kernel
 computes an operator for every row and column of its tiles: where softmax weights of 200 places
-scale 128 features each, their powers are taken 128 times.  The schedule model sees that; where it
-says that two launches take less, the small part becomes a kernel of its own.
+scale 128 features each, their powers are taken again for every block of features.  The schedule
+model sees that (and counts every feature, too much); where it says that two launches take less, the
+small part becomes a kernel of its own.
 
 Packed kernels are parted, too, where that is worth a launch: a pack has one number of warps and no
 partial results, which sums over many rows need to be quick.
