@@ -23,7 +23,7 @@ from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.kept_rows import broken as broken_on_chip
 from tests.unit.fusion.kept_rows import odd_rows_on_chip, rows_on_chip
-from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, as_int8
 from tests.unit.fusion.small_dots import small_dots
 
 from nostall.fusion import Builder
@@ -141,6 +141,18 @@ def infinities(folder: Path) -> list[str]:
     return [f"{value}" for value, right in zip(x[0].tolist(), same, strict=True) if not right]
 
 
+def halves(folder: Path) -> list[str]:
+    """Numbers between two whole ones, and beyond int8, as int8: which ones they become."""
+    x = torch.arange(-130, 130.5, 0.25)
+    x = torch.cat([x, torch.tensor([3e9, -3e9, float("inf"), float("-inf"), float("nan")])])[None]
+    build = Builder()
+    graph = build.graph(as_int8(build, build.input(tuple(x.shape))))
+    (made,) = stitch(graph, folder=folder)(x)
+    wanted = x.round().clamp(-127, 127).nan_to_num().to(torch.int8)
+    same = (made == wanted)[0].tolist()
+    return [f"{value}" for value, right in zip(x[0].tolist(), same, strict=True) if not right]
+
+
 def examples_of(count: int) -> settings:
     """The same ``count`` examples every time, as they come: what fails is not made smaller."""
     return settings(
@@ -245,6 +257,7 @@ def main() -> None:
         "on chip": rows_on_chip(folder, examples),
         "odd on chip": odd_rows_on_chip(folder, 2 * examples),
         "infinities": infinities(folder),
+        "halves": halves(folder),
         "broken": dict(broken(folder)),
         "broken on chip": dict(broken_on_chip(folder)),
         "fused": fused_and_plain(folder),

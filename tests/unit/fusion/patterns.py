@@ -119,6 +119,22 @@ def normed_gelu(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("cast", build("mul", normed, steep), dtype=dtype))
 
 
+def quantised(shape: Shape, dtype: str) -> Graph:
+    """Each row as int8 and its scale."""
+    build = Builder()
+    x = build.input(shape, dtype)
+    highest = build(
+        "amax", build("abs", build("cast", x, dtype="float32")), dims=(1,), keepdim=True
+    )
+    scale = build("div", highest, build.constant(127.0))
+    return build.graph(as_int8(build, build("div", x, scale)), scale)
+
+
+def as_int8(build: Builder, x: int) -> int:
+    rounded = build("maximum", build("round", x), build.constant(-127.0))
+    return build("cast", build("minimum", rounded, build.constant(127.0)), dtype="int8")
+
+
 def gated(shape: Shape, dtype: str) -> Graph:
     """silu(a) * relu(b), both halves of one tensor."""
     build = Builder()
@@ -324,6 +340,7 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "mean loss": lambda: mean_loss((7, 70), "float16"),
     "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
     "normed gelu": lambda: normed_gelu((3, 160), "float16"),
+    "quantised": lambda: quantised((5, 300), "float16"),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),
     "comparisons with a counter": lambda: counted(7, 12),

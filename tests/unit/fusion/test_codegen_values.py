@@ -68,6 +68,10 @@ def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
     assert interpreted["infinities"] == []
 
 
+def test_halves_become_the_even_integer(interpreted: Any) -> None:
+    assert interpreted["halves"] == []
+
+
 def test_damaged_kernels_are_found(interpreted: Any) -> None:
     assert len(interpreted["broken"]) == 8
     assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []

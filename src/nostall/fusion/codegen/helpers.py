@@ -72,6 +72,12 @@ def _reciprocal(x):  # a single instruction, off by 1 unit in the last place; wi
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
     )
 """,
+    "_rounded": """@triton.jit
+def _rounded(x):  # to an int32, the nearest even one; NaN is 0
+    return tl.inline_asm_elementwise(
+        "cvt.rni.s32.f32 $0, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
+    )
+""",
     "_random": """@triton.jit
 def _random(seed, first, place):  # Philox 4x32-10: a word of counter first + place // 4
     key0, key1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)

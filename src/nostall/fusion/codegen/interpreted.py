@@ -19,6 +19,7 @@ from nostall.fusion.codegen import interpreted_gluon
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fast_dividef": np.divide,
     "fast_expf": np.exp,
+    "abs": np.abs,
     "sub_rn": np.subtract,
     "expm1": np.expm1,
     "log1p": np.log1p,
@@ -27,7 +28,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": np.power,
     "fmod": np.fmod,
 }
-_ASSEMBLY: dict[str, Callable[..., Any]] = {"rcp.approx.ftz.f32 $0, $1;": np.reciprocal}
+_ASSEMBLY: dict[str, Callable[..., Any]] = {
+    "rcp.approx.ftz.f32 $0, $1;": np.reciprocal,
+    "cvt.rni.s32.f32 $0, $1;": lambda x: np.nan_to_num(np.rint(x)),
+}
 _COMBINED: dict[str, Callable[..., Any]] = {"_max": np.max, "_min": np.min, "_mul": np.prod}
 
 
@@ -61,8 +65,13 @@ def prepare() -> None:
     interpreted_gluon.prepare()
 
 
-def _assembly(text: str, constraints: str, operands: list[Any], **_: object) -> Any:
-    return _elementwise(_ASSEMBLY[text], *operands)
+def _assembly(
+    text: str, constraints: str, operands: list[Any], dtype: Any = None, **_: object
+) -> Any:
+    import triton.language as tl
+
+    found = _elementwise(_ASSEMBLY[text], *operands)
+    return found.to(tl.int32) if dtype == tl.int32 else found
 
 
 def _elementwise(function: Callable[..., Any], *operands: Any) -> Any:

@@ -191,7 +191,8 @@ def _text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     if op in _WITHOUT_EFFECT_ON_INTEGERS and dtype != "float32":
         return converted(operands[0], dtype)
     table = _FLOAT if op in _FLOAT else _BOOL if dtype == "bool" else _OWN
-    template = table.get(op)
+    # Triton's clears the bit, an instruction that no reader can take in.
+    template = "libdevice.abs({})" if (op, dtype) == ("abs", "float32") else table.get(op)
     if template is None:
         raise BadFusion(f"{node}: there is no template for {op} of {node.dtype}")
     wanted = "float32" if op in _FLOAT else dtype

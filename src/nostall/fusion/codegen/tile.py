@@ -18,6 +18,7 @@ from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
 from nostall.fusion.codegen.peeled import Peeled
 from nostall.fusion.codegen.plus_one import is_left_to_readers, left_to_readers, sum_with_one
+from nostall.fusion.codegen.rounding import rounded
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import (
     TRITON_DTYPES,
@@ -160,7 +161,8 @@ class Tile:
         else:
             values = [o.value for o in operands]
             softmax = template(self.graph, index)
-            value = sum_with_one(node, values) or expression(node, values, softmax)
+            shorter = sum_with_one(node, values) or rounded(self.graph, index, values, self.kept)
+            value = shorter or expression(node, values, softmax)
         if self._is_left_to_readers(index):
             named = left_to_readers(node, [o.value for o in operands])
         else:

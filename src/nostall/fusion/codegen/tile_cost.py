@@ -14,6 +14,7 @@ from nostall.fusion.codegen.drawing import WORDS
 from nostall.fusion.codegen.mapping import Operand, used
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.plus_one import is_left_to_readers
+from nostall.fusion.codegen.rounding import is_left_to_casts
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.threads import ACCESS_BYTES, Spread, spread
 from nostall.fusion.operations import COMPARISONS, DTYPE_BYTES
@@ -250,7 +251,7 @@ def cost_of(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) ->
     node = graph[index]
     if node.op == "random":
         return known["random"]
-    if is_left_to_readers(graph, index):
+    if is_left_to_readers(graph, index) or is_left_to_casts(graph, index, of.mapping.outputs):
         return 0.0
     for source in graph.sources[index] if node.op == "add" else ():
         if is_left_to_readers(graph, source):
