@@ -16,6 +16,8 @@ from nostall.core.measurement import Comparison
 COLD_BYTES = 256 << 20
 """Bytes that one CUDA graph walks over: an H200 has 50 MB of L2."""
 MOST_COPIES = 32
+LEAST_RUNS = 24
+"""Of one CUDA graph: that it begins and ends takes time, too, which is none of a run's."""
 WARM_UP = 3
 
 Inputs = Sequence[Tensor]
@@ -33,6 +35,11 @@ class Method:
 def copies(chain: Chain) -> int:
     size = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in chain.inputs)
     return max(1, min(MOST_COPIES, -(-COLD_BYTES // size)))
+
+
+def walked(sets: Sequence[Inputs]) -> list[Inputs]:
+    """What one CUDA graph runs over: all sets, again and again until there are enough runs."""
+    return [*sets] * -(-LEAST_RUNS // len(sets))
 
 
 def captured_graph(run: Run, sets: Sequence[Inputs]) -> torch.cuda.CUDAGraph:
@@ -62,8 +69,9 @@ def replayed(graph: torch.cuda.CUDAGraph, runs: int) -> float:
 
 def quickly(run: Run, sets: Sequence[Inputs]) -> float:
     """Microseconds of a run, to choose among versions; what is chosen is timed again."""
-    graph = captured_graph(run, sets)
-    return statistics.median(replayed(graph, len(sets)) for _ in range(15))
+    every = walked(sets)
+    graph = captured_graph(run, every)
+    return statistics.median(replayed(graph, len(every)) for _ in range(15))
 
 
 def own_copies(method: Method, sets: Sequence[Inputs]) -> Sequence[Inputs]:
@@ -80,12 +88,12 @@ def in_turns(
     """Microseconds of each method in every round; another method is first each time."""
     # Graphs only know where their inputs are: these have to stay.
     given = {name: own_copies(method, sets) for name, method in methods.items()}
-    graphs = {name: record(method.run, given[name]) for name, method in methods.items()}
+    graphs = {name: record(method.run, walked(given[name])) for name, method in methods.items()}
     samples: dict[str, list[float]] = {name: [] for name in methods}
     for round_ in range(rounds + WARM_UP):
         first = round_ % len(methods)
         for name in [*list(methods)[first:], *list(methods)[:first]]:
-            time = timed(graphs[name], len(sets))
+            time = timed(graphs[name], len(walked(sets)))
             if round_ >= WARM_UP:
                 samples[name].append(round(time, 4))
     return samples

@@ -20,7 +20,14 @@ import torch
 
 from benchmarks.fusion_chain_programs import CHAINS
 from benchmarks.fusion_chain_stitched import graph_of, least_bytes
-from benchmarks.fusion_chain_times import COLD_BYTES, MOST_COPIES, Inputs, captured_graph, replayed
+from benchmarks.fusion_chain_times import (
+    COLD_BYTES,
+    MOST_COPIES,
+    Inputs,
+    captured_graph,
+    replayed,
+    walked,
+)
 from benchmarks.provenance import save
 from benchmarks.record import RESULTS
 
@@ -31,8 +38,9 @@ _ELEMENT = 2
 
 def copied(sets: Sequence[Inputs], rounds: int = ROUNDS) -> list[float]:
     """Microseconds of one copy from the first to the second tensor of a set, in every round."""
-    graph = captured_graph(_copy, sets)
-    return [round(replayed(graph, len(sets)), 4) for _ in range(rounds + WARM_UP)][WARM_UP:]
+    every = walked(sets)
+    graph = captured_graph(_copy, every)
+    return [round(replayed(graph, len(every)), 4) for _ in range(rounds + WARM_UP)][WARM_UP:]
 
 
 def _copy(pair: Inputs) -> torch.Tensor:

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from nostall.fusion.codegen.templates import TRITON_DTYPES, Value, computed, converted, tensor
+from nostall.fusion.codegen.templates import (
+    TRITON_DTYPES,
+    Value,
+    computed,
+    constant,
+    converted,
+    tensor,
+)
 from nostall.fusion.graph import Graph, Node
 
 _RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
@@ -63,11 +70,11 @@ def _takes(graph: Graph, reader: Node, kept: Container[int], within: tuple[float
     if reader.op == "cast" and reader.dtype in _RANGES:
         lowest, highest = _RANGES[reader.dtype]
         return lowest <= least and most <= highest
-    bounds = [graph[i]["value"] for i in reader.inputs if graph[i].op == "constant"]
+    bounds = [constant(graph[i]).number for i in reader.inputs if graph[i].op == "constant"]
     if reader.op not in _CLAMPS or computed(reader.dtype) != "float32" or len(bounds) != 1:
         return False
-    (bound,), clamped = bounds, _CLAMPS[reader.op]
-    if not float(bound).is_integer():
+    bound, clamped = float(bounds[0] or 0.0), _CLAMPS[reader.op]
+    if not bound.is_integer():
         return False
     within = clamped(least, bound), clamped(most, bound)
     return _end_in_casts(graph, reader.index, kept, within)
