@@ -18,7 +18,7 @@ from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.randomness import SEEDS, seeded, seeds
 from nostall.fusion.capture.slicing import sliced_first
 from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.plan import KernelPlan, early, plans
 from nostall.fusion.codegen.racing import Racer
 from nostall.fusion.codegen.region import StitchedGraph, cover, stitch
 from nostall.fusion.codegen.schedule import Schedule
@@ -127,7 +127,9 @@ def as_told(told: Sequence[str]) -> list[str]:
 
 def _next(left: list[str], of: Schedule) -> KernelPlan:
     """The plan that is next in ``left``, from its end, where the schedule has it."""
-    for plan in plans(of).legal:
+    legal = plans(of).legal
+    twins = [twin for plan in legal if (twin := early(of, plan)) is not None]
+    for plan in (*legal, *twins):
         if left and str(plan) == left[-1]:
             left.pop()
             return plan

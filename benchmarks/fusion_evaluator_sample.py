@@ -1,9 +1,9 @@
 """Which schedules of which kernels are compared with the model, and what it says of them.
 
-A kernel's sample holds the plans that race (:func:`nostall.fusion.codegen.race.candidates`) and
-plans from all over the modelled range: the rest, in the model's order, is cut into equally long
-pieces, and one plan of each is drawn.  The seed and the kernel's own text decide
-which, so the same plans are drawn in every run.
+A kernel's sample holds the plans that race (:func:`nostall.fusion.codegen.race.candidates`; those
+that read early what rows share are none of the model's) and plans from all over the modelled range:
+the rest, in the model's order, is cut into equally long pieces, and one plan of each is drawn.  The
+seed and the kernel's own text decide which, so the same plans are drawn in every run.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Work:
     packed: list[Group]
 
     def programs(self) -> list[Program]:
-        """All that will be compiled: the samples, and what races in the other partitions."""
+        """All that will be compiled: the samples, and what races in all partitions."""
         found = [program for kernel in self.kernels for program in kernel.programs()]
         groups = {group for partition in self.partitions.values() for group in partition}
-        for group in sorted(groups - {kernel.operators for kernel in self.kernels}):
+        for group in sorted(groups):
             of = schedule_of(self.graph, group)
             if of is not None:
                 found += [emit(of, plan) for plan in candidates(of, CANDIDATES)]
@@ -101,7 +101,7 @@ def schedule_of(graph: Graph, group: Group) -> Schedule | None:
 def sample(of: Schedule, most: int, seed: int) -> tuple[KernelPlan, ...]:
     """At most ``most`` legal plans, or those that race where these are more."""
     ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))
-    kept = set(candidates(of, CANDIDATES))
+    kept = set(candidates(of, CANDIDATES)).intersection(ranked)
     rest = [plan for plan in ranked if plan not in kept]
     room = min(len(rest), max(0, most - len(kept)))
     draw = random.Random(f"{seed} {emit(of, ranked[0]).key}")

@@ -30,7 +30,7 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.kernel import load
-from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.plan import KernelPlan, early, plans
 from nostall.fusion.codegen.region import StitchedGraph, scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.graph import Graph
@@ -46,7 +46,8 @@ def different(of: Schedule) -> list[KernelPlan]:
     for plan in sorted(plans(of).legal, key=lambda plan: programs(of, plan)):
         ahead = plan.ahead and plan.scheme != "shared"
         kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.parts > 1, ahead), plan)
-    return list(kinds.values())
+    twins = [twin for plan in kinds.values() if (twin := early(of, plan)) is not None]
+    return [*kinds.values(), *twins[:1]]
 
 
 def programs(of: Schedule, plan: KernelPlan) -> float:

@@ -16,6 +16,7 @@ from tests.unit.fusion.patterns import (
     attention_backward,
     layer_norm,
     norm_backward,
+    softmax_outer,
 )
 
 from nostall.fusion import BadFusion, Builder
@@ -27,6 +28,7 @@ from nostall.fusion.codegen.plan import (
     MOST_IDLE,
     KernelPlan,
     cut,
+    early,
     even,
     first_refusal,
     idle_share,
@@ -274,6 +276,31 @@ def test_a_plan_that_was_refused_is_not_emitted() -> None:
 
 
 # -- source ----------------------------------------------------------------------------------------
+
+
+def test_what_all_rows_share_may_be_read_with_the_row() -> None:
+    of = scheduled(layer_norm((64, 128), "float16"))
+    plan = KernelPlan("block", 1, (128,), 4)
+    twin = early(of, plan)
+    assert twin is not None and str(twin) == "block 1x128, 4 warps, early"
+    lines = emit(of, twin).source.splitlines()
+    at = [number for number, line in enumerate(lines) if "tl.load(" in line]
+    assert lines[at[0]].lstrip().startswith("x0 = ") and len(at) == 3
+    assert at[-1] < next(number for number, line in enumerate(lines) if "tl.sum(" in line)
+    late = emit(of, plan).source
+    assert late.rfind("tl.load(") > late.rfind("tl.sum(")
+
+
+@pytest.mark.parametrize("scheme", ["looped", "shared", "split"])
+def test_rows_that_are_not_in_registers_have_nothing_early(scheme: str) -> None:
+    of = scheduled(layer_norm((64, 1024), "float16"))
+    assert early(of, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
+
+
+def test_a_softmax_has_nothing_that_could_be_early() -> None:
+    of = scheduled(softmax_outer((2, 24, 32), "float32"))
+    assert early(of, KernelPlan("warp", 8, (32,), 1)) is None
+    assert early(of, KernelPlan("block", 1, (32,), 1)) is None
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:

@@ -16,7 +16,7 @@ import torch
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen import choice, race, racing
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds, rank
-from nostall.fusion.codegen.plan import KernelPlan, Plans, Refused, plans
+from nostall.fusion.codegen.plan import KernelPlan, Plans, Refused, early, plans
 from nostall.fusion.codegen.race import HOPELESS, candidates, fastest, favourites
 from nostall.fusion.codegen.racing import CANDIDATES, Racer, RaceRecord
 from nostall.fusion.codegen.region import scheduled, stitch
@@ -78,8 +78,25 @@ def test_the_candidates_are_the_models_favourites(name: str) -> None:
     most = HOPELESS * modelled_seconds(kernel, ranked[0])
     ranked = [plan for plan in ranked if modelled_seconds(kernel, plan) <= most]
     assert {plan.scheme for plan in found} == {plan.scheme for plan in ranked}
-    assert set(ranked[:4]) <= set(found) <= set(ranked)
+    assert set(ranked[:4]) <= {plan for plan in found if not plan.early} <= set(ranked)
     assert len(candidates(kernel, 1)) == len({plan.scheme for plan in found})
+
+
+def test_the_first_ones_race_with_what_rows_share_read_early_too() -> None:
+    some = of("layer norm")
+    every = candidates(some, 8)
+    twins = [plan for plan in every if plan.early]
+    assert (
+        twins
+        == [
+            early(some, plan)
+            for plan in every
+            if plan.scheme in ("warp", "block") and not plan.early
+        ][:3]
+    )
+    assert every[-3:] == tuple(twins)
+    assert len([plan for plan in candidates(some, 4) if plan.early]) == 1
+    assert not [plan for plan in candidates(some, 2) if plan.early]
 
 
 def test_a_kernel_without_plans_has_no_race(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,5 +71,7 @@ def _held(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     chunks = whole_row(of, plan, lines)
     tile = Tile(of, of.columns, rows, chunks, lines)
     tile.load_ahead(of.body)
+    if plan.early:
+        tile.load_ahead(of.body, by_row=False)
     tile.write(of.body)
     return Extent(of.row_count, plan.rows)

@@ -102,7 +102,8 @@ class KernelPlan:
     ``demoted``: for ``shared`` how much less than everything is kept
     (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: what it reads is copied to shared
     memory before it is needed, in loops (of all schemes but ``shared``) some turns before.
-    ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.
+    ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.  ``early``: what
+    all rows share is read with the row, not where it is needed (:func:`early`).
     """
 
     scheme: Scheme
@@ -113,6 +114,7 @@ class KernelPlan:
     demoted: int = 0
     ahead: bool = False
     peeled: bool = False
+    early: bool = False
 
     @property
     def elements_per_thread(self) -> float:
@@ -131,7 +133,7 @@ class KernelPlan:
         demoted = f", {self.demoted} demoted" if self.demoted else ""
         ahead = ", copied ahead" if self.ahead else ""
         peeled = ", peeled" if self.peeled else ""
-        told = f"{parts}{demoted}{ahead}{peeled}"
+        told = f"{parts}{demoted}{ahead}{peeled}{', early' if self.early else ''}"
         return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{told}"
 
 
@@ -171,6 +173,17 @@ def plans(of: Schedule) -> Plans:
         else:
             others.append(Refused(plan, reason))
     return Plans(tuple(legal), tuple(others))
+
+
+def early(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
+    """The plan with what all rows share read early, so that no warp waits for it behind a
+    reduction; None where that is no plan.
+
+    It takes registers, and the schedule model does not know what it gains: the legal ones of
+    :func:`plans` are without.
+    """
+    found = replace(plan, early=True)
+    return found if refusal(of, found) is None else None
 
 
 def first_refusal(of: Schedule) -> str | None:
@@ -309,6 +322,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
     if plan.peeled and (plan.rows > 1 or not peeled(of)):
         return "peeled are single rows, one for each program, that begin at odd places"
+    if plan.early and not (plan.scheme in ("warp", "block") and of.shared_late):
+        return "nothing that all rows share is read behind a reduction of rows in registers"
     if plan.scheme == "shared":
         told = plan.demoted, plan.chunks[0], plan.ahead, plan.peeled
         if reason := unfit(of, *told):

@@ -6,18 +6,27 @@ from collections.abc import Mapping, Sequence
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.plan import KernelPlan, plans
+from nostall.fusion.codegen.plan import KernelPlan, early, plans
 from nostall.fusion.codegen.schedule import Schedule
 
 HOPELESS = 3.0
 """Plans that would take this many times as long as the first choice, *modelled*, do not run."""
 
 
+EARLY = 3 / 8
+"""Of ``most`` plans so many race a second time, with what all rows share read early."""
+
+
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
-    """The :func:`favourites` of the model, its first choice first.  Raises :class:`BadInput` where
-    no plan is legal."""
+    """The :func:`favourites` of the model, its first choice first, and the first ones again where
+    they can be :func:`~nostall.fusion.codegen.plan.early`.  Raises :class:`BadInput` where no plan
+    is legal."""
     times = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
-    return favourites(times, most) if times else (first_choice(of),)
+    if not times:
+        return (first_choice(of),)
+    found = favourites(times, most)
+    twins = [twin for plan in found if (twin := early(of, plan)) is not None]
+    return (*found, *twins[: int(EARLY * most)])
 
 
 def favourites(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:

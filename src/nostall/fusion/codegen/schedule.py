@@ -97,6 +97,22 @@ class Schedule:
             found[index] = max(above, default=0) + waits
         return found
 
+    @cached_property
+    def shared_late(self) -> frozenset[Operand]:
+        """What all rows read alike, column by column, where a reduction is over: a norm's weights,
+        say."""
+        rows, columns = set(self.rows), set(self.columns)
+        late = (index for index in self.body if self.level[index])
+        read = {operand for index in late for operand in self.mapping.operands[index]}
+        outside = {one for one in read if self.mapping.is_outside(one)}
+        return frozenset(
+            one
+            for one in outside
+            if self.mapping.graph[one.source].op != "iota"
+            and used(one.places) & columns
+            and not used(one.places) & rows
+        )
+
     def is_wide(self, index: int) -> bool:
         """Whether an operator has one value for each column, or one for all of them."""
         return bool(self.mapping.loops[index] & set(self.columns))
