@@ -263,16 +263,22 @@ def _chains() -> list[Chain]:
         *[_rows(8192, 3072)] * 2, _rows(8192, 1024))  # fmt: skip
     add("attention pooling 2048x200x128", pooled_attention,
         _rows(2048, 200), _rows(2048, 200, BOOL), ((2048, 200, 128), HALF))  # fmt: skip
-    heads = ((64, 12, 48, 64), HALF)
-    add("short attention 64x12x48x64", short_attention,
-        heads, heads, heads, ((64, 1, 1, 48), BOOL))  # fmt: skip
-    add("short attention backward 64x12x48x64", short_attention_backward,
-        ((64, 12, 48, 48), HALF), heads, heads, heads, heads)  # fmt: skip
-    add("attention by a query 4096x100x64", query_attention,
-        ((4096, 100, 64), HALF), _rows(4096, 64))  # fmt: skip
-    add("softmax over channels 32x150x64x64", channel_softmax, ((32, 150, 64, 64), HALF))
-    add("group norm + silu 32x512x32x32", group_norm_silu,
-        ((32, 512, 32, 32), HALF), _vector(512), _vector(512))  # fmt: skip
+    for batch in (64, 512):
+        heads = ((batch, 12, 48, 64), HALF)
+        add(f"short attention {batch}x12x48x64", short_attention,
+            heads, heads, heads, ((batch, 1, 1, 48), BOOL))  # fmt: skip
+    for batch in (64, 256):
+        heads = ((batch, 12, 48, 64), HALF)
+        add(f"short attention backward {batch}x12x48x64", short_attention_backward,
+            ((batch, 12, 48, 48), HALF), heads, heads, heads, heads)  # fmt: skip
+    for batch in (4096, 16384):
+        add(f"attention by a query {batch}x100x64", query_attention,
+            ((batch, 100, 64), HALF), _rows(batch, 64))  # fmt: skip
+    for batch in (32, 128):
+        add(f"softmax over channels {batch}x150x64x64", channel_softmax,
+            ((batch, 150, 64, 64), HALF))  # fmt: skip
+        add(f"group norm + silu {batch}x512x32x32", group_norm_silu,
+            ((batch, 512, 32, 32), HALF), _vector(512), _vector(512))  # fmt: skip
     return found
 
 

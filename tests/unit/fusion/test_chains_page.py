@@ -23,7 +23,7 @@ OLD = ("eager", "compile", "max-autotune")
 
 
 def chain(
-    ratio: float, verdict: str = "faster", name: str = NAME, us: float = 2.0
+    ratio: float, verdict: str = "faster", name: str = NAME, us: float = 2.0, size: float = 100.0
 ) -> dict[str, Any]:
     """A result as the first version of the benchmark left them."""
     said = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01, "verdict": verdict}
@@ -32,8 +32,8 @@ def chain(
         "gpu": "G",
         "torch": "2",
         "date": "2026-01-01T00:00",
-        "bytes_least": 4.3e6,
-        "samples_us": {"stitched": [1.0, us, 9.0]},
+        "bytes_least": 4.3e6 * size,
+        "samples_us": {"stitched": [0.5 * size, us * size, 9.0 * size]},
         "compared": dict.fromkeys(OLD, said),
         "stitched": {"plans": ["thread 1"]},
     }
@@ -83,11 +83,15 @@ def test_goals_are_met_or_not() -> None:
     assert "| at least 16 chains measured | 16, 3 not yet | yes |" in text
     assert "| geometric mean over compile at least 1.25 | 1.20 | **no** |" in text
     assert "| geometric mean over max-autotune at least 1.10 | 1.20 | yes |" in text
-    assert "| single-pass chains at 85 % of the copy bandwidth | 0 of 16 | **no** |" in text
+    judged = "single-pass chains of at least 100 MB at 85 % of the copy bandwidth"
+    assert f"| {judged} | 0 of 16 | **no** |" in text
     assert "| no chain slower than another method | none | yes |" in text
     assert "liger |" in text and "geometric mean over liger" not in text
     text = page([newer(1.2), chain(1.2, name="norm backward 8192x4096")], 3)
-    assert "copy bandwidth | 1 of 1 | yes |" in text
+    assert f"{judged} | 1 of 1 | yes |" in text
+    text = page([newer(1.2), chain(1.2, size=20.0)], 3)
+    assert f"| {judged} | 1 of 1 | yes |" in text
+    assert "of any size at 85 % of the copy bandwidth | 1 of 2 | no goal |" in text
     assert "| geometric mean over liger | 1.20 | no goal |" in text
 
 
@@ -102,7 +106,7 @@ def test_rows_have_all_methods_and_say_how_far_it_is() -> None:
 
 
 def test_short_chains_stand_beside_a_copy_of_as_many_bytes() -> None:
-    copies = {NAME: {"bytes": 4.3e6, "samples_us": [1.5, 1.8, 2.0]}}
+    copies = {NAME: {"bytes": 4.3e8, "samples_us": [150.0, 180.0, 200.0]}}
     text = page([chain(1.2)], 0, copies=copies)
     assert "| 50 % < | 90 % | thread 1 |" in text
     assert "| single-pass chains at 85 % of a copy of as many bytes | 1 of 1 | no goal |" in text
@@ -112,8 +116,8 @@ def test_short_chains_stand_beside_a_copy_of_as_many_bytes() -> None:
 
 def test_bytes_are_counted_or_said_not_to_be() -> None:
     assert "was not counted yet" in one_line(page([chain(1.2)], 0, {NAME: {"failure": "x"}}))
-    one = {"kernels": 1, "read_bytes": 2e6, "written_bytes": 2.3e6}
-    two = {"kernels": 2, "read_bytes": 6e6, "written_bytes": 2.6e6}
+    one = {"kernels": 1, "read_bytes": 2e8, "written_bytes": 2.3e8}
+    two = {"kernels": 2, "read_bytes": 6e8, "written_bytes": 2.6e8}
     counted = {NAME: {"stitched": one, "compile": two, "max-autotune": two}}
     text = page([chain(1.2)], 0, counted)
-    assert f"| {NAME} | 4.3 | 4.3 (1.00 x), 1 kernel | 8.6 (2.00 x), 2 kernels |" in text
+    assert f"| {NAME} | 430.0 | 430.0 (1.00 x), 1 kernel | 860.0 (2.00 x), 2 kernels |" in text
