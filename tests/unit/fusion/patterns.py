@@ -130,6 +130,21 @@ def quantised(shape: Shape, dtype: str) -> Graph:
     return build.graph(as_int8(build, build("div", x, scale)), scale)
 
 
+def picked(shape: Shape, dtype: str) -> Graph:
+    """Cross-entropy of each row, and its gradient: the number at a row's label, and less 1 there."""
+    build = Builder()
+    x, label = build.input(shape, dtype), build.input((shape[0], 1), "int64")
+    is_label = build("eq", build("iota", shape=shape[-1:], dtype="int64", start=0, step=1), label)
+    highest = build("amax", x, dims=(1,), keepdim=True)
+    shifted = build("sub", x, highest)
+    total = build("log", build("sum", build("exp", shifted), dims=(1,), keepdim=True))
+    loss = build("sub", shifted, total)
+    mine = build("where", is_label, loss, build.constant(0.0))
+    share = build("sub", build("exp", loss), build("cast", is_label, dtype="float32"))
+    picked = build("sum", mine, dims=(1,), keepdim=False)
+    return build.graph(picked, build("cast", share, dtype=dtype))
+
+
 def as_int8(build: Builder, x: int) -> int:
     rounded = build("maximum", build("round", x), build.constant(-127.0))
     return build("cast", build("minimum", rounded, build.constant(127.0)), dtype="int8")
@@ -340,6 +355,7 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "mean loss": lambda: mean_loss((7, 70), "float16"),
     "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
     "normed gelu": lambda: normed_gelu((3, 160), "float16"),
+    "picked": lambda: picked((3, 700), "float16"),
     "quantised": lambda: quantised((5, 300), "float16"),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),

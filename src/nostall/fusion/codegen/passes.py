@@ -157,10 +157,10 @@ def _accumulate(tile: Tile, index: int, total: int | None) -> None:
     maximum it is, where both run together."""
     lines, (chunk,), how = tile.lines, tile.chunks, reduction(tile.graph[index])
     lines(f"# {tile.graph.told(index)}")
-    text, _ = tile.partial(index, how, chunk)
     if total is None:
-        lines(f"a{index} = {how.both(f'a{index}', text)}")
+        lines(f"a{index} = {tile.accumulated(index, how, chunk)}")
     else:
+        text, _ = tile.partial(index, how, chunk)
         lines(f"# {tile.graph.told(total)}")
         lines(f"a{index}, a{total} = _online(a{index}, a{total}, {text})")
 

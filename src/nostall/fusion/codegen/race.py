@@ -13,8 +13,9 @@ HOPELESS = 3.0
 """Plans that would take this many times as long as the first choice, *modelled*, do not run."""
 
 
-EARLY = 3 / 8
-"""Of ``most`` plans so many race a second time, with what all rows share read early."""
+FEW = 4
+"""In a race of more plans as many as there are more run a second time, with what all rows share
+read early."""
 
 
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
@@ -26,7 +27,7 @@ def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
         return (first_choice(of),)
     found = favourites(times, most)
     twins = [twin for plan in found if (twin := early(of, plan)) is not None]
-    return (*found, *twins[: int(EARLY * most)])
+    return (*found, *twins[: max(0, most - FEW)])
 
 
 def favourites(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:

@@ -174,15 +174,18 @@ class _Row:
     def _loops(self) -> list[tuple[str, str, Chunk]]:
         """The heads of loops, what chunk they are ``at`` where they do not count that, and lanes.
 
-        Of peeled rows all but the first chunk and what is behind as many columns as fill chunks are
+        Those that all columns fill have no masks.  Of peeled rows all but the first chunk and what is behind as many columns as fill chunks are
         whole, wherever the row begins.  The ends share a loop: were their places constants, their
         masks would stay in registers from the first pass to the last, a quarter of all.
         """
         chunks, chunk = self.arena.chunks, self.chunk
-        if not chunk.peeled:
-            return [(f"for at in range(0, {chunks}):", "", chunk)]
-        whole = replace(chunk, mask=None, peeled=replace(chunk.peeled, is_whole=True))
         rest = max(1, self.of.column_count // self.width)
+        if not chunk.peeled:
+            whole = replace(chunk, mask=None)
+            found = [(f"for at in range(0, {rest}):", "", whole)]
+            behind = (f"for at in range({rest}, {chunks}):", "", chunk)
+            return [*found, behind] if chunk.mask else found
+        whole = replace(chunk, mask=None, peeled=replace(chunk.peeled, is_whole=True))
         ends = f"for end in range(0, {chunks - rest + 1}):", f"at = (end + {rest}) % {chunks}"
         between = [(f"for at in range(1, {rest}):", "", whole)] if rest > 1 else []
         return [(*ends, chunk), *between]
@@ -197,8 +200,7 @@ class _Row:
         for index in part.reductions:
             how = reduction(tile.graph[index])
             lines(f"# {tile.graph.told(index)}")
-            text, _ = tile.partial(index, how, chunk)
-            lines(f"a{index} = {how.both(f'a{index}', text)}")
+            lines(f"a{index} = {tile.accumulated(index, how, chunk)}")
         for value in (*part.taken, *part.wide):
             if self._is_new(part, value) and value not in early:
                 self._store(tile, value)

@@ -17,6 +17,7 @@ from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
 from nostall.fusion.codegen.peeled import Peeled
+from nostall.fusion.codegen.picking import picked
 from nostall.fusion.codegen.plus_one import is_left_to_readers, left_to_readers, sum_with_one
 from nostall.fusion.codegen.rounding import rounded
 from nostall.fusion.codegen.schedule import Schedule
@@ -26,9 +27,11 @@ from nostall.fusion.codegen.templates import (
     Value,
     computed,
     constant,
+    converted,
     expression,
     reduction,
     stored,
+    tensor,
 )
 from nostall.fusion.graph import Node
 from nostall.fusion.operations import COMPARISONS
@@ -342,6 +345,20 @@ class Tile:
         if chunk.mask:
             text = f"tl.where({chunk.mask}, {text}, {how.neutral})"
         return text, entry.rows
+
+    def accumulated(self, index: int, how: Reduction, chunk: Chunk) -> str:
+        """The running value of a reduction with what ``chunk`` gives to it."""
+        found = picked(self.of, index) if chunk.mask is None else None
+        if found and all(self._is_here(operand, chunk) for operand in found):
+            chosen, value = (self.operand(operand, chunk).value for operand in found)
+            return f"tl.where({converted(chosen, 'bool')}, {tensor(value, how.dtype)}, a{index})"
+        return how.both(f"a{index}", self.partial(index, how, chunk)[0])
+
+    def _is_here(self, operand: Operand, chunk: Chunk) -> bool:
+        """Whether an operand can be written in this loop: what is computed may be so in another."""
+        inside = operand.source in self.mapping.places
+        suffix = chunk.suffix if inside and self.is_wide(operand.source) else ""
+        return not inside or (operand.source, suffix) in self.entries
 
     def keep_reduced(self, index: int, how: Reduction, text: str, rows: bool) -> None:
         """Name the result of a reduction."""
