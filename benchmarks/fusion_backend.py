@@ -7,6 +7,9 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
 - ``inductor``, ``nostall``: a program's start by torch.compile and by the backend, with empty
   caches and then with warm ones: seconds (of the clock and of all processors) of the first step and
   until the backend has chosen.
+- ``first``, only where it is asked for: ``--pairs`` pairs of first steps by the two, each in a
+  process with empty caches of its own; who goes first alternates, and one process before them,
+  which is not recorded, has read every file from the disk.
 - ``steady``: torch.compile (twice: the null), the backend, its stitched version whatever it costs
   (``always``), and eager, in turns: seconds per step in a loop, where the host may be what takes
   longest, and as replayed CUDA graphs of the whole step, where only the GPU counts.  Kernels that
@@ -39,9 +42,10 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.fusion_backend_models import models
-from benchmarks.fusion_backend_run import FIRST, SIDE_BY_SIDE, Setup
+from benchmarks.fusion_backend_run import FIRST, PAIRED, SIDE_BY_SIDE, UNRECORDED, Setup
 from benchmarks.gpus import spread, visible
 
+PARTS = (*FIRST, PAIRED, *SIDE_BY_SIDE)
 STATES = ("cold", "warm")
 THREADS = 16
 """With which Inductor compiles, of each GPU's share of a machine."""
@@ -51,8 +55,8 @@ EXPECTED = {
 }
 ELSE = {"inductor": 50, "nostall": 75, "steady": 50, "autotuned": 100, "graphs": 80}
 """Seconds by which parts are dealt out; nothing is measured against them."""
-
-
+FIRST_STEP = 40
+"""Seconds for a process of :data:`PAIRED`."""
 SLACK = 60.0
 INTERPRETED = 8.0
 """So many times as long it takes in Triton's interpreter."""
@@ -69,8 +73,13 @@ class Job:
     @property
     def expected(self) -> float:
         """Seconds."""
-        slower = 1.0 if self.setup.device == "cuda" else INTERPRETED
-        return slower * EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
+        if self.setup.part == PAIRED:
+            return self.slower * FIRST_STEP * (1 + 2 * self.setup.pairs)
+        return self.slower * EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
+
+    @property
+    def slower(self) -> float:
+        return 1.0 if self.setup.device == "cuda" else INTERPRETED
 
     @property
     def most(self) -> float:
@@ -80,6 +89,8 @@ class Job:
 
 def run(job: Job) -> str:
     """A line about what was found.  Raises :class:`Ended` where there is nothing."""
+    if job.setup.part == PAIRED:
+        return pairs(job)
     setup = replace(job.setup, seconds=job.most)
     if setup.part in SIDE_BY_SIDE:
         # What both starts have compiled is there for all.
@@ -95,6 +106,28 @@ def run(job: Job) -> str:
     for state in STATES:
         process(replace(setup, state=state), place, job.until)
     return line(json.loads(Path(setup.out).read_text()))
+
+
+def order(pairs: int) -> list[str]:
+    """Who starts, one after the other; each goes first as often as the other, where it can."""
+    methods = list(FIRST)
+    return [method for at in range(pairs) for method in (methods if at % 2 else methods[::-1])]
+
+
+def pairs(job: Job) -> str:
+    """First steps in turns; those that are there already are not taken again."""
+    out, setup = Path(job.setup.out), job.setup
+    known = len(json.loads(out.read_text())["runs"]) if out.exists() else 0
+    most = job.slower * FIRST_STEP
+    for method in [UNRECORDED, *order(setup.pairs)[known:]]:
+        if monotonic() + most > job.until:
+            break
+        place = Path(job.caches) / setup.part
+        shutil.rmtree(place, ignore_errors=True)
+        process(replace(setup, state=method, seconds=most + SLACK), place, job.until)
+    if not out.exists():
+        raise Ended("no time is left")
+    return line(json.loads(out.read_text()))
 
 
 class Ended(Exception):
@@ -136,6 +169,8 @@ def process(setup: Setup, caches: Path, until: float) -> None:
 
 def line(found: Mapping[str, Any]) -> str:
     """The result in a few words."""
+    if "runs" in found:
+        return ", ".join(f"{one['method']} {one['first_s']:.1f} s" for one in found["runs"])
     if "starts" in found:
         told = []
         for state, start in found["starts"].items():
@@ -156,10 +191,11 @@ def dealt(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
     that use what ``nostall`` compiled stay behind it, the modes behind everything else."""
     queues: list[list[Job]] = [[] for _ in range(gpus)]
     late = [job for job in jobs if job.setup.part in SIDE_BY_SIDE and job.setup.part != "steady"]
-    groups: dict[tuple[str, bool], list[Job]] = {}
+    groups: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
         if job not in late:
-            groups.setdefault((job.setup.model, job.setup.part == "inductor"), []).append(job)
+            alone = job.setup.part if job.setup.part in ("inductor", PAIRED) else ""
+            groups.setdefault((job.setup.model, alone), []).append(job)
 
     def length(group: Sequence[Job]) -> float:
         return sum(job.expected for job in group)
@@ -174,7 +210,7 @@ def dealt(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
 def wanted(options: argparse.Namespace, until: float) -> list[Job]:
     """Every part of every model that is not complete."""
     jobs = []
-    parts = options.parts.split(",") if options.parts else [*FIRST, *SIDE_BY_SIDE]
+    parts = options.parts.split(",") if options.parts else [p for p in PARTS if p != PAIRED]
     place = Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
     for model in models(options.small):
         if not any(part in model for part in options.models.split(",")):
@@ -192,6 +228,7 @@ def wanted(options: argparse.Namespace, until: float) -> list[Job]:
                 small=options.small,
                 seconds=options.each,
                 measured_s=options.measured,
+                pairs=options.pairs,
             )
             jobs.append(Job(setup, until, str(place / model)))
     return jobs
@@ -205,7 +242,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", default="", help="only those whose name has one of these parts")
-    parser.add_argument("--parts", default="", help="of inductor,nostall,steady,autotuned,graphs")
+    parser.add_argument("--parts", default="", help=f"of {','.join(PARTS)}")
+    parser.add_argument("--pairs", type=int, default=2, help="of first steps, in the part first")
     parser.add_argument("--limit", type=float, default=300, help="seconds for everything")
     parser.add_argument("--each", type=float, default=200, help="seconds for one process")
     parser.add_argument("--measured", type=float, default=4, help="seconds for each set of times")

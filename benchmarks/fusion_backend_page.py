@@ -16,7 +16,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.fusion_backend_models import models
-from benchmarks.fusion_backend_run import SIDE_BY_SIDE
+from benchmarks.fusion_backend_run import PAIRED, SIDE_BY_SIDE
 from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
 from nostall.core.run import write_atomically
@@ -62,6 +62,10 @@ def page(found: Mapping[str, Model]) -> str:
         _when(begun),
         _table(_START_COLUMNS, [_start(*m) for m in starts.items()]),
     ]
+    firsts = {name: ratios for name, m in found.items() if (ratios := _paired(m))}
+    if firsts:
+        parts += [_PAIRS, _when(found[name][PAIRED] for name in firsts)]
+        parts += [_table(_PAIR_COLUMNS, [_pairs(*one) for one in firsts.items()])]
     if modes:
         columns = ("model", *(f"mode {mode}" for mode in MODES.values()))
         parts += ["## Other modes\n", _table(columns, [_mode(*m) for m in modes.items()])]
@@ -102,6 +106,16 @@ _STARTS = (
     )
     + "\n"
 )
+_PAIRS = (
+    wrapped(
+        "First steps with empty caches once more, in processes that took turns: the ratio of every "
+        "pair's two, nostall's over Inductor's. Who goes first alternates; a process before them, "
+        "which is not recorded, has read every file from the disk. In the table above Inductor's "
+        "came second."
+    )
+    + "\n"
+)
+_PAIR_COLUMNS = ("model", "first step, nostall / Inductor", "least to most", "pairs")
 
 
 def _when(results: Iterable[Mapping[str, Any]]) -> str:
@@ -180,6 +194,19 @@ def _start(name: str, model: Model) -> list[str]:
     state = "" if ours["cold"]["chosen"] else " (not yet)"
     cells += [f"{chosen:.1f}{state}", f"{chosen / first['first_s']:.2f}x"]
     return [*cells, f"{ours['cold']['until_chosen_cpu_s']:.0f} ({first['first_cpu_s']:.0f})"]
+
+
+def _paired(model: Model) -> list[float]:
+    """Of every pair that is whole, nostall's first step over Inductor's."""
+    runs = model[PAIRED]["runs"] if PAIRED in model else []
+    pairs = zip(runs[::2], runs[1::2], strict=False)
+    taken = [{one["method"]: one["first_s"] for one in pair} for pair in pairs]
+    return [pair["nostall"] / pair["inductor"] for pair in taken]
+
+
+def _pairs(name: str, ratios: Sequence[float]) -> list[str]:
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return [name, f"{geometric_mean(ratios):.2f}x", spread, str(len(ratios))]
 
 
 def _mode(name: str, model: Model) -> list[str]:

@@ -69,11 +69,15 @@ SIDE_BY_SIDE = {
 """Parts in which methods are timed in turns; everything is compared with the first one."""
 FIRST = {"inductor": "compile", "nostall": "nostall"}
 """Parts that are about how a program starts, and by which method."""
+PAIRED = "first"
+"""The part that starts programs by both of these methods in turns, one process for each."""
+UNRECORDED = "unrecorded"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """``seconds``: that the process may take; ``measured_s``: for each set of times."""
+    """``seconds``: that the process may take; ``measured_s``: for each set of times; ``state``: of
+    the caches, or who is to start of a pair; ``pairs``: that there are in all."""
 
     model: str
     part: str
@@ -84,6 +88,7 @@ class Setup:
     small: bool = False
     seconds: float = 200.0
     measured_s: float = 4.0
+    pairs: int = 2
 
 
 class Program:
@@ -171,33 +176,55 @@ def own_code(module: nn.Module) -> Callable[..., Any]:
 # -- how a program starts --------------------------------------------------------------------------
 
 
-def first(model: Model, setup: Setup) -> dict[str, Any]:
-    """First step, steps until the choice, and what the backend says of itself.  Seconds of the
-    clock and of processors, from before anything of the compiler is imported."""
-    program = Program(model, METHODS[FIRST[setup.part]], setup)
+class Watch:
+    """Seconds of the clock and of all processors since it was made."""
+
+    def __init__(self) -> None:
+        self._began, self._spent = time.perf_counter(), processor_seconds()
+
+    def said(self, until: str) -> dict[str, Any]:
+        return {
+            f"{until}_s": time.perf_counter() - self._began,
+            f"{until}_cpu_s": processor_seconds() - self._spent,
+        }
+
+
+def started(model: Model, part: str, setup: Setup) -> tuple[Program, Watch, dict[str, Any]]:
+    """A program behind its first step, and what that took, from before anything of the compiler is
+    imported."""
+    program = Program(model, METHODS[FIRST[part]], setup)
     with torch.no_grad():
         # Contexts and libraries of the GPU are there.
         torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype)).mm(
             torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype))
         )
     synchronized(setup.device)
-    began, spent = time.perf_counter(), processor_seconds()
+    watch = Watch()
     program.compile()
     program.step()
     synchronized(setup.device)
-    found: dict[str, Any] = {
-        "first_s": time.perf_counter() - began,
-        "first_cpu_s": processor_seconds() - spent,
-    }
+    return program, watch, watch.said("first")
+
+
+def first(model: Model, setup: Setup) -> dict[str, Any]:
+    """First step, steps until the choice, and what the backend says of itself."""
+    program, watch, found = started(model, setup.part, setup)
     steps = program.until_chosen(MOST_SHARE * setup.seconds)
-    return found | {
+    return {
+        **found,
         "chosen": program.chosen,
-        "until_chosen_s": time.perf_counter() - began,
-        "until_chosen_cpu_s": processor_seconds() - spent,
+        **watch.said("until_chosen"),
         "steps": 1 + steps,
         "graphs": [told(report) for report in program.reports],
         "duels": duels() if program.reports else [],
     }
+
+
+def one_of_pairs(model: Model, setup: Setup, before: list[Any]) -> list[Any]:
+    """A first step and nothing else, behind those of ``before``."""
+    method = "nostall" if setup.state == UNRECORDED else setup.state
+    _, _, found = started(model, method, setup)
+    return before if setup.state == UNRECORDED else [*before, {"method": method, **found}]
 
 
 def duels() -> list[dict[str, Any]]:
@@ -310,7 +337,11 @@ def main() -> None:
     def keep(**found: Any) -> None:
         save(out, **about, **found)
 
-    if setup.part in FIRST:
+    if setup.part == PAIRED:
+        runs = json.loads(out.read_text())["runs"] if out.exists() else []
+        runs = one_of_pairs(model, setup, runs)
+        keep(runs=runs, complete=len(runs) == 2 * setup.pairs)
+    elif setup.part in FIRST:
         before = json.loads(out.read_text())["starts"] if setup.state == "warm" else {}
         starts = {**before, setup.state: first(model, setup)}
         keep(starts=starts, complete=setup.state == "warm")

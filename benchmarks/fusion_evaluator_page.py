@@ -24,6 +24,7 @@ from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
 from nostall.attach.compile.settings import RACED
 from nostall.core.run import write_atomically
+from nostall.fusion.codegen.race import HOPELESS
 from nostall.fusion.codegen.racing import CANDIDATES
 
 PAGE = RESULTS.parents[1] / "docs" / "fusion_evaluator.md"
@@ -157,8 +158,8 @@ def _races(told: Row) -> list[str]:
     """Races played back, by how many of the modelled best plans take part."""
     said = (
         "A race has the best plan of every scheme and so many of the best plans of all, *modelled* "
-        "(none that would take three times as long as the first choice). Played back from the "
-        "same samples: candidates that were not measured are left out (they may be faster than "
+        f"(none that would take {HOPELESS:g} times as long as the first choice). Played back from "
+        "the same samples: candidates that were not measured are left out (they may be faster than "
         "all that are known), the first choice is its own null, and what wins is not measured a "
         f"second time. *Raced* in the table above is the regret of {CANDIDATES}, which a `Racer` "
         f"takes; the torch.compile backend takes {RACED}. How many they are was chosen by this "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +18,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from nostall.attach.compile import background, steps, switch  # noqa: E402
 from nostall.attach.compile import judge as judging  # noqa: E402
-from nostall.attach.compile import steps, switch  # noqa: E402
-from nostall.attach.compile.background import Preparation  # noqa: E402
+from nostall.attach.compile.background import Preparation, Task  # noqa: E402
 from nostall.attach.compile.duel import NoneFaster  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
 from nostall.attach.compile.operator import note  # noqa: E402
@@ -141,7 +143,7 @@ def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -
     versions, preparation, go = Versions(), Preparation(), threading.Event()
     graph = made(versions, preparation=preparation)
     began = threading.Event()
-    preparation.add(lambda: began.set() or (go.wait(30) and None))
+    preparation.add(lambda: [lambda: began.set() or (go.wait(30) and None)])
     assert calls(graph, versions, 1) == ["plain"]
     assert not began.wait(0.05), "the first step is Inductor's alone"
     assert calls(graph, versions, 2) == ["plain"] * 2
@@ -153,17 +155,78 @@ def test_while_regions_are_stitched_in_the_background_inductors_version_runs() -
     assert graph.report.seconds["background"] > 0
 
 
-def test_a_failure_in_the_background_is_said_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+def done(preparation: Preparation) -> None:
+    preparation.start()
+    while not preparation.ready:
+        time.sleep(0.001)
+
+
+def test_a_failure_in_the_background_is_said_and_costs_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ran = []
+
     def fails() -> None:
         raise RuntimeError("no luck")
 
+    def finds() -> Iterator[Task]:
+        yield fails
+        yield lambda: ran.append("task")
+        raise RuntimeError("no idea")
+
     preparation = Preparation()
     with caplog.at_level(logging.WARNING, "nostall"):
-        preparation.add(fails)
-        preparation.start()
-        while not preparation.ready:
-            time.sleep(0.001)
-    assert [r.message for r in caplog.records if "no luck" in r.message]
+        preparation.add(finds)
+        preparation.add(lambda: [lambda: ran.append("work")])
+        done(preparation)
+    assert sorted(ran) == ["task", "work"]
+    said = [r.message for r in caplog.records]
+    assert [sum(what in one for one in said) for what in ("no luck", "no idea")] == [1, 1]
+
+
+def test_tasks_run_side_by_side_and_all_their_processor_time_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = 3
+    monkeypatch.setattr(background, "THREADS", count)
+    monkeypatch.setattr(background, "_slots", threading.Semaphore(count))
+    together = threading.Barrier(count)
+
+    def task() -> None:
+        together.wait(30)
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+
+    preparation = Preparation()
+    preparation.add(lambda: [task] * count)
+    done(preparation)
+    assert not together.broken
+    assert count * 0.05 <= preparation.cpu_seconds <= 1.5 * preparation.seconds * count
+
+
+ENDS = """
+import sys, threading, time
+from nostall.attach.compile import background
+begun = threading.Event()
+def task():
+    begun.set()
+    time.sleep(0.5)
+    print("ended", flush=True)
+preparation = background.Preparation()
+preparation.add(lambda: [task] * (background.THREADS + 50))
+preparation.start()
+begun.wait()
+"""
+
+
+def test_a_program_ends_behind_the_compilations_that_have_begun_and_begins_no_other() -> None:
+    """A thread that comes back from C++ when the interpreter is gone aborts the process."""
+    began = time.monotonic()
+    ran = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert 1 <= ran.stdout.count("ended") <= background.THREADS
+    assert time.monotonic() - began < 50 * 0.5
 
 
 def test_nothing_is_swapped_while_a_backward_pass_is_pending() -> None:

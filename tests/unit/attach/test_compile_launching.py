@@ -202,3 +202,19 @@ def test_what_lies_otherwise_is_copied_and_what_is_another_tensor_refused(
     assert addresses(binary.ran[0])[1] != turned.data_ptr()
     with pytest.raises(BadTensor, match=r"takes torch\.float32"):
         runner([x.double(), y])
+
+
+def test_what_triton_makes_for_a_first_launch_is_made_without_one(
+    launcher: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton 3.6 compiles C for every signature then; a launcher that cannot be made stops nothing
+    before the launch."""
+    made: list[tuple[Any, Any]] = []
+    binary.src, binary.metadata = "signature", "metadata"  # type: ignore[attr-defined]
+    driver = triton.runtime.driver.active
+    monkeypatch.setattr(driver, "launcher_cls", lambda *one: made.append(one), raising=False)
+    launcher.warm()
+    assert made == [("signature", "metadata")] * 2
+    monkeypatch.setattr(driver, "launcher_cls", lambda *one: 1 / 0)
+    launcher.warm()
+    assert binary.ran == []

@@ -17,12 +17,14 @@ pytest.importorskip("torch")
 
 from benchmarks import fusion_backend as benchmark
 from benchmarks import fusion_backend_page as backend_page
+from benchmarks import fusion_backend_run as process
 from benchmarks.fusion_backend_clock import in_turns, processor_seconds
 from benchmarks.fusion_backend_run import Setup
 
 
 def options(out: Path, **given: Any) -> argparse.Namespace:
     base = {"models": "", "parts": "", "device": "cuda", "dtype": "bfloat16", "small": False}
+    base |= {"pairs": 2}
     return argparse.Namespace(out=out, each=10.0, measured=1.0, **{**base, **given})
 
 
@@ -61,6 +63,86 @@ def test_a_process_that_fails_or_takes_too_long_costs_its_part(
         benchmark.process(setup, tmp_path, time.monotonic() + 1.2)
     with pytest.raises(benchmark.Ended, match="no time"):
         benchmark.process(setup, tmp_path, time.monotonic())
+
+
+def paired(out: Path, until: float = 1e9) -> benchmark.Job:
+    return benchmark.Job(Setup("dien-train", "first", str(out)), until, str(out.parent / "caches"))
+
+
+class Processes:
+    """In place of a benchmark's processes: who was started, with which caches."""
+
+    def __init__(self, fails_at: int = 99) -> None:
+        self.started: list[str] = []
+        self.fails_at = fails_at
+
+    def __call__(self, setup: Setup, caches: Path, until: float) -> None:
+        assert not caches.exists(), "everybody starts with empty caches"
+        caches.mkdir(parents=True)
+        self.started.append(setup.state)
+        if len(self.started) == self.fails_at:
+            raise benchmark.Ended("no luck")
+        out = Path(setup.out)
+        runs = json.loads(out.read_text())["runs"] if out.exists() else []
+        if setup.state != "unrecorded":
+            runs.append({"method": setup.state, "first_s": 10.0 + len(runs)})
+        out.write_text(json.dumps({"runs": runs}))
+
+
+def test_first_steps_are_taken_in_turns_and_an_interrupted_part_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "dien-train.first.json"
+    processes = Processes(fails_at=4)
+    monkeypatch.setattr(benchmark, "process", processes)
+    with pytest.raises(benchmark.Ended, match="no luck"):
+        benchmark.run(paired(out))
+    assert processes.started == ["unrecorded", "nostall", "inductor", "inductor"]
+    processes = Processes()
+    monkeypatch.setattr(benchmark, "process", processes)
+    told = benchmark.run(paired(out))
+    assert processes.started == ["unrecorded", "inductor", "nostall"]
+    assert told == "nostall 10.0 s, inductor 11.0 s, inductor 12.0 s, nostall 13.0 s"
+
+
+def test_no_first_step_begins_that_would_end_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes()
+    monkeypatch.setattr(benchmark, "process", processes)
+    late = time.monotonic() + benchmark.FIRST_STEP - 1
+    with pytest.raises(benchmark.Ended, match="no time"):
+        benchmark.run(paired(tmp_path / "x.json", late))
+    assert processes.started == []
+    jobs = benchmark.wanted(options(tmp_path, parts="first", models="bert"), 0.0)
+    assert [len(queue) for queue in benchmark.dealt(jobs, 2)] == [1, 1]
+
+
+def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
+    every = [("nostall", 11.0), ("inductor", 10.0), ("inductor", 10.0), ("nostall", 9.0)]
+    runs = [{"method": method, "first_s": seconds} for method, seconds in every]
+    assert backend_page._paired({}) == []
+    ratios = backend_page._paired({"first": {"runs": [*runs, runs[0]]}})
+    assert backend_page._pairs("model", ratios) == ["model", "0.99x", "0.90 to 1.10", "2"]
+    begun = {"date": "2026-01-02T03:04:05", "gpu": "G", "torch": "2", "dtype": "bfloat16"}
+    page = backend_page.page({"model": {"first": {**begun, "runs": runs}}})
+    assert "| model | 0.99x | 0.90 to 1.10 | 2 |" in page
+
+
+def test_a_process_of_a_pair_adds_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "x.json"
+    said = {"first_s": 1.5, "first_cpu_s": 2.5}
+    monkeypatch.setattr(process, "started", lambda model, method, setup: (None, None, dict(said)))
+    for state in ("unrecorded", "nostall", "inductor"):
+        setup = {"model": "dien-train", "part": "first", "out": str(out), "state": state}
+        setup |= {"device": "none", "small": True, "pairs": 1}
+        monkeypatch.setattr(sys, "argv", ["", json.dumps(setup)])
+        process.main()
+        found = json.loads(out.read_text())
+        assert found["complete"] == (state == "inductor")
+    assert found["runs"] == [{"method": m, **said} for m in ("nostall", "inductor")]
 
 
 def test_processor_time_of_children_counts_while_they_run_and_after() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
 
 from nostall.attach.compile import operator as kernels
-from nostall.attach.compile.background import Preparation
+from nostall.attach.compile.background import Preparation, Task
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.hosts import (
     Compiled,
@@ -93,7 +94,7 @@ class _Graph:
         self.patches, self.clock = patches, clock
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
         self.report = GraphReport()
-        self.preparation = Preparation()
+        self.preparation, self.warmed = Preparation(), set[str]()
         self.race = Race(race_clock, settings.race, settings.seconds, settings.extent)
         self.duels = Duels(race_clock, settings, dict(patches))
 
@@ -206,7 +207,7 @@ class _Graph:
         with as_traced(inputs):
             run = self.host.stitched(module, inputs, selection, done)
         for kernel in dict.fromkeys(done.kernels):
-            kernels.resolve(kernel).warm(device)
+            _warm(kernel, device)
         self.report.refused = done.refused
         self.report.kernels = len(done.kernels) or self.report.kernels
         self.report.left = len(selection.left)
@@ -216,10 +217,12 @@ class _Graph:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
         device = next(x.device for x in self.inputs if isinstance(x, torch.Tensor))
 
-        def work() -> None:
+        def work() -> Iterator[Task]:
             for graph in graphs:
                 for kernel in self.race.prepare(graph):
-                    kernels.resolve(kernel).warm(device)
+                    if kernel not in self.warmed:
+                        self.warmed.add(kernel)
+                        yield partial(_warm, kernel, device)
 
         try:
             graphs = regions_of(module)
@@ -251,6 +254,10 @@ class _Graph:
             "torch": torch.__version__,
             "mode": ", ".join(f"{k}={v}" for k, v in sorted(self.patches.items())) or "default",
         }
+
+
+def _warm(kernel: str, device: torch.device) -> None:
+    kernels.resolve(kernel).warm(device)
 
 
 def _look_away(module: GraphModule) -> None:

@@ -8,12 +8,14 @@ function has to give the first call's results again, bit by bit, before it takes
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.runtime import driver
 
 from nostall.attach.compile.records import KernelRecord, TensorRecord
 from nostall.attach.delivery import say_once
@@ -49,16 +51,18 @@ class Launcher:
         return self._first(inputs) if quick is None else quick(inputs)
 
     def warm(self) -> None:
-        """Compile without a launch, so that no step waits for it."""
+        """Compile without a launch, so that no step waits for it.  Nothing is loaded onto a GPU:
+        that could fall into somebody's capture."""
         dtypes = [dtype for _, _, dtype in (*self.inputs, *self._made)]
         for function, launch, order in self._each():
-            function.warmup(
+            binary = function.warmup(
                 *(dtypes[at] for at in order),
                 *launch.counts,
                 grid=launch.grid,
                 num_warps=launch.num_warps,
                 enable_fp_fusion=True,
             )
+            _warm_launch(binary)
 
     def _first(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """By Triton, which compiles where it has to."""
@@ -124,6 +128,14 @@ class Launcher:
         exec("\n    ".join(lines), scope)
         found: Call = scope["call"]
         return found
+
+
+def _warm_launch(binary: Any) -> None:
+    """Triton 3.6 hands arguments over by C that it writes for each signature, and has compiled at
+    the first launch; what it has compiled it keeps on disk."""
+    # How that is done is Triton's affair; a launch says what is wrong with it.
+    with contextlib.suppress(Exception):
+        driver.active.launcher_cls(binary.src, binary.metadata)
 
 
 def _gives(quick: Call, inputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

@@ -33,6 +33,15 @@ LEAST_S = 8e-6
 compiling a kernel's plans takes as long for those as for any other."""
 
 
+@dataclass(frozen=True)
+class Racing:
+    """The kernels of a region whose plans race, by their operators: the modelled first choice comes
+    first."""
+
+    graph: Graph
+    kernels: dict[tuple[int, ...], tuple[Schedule, tuple[KernelPlan, ...]]]
+
+
 @dataclass
 class Race:
     """As :class:`Racer`, for each kernel that is put in, within about ``seconds`` in all.  Without
@@ -42,24 +51,29 @@ class Race:
     most: int
     seconds: float
     extent: Extent
-    regions: list[Graph] = field(default_factory=list)
+    regions: list[Racing] = field(default_factory=list)
 
     def prepare(self, graph: Graph) -> Iterator[str]:
         """The kernels of a region that will be put in or race for it, by name: to be compiled."""
         kept = Kept()
-        record = stitched_region(graph, kept)
-        for step in self._wanted(record):
+        wanted = self._wanted(stitched_region(graph, kept))
+        for step in wanted:
             yield step.kernel
         if self.clock is None or not self.most:
             return
-        self.regions.append(graph)
-        for step in self._wanted(record):
+        racing = Racing(graph, {})
+        for step in wanted:
             try:
                 of = scheduled(graph, step.operators)
+                every = candidates(of, self.most)
             except BadInput:
                 continue  # a pack, whose parts have no common loops
-            for plan in candidates(of, self.most) if is_worth_it(of) else ():
-                yield kept.put(emit(of, plan))
+            if modelled_seconds(of, every[0]) >= LEAST_S:
+                racing.kernels[of.mapping.operators] = of, every
+                for plan in every:
+                    yield kept.put(emit(of, plan))
+        if racing.kernels:
+            self.regions.append(racing)
 
     def run(self, device: torch.device) -> None:
         """Measure what has not been measured yet, and keep regions with the faster plans.  What
@@ -72,18 +86,11 @@ class Race:
             say_once(f"plans were not raced: {type(error).__name__}: {error}")
 
     def _run(self, device: torch.device, clock: Clock, kept: Kept) -> None:
-        count = sum(len(self._wanted(stitched_region(graph, kept))) for graph in self.regions)
-        each = min(SECONDS, self.seconds / max(1, count))
-        racer = Racer(clock, self.most, each, kept.folder)
-
-        def choice(of: Schedule) -> KernelPlan:
-            reduces = any(of.mapping.reduced.get(i) for i in of.mapping.operators)
-            put_in = reduces or self.extent == "all"
-            return racer(of) if put_in and is_worth_it(of) else first_choice(of)
-
+        count = sum(len(racing.kernels) for racing in self.regions)
+        racer = Racer(clock, self.most, min(SECONDS, self.seconds / count), kept.folder)
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            for graph in self.regions:
-                raced_region(graph, kept, choice)
+            for racing in self.regions:
+                _put(racing, racer, kept)
         for failure in {record.failure for record in racer.told if record.failure}:
             say_once(f"a kernel keeps its modelled plan: {failure}")
 
@@ -91,6 +98,14 @@ class Race:
         return [step for step in record.steps if self.extent == "all" or step.reduces]
 
 
-def is_worth_it(of: Schedule) -> bool:
-    """Whether a kernel takes long enough, *modelled*, for its plans to be compiled and raced."""
-    return modelled_seconds(of, first_choice(of)) >= LEAST_S
+def _put(racing: Racing, racer: Racer, kept: Kept) -> None:
+    """Race, and keep the region anew where another plan than the first choice has won: the program
+    waits for it."""
+    won = {at: racer.between(of, every) for at, (of, every) in racing.kernels.items()}
+    if all(won[at] == every[0] for at, (_, every) in racing.kernels.items()):
+        return
+
+    def choice(of: Schedule) -> KernelPlan:
+        return won.get(of.mapping.operators) or first_choice(of)
+
+    raced_region(racing.graph, kept, choice)

@@ -9,7 +9,7 @@ from nostall.fusion.codegen.choice import first_choice, modelled_seconds
 from nostall.fusion.codegen.plan import KernelPlan, early, plans
 from nostall.fusion.codegen.schedule import Schedule
 
-HOPELESS = 3.0
+HOPELESS = 1.5
 """Plans that would take this many times as long as the first choice, *modelled*, do not run."""
 
 

@@ -69,7 +69,10 @@ class Racer:
 
     def __call__(self, of: Schedule) -> KernelPlan:
         """The plan that runs.  Whatever fails leaves the modelled first choice."""
-        every = candidates(of, self.most)
+        return self.between(of, candidates(of, self.most))
+
+    def between(self, of: Schedule, every: Sequence[KernelPlan]) -> KernelPlan:
+        """The same, where the candidates are known."""
         if len(every) == 1:
             return every[0]
         programs = [emit(of, plan) for plan in every]
