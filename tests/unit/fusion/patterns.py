@@ -131,7 +131,7 @@ def quantised(shape: Shape, dtype: str) -> Graph:
 
 
 def picked(shape: Shape, dtype: str) -> Graph:
-    """Cross-entropy of each row, and its gradient: the number at a row's label, and less 1 there."""
+    """Cross-entropy of each row and its gradient: what stands at the row's label, and 1 less."""
     build = Builder()
     x, label = build.input(shape, dtype), build.input((shape[0], 1), "int64")
     is_label = build("eq", build("iota", shape=shape[-1:], dtype="int64", start=0, step=1), label)

@@ -26,9 +26,8 @@ Work = Callable[[], Iterable[Task]]
 """Finds, one after the other, what can be done by any thread at any time."""
 
 MOST_THREADS = 4
-"""Triton holds Python's lock in a part of each compilation: two threads on two processors were 1.6
-times as fast as one (42 kernels for sm_90: 9.0 s instead of 14.5 with Triton 3.9, 6.9 instead of
-11.4 with 3.6), for a tenth more processor time at most.  Many would hold up the program, too."""
+"""Triton holds Python's lock in a part of each compilation, so that more would gain little, and
+hold up the program, too."""
 THREADS = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) - 2))
 """Two processors are the program's: its own thread and that of its backward passes."""
 PATIENCE = 10.0

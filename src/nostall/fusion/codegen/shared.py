@@ -174,9 +174,10 @@ class _Row:
     def _loops(self) -> list[tuple[str, str, Chunk]]:
         """The heads of loops, what chunk they are ``at`` where they do not count that, and lanes.
 
-        Those that all columns fill have no masks.  Of peeled rows all but the first chunk and what is behind as many columns as fill chunks are
-        whole, wherever the row begins.  The ends share a loop: were their places constants, their
-        masks would stay in registers from the first pass to the last, a quarter of all.
+        Those that all columns fill have no masks.  Of peeled rows these are all but the first and
+        what is behind as many columns as fill chunks, wherever the row begins; the ends share a
+        loop: were their places constants, their masks would stay in registers from the first pass
+        to the last, a quarter of all.
         """
         chunks, chunk = self.arena.chunks, self.chunk
         rest = max(1, self.of.column_count // self.width)
