@@ -56,7 +56,7 @@ _TABLE = [
     *_rows("heavy", 1, "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal"),
     *_rows("heavy", 1, "tanh sigmoid sin cos erf"),
     # Uniform in [0, 1) from one int64 seed by Philox 4x32-10, which counts elements in row-major
-    # order.  `words` 4: each counter gives four numbers; 1: one, as Inductor has it.
+    # order.  `words` 8 or 4: so many numbers of each counter, of 16 or 32 bits; 1: Inductor's.
     Operation("random", "heavy", 1, ("words",)),
     # `remainder` has the sign of the divisor, `fmod` that of the dividend.
     *_rows("heavy", 2, "div pow remainder fmod"),

@@ -65,11 +65,16 @@ def _cast(node: Node, value: Array) -> Array:
 
 
 def _random(node: Node, seed: Array) -> Array:
-    """Of the counters (0, 0, 0, 0), (1, 0, 0, 0), ... the first word each, or all four."""
+    """Of the counters (0, 0, 0, 0), (1, 0, 0, 0), ... the first word each, all four, or the
+    halves of all four, the low one first."""
     if node["words"] == 1:
         word = _philox(int(seed[0]), node.elements)[0].astype(np.int64)
         folded = np.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word).astype(np.float32)
         found = folded * np.float32(4.6566127342e-10)
+    elif node["words"] == 8:
+        words = np.stack(_philox(int(seed[0]), math.ceil(node.elements / 8)), axis=-1)
+        halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
+        found = ((halves.reshape(-1)[: node.elements] + 0.5) / 65536).astype(np.float32)
     else:
         words = np.stack(_philox(int(seed[0]), math.ceil(node.elements / 4)), axis=-1)
         words = words.reshape(-1)[: node.elements]

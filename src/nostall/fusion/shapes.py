@@ -43,7 +43,7 @@ def result_shape(
     if op == "iota":
         return wanted if len(wanted) == 1 else None
     if op == "random":
-        known = attributes.get("words") in (1, 4)
+        known = attributes.get("words") in (1, 4, 8)
         return wanted if known and operands[0] == (1,) and wanted else None
     if kind in ELEMENTWISE:
         return broadcast(operands)

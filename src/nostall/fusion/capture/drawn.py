@@ -32,8 +32,11 @@ def drawn(call: Call) -> Value:
 
 
 def uniform(call: Call) -> Value:
-    """Four numbers for each counter."""
-    return call.finish("random", call.tensor(0), words=4)
+    """So many numbers of each counter as the call says."""
+    words = call.argument(3, "words")
+    if words not in (4, 8):
+        raise Unfit("random numbers")
+    return call.finish("random", call.tensor(0), words=words)
 
 
 def compared(op: str) -> Rule:

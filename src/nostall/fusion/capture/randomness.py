@@ -4,6 +4,11 @@ As Inductor does it: one call draws the seeds of a graph from PyTorch's generato
 ``torch.manual_seed`` repeats them and a CUDA graph draws new ones on every replay.  What they are
 used for is computed wherever it is needed, always the same.  Backward passes read the mask that the
 forward pass saved.
+
+Numbers have 32 bits, four to a counter of Philox.  Those that nothing reads but comparisons with a
+probability, as dropout's masks, have 16, eight to a counter, and are compared in fp32 whatever
+dtype the program has them in: the mask is by the number that is not rounded, with a probability
+that is a multiple of 2^-16.
 """
 
 from __future__ import annotations
@@ -21,6 +26,11 @@ from nostall.fusion.codegen.eager import uniform_numbers
 
 _aten = torch.ops.aten
 _MADE = ("float32", "float16", "bfloat16")
+_CASTS = (_aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+_COMPARISONS = tuple(getattr(_aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
+LEAST_OF_16_BITS = 2**-9
+"""A probability is off by 2^-17 at most where numbers have 16 bits: by 0.4 % of this one.  Masks with
+a lower one, or a higher one than 1 less this, are of numbers of 32 bits."""
 
 
 def seeds(count: int, device: torch.device) -> Tensor:
@@ -28,9 +38,10 @@ def seeds(count: int, device: torch.device) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
 
 
-def uniform(seed: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Numbers in [0, 1) for a seed of one element, as a fused kernel makes them."""
-    return uniform_numbers(seed, size, dtype, words=4)
+def uniform(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words: int) -> Tensor:
+    """Numbers in [0, 1) for a seed of one element, as a fused kernel makes them, ``words`` (4 or 8)
+    of each counter."""
+    return uniform_numbers(seed, size, dtype, words)
 
 
 torch.library.custom_op("nostall::seeds", seeds, mutates_args=())
@@ -64,8 +75,9 @@ def seeded(given: GraphModule) -> GraphModule:
     for place, node in enumerate(found):
         with module.graph.inserting_before(node):
             made = _from_seed(module, drawn, place, node)
-        node.replace_all_uses_with(made)
-        module.graph.erase_node(node)
+        for given in (*_casts(node), node) if made.args[-1] == 8 else (node,):
+            given.replace_all_uses_with(made)
+            module.graph.erase_node(given)
     module.recompile()
     return module
 
@@ -75,6 +87,33 @@ def _is_uniform(node: Node) -> bool:
         return False
     value = node.meta["val"]
     return value.dim() > 0 and value.is_contiguous() and dtype_name(value.dtype) in _MADE
+
+
+def _only_compared(node: Node) -> bool:
+    """Whether a tensor is read by nothing but comparisons with numbers for which 16 bits do."""
+    readers = [user for one in (node, *_casts(node)) for user in one.users]
+    others = [user for user in readers if user not in _casts(node)]
+    return bool(others) and all(
+        user.target in _COMPARISONS and _is_coarse(user.args[1]) for user in others
+    )
+
+
+def _casts(node: Node) -> list[Node]:
+    """The readers of a random tensor that make another float of it."""
+    return [user for user in node.users if user.target in _CASTS and _is_alike(user, node)]
+
+
+def _is_alike(cast: Node, node: Node) -> bool:
+    """Whether nothing but the dtype tells a cast from what it reads."""
+    one, other = cast.meta["val"], node.meta["val"]
+    there = one.device == other.device and one.is_contiguous()
+    return there and dtype_name(one.dtype) in _MADE
+
+
+def _is_coarse(number: object) -> bool:
+    if not isinstance(number, (int, float)):
+        return False
+    return LEAST_OF_16_BITS <= number <= 1 - LEAST_OF_16_BITS
 
 
 def _seed_like(value: Tensor, count: int) -> Tensor:
@@ -89,8 +128,11 @@ def _from_seed(module: GraphModule, drawn: Node, place: int, node: Node) -> Node
     sizes: Any = node.args[0]
     if isinstance(sizes, Node):
         sizes = [_size(module, sizes, axis) for axis in range(value.dim())]
-    made = module.graph.call_function(UNIFORM, (seed, sizes, value.dtype))
-    made.meta.update(node.meta)
+    words = 8 if _only_compared(node) else 4
+    if words == 8:
+        value = value.new_empty(value.shape, dtype=torch.float32)
+    made = module.graph.call_function(UNIFORM, (seed, sizes, value.dtype, words))
+    made.meta.update(node.meta, val=value)
     return made
 
 

@@ -59,8 +59,8 @@ def known(node: Node, device: torch.device) -> Tensor:
 
 
 def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words: int) -> Tensor:
-    """Numbers in [0, 1) for a seed of one element, as kernels make them: all four ``words`` of each
-    counter (:mod:`~nostall.fusion.codegen.drawing`) or, as ``tl.rand`` does, the first one."""
+    """Numbers in [0, 1) for a seed of one element, as kernels make them: four or eight of each
+    counter (:mod:`~nostall.fusion.codegen.drawing`) or, as ``tl.rand`` does, its first word."""
     size = tuple(size)
     if words == 1:
         (word, *_) = _philox(seed, math.prod(size))
@@ -69,7 +69,11 @@ def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words
     else:
         count = math.prod(size)
         word = torch.stack(_philox(seed, -(-count // words)), dim=1).reshape(-1)
-        found = word[:count].to(torch.float32) * 2.3283062977608182e-10
+        if words == 8:
+            halves = torch.stack((word & 0xFFFF, word >> 16), dim=1).reshape(-1)
+            found = (halves[:count].to(torch.float32) + 0.5) / 65536
+        else:
+            found = word[:count].to(torch.float32) * 2.3283062977608182e-10
     most = LARGEST_BELOW_ONE.get(str(dtype).removeprefix("torch."))
     found = found if most is None else found.clamp(max=most)
     return found.to(dtype).reshape(size)

@@ -79,9 +79,24 @@ def _rounded(x):  # to an int32, the nearest even one; NaN is 0
     )
 """,
     "_random": """@triton.jit
-def _random(seed, first, place):  # Philox 4x32-10: a word of counter first + place // 4
+def _random(seed, first, place):  # word place % 4 of counter first + place // 4, below 1
+    word = _word(seed, first.to(tl.uint32) + place.to(tl.uint32) // 4, place & 1, place & 2)
+    return word.to(tl.float32) * 2.3283062977608182e-10
+""",
+    "_half": """@triton.jit
+def _half(seed, first, place):  # half place % 8 of counter first + place // 8, above other bits
+    word = _word(seed, first.to(tl.uint32) + place.to(tl.uint32) // 8, place & 2, place & 4)
+    return tl.where(place & 1 == 0, word << 16, word)
+""",
+    "_of_half": """@triton.jit
+def _of_half(word):  # (h + 0.5) / 65536, h the upper half: of 2**23 + h, which is these bits
+    wide = (word >> 16 | 0x4B000000).to(tl.float32, bitcast=True)
+    return wide * 1.52587890625e-05 - 127.99999237060547
+""",
+    "_word": """@triton.jit
+def _word(seed, counter, odd, last):  # Philox 4x32-10: word 0, or 1 where odd; of the last two
     key0, key1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    a = first.to(tl.uint32) + place.to(tl.uint32) // 4
+    a = counter
     b, c, d = a * 0, a * 0, a * 0
     for _ in tl.static_range(10):
         left, right = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
@@ -89,9 +104,7 @@ def _random(seed, first, place):  # Philox 4x32-10: a word of counter first + pl
         c = (left >> 32).to(tl.uint32) ^ d ^ key1
         b, d = right.to(tl.uint32), left.to(tl.uint32)
         key0, key1 = key0 + 0x9E3779B9, key1 + 0xBB67AE85
-    odd = place & 1 == 1
-    word = tl.where(place & 2 == 0, tl.where(odd, b, a), tl.where(odd, d, c))
-    return word.to(tl.float32) * 2.3283062977608182e-10
+    return tl.where(last == 0, tl.where(odd == 0, a, b), tl.where(odd == 0, c, d))
 """,
 }
 """Functions that kernels may call, by name; only the ones that are called are written out.
@@ -100,7 +113,7 @@ Fits are ours: ``_erf`` (minimax of the relative error over |x| < 3.92, where er
 ``_tanh`` near 0 (the same over |x| < 0.45), ``_erf_plus_1`` (minimax of the error of the sum over
 |x| < 4.2, and beyond it R grows).  The errors said of the last two, and of ``_tanh_plus_1`` (5e-7),
 are those with an ``ex2.approx`` that is off by 2^-22 of the value and a ``rcp.approx`` by 2^-23.
-``_random`` is Philox of Salmon et al. (SC 2011): one multiplication gives both halves of a product.
+``_word`` is Philox of Salmon et al. (SC 2011): one multiplication gives both halves of a product.
 Neighbours of a thread share their rounds because the compiler sees that their places differ in the
 last bits only (by ``//``; with ``>>`` it misses some).  ``_online`` subtracts as
 :mod:`~nostall.fusion.codegen.centred` does, and takes its exp.

@@ -8,7 +8,7 @@ closer to the exact result than operator-by-operator execution, not bit-equal to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nostall.fusion.errors import BadFusion
@@ -36,12 +36,16 @@ LARGEST_FLOAT = 3.4028234663852886e38
 @dataclass(frozen=True)
 class Value:
     """A name in the kernel and its dtype there; for constants the ``number``.  ``plus_one``: what
-    1 + the value is, where that is no sum (:mod:`~nostall.fusion.codegen.plus_one`)."""
+    1 + the value is, where that is no sum (:mod:`~nostall.fusion.codegen.plus_one`).  ``half``: an
+    unsigned number of 32 bits whose upper half says what the value is, ``scaled``: a template for
+    its product with a number (:mod:`~nostall.fusion.codegen.masks`)."""
 
     text: str
     dtype: str
     number: Number | None = None
     plus_one: str = ""
+    half: str = ""
+    scaled: str = ""
 
 
 def computed(dtype: str) -> str:
@@ -204,15 +208,20 @@ def _text(node: Node, operands: Sequence[Value], dtype: str) -> str:
 
 LARGEST_BELOW_ONE = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}
 """Random numbers of narrow floats end here: rounding would make some of them 1."""
+_DRAWN: Mapping[object, str] = {1: "tl.rand{}", 4: "_random{}", 8: "_of_half(_half{})"}
 
 
 def _random(node: Node, operands: Sequence[Value]) -> str:
     """From the seed and what :mod:`~nostall.fusion.codegen.drawing` says of each element."""
-    seed, *counted = operands
-    function = "_random" if node["words"] == 4 else "tl.rand"
-    text = f"{function}({', '.join([tensor(seed, 'int64'), *(value.text for value in counted)])})"
+    text = _DRAWN[node["words"]].format(drawn("", operands))
     most = LARGEST_BELOW_ONE.get(node.dtype)
     return f"tl.minimum({text}, {most})" if most else text
+
+
+def drawn(function: str, operands: Sequence[Value]) -> str:
+    """A call for random numbers, with the seed and what says which they are."""
+    seed, *counted = operands
+    return f"{function}({', '.join([tensor(seed, 'int64'), *(one.text for one in counted)])})"
 
 
 def _closed(text: str) -> str:

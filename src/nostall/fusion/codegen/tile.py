@@ -6,7 +6,7 @@ need: (rows, 1) where a value has no columns, (1, columns) where it has no rows.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -16,6 +16,14 @@ from nostall.fusion.codegen.counters import from_steps, is_short, shortened
 from nostall.fusion.codegen.drawing import counted
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
+from nostall.fusion.codegen.masks import (
+    halves,
+    is_left_to_scale,
+    is_only_compared,
+    left_to_scale,
+    masked,
+    of_halves,
+)
 from nostall.fusion.codegen.peeled import Peeled
 from nostall.fusion.codegen.picking import picked
 from nostall.fusion.codegen.plus_one import is_left_to_readers, left_to_readers, sum_with_one
@@ -165,17 +173,26 @@ class Tile:
             values = [o.value for o in operands]
             softmax = template(self.graph, index)
             shorter = sum_with_one(node, values) or rounded(self.graph, index, values, self.kept)
-            value = shorter or expression(node, values, softmax)
-        if self._is_left_to_readers(index):
-            named = left_to_readers(node, [o.value for o in operands])
-        else:
+            value = shorter or masked(node, values) or expression(node, values, softmax)
+        named = self._left_to_readers(index, name, [o.value for o in operands])
+        if named is None:
             self.lines(f"{name} = {value.text}")
             named = Value(name, value.dtype)
         entry = Entry(named, any(o.rows for o in operands), any(o.columns for o in operands))
         self.entries[index, chunk.suffix if chunk else ""] = entry
 
-    def _is_left_to_readers(self, index: int) -> bool:
-        return index not in self.kept and is_left_to_readers(self.graph, index)
+    def _left_to_readers(self, index: int, name: str, values: Sequence[Value]) -> Value | None:
+        """What a value is for what reads it, where that makes something shorter of it."""
+        if index in self.kept:
+            return None
+        if is_left_to_readers(self.graph, index):
+            return left_to_readers(self.graph[index], values)
+        if is_left_to_scale(self.graph, index):
+            return left_to_scale(values)
+        if is_only_compared(self.graph, index):
+            self.lines(f"{name} = {halves(values)}")
+            return of_halves(name)
+        return None
 
     def operand(self, operand: Operand, chunk: Chunk | None) -> Entry:
         """The value of an operand, for the columns of ``chunk`` where it has any."""

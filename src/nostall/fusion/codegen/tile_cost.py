@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nostall.fusion.codegen.centred import SHARE, SHARED_OUT, template
-from nostall.fusion.codegen.drawing import WORDS
 from nostall.fusion.codegen.mapping import Operand, used
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.plus_one import is_left_to_readers
@@ -238,11 +237,11 @@ def _counters(of: Schedule, along_rows: bool, operators: Iterable[int], lies: Sp
 
 def _of_one_counter(of: Schedule, index: int, lies: Spread, along_rows: bool) -> int:
     """Neighbours of a thread whose random numbers come from one counter."""
-    if of.mapping.graph[index]["words"] == 1:
-        return 1
+    words = of.mapping.graph[index]["words"]
+    assert isinstance(words, int)
     fastest = (of.rows if along_rows else of.columns)[-1]
     row = [loop for place in of.mapping.places[index] for loop in place.loops]
-    return math.gcd(WORDS, lies.vector) if row and row[-1] == fastest else 1
+    return math.gcd(words, lies.vector) if row and row[-1] == fastest else 1
 
 
 def cost_of(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:

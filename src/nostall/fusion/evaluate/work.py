@@ -41,7 +41,7 @@ _INSTRUCTIONS = {
 }
 """Instructions for each element of a heavy operator in fp32, assumed from the code that libdevice
 and the special function unit need; light operators take 1."""
-_RANDOM: dict[object, float] = {1: 52.0, 4: 13.0}
+_RANDOM: dict[object, float] = {1: 52.0, 4: 13.0, 8: 6.0}
 """Of a random number by its ``words``, four to a counter or one: counted in code for sm_90."""
 _TENSOR_CORE_PRODUCTS = 32.0
 """Products for each lane of an m16n8k16 instruction (64), half of them for what moves operands,
