@@ -21,18 +21,28 @@ from nostall.fusion.shapes import Shape
 SEED = -1234567890123
 SIZES = (1, 6)
 """Of what varies."""
+DRAWN = 3
+"""Outputs of a case that are numbers or a mask."""
 
 
 class _Case:
-    """Numbers of both kinds, which are outputs, and what is computed from their sum."""
+    """Numbers of two kinds and a mask, which are outputs, and what is computed from their sum."""
 
-    def __init__(self, shape: Shape, dtype: str = "float32") -> None:
+    def __init__(
+        self, shape: Shape, dtype: str = "float32", kinds: tuple[int, int] = (4, 1)
+    ) -> None:
         self.build = Builder()
         seed = self.build.input((1,), "int64")
         self.drawn = [
-            self.build("random", seed, shape=shape, dtype=dtype, words=words) for words in (4, 1)
+            self.build("random", seed, shape=shape, dtype=dtype, words=words) for words in kinds
         ]
-        self.sum = self.build("add", *self.drawn)
+        one, two = self.drawn
+        # Nothing but a comparison reads these: no number is made of them.
+        halves = self.build("random", seed, shape=shape, dtype="float32", words=8)
+        mask = self.build("gt", halves, self.build.constant(0.3))
+        self.drawn.append(mask)
+        kept = self.build("mul", self.build("mul", mask, two), self.build.constant(1.25))
+        self.sum = self.build("add", one, kept)
 
     def beside(self, shape: Shape, value: int | None = None) -> int:
         """The numbers, or a view of them, and a tensor."""
@@ -47,8 +57,8 @@ class _Case:
         return self.build("div", value, total)
 
 
-def _flat(shape: Shape, dtype: str = "float32") -> Graph:
-    case = _Case(shape, dtype)
+def _flat(shape: Shape, dtype: str = "float32", kinds: tuple[int, int] = (4, 8)) -> Graph:
+    case = _Case(shape, dtype, kinds)
     return case.graph(case.beside(shape))
 
 
@@ -91,8 +101,8 @@ CASES: dict[str, Callable[[], Graph]] = {
     "flat, whole fours": lambda: _flat((2, 3, 64)),
     "flat, others": lambda: _flat((7, 90), "float16"),
     "flat, short rows": lambda: _flat((5, 3)),
-    "one axis": lambda: _flat((613,)),
-    "a column": lambda: _flat((40, 1)),
+    "one axis": lambda: _flat((613,), kinds=(4, 1)),
+    "a column": lambda: _flat((40, 1), kinds=(4, 1)),
     **{f"rows of {n}": lambda n=n: _rows((2, n), 1) for n in (91, 640, 1001)},
     **{f"an outer axis, {n} inside": lambda n=n: _rows((2, 10, n), 1) for n in (5, 8)},
     "rows and columns": lambda: _both((9, 42)),
@@ -153,7 +163,7 @@ def _unequal(graph: Graph, stitched: StitchedGraph, size: int | None, device: st
     given = [torch.tensor([SEED]), *(torch.ones(sized[i].shape) for i in graph.inputs[1:])]
     made = stitched(*(value.to(device) for value in given))
     wanted = interpret(sized, [value.numpy() for value in given])
-    for index, one, right in zip(graph.outputs[:2], made, wanted, strict=False):
+    for index, one, right in zip(graph.outputs[:DRAWN], made, wanted, strict=False):
         if not torch.equal(one.cpu(), torch.from_numpy(right).to(one.dtype)):
             share = np.mean(one.double().cpu().numpy() != right)
             yield f"{share:.0%} of {graph[index]} are others"

@@ -230,8 +230,17 @@ class _Drawing:
     def _random(self) -> int:
         seed = self.build.input((1,), "int64")
         dtype = self.draw(st.sampled_from(self.floats))
-        words = self.draw(st.sampled_from((4, 1)))
-        return self.build("random", seed, shape=self.frame, dtype=dtype, words=words)
+        words = self.draw(st.sampled_from((4, 8, 1)))
+        drawn = self.build("random", seed, shape=self.frame, dtype=dtype, words=words)
+        return self._dropped(seed) or drawn if words == 8 else drawn
+
+    def _dropped(self, seed: int) -> int | None:
+        """A value that numbers of 16 bits drop elements of: they are read by nothing else."""
+        drawn = self.build("random", seed, shape=self.frame, dtype="float32", words=8)
+        number = self.build.constant(self.draw(st.floats(-0.5, 1.5, width=32)))
+        mask = self.build(self.draw(st.sampled_from(("lt", "le", "gt", "ge"))), drawn, number)
+        kept = self.fitting("mul", mask, self.pick(floating=True))
+        return None if kept is None else self.build("mul", kept, self.build.constant(1.25))
 
     def _logic(self) -> int | None:
         one = self.build("isnan", self.pick(floating=True))

@@ -220,7 +220,7 @@ DAMAGES = {
     "nan is dropped": ("gated", r"PropagateNan\.ALL", "PropagateNan.NONE"),
     "a wrong stride": ("layer norm", r"r \* 100", "r * 99"),
     "padding counts": ("attention", r"tl\.where\(in_i\d, (x\d), 0\.0\)", r"(\1 + 1.0)"),
-    "numbers of the row before": ("dropout", r"(_random\(\w+, )(\w)", r"\1-22 + \2"),
+    "numbers of the row before": ("dropout", r"(_half\(\w+, )(\w)", r"\1-22 + \2"),
     "a row too many": ("norm backward", "live = m < count", "live = m < count + 1"),
 }
 

@@ -192,7 +192,7 @@ def dropped(shape: Shape, dtype: str) -> Graph:
     x, seeds = build.input(shape, dtype), build.input((2,), "int64")
     normed, _ = _normed(build, build("cast", x, dtype="float32"), len(shape) - 1)
     seed = build("slice", seeds, shape=(1,), dim=0, start=1, step=1)
-    drawn = build("random", seed, shape=shape, dtype=dtype, words=4)
+    drawn = build("random", seed, shape=shape, dtype="float32", words=8)
     kept = build("gt", drawn, build.constant(0.25))
     scaled = build("mul", build("mul", kept, normed), build.constant(1 / 0.75))
     return build.graph(build("cast", build("add", scaled, x), dtype=dtype), kept)

@@ -55,7 +55,7 @@ def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")
         value = build("mul", value, build.constant(0.5))
     if draw(st.booleans()):
         seed = build.input((1,), "int64")
-        shape, words = build.nodes[value].shape, draw(st.sampled_from((4, 1)))
+        shape, words = build.nodes[value].shape, draw(st.sampled_from((4, 8, 1)))
         drawn = build("random", seed, shape=shape, dtype="float32", words=words)
         kept = build("lt", drawn, build.constant(0.75))
         value = build("where", kept, value, build.constant(0.0))

@@ -20,8 +20,9 @@ from nostall.fusion.capture import (  # noqa: E402
     inference_graph,
     training_graphs,
 )
-from nostall.fusion.capture.randomness import seeded  # noqa: E402
+from nostall.fusion.capture.randomness import SEEDS, UNIFORM, seeded  # noqa: E402
 from nostall.fusion.codegen.legal import scheduled  # noqa: E402
+from nostall.fusion.graph import Graph  # noqa: E402
 from nostall.fusion.reference import interpret  # noqa: E402
 from nostall.fusion.regions import regions  # noqa: E402
 
@@ -202,6 +203,53 @@ def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:
     assert [node["start"] for node in seeds] == [0, 1]
     drawn = [node for node in found.graph if node.op == "random"]
     assert [(node.shape, node["words"]) for node in drawn] == [((4, 6), 4)] * 2
+
+
+def test_what_only_comparisons_with_probabilities_read_has_16_bits() -> None:
+    """And stays fp32, whatever dtype the program has it in: eager PyTorch gives the same masks."""
+
+    def function(x: Any) -> Any:
+        made = torch.rand_like(x)  # also behind a cast
+        one = (made < 0.75).to(x.dtype) + (made.bfloat16() >= 0.25).to(x.dtype)
+        return one + (torch.rand_like(x) > 0.1) * x
+
+    module = seeded(traced(function, torch.rand(4, 6, dtype=torch.float16)))
+    found = capture(module)
+    assert not found.explanation.refused
+    drawn = [node for node in found.graph if node.op == "random"]
+    assert [(node.dtype, node["words"]) for node in drawn] == [("float32", 8)] * 2
+    for node in drawn:
+        assert {found.graph[user].op for user in found.graph.users[node.index]} <= {
+            "lt",
+            "ge",
+            "gt",
+        }
+    values = values_of(module)
+    seeds = next(values[n] for n in module.graph.nodes if n.target is SEEDS).numpy()
+    wanted = interpret(
+        Graph(found.graph.nodes, tuple(n.index for n in drawn)), [np.ones((4, 6)), seeds]
+    )
+    made = [values[n] for n in module.graph.nodes if n.target is UNIFORM]
+    assert all((one.numpy() == other).all() for one, other in zip(made, wanted, strict=True))
+    dropped = capture(seeded(inference_graph(torch.nn.Dropout(0.1), torch.rand(4, 6)))).graph
+    assert [node["words"] for node in dropped if node.op == "random"] == [8]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (torch.rand_like(x) < 1e-4) * x,  # 16 bits would be 5 % off
+        lambda x: (torch.rand_like(x) < 0.999) * x,
+        lambda x: (torch.rand_like(x) < x) * x,
+        lambda x: (torch.rand_like(x) == 0.5) * x,
+        lambda x: ((torch.rand_like(x) * 2).to(torch.int32) > 0.5) * x,
+        lambda x: (torch.rand_like(x).to(torch.float64) > 0.5) * x,
+        lambda x: [made := torch.rand_like(x), (made > 0.5) * x][::-1],
+    ],
+)
+def test_other_random_numbers_have_32_bits(function: Any) -> None:
+    graph = capture(seeded(traced(function, torch.rand(4, 6)))).graph
+    assert [node["words"] for node in graph if node.op == "random"] == [4]
 
 
 def inductors_dropout(device: str) -> Any:

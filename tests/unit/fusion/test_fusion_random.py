@@ -28,6 +28,8 @@ def uniform(
 def test_the_first_numbers_are_the_known_answer() -> None:
     assert uniform(0, (1,), words=1)[0] == np.float32(KNOWN[0]) * INDUCTORS_SCALE
     assert (uniform(0, (4,)) == np.array(KNOWN).astype(np.float32) * SCALE).all()
+    halves = [half for word in KNOWN for half in (word & 0xFFFF, word >> 16)]
+    assert (uniform(0, (8,), words=8) == (np.array(halves) + 0.5) / 65536).all()
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (3, 5), (3, 1), (7,), (2, 3, 6)])
@@ -40,11 +42,22 @@ def test_four_neighbours_are_the_words_of_one_counter(shape: tuple[int, ...]) ->
     assert np.allclose(uniform(5, (counters,), words=1), folded, rtol=0, atol=2e-7)
 
 
+@pytest.mark.parametrize("shape", [(3, 8), (3, 5), (3, 1), (7,), (2, 3, 6)])
+def test_eight_neighbours_are_the_halves_of_one_counter(shape: tuple[int, ...]) -> None:
+    found = uniform(5, shape, words=8).ravel()
+    whole = uniform(5, (-(-len(found) // 8), 8), words=8).ravel()
+    assert (found == whole[: len(found)]).all()
+    assert (found * 65536 % 1 == 0.5).all()
+    # The upper half is how a word begins, up to what fp32 rounds off.
+    words = uniform(5, (4 * len(whole) // 8,))
+    assert np.abs(whole[1::2] - words).max() <= 2**-17 + 2**-24
+
+
 def test_pytorch_gives_the_same_numbers() -> None:
     torch = pytest.importorskip("torch")
     from nostall.fusion.codegen.eager import uniform_numbers
 
-    for words in (1, 4):
+    for words in (1, 4, 8):
         for seed in SEEDS:
             for shape in ((7, 11), (2, 3, 8), (5,)):
                 for dtype in ("float32", "float16", "bfloat16"):
@@ -62,21 +75,24 @@ def test_the_largest_word_is_below_one() -> None:
     assert np.float32(2**32 - 1) * SCALE == np.nextafter(np.float32(1), np.float32(0))
 
 
-@pytest.mark.parametrize("words", [1, 4])
+@pytest.mark.parametrize("words", [1, 4, 8])
 @pytest.mark.parametrize("shape", [(100, 200), (200, 99)])
 def test_numbers_are_uniform_and_below_one(shape: tuple[int, int], words: int) -> None:
     found = uniform(99, shape, "float16", words)
     assert found.min() >= 0 and found.max() < 1
     share = found.size / 20
-    for part in (found, *(found[:, word::4] for word in range(4))):
+    for part in (found, *(found[:, place::8] for place in range(8))):
         counts, _ = np.histogram(part, bins=20, range=(0, 1))
         assert np.abs(counts - part.size / 20).max() < 6 * share**0.5
+        for dropped in (0.1, 0.25, 0.5):
+            far = abs((part < dropped).mean() - dropped) * part.size**0.5
+            assert far < 5 * (dropped * (1 - dropped)) ** 0.5
     flat = found.ravel()
-    for apart in (1, 2, 3, 4, shape[1]):
+    for apart in (1, 2, 3, 4, 7, 8, shape[1]):
         assert abs(np.corrcoef(flat[:-apart], flat[apart:])[0, 1]) < 6 / len(flat) ** 0.5
 
 
-def test_a_seed_is_one_number_and_words_are_one_or_four() -> None:
+def test_a_seed_is_one_number_and_words_are_one_four_or_eight() -> None:
     build = Builder()
     with pytest.raises(BadGraph, match="random"):
         build("random", build.input((2,), "int64"), shape=(4,), dtype="float32", words=4)

@@ -29,8 +29,8 @@ _MADE = ("float32", "float16", "bfloat16")
 _CASTS = (_aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 _COMPARISONS = tuple(getattr(_aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
 LEAST_OF_16_BITS = 2**-9
-"""A probability is off by 2^-17 at most where numbers have 16 bits: by 0.4 % of this one.  Masks with
-a lower one, or a higher one than 1 less this, are of numbers of 32 bits."""
+"""A probability is off by 2^-17 at most where numbers have 16 bits: by 0.4 % of this one.  Masks
+with a lower one, or a higher one than 1 less this, are of numbers of 32 bits."""
 
 
 def seeds(count: int, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from nostall.fusion.codegen.mapping import Loops, Place
 from nostall.fusion.graph import Node
 from nostall.fusion.shapes import contiguous
 
+
 def counted(
     node: Node, places: Sequence[Place], sizes: Sequence[int], sides: Sequence[Loops]
 ) -> tuple[Offset, ...]:
@@ -23,7 +24,7 @@ def counted(
     ``words`` is 1, else (first, place), ``words * first + place`` being that number.
 
     ``sides``: the loops of each counter of the kernel.  What goes in steps of whole counters
-    through one of them is in ``first``: the rest is short, and a compiler sees who shares a counter.
+    through one of them is in ``first``: the rest is short, and a compiler sees who shares one.
     """
     number = offset(places, contiguous(node.shape), sizes)
     words = node["words"]

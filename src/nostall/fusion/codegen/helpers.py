@@ -88,8 +88,8 @@ def _half(seed, first, place):  # half place % 8 of counter first + place // 8, 
     word = _word(seed, first.to(tl.uint32) + place.to(tl.uint32) // 8, place & 2, place & 4)
     return tl.where(place & 1 == 0, word << 16, word)
 """,
-    "_of_half": """@triton.jit
-def _of_half(word):  # (h + 0.5) / 65536, h the upper half: of 2**23 + h, which is these bits
+    "_number_of": """@triton.jit
+def _number_of(word):  # (h + 0.5) / 65536, h the upper half: of 2**23 + h, which is these bits
     wide = (word >> 16 | 0x4B000000).to(tl.float32, bitcast=True)
     return wide * 1.52587890625e-05 - 127.99999237060547
 """,

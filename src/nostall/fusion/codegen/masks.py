@@ -48,7 +48,7 @@ def halves(operands: Sequence[Value]) -> str:
 
 def of_halves(name: str) -> Value:
     """What ``name``, where :func:`halves` are, is for those that read it."""
-    return Value(f"_of_half({name})", "float32", half=name)
+    return Value(f"_number_of({name})", "float32", half=name)
 
 
 def comparison(node: Node, operands: Sequence[Value]) -> Value | None:
@@ -62,10 +62,9 @@ def comparison(node: Node, operands: Sequence[Value]) -> Value | None:
 
 
 def _compared(op: str, name: str, number: float) -> str:
-    count = below(number, op in ("le", "gt"))
-    upper = op in ("gt", "ge")
     if math.isnan(number):
-        upper, count = False, 0
+        return f"{name} < 0"
+    count, upper = below(number, op in ("le", "gt")), op in ("gt", "ge")
     if count == _HALVES:  # which is more than a word can be
         upper, count = not upper, 0
     return f"{name} {'>=' if upper else '<'} {count * _HALVES}"

@@ -208,7 +208,7 @@ def _text(node: Node, operands: Sequence[Value], dtype: str) -> str:
 
 LARGEST_BELOW_ONE = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}
 """Random numbers of narrow floats end here: rounding would make some of them 1."""
-_DRAWN: Mapping[object, str] = {1: "tl.rand{}", 4: "_random{}", 8: "_of_half(_half{})"}
+_DRAWN: Mapping[object, str] = {1: "tl.rand{}", 4: "_random{}", 8: "_number_of(_half{})"}
 
 
 def _random(node: Node, operands: Sequence[Value]) -> str:
