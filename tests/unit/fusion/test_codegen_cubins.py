@@ -124,17 +124,9 @@ def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
     assert shared[0] == shared[1] == shared[2]
 
 
-@pytest.mark.parametrize(
-    ("plan", "each"),
-    [(KernelPlan("warp", 1, (2048,), 1), 19.2), (KernelPlan("block", 1, (2048,), 2), 21.7)],
-    ids=str,
-)
-def test_softmax_and_dropout_take_few_instructions(
-    plan: KernelPlan, each: float, tmp_path: Path
-) -> None:
-    """For each element.  With words of 32 bits and two products by what is kept they were 26.4 and
-    28.3."""
-    graph = _softmax_dropout(8)
+def test_softmax_and_dropout_take_few_instructions(tmp_path: Path) -> None:
+    """For each element.  With words of 32 bits and two products by what is kept they were 28.3."""
+    graph, plan = _softmax_dropout(8), KernelPlan("block", 1, (2048,), 2)
     program = emit(scheduled(graph, graph.operators), plan)
     found = [opcodes(program, tmp_path)]
     if oldest_triton.OLDEST.is_dir():
@@ -142,7 +134,7 @@ def test_softmax_and_dropout_take_few_instructions(
         found.append(opcodes_of(cubin))
     elements = 2048 / (32 * plan.num_warps)
     for codes in found:
-        assert sum(not code.startswith("NOP") for code in codes) <= each * elements
+        assert sum(not code.startswith("NOP") for code in codes) <= 21.7 * elements
         # No number is made of random bits; exp, the share and what is kept are a product each.
         assert not any(code.startswith("I2F") for code in codes)
         assert sum(code == "FMUL" for code in codes) <= 3.2 * elements
