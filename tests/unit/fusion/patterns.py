@@ -308,6 +308,7 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
     "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
     "attention": lambda: _varying(attention((ROWS, 2, 9, 24), "float32")),
     "weighed history": lambda: _varying(weighed_history((ROWS, 6, 32), "float16")),
+    "attention pooling": lambda: _varying(pooling((ROWS, 10, 24), "float16")),
 }
 
 PACKED: dict[str, Callable[[], Graph]] = {

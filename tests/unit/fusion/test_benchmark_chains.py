@@ -37,7 +37,7 @@ FIRST = {
     "log-sum-exp + softmax 64x131072": "split",
     "SwiGLU 16384x5504": "thread",
     "short attention 64x12x48x64": "matrix 1x4096",
-    "attention by a query 4096x100x64": "matrix 1x8192",
+    "attention by a query 4096x100x64": "turned",
 }
 
 

@@ -33,10 +33,10 @@ from nostall.fusion.codegen.plan import (
     first_refusal,
     idle_share,
     plans,
-    power_above,
 )
 from nostall.fusion.codegen.schedule import Schedule, schedule
 from nostall.fusion.codegen.views import Draft, _walked
+from nostall.fusion.codegen.widths import power_above
 from nostall.fusion.graph import Graph
 
 

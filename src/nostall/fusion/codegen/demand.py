@@ -26,6 +26,7 @@ from nostall.fusion.codegen.tile_cost import (
     TileCost,
     tile_cost,
 )
+from nostall.fusion.codegen.turned_demand import turned_demand
 from nostall.fusion.operations import DTYPE_BYTES
 
 _PARTIAL = 4
@@ -47,6 +48,8 @@ def demands(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> tuple[De
     """Those of all kernels of a plan, in their order."""
     if plan.scheme == "matrix":
         return (dot_demand(of, plan, counts),)
+    if plan.scheme == "turned":
+        return (turned_demand(of, plan, counts),)
     if plan.scheme == "shared":
         return (_kept(of, plan, counts),)
     if plan.scheme == "looped":

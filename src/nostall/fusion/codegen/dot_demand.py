@@ -11,11 +11,12 @@ from collections.abc import Iterable
 
 from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.mapping import Operand, used
-from nostall.fusion.codegen.plan import REGISTERS_OTHER, WARP, KernelPlan, matrix_widths
+from nostall.fusion.codegen.plan import REGISTERS_OTHER, WARP, KernelPlan
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sm import Demand
 from nostall.fusion.codegen.threads import ACCESS_BYTES, spread
 from nostall.fusion.codegen.tile_cost import COUNTS, Counts, cost_of
+from nostall.fusion.codegen.widths import matrix_widths
 from nostall.fusion.operations import DTYPE_BYTES
 
 _MMA = 16 * 8 * 16

@@ -12,6 +12,7 @@ from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.shared import emit_shared
 from nostall.fusion.codegen.sums import emit_column
 from nostall.fusion.codegen.tile import Chunk, Rows, Tile
+from nostall.fusion.codegen.turned import write_turned
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.varying import Extent
 
@@ -52,6 +53,8 @@ def write_body(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
         return write_looped(of, plan, lines)
     if plan.scheme == "matrix":
         return write_matrices(of, plan, lines)
+    if plan.scheme == "turned":
+        return write_turned(of, plan, lines)
     return _held(of, plan, lines)
 
 

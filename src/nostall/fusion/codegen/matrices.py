@@ -19,7 +19,7 @@ from nostall.fusion.codegen.frame import row_block
 from nostall.fusion.codegen.groups import groups_of, sides
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Operand, Place, used
-from nostall.fusion.codegen.plan import KernelPlan, matrix_widths
+from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import (
     TRITON_DTYPES,
@@ -31,6 +31,7 @@ from nostall.fusion.codegen.templates import (
     stored,
     tensor,
 )
+from nostall.fusion.codegen.widths import matrix_widths
 from nostall.fusion.graph import Node
 from nostall.fusion.varying import Extent
 
@@ -99,20 +100,32 @@ class Matrices:
 
     def _reduced(self, index: int) -> Laid:
         how = reduction(self.graph[index])
+        taken, removed = self._taken(index), self._removed(index)
+        text, left = taken.value.text, list(taken.axes)
+        for axis, group in enumerate(taken.axes):
+            if group in removed:
+                text, left[axis] = how.along(text, axis), None
+        return Laid(how.result(text), (left[0], left[1]))
+
+    def _taken(self, index: int) -> Laid:
+        """What a reduction takes, along all that it removes, neutral beyond the end."""
+        how = reduction(self.graph[index])
         (operand,) = self.mapping.operands[index]
-        removed = groups_of(self.mapping.reduced[index], self.of.groups)
+        removed = self._removed(index)
         kept = groups_of(self.mapping.loops[index], self.of.groups)
         axes = self._axes((*kept, *removed), (operand,))
         given = self._operand(operand, axes)
         text = self._spread(how.partial(given.value), given.axes, axes, removed)
-        left = list(_union([given]))
-        for axis, group in enumerate(axes):
-            if group in removed and (mask := self._mask(group, axis)):
-                text = f"tl.where({mask}, {text}, {how.neutral})"
+        has = list(_union([given]))
         for axis, group in enumerate(axes):
             if group in removed:
-                text, left[axis] = how.along(text, axis), None
-        return Laid(how.result(text), (left[0], left[1]))
+                has[axis] = group
+                if mask := self._mask(group, axis):
+                    text = f"tl.where({mask}, {text}, {how.neutral})"
+        return Laid(Value(text, how.dtype), (has[0], has[1]))
+
+    def _removed(self, index: int) -> tuple[int, ...]:
+        return groups_of(self.mapping.reduced[index], self.of.groups)
 
     def _dot(self, index: int) -> Laid:
         m, n, k = (self._only(side) for side in sides(self.mapping, index))
@@ -139,6 +152,16 @@ class Matrices:
 
     def _sum_of_products(self, index: int, k: int | None) -> Laid:
         """A dot with an axis of 1: a matrix times a vector, or less."""
+        products = self._products(index, k)
+        if k is None:
+            return products
+        axis = products.axes.index(k)
+        left = (None, products.axes[1]) if axis == 0 else (products.axes[0], None)
+        text = f"tl.sum({products.value.text}, {axis}, keep_dims=True)"
+        return Laid(Value(text, "float32"), left)
+
+    def _products(self, index: int, k: int | None) -> Laid:
+        """What such a dot adds up, along all of ``k``, 0 beyond its end."""
         operands = self.mapping.operands[index]
         loops = self.mapping.loops[index] | self.mapping.reduced[index]
         axes = self._axes(groups_of(loops, self.of.groups), operands)
@@ -151,8 +174,8 @@ class Matrices:
         text = self._spread(f"({text})", union, axes, (k,))
         if mask := self._mask(k, axis):
             text = f"tl.where({mask}, {text}, 0.0)"
-        left = (None, union[1]) if axis == 0 else (union[0], None)
-        return Laid(Value(f"tl.sum({text}, {axis}, keep_dims=True)", "float32"), left)
+        has = (k, union[1]) if axis == 0 else (union[0], k)
+        return Laid(Value(text, "float32"), has)
 
     def _only(self, side: frozenset[int]) -> int | None:
         found = groups_of(side, self.of.groups)

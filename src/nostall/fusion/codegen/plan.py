@@ -8,7 +8,7 @@ equal ones or as few as possible.
 need is kept in shared memory.  ``split``: a row is shared by several programs, one kernel for each
 level of reductions.  ``column``: ``warp`` or ``block`` whose programs walk over groups of rows and
 leave partial sums for a second kernel.  ``matrix``: small dots, a program for each element of the
-batch.
+batch.  ``turned``: of such, those with vectors by turns of a few places of a sequence.
 """
 
 from __future__ import annotations
@@ -18,15 +18,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nostall.fusion.codegen.groups import groups_of, sides
+from nostall.fusion.codegen.groups import groups_of
 from nostall.fusion.codegen.kept import demotions, unfit
-from nostall.fusion.codegen.mapping import used
 from nostall.fusion.codegen.peeled import peeled
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.stages import refused
+from nostall.fusion.codegen.turns import LEAST, Walk, walk
+from nostall.fusion.codegen.widths import (
+    lanes_beside,
+    largest_matrix,
+    matrix_widths,
+    power_above,
+)
+from nostall.fusion.errors import BadFusion
 from nostall.fusion.hardware import H200
 
-Scheme = Literal["thread", "warp", "block", "looped", "shared", "split", "column", "matrix"]
+Scheme = Literal[
+    "thread", "warp", "block", "looped", "shared", "split", "column", "matrix", "turned"
+]
 
 MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
@@ -44,20 +53,15 @@ REGISTERS_OTHER = 24
 LEAST_SHARE, MOST_SHARE = 0.25, 0.8
 MOST_TILE = 1 << 17
 """Elements of one tensor in Triton are at most 2^20; tiles far below that already spill."""
-LEAST_DOT = 16
-"""Lanes along every axis of a ``tl.dot``."""
 MOST_UNROLLED = 1536
 """Products of a thread in fp32, which Triton unrolls: the backward pass of attention with 64 places
 of 64 (5120, compiled for sm_90) has 350 KB of code, spills and takes 19 s to compile."""
 MOST_PARTS = 256
 """Partial results of one row that the next kernel loads at once."""
+MOST_EACH = 32
+"""Elements of a thread in a turn of small dots, which are few so that many programs fit."""
 MOST_GROUPS = 512
 """Of one column: four programs for each SM, where registers let so many be resident."""
-
-
-def power_above(count: int) -> int:
-    """The smallest power of two that is at least ``count``."""
-    return 1 << max(0, count - 1).bit_length()
 
 
 def idle_share(count: int, chunks: tuple[int, ...]) -> float:
@@ -104,6 +108,7 @@ class KernelPlan:
     memory before it is needed, in loops (of all schemes but ``shared``) some turns before.
     ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.  ``early``: what
     all rows share is read with the row, not where it is needed (:func:`early`).
+    For ``matrix`` ``chunks`` is the largest tensor's size, for ``turned`` that of a turn.
     """
 
     scheme: Scheme
@@ -197,31 +202,43 @@ def first_refusal(of: Schedule) -> str | None:
     return first
 
 
-def matrix_widths(of: Schedule) -> tuple[int, ...]:
-    """Lanes of an axis that counts through each group, at least as many as ``tl.dot`` takes where
-    the group has a part in one."""
-    mapping = of.mapping
-    least = [1] * len(of.groups)
-    for index in mapping.operators:
-        if mapping.graph[index].kind == "dot":
-            found = [groups_of(side, of.groups) for side in sides(mapping, index)]
-            if all(found):
-                for (at,) in found:
-                    least[at] = LEAST_DOT
-    return tuple(
-        max(lanes, power_above(of.count(group)))
-        for lanes, group in zip(least, of.groups, strict=True)
-    )
+def turn_of(of: Schedule) -> Walk:
+    """What is done by turns.  Raises :class:`BadFusion` with the reason where nothing is."""
+    found = walk(of)
+    if isinstance(found, str):
+        raise BadFusion(f"{found}; take one of plans(schedule).legal")
+    return found
 
 
-def _largest_matrix(of: Schedule) -> int:
-    """Lanes of the largest tensor."""
-    widths, mapping = matrix_widths(of), of.mapping
-    found = [1]
-    for index in mapping.operators:
-        touched = [mapping.loops[index], *(used(o.places) for o in mapping.operands[index])]
-        found += [math.prod(widths[at] for at in groups_of(loops, of.groups)) for loops in touched]
-    return max(found)
+def turn_places(of: Schedule, plan: KernelPlan) -> int:
+    """How many places a turn of a ``turned`` plan has."""
+    return plan.chunks[0] // lanes_beside(of, turn_of(of).group)
+
+
+def _by_turns(of: Schedule) -> Iterator[KernelPlan]:
+    found = walk(of)
+    for places in (LEAST, 2 * LEAST, 4 * LEAST):
+        beside = lanes_beside(of, 0 if isinstance(found, str) else found.group)
+        for warps in (1, 2, 4):
+            yield KernelPlan("turned", 1, (places * beside,), warps)
+            if isinstance(found, str):
+                # The reason is told once.
+                return
+
+
+def _unturned(of: Schedule, plan: KernelPlan) -> str | None:
+    """Why a pattern cannot be taken by turns; None if it can."""
+    found = walk(of)
+    if isinstance(found, str):
+        return found
+    count, places = of.count(of.groups[found.group]), turn_places(of, plan)
+    if places < LEAST or places != power_above(places) or places >= count:
+        return f"{places} places at once of {count}; powers of two from {LEAST} on, and fewer"
+    if plan.elements_per_thread > MOST_EACH:
+        return f"{plan.elements_per_thread:.0f} elements for each thread; at most {MOST_EACH}"
+    if largest_matrix(of, found.group) > plan.chunks[0]:
+        return "what has no places is larger than a turn"
+    return None
 
 
 def _unrolled(of: Schedule, plan: KernelPlan) -> int:
@@ -238,7 +255,8 @@ def _unrolled(of: Schedule, plan: KernelPlan) -> int:
 def _candidates(of: Schedule) -> Iterator[KernelPlan]:
     if of.kind == "dots":
         for warps in (1, 2, 4, 8):
-            yield KernelPlan("matrix", 1, (_largest_matrix(of),), warps)
+            yield KernelPlan("matrix", 1, (largest_matrix(of),), warps)
+        yield from _by_turns(of)
         return
     if of.kind == "flat":
         for warps in (1, 2, 4, 8):
@@ -330,6 +348,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
             return reason
     walks = plan.scheme in ("looped", "split", "column")
     if walks and plan.ahead and (reason := refused(of, tile, plan.peeled)):
+        return reason
+    if plan.scheme == "turned" and (reason := _unturned(of, plan)):
         return reason
     if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MOST_UNROLLED:
         return f"{products} products in fp32 for each thread; at most {MOST_UNROLLED}"

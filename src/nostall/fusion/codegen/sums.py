@@ -13,12 +13,13 @@ from __future__ import annotations
 from nostall.fusion.codegen.addresses import ZERO
 from nostall.fusion.codegen.frame import is_zero, whole_row
 from nostall.fusion.codegen.lines import Lines
-from nostall.fusion.codegen.plan import WARP, KernelPlan, power_above
+from nostall.fusion.codegen.plan import WARP, KernelPlan
 from nostall.fusion.codegen.program import Launch, Program, Workspace, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.stages import turns
 from nostall.fusion.codegen.templates import TRITON_DTYPES, Reduction, Value, reduction
 from nostall.fusion.codegen.tile import Chunk, Entry, Rows, Tile
+from nostall.fusion.codegen.widths import power_above
 from nostall.fusion.varying import Extent
 
 FINISH_TILE = 4096

@@ -1,8 +1,9 @@
 """One line of Triton for each operator: what the kernel computes, as a table.
 
 Floats are computed in fp32 whatever their width in memory, integers and bools in their own.
-Only ``cast`` rounds: an fp16 value that stays in the kernel keeps its fp32 bits, so kernels are
-closer to the exact result than operator-by-operator execution, not bit-equal to it.
+Only ``cast`` rounds, where none of :mod:`~nostall.fusion.codegen.turns` is left out: an fp16 value
+that stays in the kernel keeps its fp32 bits, so kernels are closer to the exact result than
+operator-by-operator execution, not bit-equal to it.
 """
 
 from __future__ import annotations
