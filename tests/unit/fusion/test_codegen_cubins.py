@@ -250,6 +250,36 @@ def test_gelu_takes_half_of_the_time_that_memory_takes(
         assert sum(code == "MUFU.RCP" for code in codes) == 8
 
 
+def _less_than_0_or_0(case: str) -> Graph:
+    """Numbers of which LLVM sees that they are -1 or 0, in bf16."""
+    build = Builder()
+    x = build.input((64, 512), "bfloat16")
+    if case == "sign":
+        return build.graph(build("sign", x))
+    mask = build("gt", x, build.constant(0.0))
+    dtype = "int64" if case == "a mask less 1, long" else "int32"
+    number = build("cast", mask, dtype=dtype)
+    if case == "neg":
+        number = build("neg", number)
+    else:
+        number = build("sub", number, build.constant(1, dtype))
+    return build.graph(build("cast", number, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("case", ["sign", "neg", "a mask less 1", "a mask less 1, long"])
+def test_minus_1_stays_minus_1_in_pairs_of_bf16(case: str, tmp_path: Path) -> None:
+    """LLVM of Triton 3.6 makes 1 of it where it converts a pair of bools to signed bf16."""
+    graph = _less_than_0_or_0(case)
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (512,), 4))
+    found = [opcodes(program, tmp_path)]
+    if oldest_triton.OLDEST.is_dir():
+        ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
+        found.append(opcodes_of(cubin))
+    for codes in found:
+        assert "LDG.E.64" in codes  # pairs
+        assert not any(code.startswith("I2F.BF16") for code in codes)
+
+
 def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
     assert oldest_triton.shared_bytes(_program("everything"), tmp_path) >= 0
 

@@ -78,6 +78,18 @@ def _rounded(x):  # to an int32, the nearest even one; NaN is 0
         "cvt.rni.s32.f32 $0, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
     )
 """,
+    "_of_int32": """@triton.jit
+def _of_int32(x):
+    return tl.inline_asm_elementwise(
+        "cvt.rn.f32.s32 $0, $1;", "=f,r", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+""",
+    "_of_int64": """@triton.jit
+def _of_int64(x):
+    return tl.inline_asm_elementwise(
+        "cvt.rn.f32.s64 $0, $1;", "=f,l", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+""",
     "_random": """@triton.jit
 def _random(seed, first, place):  # word place % 4 of counter first + place // 4, below 1
     word = _word(seed, first.to(tl.uint32) + place.to(tl.uint32) // 4, place & 1, place & 2)

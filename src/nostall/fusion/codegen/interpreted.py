@@ -31,6 +31,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 _ASSEMBLY: dict[str, Callable[..., Any]] = {
     "rcp.approx.ftz.f32 $0, $1;": np.reciprocal,
     "cvt.rni.s32.f32 $0, $1;": lambda x: np.nan_to_num(np.rint(x)),
+    "cvt.rn.f32.s32 $0, $1;": np.asarray,
+    "cvt.rn.f32.s64 $0, $1;": np.asarray,
 }
 _COMBINED: dict[str, Callable[..., Any]] = {"_max": np.max, "_min": np.min, "_mul": np.prod}
 
@@ -68,10 +70,8 @@ def prepare() -> None:
 def _assembly(
     text: str, constraints: str, operands: list[Any], dtype: Any = None, **_: object
 ) -> Any:
-    import triton.language as tl
-
     found = _elementwise(_ASSEMBLY[text], *operands)
-    return found.to(tl.int32) if dtype == tl.int32 else found
+    return found if dtype is None else found.to(dtype)
 
 
 def _elementwise(function: Callable[..., Any], *operands: Any) -> Any:

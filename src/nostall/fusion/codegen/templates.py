@@ -79,6 +79,15 @@ def full(number: Number, dtype: str) -> str:
     return f"tl.full((1, 1), {literal(number, dtype)}, {TRITON_DTYPES[dtype]})"
 
 
+_INTEGERS = {
+    "int64": "_of_int64({})",
+    "int32": "_of_int32({})",
+    **dict.fromkeys(("int16", "int8", "uint8"), "_of_int32({}.to(tl.int32))"),
+}
+"""Integers as fp32.  LLVM would make a conversion to bf16 of that and a rounding to bf16, which for
+0 and -1 from a bool, two at a time, is wrong in Triton 3.6: -1 becomes 1."""
+
+
 def converted(value: Value, dtype: str) -> str:
     """The text of ``value`` as ``dtype``; numbers stay numbers."""
     if value.number is not None:
@@ -87,6 +96,8 @@ def converted(value: Value, dtype: str) -> str:
         return value.text
     if dtype == "bool":
         return f"({value.text} != 0)"
+    if dtype == "float32" and value.dtype in _INTEGERS:
+        return _INTEGERS[value.dtype].format(value.text)
     return f"{value.text}.to({TRITON_DTYPES[dtype]})"
 
 
@@ -137,6 +148,11 @@ _OWN = {
     "bitwise_or": "{} | {}",
     "bitwise_xor": "{} ^ {}",
     "bitwise_not": "~{}",
+}
+_OF_FLOATS = {
+    # Triton's own clears the bit, an instruction that no reader can take in.
+    "abs": "libdevice.abs({})",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
 }
 # On bools, which Triton holds in one bit, + would be exclusive or.
 _BOOL = {
@@ -196,8 +212,8 @@ def _text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     if op in _WITHOUT_EFFECT_ON_INTEGERS and dtype != "float32":
         return converted(operands[0], dtype)
     table = _FLOAT if op in _FLOAT else _BOOL if dtype == "bool" else _OWN
-    # Triton's clears the bit, an instruction that no reader can take in.
-    template = "libdevice.abs({})" if (op, dtype) == ("abs", "float32") else table.get(op)
+    template = _OF_FLOATS.get(op) if dtype == "float32" else None
+    template = template or table.get(op)
     if template is None:
         raise BadFusion(f"{node}: there is no template for {op} of {node.dtype}")
     wanted = "float32" if op in _FLOAT else dtype
