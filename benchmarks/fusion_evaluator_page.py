@@ -41,7 +41,7 @@ _RACES = (
 _MEANS = ("figures", "tau, mean (median)", "regret, mean (median)", "median error, mean")
 _WHO = {
     "before": "the model before, by which these plans were drawn",
-    "today": "today's model, fitted to all of these kernels",
+    "today": "today's model, as it is",
     "held out": "today's model, fitted to the other half of the chains",
 }
 _TAUS = ("today", "held out")
@@ -64,7 +64,8 @@ def page(measured: Row, judged: Row) -> str:
         "plans, *regret* the measured time of the plan that the model likes best over that of the "
         "fastest one, less 1. *Held out*: fitted to half of the chains, judged on the other half, "
         "both ways round; chains of one function stay together. The form of the model was found "
-        "with both halves in sight, only its figures were not."
+        "with both halves in sight, only its figures were not. *As it is* its figures are those "
+        "that were last fitted to all samples there were (`nostall.fusion.codegen.sm`)."
     )
     lines = ["# The schedule model beside a GPU\n", wrapped(head) + "\n"]
     lines += [wrapped(text) + "\n" for text in _verdict(told, measured, len(rows))]
@@ -163,7 +164,7 @@ def _races(told: Row) -> list[str]:
         "all that are known), the first choice is its own null, and what wins is not measured a "
         f"second time. *Raced* in the table above is the regret of {CANDIDATES}, which a `Racer` "
         f"takes; the torch.compile backend takes {RACED}. How many they are was chosen by this "
-        "table."
+        "table. Plans that read early what rows share race besides; there are no samples of them."
     )
     lines = [wrapped(said) + "\n", f"| {' | '.join(_RACES)} |", "|" + "---|" * len(_RACES)]
     today, held = told["today"]["races"], told["held out"]["races"]
