@@ -75,9 +75,9 @@ def seeded(given: GraphModule) -> GraphModule:
     for place, node in enumerate(found):
         with module.graph.inserting_before(node):
             made = _from_seed(module, drawn, place, node)
-        for given in (*_casts(node), node) if made.args[-1] == 8 else (node,):
-            given.replace_all_uses_with(made)
-            module.graph.erase_node(given)
+        for one in (*_casts(node), node) if made.args[-1] == 8 else (node,):
+            one.replace_all_uses_with(made)
+            module.graph.erase_node(one)
     module.recompile()
     return module
 
