@@ -30,6 +30,15 @@ pytest.importorskip("torch")
 FROM_LIBDEVICE = ("tanh", "expm1", "log1p", "round", "trunc")
 
 
+def by_each_triton(program: Program, folder: Path) -> list[list[str]]:
+    """The instructions of a kernel by the installed Triton and, where it is there, the oldest."""
+    found = [opcodes(program, folder)]
+    if oldest_triton.OLDEST.is_dir():
+        ((cubin, _),) = oldest_triton.compiled(program, folder)
+        found.append(opcodes_of(cubin))
+    return found
+
+
 def _everything() -> Graph:
     """An operator of every kind that has a template of its own."""
     build = Builder()
@@ -128,12 +137,8 @@ def test_softmax_and_dropout_take_few_instructions(tmp_path: Path) -> None:
     """For each element.  With words of 32 bits and two products by what is kept they were 28.3."""
     graph, plan = _softmax_dropout(8), KernelPlan("block", 1, (2048,), 2)
     program = emit(scheduled(graph, graph.operators), plan)
-    found = [opcodes(program, tmp_path)]
-    if oldest_triton.OLDEST.is_dir():
-        ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
-        found.append(opcodes_of(cubin))
     elements = 2048 / (32 * plan.num_warps)
-    for codes in found:
+    for codes in by_each_triton(program, tmp_path):
         assert sum(not code.startswith("NOP") for code in codes) <= 21.7 * elements
         # No number is made of random bits; exp, the share and what is kept are a product each.
         assert not any(code.startswith("I2F") for code in codes)
@@ -240,11 +245,7 @@ def test_gelu_takes_half_of_the_time_that_memory_takes(
     """An H200 has time for 42 instructions while it copies the 6 bytes of an element."""
     graph = _gelu_times(op)
     program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4))
-    found = [opcodes(program, tmp_path)]
-    if oldest_triton.OLDEST.is_dir():
-        ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
-        found.append(opcodes_of(cubin))
-    for codes in found:
+    for codes in by_each_triton(program, tmp_path):
         assert len(codes) <= 8 * each
         assert sum(code == "MUFU.EX2" for code in codes) == 8
         assert sum(code == "MUFU.RCP" for code in codes) == 8
@@ -271,11 +272,7 @@ def test_minus_1_stays_minus_1_in_pairs_of_bf16(case: str, tmp_path: Path) -> No
     """LLVM of Triton 3.6 makes 1 of it where it converts a pair of bools to signed bf16."""
     graph = _less_than_0_or_0(case)
     program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (512,), 4))
-    found = [opcodes(program, tmp_path)]
-    if oldest_triton.OLDEST.is_dir():
-        ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
-        found.append(opcodes_of(cubin))
-    for codes in found:
+    for codes in by_each_triton(program, tmp_path):
         assert "LDG.E.64" in codes  # pairs
         assert not any(code.startswith("I2F.BF16") for code in codes)
 
