@@ -45,6 +45,8 @@ def _otherwise(case: str) -> Graph:
         condition = build("le", count, label)
     if case == "a number for each column":
         condition = build("eq", count, build.input(SHAPE, "int64"))
+    if case == "a number that is a float":
+        condition = build("eq", count, build.input((4, 1), "float32"))
     if case == "a counter that begins again":
         count = build("iota", shape=(600,), dtype="int8", start=0, step=1)
         condition = build("eq", count, label)
@@ -62,6 +64,7 @@ def _otherwise(case: str) -> Graph:
         "not zero elsewhere",
         "several columns",
         "a number for each column",
+        "a number that is a float",
         "a counter that begins again",
         "a counter for pairs of columns",
     ],

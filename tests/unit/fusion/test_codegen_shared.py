@@ -118,6 +118,17 @@ def test_rows_that_are_copied_ahead_arrive_before_they_are_read() -> None:
     assert program.launches[0].aligned
 
 
+def test_a_row_that_fills_no_chunk_has_masks_only() -> None:
+    build = Builder()
+    x = build.input((32, 1000), "float16")
+    largest = build("amax", x, dims=(1,), keepdim=True)
+    graph = build.graph(build("sub", x, largest))
+    source = program_of(graph, KernelPlan("shared", 1, (1024,), 4)).source
+    accesses = [line for line in source.splitlines() if "gl.load(p" in line or "gl.store(" in line]
+    assert len(accesses) == 2
+    assert all("mask=inside" in line for line in accesses)
+
+
 def test_a_tensor_that_begins_at_an_odd_place_is_copied() -> None:
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,17 @@ import pytest
 from tests.unit.fusion import oldest_triton
 from tests.unit.fusion.patterns import attention, attention_backward, pooling
 from tests.unit.fusion.process import in_the_interpreter
-from tests.unit.fusion.turned_places import DAMAGES, ROWS, attended, scored, softmax, turned
+from tests.unit.fusion.sm90_code import opcodes
+from tests.unit.fusion.turned_places import (
+    DAMAGES,
+    ROWS,
+    among_places,
+    attended,
+    scored,
+    several_rows,
+    softmax,
+    turned,
+)
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.choice import modelled_seconds
@@ -29,7 +40,7 @@ from nostall.tuning.source import compile_triton
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-EXAMPLES = 9
+EXAMPLES = 12
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +122,20 @@ def test_what_needs_all_places_first_is_not_taken_by_turns() -> None:
     narrow = build("cast", scaled, dtype="bfloat16")
     # This cast may do more than round: it could be infinite.
     assert "needs all places" in _reason(build.graph(build("dot", narrow, x, dtype="bfloat16")))
+
+
+def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
+    found = walk(_of(several_rows()))
+    assert isinstance(found, Walk)  # of the query's width
+    assert not found.scaled
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_what_is_read_with_places_and_without_has_two_names(count: int, tmp_path: Path) -> None:
+    of = _of(among_places(count))
+    program = emit(of, turned(of.mapping.graph)[0])
+    assert opcodes(program, tmp_path)
+    assert {"x0 = ", "x0at1 = "} <= set(re.findall(r"x0\w* = ", program.source))
 
 
 def test_products_of_matrices_are_not_taken_by_turns() -> None:

@@ -58,6 +58,27 @@ def attended(places: int, width: int, dtype: str, *, told: bool = False) -> Grap
     return build.graph(made, *([highest, total] if told else []))
 
 
+def among_places(count: int) -> Graph:
+    """The first places, added up, are the query, and are changed by the result."""
+    build = Builder()
+    x = build.input((ROWS, 17, 24), "float32")
+    some = build("slice", x, shape=(ROWS, count, 24), dim=1, start=0, step=1)
+    query = build("sum", some, dims=(1,), keepdim=True) if count > 1 else some
+    share, *_ = softmax(build, scored(build, x, query, biased=False), "float32")
+    return build.graph(build("sub", some, build("dot", share, x)))
+
+
+def several_rows() -> Graph:
+    """Shares of four softmaxes, added up."""
+    build, dtype = Builder(), "float32"
+    x, query = build.input((ROWS, 17, 24), dtype, (408, 1, 17)), build.input((ROWS, 1, 24), dtype)
+    scores = scored(build, x, query, biased=False)
+    scores = build("add", scores, build.input((ROWS, 4, 17), dtype))
+    share, *_ = softmax(build, scores, dtype)
+    total = build("sum", share, dims=(1, 2), keepdim=True)
+    return build.graph(build("mul", total, build.input((ROWS, 4, 1), dtype)))
+
+
 def drawn(seed: int) -> Graph:
     """One or two queries, or a learned one, with masks, dropout and other sums beside them."""
     draw = random.Random(seed)
@@ -129,6 +150,7 @@ def sequences(folder: Path, examples: int) -> tuple[list[str], int]:
     """What is wrong with chains and random graphs, and how many kernels there were."""
     found: list[str] = []
     graphs = [attended(places, 24, "float16") for places in PLACES[:3]]
+    graphs += [among_places(1), among_places(8), several_rows()]
     kernels = 0
     for seed in range(examples):
         graph = graphs[seed] if seed < len(graphs) else drawn(seed)

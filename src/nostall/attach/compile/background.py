@@ -28,7 +28,8 @@ Work = Callable[[], Iterable[Task]]
 MOST_THREADS = 4
 """Triton holds Python's lock in a part of each compilation, so that more would gain little, and
 hold up the program, too."""
-THREADS = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) - 2))
+_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+THREADS = max(1, min(MOST_THREADS, (_PROCESSORS or 1) - 2))
 """Two processors are the program's: its own thread and that of its backward passes."""
 PATIENCE = 10.0
 """Seconds that the end of a program waits at most for compilations that have begun."""
@@ -86,9 +87,12 @@ class Preparation:
         with _turn:
             began = time.perf_counter()
             tasks: SimpleQueue[Task | None] = SimpleQueue()
-            crew = [_thread(self._serve, tasks, device) for _ in range(THREADS)]
+            crew: list[threading.Thread] = []
+            with _quietly():  # where no thread can be started, who needs a kernel compiles it
+                for _ in range(THREADS):
+                    crew.append(_thread(self._serve, tasks, device))
             with self._counted():
-                for work in works:
+                for work in works if crew else ():
                     with _quietly():
                         for task in work():
                             tasks.put(task)

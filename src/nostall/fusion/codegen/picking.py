@@ -10,6 +10,8 @@ from nostall.fusion.codegen.mapping import Operand, used
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import constant
 
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+
 
 def picked(of: Schedule, index: int) -> tuple[Operand, Operand] | None:
     """Which column a sum has and what it has of it, as operands of the ``where`` that it reads;
@@ -35,4 +37,6 @@ def _is_of_one_column(of: Schedule, index: int) -> bool:
         used(one.places) == frozenset(of.columns) and graph[one.source].dtype in ("int32", "int64")
         for one in counters
     ]
-    return numbered == [True] and not any(map(of.reads_columns, others))
+    # As floats two columns beyond 2^24 would be equal.
+    whole = all(graph[one.source].dtype in _INTEGERS for one in others)
+    return numbered == [True] and whole and not any(map(of.reads_columns, others))

@@ -180,12 +180,13 @@ class _Row:
         to the last, a quarter of all.
         """
         chunks, chunk = self.arena.chunks, self.chunk
-        rest = max(1, self.of.column_count // self.width)
+        rest = self.of.column_count // self.width
         if not chunk.peeled:
             whole = replace(chunk, mask=None)
-            found = [(f"for at in range(0, {rest}):", "", whole)]
+            found = [(f"for at in range(0, {rest}):", "", whole)] if rest else []
             behind = (f"for at in range({rest}, {chunks}):", "", chunk)
             return [*found, behind] if chunk.mask else found
+        rest = max(1, rest)
         whole = replace(chunk, mask=None, peeled=replace(chunk.peeled, is_whole=True))
         ends = f"for end in range(0, {chunks - rest + 1}):", f"at = (end + {rest}) % {chunks}"
         between = [(f"for at in range(1, {rest}):", "", whole)] if rest > 1 else []

@@ -78,6 +78,8 @@ class _Turn(Matrices):
     ) -> None:
         super().__init__(around.of, Lines(), Lines())
         self.around, self.walk, self.first, self.count = around, found, first, count
+        # What is read with places and without has two names.
+        self._names = around._names
         widths = enumerate(around.widths)
         self.widths = tuple(places if at == found.group else lanes for at, lanes in widths)
         self.made = dict(around.made)

@@ -140,6 +140,8 @@ class _Reading:
         if others or first.source not in self.scaled or node.op not in ("sum", "dot"):
             raise BadFusion(f"{node} is no sum of something times a softmax; it needs all places")
         maximum = self.scaled[index] = self.scaled[first.source]
+        if not self.of.mapping.reduced[index] <= self.of.mapping.reduced[maximum]:
+            raise BadFusion(f"{node} adds up softmaxes of several rows; each is divided before")
         if first.source in self.shared:
             self.shared.add(index)
         elif node.op == "sum" and first.source in self.powers:
