@@ -137,7 +137,7 @@ def _quietly() -> Iterator[None]:
     """A thread of the program says what fails, once, and goes on."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # the program goes on; who needs a kernel compiles it
         say_once(f"stitching in the background failed: {type(error).__name__}: {error}")
 
 

@@ -6,7 +6,6 @@ how often its warps wait for memory and for each other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -25,14 +24,13 @@ from nostall.fusion.codegen.tile_cost import (
     Counts,
     TileCost,
     tile_cost,
+    waiting,
 )
 from nostall.fusion.codegen.turned_demand import turned_demand
 from nostall.fusion.operations import DTYPE_BYTES
 
 _PARTIAL = 4
 """Bytes of a partial result."""
-_AHEAD = 32
-"""Elements of a thread whose loads are under way together: ptxas unrolls loops up to that."""
 SECTOR_BYTES = 32
 """Memory gives that much at least."""
 _PAIR_BYTES = 64
@@ -90,7 +88,7 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         instructions += turns * (tile.instructions + _copies(of, plan, tile, counts))
         registers = max(registers, tile.registers)
         barriers += tile.barriers + turns * plan.ahead
-        steps += (1 if plan.ahead else _steps(turns, tile)) * part.has_columns
+        steps += (1 if plan.ahead else waiting(turns, tile.elements)) * part.has_columns
         read += _bytes(of, of.mapping.read_by((*part.wide, *part.reductions)), ())
     once = _bytes(of, of.mapping.inputs, ())
     moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
@@ -130,7 +128,7 @@ def _kept(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         instructions += held.chunks * (tile.instructions + counts.access * ours * tile.accesses)
         registers = max(registers, tile.registers)
         barriers += tile.barriers + part.has_columns + bool(early)
-        steps += bool(early) + _steps(held.chunks, tile) * (len(reads) > len(early))
+        steps += bool(early) + waiting(held.chunks, tile.elements) * (len(reads) > len(early))
     moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / of.row_count
     found = Demand(
         programs=of.row_count,
@@ -178,7 +176,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
         registers=tile.registers,
         moved=moved / programs,
         turns=turns,
-        steps=1 if plan.ahead else _steps(turns, tile),
+        steps=1 if plan.ahead else waiting(turns, tile.elements),
         phases=float(finished > 0),
         barriers=tile.barriers + turns * plan.ahead + 2 * finished * (plan.num_warps > 1),
         shared=_ahead(of, plan),
@@ -247,11 +245,6 @@ def _copies(of: Schedule, plan: KernelPlan, tile: TileCost, counts: Counts) -> f
 def _ahead(of: Schedule, plan: KernelPlan) -> int:
     """Bytes of shared memory for the turns that come."""
     return bytes_ahead(of, plan.rows * sum(plan.chunks)) if plan.ahead else 0
-
-
-def _steps(turns: int, tile: TileCost) -> float:
-    """Loads of a loop that wait for others."""
-    return math.ceil(turns / max(1.0, min(4.0, _AHEAD / tile.elements)))
 
 
 def _in_runs(of: Schedule, plan: KernelPlan, demand: Demand) -> Demand:

@@ -27,7 +27,7 @@ different rows, and those beyond the last row repeat the work of others."""
 _FACTOR_BYTES = 2
 """Of an element of a factor in shared memory, for tensor cores."""
 _FACTORS_AT_ONCE = ACCESS_BYTES // _FACTOR_BYTES
-_TOLD = 2.0
+TOLD = 2.0
 """Instructions by which half of the lanes tell the other half their parts: one goes, one puts
 together."""
 
@@ -58,7 +58,7 @@ def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Deman
             widest = _neighbours(of, index, threads) if graph[index].kind == "dot" else threads
             lies = spread(kept, lost, plan.num_warps, min(widest, _FACTORS_AT_ONCE))
             meet = lies.warps > 1
-            each_row = _TOLD * math.log2(lies.lanes) + counts.across_warps * meet
+            each_row = TOLD * math.log2(lies.lanes) + counts.across_warps * meet
             instructions += each_row * lies.rows
             barriers += 2 * meet
             phases += 1

@@ -104,14 +104,8 @@ class Schedule:
         rows, columns = set(self.rows), set(self.columns)
         late = (index for index in self.body if self.level[index])
         read = {operand for index in late for operand in self.mapping.operands[index]}
-        outside = {one for one in read if self.mapping.is_outside(one)}
-        return frozenset(
-            one
-            for one in outside
-            if self.mapping.graph[one.source].op != "iota"
-            and used(one.places) & columns
-            and not used(one.places) & rows
-        )
+        loops = {one: used(one.places) for one in read if self.mapping.is_outside(one)}
+        return frozenset(one for one in loops if loops[one] & columns and not loops[one] & rows)
 
     def is_wide(self, index: int) -> bool:
         """Whether an operator has one value for each column, or one for all of them."""

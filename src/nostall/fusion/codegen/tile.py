@@ -6,28 +6,18 @@ need: (rows, 1) where a value has no columns, (1, columns) where it has no rows.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
 from nostall.fusion.codegen.addresses import ZERO, Offset, first_of_missing, offset, terms
-from nostall.fusion.codegen.centred import template
 from nostall.fusion.codegen.counters import from_steps, is_short, shortened
 from nostall.fusion.codegen.drawing import counted
+from nostall.fusion.codegen.forms import left_to_readers, written
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.mapping import Loops, Operand, Place, used
-from nostall.fusion.codegen.masks import (
-    halves,
-    is_left_to_scale,
-    is_only_compared,
-    left_to_scale,
-    masked,
-    of_halves,
-)
 from nostall.fusion.codegen.peeled import Peeled
 from nostall.fusion.codegen.picking import picked
-from nostall.fusion.codegen.plus_one import is_left_to_readers, left_to_readers, sum_with_one
-from nostall.fusion.codegen.rounding import rounded
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.templates import (
     TRITON_DTYPES,
@@ -36,7 +26,6 @@ from nostall.fusion.codegen.templates import (
     computed,
     constant,
     converted,
-    expression,
     reduction,
     stored,
     tensor,
@@ -138,14 +127,9 @@ class Tile:
         for index in indices:
             for operand in self.mapping.operands[index]:
                 loops = used(operand.places)
-                if bool(loops & set(self.of.rows)) == by_row and self._is_read(operand):
+                if bool(loops & set(self.of.rows)) == by_row and self.mapping.is_outside(operand):
                     for chunk in self.chunks if loops & set(self.columns) else (None,):
                         self.operand(operand, chunk)
-
-    def _is_read(self, operand: Operand) -> bool:
-        node = self.graph[operand.source]
-        inside = operand.source in self.mapping.places
-        return not inside and node.op != "iota" and node.kind != "constant"
 
     def compute(self, index: int) -> None:
         self.lines(f"# {self.graph.told(index)}")
@@ -165,34 +149,21 @@ class Tile:
             operands += self._counted(index, chunk)
         if node.op in COMPARISONS:
             operands = _in_32_bits(node, operands, chunk)
-        if node.kind == "reduce":
-            # It removes axes of 1 only.
-            how = reduction(node)
-            value = how.result(how.partial(operands[0].value))
+        values = [o.value for o in operands]
+        if found := left_to_readers(self.graph, index, values, self.kept, name):
+            text, named = found
         else:
-            values = [o.value for o in operands]
-            softmax = template(self.graph, index)
-            shorter = sum_with_one(node, values) or rounded(self.graph, index, values, self.kept)
-            value = shorter or masked(node, values) or expression(node, values, softmax)
-        named = self._left_to_readers(index, name, [o.value for o in operands])
-        if named is None:
-            self.lines(f"{name} = {value.text}")
-            named = Value(name, value.dtype)
+            if node.kind == "reduce":
+                # It removes axes of 1 only.
+                how = reduction(node)
+                value = how.result(how.partial(values[0]))
+            else:
+                value = written(self.graph, index, values, self.kept)
+            text, named = value.text, Value(name, value.dtype)
+        if text:
+            self.lines(f"{name} = {text}")
         entry = Entry(named, any(o.rows for o in operands), any(o.columns for o in operands))
         self.entries[index, chunk.suffix if chunk else ""] = entry
-
-    def _left_to_readers(self, index: int, name: str, values: Sequence[Value]) -> Value | None:
-        """What a value is for what reads it, where that makes something shorter of it."""
-        if index in self.kept:
-            return None
-        if is_left_to_readers(self.graph, index):
-            return left_to_readers(self.graph[index], values)
-        if is_left_to_scale(self.graph, index):
-            return left_to_scale(values)
-        if is_only_compared(self.graph, index):
-            self.lines(f"{name} = {halves(values)}")
-            return of_halves(name)
-        return None
 
     def operand(self, operand: Operand, chunk: Chunk | None) -> Entry:
         """The value of an operand, for the columns of ``chunk`` where it has any."""

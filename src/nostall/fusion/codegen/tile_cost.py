@@ -48,6 +48,8 @@ _INSTRUCTIONS: Mapping[str, float] = {
 words are those of one counter share it.  ``share`` is the exp of a softmax."""
 _CASTS = {"float32": 0.0, "float16": 1.5, "bfloat16": 1.5}
 """Of a cast to these; 2 to others."""
+_AHEAD = 32
+"""Elements of a thread whose loads are under way together: ptxas unrolls loops up to that."""
 _64_BITS = 4.0
 """More, of an operator that reads integers of 64 bits: places are made such, and two words each
 are compared."""
@@ -120,6 +122,11 @@ class _Access:
     widest: int
     has_rows: bool
     written: bool
+
+
+def waiting(turns: int, elements: float) -> float:
+    """Loads of a loop that wait for others, with so many ``elements`` of a thread in a turn."""
+    return math.ceil(turns / max(1.0, min(4.0, _AHEAD / elements)))
 
 
 def tile_cost(

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import math
 
+from nostall.fusion.codegen.dot_demand import TOLD
 from nostall.fusion.codegen.groups import groups_of
 from nostall.fusion.codegen.mapping import used
 from nostall.fusion.codegen.plan import WARP, KernelPlan, turn_of, turn_places
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sm import Demand
 from nostall.fusion.codegen.threads import ACCESS_BYTES, spread
-from nostall.fusion.codegen.tile_cost import Counts, cost_of
+from nostall.fusion.codegen.tile_cost import Counts, cost_of, waiting
 from nostall.fusion.codegen.turns import Walk
 from nostall.fusion.codegen.widths import matrix_widths
 from nostall.fusion.operations import DTYPE_BYTES
 
-_TOLD = 2.0
-"""Instructions by which half of the lanes tell the other half their parts, as in small dots."""
 _RESCALED = 1.0
 """More of an element of a sum that follows a running maximum."""
-_AHEAD = 32
-"""Elements of a thread whose loads are under way together, as in other loops."""
 _OTHERS, _EACH = 26.0, 0.7
 """Registers of a thread, and for each element of a turn, beside the sums that stay: of 23 kernels
 of a query that Triton 3.6 compiled for sm_90 all are within a quarter, 14 within 10 %."""
@@ -67,7 +64,7 @@ def turned_demand(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         registers=_OTHERS + held + _EACH * elements,
         moved=moved / of.row_count,
         turns=turns,
-        steps=math.ceil(turns / max(1.0, min(4.0, _AHEAD / elements))),
+        steps=waiting(turns, elements),
         phases=phases,
         barriers=barriers if plan.num_warps > 1 else 0,
     )
@@ -101,7 +98,7 @@ class _Tile:
         else:
             lies = spread(rows, gone, self.plan.num_warps, widest)
             across, crossed, rows_each = lies.lanes, lies.warps > 1, lies.rows
-        told = _TOLD * math.log2(max(1, across)) + counts.across_warps * crossed
+        told = TOLD * math.log2(max(1, across)) + counts.across_warps * crossed
         return told * rows_each, crossed
 
     def accesses(self) -> tuple[float, float]:
