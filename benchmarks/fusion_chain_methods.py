@@ -35,6 +35,7 @@ OPTIONS: dict[str, Options] = {
         "triton.mix_order_reduction_non_strict_mode": True,
     },
     "no mixed-order reductions": {"triton.mix_order_reduction": False},
+    "programmatic dependent launch": {"triton.enable_pdl": True},
 }
 
 

@@ -33,6 +33,7 @@ from tests.unit.fusion.drawn_numbers import drawn_numbers
 from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.small_dots import small_dots
+from tests.unit.fusion.turned_places import drawn as queries
 
 from benchmarks.provenance import save
 from nostall.fusion.codegen.interpreted import prepare
@@ -115,6 +116,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
     started = time.monotonic()
 
     plain, varying = operator_graphs(FLOATS), operator_graphs(FLOATS, varying=VARYING)
+    turned = st.integers(0, 2**16).map(lambda number: Made(queries(number, FLOATS), number))
 
     @seed(chosen)
     @settings(
@@ -124,7 +126,7 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.one_of(plain, plain, varying, small_dots(FLOATS)))
+    @given(st.one_of(plain, plain, varying, small_dots(FLOATS), turned))
     def check(made: Made) -> None:
         if wrong := one(made, folder, seen):
             failures.append({"graph": str(made.graph), "seed": made.seed, "wrong": wrong})

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from nostall.core.run import write_atomically
-from nostall.fusion.codegen.kernel import load_source
+from nostall.fusion.codegen.kernel import load_source, options
 from nostall.fusion.codegen.program import Launch, Program
 from nostall.sass.binary.attributes import attributes
 from nostall.sass.binary.cubin import Cubin
@@ -117,8 +117,7 @@ def _resources(function: Any, launch: Launch, dtypes: Sequence[str]) -> dict[str
         *given,
         *launch.counts,
         grid=launch.grid,
-        num_warps=launch.num_warps,
-        enable_fp_fusion=True,
+        **options(launch),
     )
     return {**use(kernel.asm["cubin"]), "shared_bytes": int(kernel.metadata.shared)}
 

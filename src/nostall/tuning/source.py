@@ -22,6 +22,7 @@ from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin, check_architecture
 from nostall.tuning.kernel_file import imported, jit_function, launch_in, one_line
+from nostall.tuning.target import told
 
 TRITON_TYPES = {
     "f16": "fp16",
@@ -212,16 +213,17 @@ def _compile(
         from triton.experimental.gluon._runtime import GluonASTSource as AstSource
     else:
         from triton.compiler import ASTSource as AstSource
+    target = GPUTarget("cuda", capability, 32)
     knobs = triton.knobs
     with tempfile.TemporaryDirectory(prefix="nostall-") as cache, knobs.cache.scope():
         knobs.cache.dir = cache
         knobs.cache.manager_class = None
         knobs.cache.remote_manager_class = None
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), told(triton.runtime.driver, target):
                 return triton.compile(
                     AstSource(function, *special),
-                    target=GPUTarget("cuda", capability, 32),
+                    target=target,
                     options=dict(options),
                 )
         except Exception as error:  # Triton raises many kinds; all mean that it did not compile

@@ -218,3 +218,34 @@ def test_what_triton_makes_for_a_first_launch_is_made_without_one(
     monkeypatch.setattr(driver, "launcher_cls", lambda *one: 1 / 0)
     launcher.warm()
     assert binary.ran == []
+
+
+def test_a_kernel_that_waits_is_compiled_and_launched_as_one(
+    binary: Binary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same options, or what was compiled ahead would not be what is launched."""
+    asked: list[tuple[bool, bool]] = []
+
+    def compiled(*given: Any, **_: Any) -> Binary:
+        asked.extend((one.launch_pdl, given[-1]) for one in given if hasattr(one, "launch_pdl"))
+        return binary
+
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "_do_compile", compiled)
+    first, second = RECORD.launches
+    launches = (first.model_copy(update={"follows": True}), second)
+    record = RECORD.model_copy(update={"launches": launches})
+    functions = [triton.runtime.jit.JITFunction(written) for _ in launches]
+    found = Launcher(record, functions)
+    found.warm()
+    found(inputs())
+    assert asked == [(True, True), (False, True), (True, False), (False, False)]
+
+
+def test_a_record_says_that_a_kernel_waits_and_an_older_one_that_it_does_not() -> None:
+    graph = layer_norm((64, 768), "float16")
+    program = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    record = KernelRecord.of(program)
+    assert [launch.follows for launch in record.launches] == [True]
+    told = record.launches[0].model_dump()
+    del told["follows"]
+    assert not LaunchRecord.model_validate(told).follows

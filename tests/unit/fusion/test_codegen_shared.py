@@ -36,6 +36,7 @@ def test_the_source_of_a_small_chain() -> None:
     assert (
         source[source.index("@gluon.jit(do") :].split("\n", 2)[2]
         == """\
+    _follow()
     pid = gl.program_id(0)
     row: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 4], [1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])

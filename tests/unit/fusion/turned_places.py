@@ -79,10 +79,10 @@ def several_rows() -> Graph:
     return build.graph(build("mul", total, build.input((ROWS, 4, 1), dtype)))
 
 
-def drawn(seed: int) -> Graph:
+def drawn(seed: int, floats: tuple[str, ...] = ("float16", "float32", "bfloat16")) -> Graph:
     """One or two queries, or a learned one, with masks, dropout and other sums beside them."""
     draw = random.Random(seed)
-    build, dtype = Builder(), draw.choice(("float16", "float32", "bfloat16"))
+    build, dtype = Builder(), draw.choice(floats)
     places, width = draw.choice(PLACES), draw.choice((1, 8, 24, 64))
     shape = (ROWS, places, width)
     lies = draw.choice(("along width", "along places"))

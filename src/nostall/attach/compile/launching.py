@@ -19,7 +19,7 @@ from triton.runtime import driver
 
 from nostall.attach.compile.records import KernelRecord, TensorRecord
 from nostall.attach.delivery import say_once
-from nostall.fusion.codegen.kernel import aligned
+from nostall.fusion.codegen.kernel import aligned, options
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -59,8 +59,7 @@ class Launcher:
                 *(dtypes[at] for at in order),
                 *launch.counts,
                 grid=launch.grid,
-                num_warps=launch.num_warps,
-                enable_fp_fusion=True,
+                **options(launch),
             )
             _warm_launch(binary)
 
@@ -70,12 +69,10 @@ class Launcher:
         made = [_empty(one, device) for one in self._made]
         tensors = [*inputs, *made]
         binaries = [
-            # Triton's default for fused multiply-adds changes with its version.
             function[launch.grid](
                 *(aligned(tensors[at]) if launch.aligned else tensors[at] for at in order),
                 *launch.counts,
-                num_warps=launch.num_warps,
-                enable_fp_fusion=True,
+                **options(launch),
             )
             for function, launch, order in self._each()
         ]

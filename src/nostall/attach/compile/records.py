@@ -59,7 +59,8 @@ Number = int | ExtentRecord | TotalRecord
 
 class LaunchRecord(Strict):
     """One launch; ``arguments`` name tensors ``p0``, ``p1`` … (inputs, then outputs) and
-    workspaces.  ``aligned``: tensors that begin at an odd place are copied first."""
+    workspaces.  ``aligned``: tensors that begin at an odd place are copied first.  ``follows``: it
+    may be launched before the kernel before it has ended."""
 
     name: str
     arguments: tuple[str, ...]
@@ -67,6 +68,7 @@ class LaunchRecord(Strict):
     grid: tuple[Number, Number]
     num_warps: int
     aligned: bool = False
+    follows: bool = False
 
 
 class WorkspaceRecord(Strict):
@@ -109,6 +111,7 @@ class KernelRecord(Strict):
                     grid=(_number(launch.grid[0], varying), _number(launch.grid[1], varying)),
                     num_warps=launch.num_warps,
                     aligned=launch.aligned,
+                    follows=launch.follows,
                 )
                 for launch in program.launches
             ),

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 """
 
-_ONLY_IN_TRITON = ("PropagateNan",)
+_ONLY_IN_TRITON = ("PropagateNan", "target_info", "extra")
 _NAME = re.compile(rf"\btl\.(?!(?:{'|'.join(_ONLY_IN_TRITON)})\b)")
 
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 HELPERS = {
+    "_follow": """@triton.jit
+def _follow():  # begins while the kernel before ends, and waits for all of it; so may the next one
+    if tl.target_info.cuda_capability_geq(9, 0):
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+""",
     "_max": """@triton.jit
 def _max(a, b):  # NaN wins, as in PyTorch; tl.max would drop it
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -52,6 +52,8 @@ def prepare() -> None:
     for name, function in _FUNCTIONS.items():
         setattr(libdevice, name, functools.partial(_elementwise, function))
     triton.language.inline_asm_elementwise = _assembly
+    # Numpy is no GPU, also where there is one.
+    triton.language.target_info.cuda_capability_geq = lambda *_: False
     original = ReduceOps.apply_impl
 
     def apply_impl(self: Any, operands: Any) -> Any:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -76,8 +76,7 @@ class StitchedKernel:
                 arguments = [aligned(tensor) for tensor in arguments]
             counts = [resized(count, varying, size) for count in launch.counts]
             grid = tuple(resized(blocks, varying, size) for blocks in launch.grid)
-            # Triton's default for fused multiply-adds changes with its version.
-            function[grid](*arguments, *counts, num_warps=launch.num_warps, enable_fp_fusion=True)
+            function[grid](*arguments, *counts, **options(launch))
 
     def _check(self, inputs: Sequence[Tensor], size: int | None) -> None:
         if len(inputs) != len(self.program.inputs):
@@ -102,6 +101,28 @@ class StitchedKernel:
                     f"{tensor.device}; it takes {wanted}, all on one device; make another kernel "
                     "for other tensors"
                 )
+
+
+class Launched(Protocol):
+    """A launch, or the record of one."""
+
+    @property
+    def num_warps(self) -> int: ...
+
+    @property
+    def follows(self) -> bool: ...
+
+
+def options(launch: Launched) -> dict[str, Any]:
+    """How Triton is asked for a kernel on the current device: other options are other binaries."""
+    import triton.language as tl
+
+    # Triton's default for fused multiply-adds changes with its version.
+    found = {"num_warps": launch.num_warps, "enable_fp_fusion": True}
+    # As the kernel itself asks: one that does not wait must not begin early.
+    if launch.follows and tl.target_info.cuda_capability_geq(9, 0):
+        found["launch_pdl"] = True
+    return found
 
 
 def empty(node: Node, device: torch.device) -> Tensor:

@@ -46,7 +46,9 @@ class Launch:
     """One kernel.  ``arguments`` name tensors (``names`` of the program, or workspaces), ``counts``
     are the 32-bit integers that follow them; counts and grid are those of the graph's own sizes.
     ``specialised``: Triton compiles again for counts that are multiples of 16.  ``aligned``:
-    tensors begin at multiples of 16 bytes, or it cannot be compiled."""
+    tensors begin at multiples of 16 bytes, or it cannot be compiled.  ``follows``: it waits for the
+    kernel before by itself, and may be launched before that one has ended (programmatic dependent
+    launch)."""
 
     name: str
     arguments: tuple[str, ...]
@@ -56,6 +58,7 @@ class Launch:
     specialised: bool = False
     count_names: tuple[str, ...] = ("count", "span")
     aligned: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,8 @@ def assembled(
     """
     head = [language.head]
     parts = names.of(parts)
-    texts = [names.of(str(lines)) for lines, _ in kernels]
+    # Before the wait a kernel may touch no memory: that is why it is the first line.
+    texts = [f"    _follow()\n{names.of(str(lines))}" for lines, _ in kernels]
     bodies = parts + "".join(texts)
     helpers = [f"\n\n{text}" for text in called(_calls(bodies))]
     if "libdevice." in "".join([*helpers, bodies]):
@@ -180,7 +184,7 @@ def assembled(
         arguments = tuple(map(names.of, launch.arguments))
         signature = ", ".join([*arguments, *_count_names(launch)])
         text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{body}"
-        launches.append(replace(launch, name=name, arguments=arguments))
+        launches.append(replace(launch, name=name, arguments=arguments, follows=True))
     return language.said(text), tuple(launches)
 
 
