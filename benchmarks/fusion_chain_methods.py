@@ -25,6 +25,7 @@ GAIN = 1.01
 """An option counts as a gain beyond this."""
 
 OPTIONS: dict[str, Options] = {
+    "programmatic dependent launch": {"triton.enable_pdl": True},
     "combo kernels": {"combo_kernels": True, "benchmark_combo_kernel": True},
     "multi-kernel": {"triton.multi_kernel": 1},
     "cooperative reductions": {"triton.cooperative_reductions": True},
@@ -35,7 +36,6 @@ OPTIONS: dict[str, Options] = {
         "triton.mix_order_reduction_non_strict_mode": True,
     },
     "no mixed-order reductions": {"triton.mix_order_reduction": False},
-    "programmatic dependent launch": {"triton.enable_pdl": True},
 }
 
 

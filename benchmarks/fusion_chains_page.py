@@ -102,8 +102,9 @@ def _how(chains: Sequence[Chain]) -> str:
         "a ratio is the "
         "other method's time / the stitched chain's, with its 95 % interval. `compile` is "
         "torch.compile, `max-autotune` its mode max-autotune-no-cudagraphs, `best Inductor` the "
-        "fastest of these and of Inductor's own options (combo kernels, multi-kernel, cooperative "
-        "and mixed-order reductions), alone and those that gained together; `liger` is Liger's "
+        "fastest of these and of Inductor's own options (programmatic dependent launch, which ours "
+        "have too, combo kernels, multi-kernel, cooperative and mixed-order reductions), alone and "
+        "those that gained together; `liger` is Liger's "
         "kernel where it computes the same. Which partition and which schedules run was chosen by "
         "a short race before, on the same GPU; – was not measured."
     )
