@@ -80,7 +80,8 @@ _GENERATED = (
     wrapped(
         "What Inductor and nostall write, memory-bound all of it: launches of one step and what "
         "they take, by the profiler. The rest (matrix products, attention, convolutions, copies) "
-        "is the same libraries' in each."
+        "is the same libraries' in each. A stitched kernel is launched before the one in front of "
+        "it has ended and counts from then, with the time that it waits."
     )
     + "\n"
 )
