@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Program
 from nostall.fusion.graph import Graph
 from nostall.tuning.source import compile_triton
+from nostall.tuning.target import told
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -39,6 +41,8 @@ CONSTANTS = ("LDC",)
 PLANS: dict[str, tuple[Graph, KernelPlan]] = {
     "thread": (bias_gelu((64, 3000), "bfloat16"), KernelPlan("thread", 1, (1024,), 4)),
     "block": (layer_norm((64, 5000), "float16"), KernelPlan("block", 1, (1024,) * 5, 8)),
+    "warp": (layer_norm((64, 768), "float16"), KernelPlan("warp", 1, (256,) * 3, 1)),
+    "split": (layer_norm((8, 65536), "float16"), KernelPlan("split", 1, (1024,), 4, 16)),
     "looped": (layer_norm((64, 5000), "float16"), KernelPlan("looped", 1, (2048,), 8)),
     "copied ahead": (
         layer_norm((64, 12288), "float16"),
@@ -134,3 +138,42 @@ def test_a_compiler_for_another_gpu_leaves_triton_with_the_one_that_is_there(
     (cubin,) = cubins(program_of("thread"), tmp_path, "sm_90")
     assert WAIT in opcodes_of(cubin)
     assert triton.runtime.driver.active is here
+
+
+def test_who_compiles_at_once_takes_turns_and_the_gpu_can_still_be_asked() -> None:
+    class Config:
+        """``triton.runtime.driver`` on a machine with a GPU."""
+
+        def __init__(self) -> None:
+            self._active: Any = Driver("cuda", 80)
+            self._active.utils = "the GPU's"
+
+        @property
+        def active(self) -> Any:
+            return self._active
+
+        def set_active(self, driver: Any) -> None:
+            self._active = driver
+
+    config, heard = Config(), []
+    here = config.active
+    inside, leave = threading.Event(), threading.Event()
+
+    def compile_for(arch: int, *, first: bool) -> None:
+        with told(config, triton.backends.compiler.GPUTarget("cuda", arch, 32)):
+            inside.set()
+            if first:
+                leave.wait(10)
+            heard.append((config.active.get_current_target().arch, config.active.utils))
+
+    one = threading.Thread(target=compile_for, args=(90,), kwargs={"first": True})
+    one.start()
+    assert inside.wait(10)
+    other = threading.Thread(target=compile_for, args=(100,), kwargs={"first": False})
+    other.start()
+    other.join(0.2)  # it has to wait
+    leave.set()
+    one.join(10)
+    other.join(10)
+    assert heard == [(90, "the GPU's"), (100, "the GPU's")]
+    assert config.active is here
