@@ -4,7 +4,8 @@
 
 Every graph is a number: its operators, dtypes, rows and columns (1,100 to 57,000) follow from it,
 and so do the plan (chunks, warps, how much is demoted, whether rows are copied ahead, or peeled)
-and how buffers share memory.  Tensors lie between guard bands, a third of the graphs get NaN, Inf
+and how buffers share memory.  One in ``LABELLED`` is a cross-entropy with two labels in each row,
+anywhere in it or beside it.  Tensors lie between guard bands, a third of the graphs get NaN, Inf
 and -0.0; the kernel runs ``REPEATS`` times and has to give the same bits each time, as threads that
 race would not.  Several workers share each GPU, because compiling is what takes time; a fault ends
 its worker only.  OUT is a JSON file; graphs that are in it are left out.  Without a GPU kernels are
@@ -29,6 +30,7 @@ from typing import Any, get_args
 
 import torch
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
+from tests.unit.fusion.marked_rows import labelled
 from tests.unit.fusion.wide_rows import wide_rows
 
 from benchmarks.gpus import spread, visible
@@ -54,6 +56,7 @@ COLUMNS = (
 """Of the last ones most rows begin at odd places, and a few are lanes of a chunk of their own."""
 FEWER_COLUMNS, MANY_ROWS = 5000, 300
 """Of short rows there are many: blocks of all SMs run at once."""
+LABELLED = 6
 REPEATS, REPEATS_INTERPRETED = 20, 1
 SECONDS = 12.0
 """About how long one graph takes at most."""
@@ -81,7 +84,10 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
     draw = random.Random(seed)
     columns = draw.choice(COLUMNS)
     rows = MANY_ROWS if on_gpu() and columns <= FEWER_COLUMNS else 5
-    graph = wide_rows(seed, columns, *dtypes(), rows)
+    if seed % LABELLED == 1:
+        graph = labelled((rows, columns), draw.choice(dtypes()[0]))
+    else:
+        graph = wide_rows(seed, columns, *dtypes(), rows)
     of = scheduled(graph, graph.operators)
     legal = [plan for plan in plans(of).legal if plan.scheme == "shared"]
     if not legal:
@@ -110,10 +116,22 @@ def checked(seed: int) -> dict[str, Any]:
     program = emit_shared(of, plan, reuse)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         whole = StitchedGraph(graph, (load(program, Path(folder)),), Counter())
-        found = wrong(whole, seed)
+        found = wrong(whole, seed, _labels(seed) if seed % LABELLED == 1 else None)
     record = {"seed": seed, "plan": str(plan), "reuse": reuse, "shape": list(_shape(graph))}
     record |= {"wrong": found, "seconds": round(time.monotonic() - began, 1)}
     return record | ({"graph": str(graph)} if found else {})
+
+
+def _labels(seed: int) -> Callable[[list[torch.Tensor]], None]:
+    """Puts labels where the columns are, and a few beside them, into the inputs of a graph."""
+
+    def change(inputs: list[torch.Tensor]) -> None:
+        x, *labels = inputs
+        random = torch.Generator().manual_seed(seed)
+        for label in labels:
+            label.copy_(torch.randint(-3, x.shape[1] + 3, label.shape, generator=random))
+
+    return change
 
 
 def wrong(
@@ -160,6 +178,7 @@ def summary(done: dict[str, Any]) -> dict[str, Any]:
         "kernels": len(ran),
         "copied ahead": sum("copied ahead" in record["plan"] for record in ran),
         "peeled": sum("peeled" in record["plan"] for record in ran),
+        "with labels": sum(record["seed"] % LABELLED == 1 for record in ran),
         "reuse": dict(Counter(record.get("reuse", "?") for record in ran)),
         "with NaN and Inf": sum(record["seed"] % 3 == 0 for record in ran),
         "runs of each kernel": 1 + repeats(),

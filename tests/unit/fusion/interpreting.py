@@ -23,6 +23,8 @@ from tests.unit.fusion.generated import Made, operator_graphs
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.kept_rows import broken as broken_on_chip
 from tests.unit.fusion.kept_rows import odd_rows_on_chip, rows_on_chip
+from tests.unit.fusion.marked_rows import broken as broken_marks
+from tests.unit.fusion.marked_rows import marked_rows
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, as_int8
 from tests.unit.fusion.small_dots import small_dots
 
@@ -257,10 +259,12 @@ def main() -> None:
         "dots": random_dots(folder, 2 * examples),
         "on chip": rows_on_chip(folder, examples),
         "odd on chip": odd_rows_on_chip(folder, 2 * examples),
+        "marked": marked_rows(folder),
         "infinities": infinities(folder),
         "halves": halves(folder),
         "broken": dict(broken(folder)),
         "broken on chip": dict(broken_on_chip(folder)),
+        "broken marks": dict(broken_marks(folder)),
         "fused": fused_and_plain(folder),
     }
     print(json.dumps(result))

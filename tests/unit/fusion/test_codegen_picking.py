@@ -30,7 +30,8 @@ def test_whole_turns_take_the_value_of_the_label() -> None:
 
 def test_rows_in_shared_memory_do_so_too() -> None:
     text = source(picked((4, 4096), "float16"), KernelPlan("shared", 1, (1024,), 4))
-    assert text.count("a7 = gl.where(v8, v10, a7)") == 1
+    # In the turn of the label and, where a compiler drops it, in the others.
+    assert text.count("a7 = gl.where(v8, v10, a7)") == 2
 
 
 def _otherwise(case: str) -> Graph:

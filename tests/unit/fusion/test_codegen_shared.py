@@ -45,21 +45,21 @@ def test_the_source_of_a_small_chain() -> None:
     as_float16 = seen_as(arena, gl.float16, [3, 1, 2048], flat)
     r = pid + gl.zeros((1, 1), gl.int32, row)
     # pass 0
-    a1 = gl.full((1, 2048), float("-inf"), gl.float32, row)
+    a1 = gl.full((1, 2048), float("-inf"), gl.float16, row)
     for at in range(0, 2):
         c = at * 2048 + lanes
         # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
         x0 = gl.load(p0 + r * 5000 + c).to(gl.float32)
-        a1 = _max(a1, x0)
+        a1 = _max(a1, x0.to(gl.float16))
         as_float16.index(at).store(x0.to(gl.float16))
     for at in range(2, 3):
         c = at * 2048 + lanes
         inside = c < 5000
         # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
         x0 = gl.load(p0 + r * 5000 + c, mask=inside).to(gl.float32)
-        a1 = _max(a1, gl.where(inside, x0, float("-inf")))
+        a1 = _max(a1, gl.where(inside, x0.to(gl.float16), float("-inf")))
         as_float16.index(at).store(x0.to(gl.float16))
-    v1 = gl.reduce(a1, 1, _max, keep_dims=True)
+    v1 = gl.reduce(a1, 1, _max, keep_dims=True).to(gl.float32)
     # pass 1
     barrier()
     for at in range(0, 2):
@@ -101,19 +101,19 @@ def test_rows_that_are_copied_ahead_arrive_before_they_are_read() -> None:
     async_copy.commit_group()
     async_copy.wait_group(0)
     barrier()
-    a1 = gl.full((1, 2048), float("-inf"), gl.float32, row)
+    a1 = gl.full((1, 2048), float("-inf"), gl.float16, row)
     for at in range(0, 2):
         c = at * 2048 + lanes
         x0 = as_float16.index(at).load(row).to(gl.float32)
         # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
-        a1 = _max(a1, x0)
+        a1 = _max(a1, x0.to(gl.float16))
     for at in range(2, 3):
         c = at * 2048 + lanes
         inside = c < 5000
         x0 = as_float16.index(at).load(row).to(gl.float32)
         # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
-        a1 = _max(a1, gl.where(inside, x0, float("-inf")))
-    v1 = gl.reduce(a1, 1, _max, keep_dims=True)
+        a1 = _max(a1, gl.where(inside, x0.to(gl.float16), float("-inf")))
+    v1 = gl.reduce(a1, 1, _max, keep_dims=True).to(gl.float32)
 """
     )
     assert program.launches[0].aligned

@@ -64,6 +64,12 @@ def test_rows_at_odd_places_in_shared_memory_are_right(interpreted: Any) -> None
     assert min(kernels["read"], kernels["ahead"]) >= EXAMPLES and kernels["demoted"]
 
 
+def test_turns_with_and_without_the_column_of_a_label_are_right(interpreted: Any) -> None:
+    assert interpreted["marked"] == []
+    assert len(interpreted["broken marks"]) == 3
+    assert [name for name, wrong in interpreted["broken marks"].items() if not wrong] == []
+
+
 def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
     assert interpreted["infinities"] == []
 

@@ -22,10 +22,10 @@ def picked(of: Schedule, index: int) -> tuple[Operand, Operand] | None:
         return None
     condition, value, other = mapping.operands[chosen]
     is_zero = graph[other.source].kind == "constant" and constant(graph[other.source]).number == 0
-    return (condition, value) if is_zero and _is_of_one_column(of, condition.source) else None
+    return (condition, value) if is_zero and is_of_one_column(of, condition.source) else None
 
 
-def _is_of_one_column(of: Schedule, index: int) -> bool:
+def is_of_one_column(of: Schedule, index: int) -> bool:
     """Whether a condition compares the number of each column with one that a row has."""
     mapping, graph = of.mapping, of.mapping.graph
     if graph[index].op != "eq" or index not in mapping.operands:

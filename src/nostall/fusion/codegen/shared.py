@@ -29,12 +29,14 @@ from nostall.fusion.codegen.gluon import GLUON, GLUON_WITH_COPIES, LAYOUT
 from nostall.fusion.codegen.kept import Kept, demotions, storage
 from nostall.fusion.codegen.levels import Pass, Value
 from nostall.fusion.codegen.lines import Lines
+from nostall.fusion.codegen.marked import is_near, marked, write_places
+from nostall.fusion.codegen.narrow import running
 from nostall.fusion.codegen.passes import write_narrow
 from nostall.fusion.codegen.peeled import Peeled, peeled
 from nostall.fusion.codegen.plan import WARP, KernelPlan
 from nostall.fusion.codegen.program import Launch, Program, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.templates import TRITON_DTYPES, computed, reduction
+from nostall.fusion.codegen.templates import TRITON_DTYPES, computed
 from nostall.fusion.codegen.templates import Value as Named
 from nostall.fusion.codegen.tile import Chunk, Entry, Tile
 from nostall.fusion.operations import DTYPE_BYTES
@@ -91,7 +93,7 @@ class _Row:
                     self._copy(early)
                 self._columns(part, early)
                 for index in part.reductions:
-                    how = reduction(self.tile.graph[index])
+                    how = running(self.of, index)
                     self.tile.keep_reduced(index, how, how.along(f"a{index}", 1), rows=True)
 
     def _declare(self, plan: KernelPlan) -> None:
@@ -158,18 +160,20 @@ class _Row:
 
     def _columns(self, part: Pass, early: Collection[Value]) -> None:
         """Loops over the chunks of a row that reduce what the pass does."""
-        lines, graph = self.lines, self.tile.graph
+        lines = self.lines
         for index in part.reductions:
-            how = reduction(graph[index])
+            how = running(self.of, index)
             filled = f"(1, {self.width}), {how.neutral}, {TRITON_DTYPES[how.dtype]}, {LAYOUT}"
             lines(f"a{index} = gl.full({filled})")
+        marks = marked(self.tile, part.wide)
+        write_places(self.tile, marks)
         for head, at, some in self._loops():
             # Names that are first used in a loop do not exist after it.
             with lines.block(head):
                 if at:
                     lines(at)
                 self._count(some)
-                self._work(self.tile.over(some), part, early)
+                self._work(self.tile.over(some), part, early, marks)
 
     def _loops(self) -> list[tuple[str, str, Chunk]]:
         """The heads of loops, what chunk they are ``at`` where they do not count that, and lanes.
@@ -192,17 +196,29 @@ class _Row:
         between = [(f"for at in range(1, {rest}):", "", whole)] if rest > 1 else []
         return [(*ends, chunk), *between]
 
-    def _work(self, tile: Tile, part: Pass, early: Collection[Value]) -> None:
+    def _work(
+        self, tile: Tile, part: Pass, early: Collection[Value], marks: Collection[int]
+    ) -> None:
         """One chunk: reads what is kept, works, keeps what is new."""
         lines, (chunk,) = self.lines, tile.chunks
         for value in part.taken:
             if value in part.there or value in early:
                 self._load(tile, value)
+        if chunk.mask or not marks:
+            self._operate(tile, part, early)
+            return
+        nowhere = f"tl.full((1, {self.width}), 0, tl.int1, {LAYOUT})"
+        with lines.block(f"if {is_near(tuple(marks), chunk.first, self.width)}:"):
+            self._operate(tile.over(chunk), part, early)
+        with lines.block("else:"):
+            self._operate(tile.without(dict.fromkeys(marks, nowhere)), part, early)
+
+    def _operate(self, tile: Tile, part: Pass, early: Collection[Value]) -> None:
+        lines, (chunk,) = self.lines, tile.chunks
         tile.write(part.wide, part.wide_outputs)
         for index in part.reductions:
-            how = reduction(tile.graph[index])
             lines(f"# {tile.graph.told(index)}")
-            lines(f"a{index} = {tile.accumulated(index, how, chunk)}")
+            lines(f"a{index} = {tile.accumulated(index, running(self.of, index), chunk)}")
         for value in (*part.taken, *part.wide):
             if self._is_new(part, value) and value not in early:
                 self._store(tile, value)

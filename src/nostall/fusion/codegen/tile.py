@@ -90,6 +90,8 @@ class Tile:
         self.entries: dict[tuple[int | Operand, str], Entry] = {}
         # What is read again in another loop or kernel, so it has to be made as it is.
         self.kept = frozenset(of.mapping.outputs)
+        # Conditions that hold nowhere in this turn, and how that is written.
+        self.absent: dict[int, str] = {}
         # The same node may be read at several places; names count them.
         self._places: dict[int, list[Operand]] = {}
 
@@ -100,6 +102,12 @@ class Tile:
     def over(self, chunk: Chunk) -> Tile:
         """The tile of other columns, inside of a loop."""
         return self._other(self.rows, (chunk,))
+
+    def without(self, conditions: dict[int, str]) -> Tile:
+        """The tile of a turn in which conditions hold nowhere."""
+        found = self._other(self.rows, self.chunks)
+        found.absent = conditions
+        return found
 
     def _other(self, rows: Rows, chunks: tuple[Chunk, ...]) -> Tile:
         found = Tile(self.of, self.columns, rows, chunks, self.lines)
@@ -150,7 +158,9 @@ class Tile:
         if node.op in COMPARISONS:
             operands = _in_32_bits(node, operands, chunk)
         values = [o.value for o in operands]
-        if found := left_to_readers(self.graph, index, values, self.kept, name):
+        if index in self.absent:
+            text, named = self.absent[index], Value(name, "bool")
+        elif found := left_to_readers(self.graph, index, values, self.kept, name):
             text, named = found
         else:
             if node.kind == "reduce":
