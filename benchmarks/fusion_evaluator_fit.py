@@ -52,6 +52,7 @@ OF_MACHINE = (
     "alone",
     "l2_bytes_per_s",
     "sharpness",
+    "company",
     "pair",
     "spills",
     "reload_s",

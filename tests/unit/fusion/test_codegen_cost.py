@@ -201,8 +201,8 @@ def test_many_missing_registers_cost_more_than_in_proportion() -> None:
 
 def test_warps_begin_one_after_the_other_too() -> None:
     small = Demand(programs=10**5, warps=1, instructions=10, registers=16, moved=32)
-    many = replace(small, warps=8)
-    wanted = 8 * 10**5 * H200.warp_s
+    many = replace(small, warps=16)
+    wanted = 16 * 10**5 * H200.warp_s
     assert wanted > 10**5 * H200.program_s
     assert seconds(many) == pytest.approx(wanted, rel=0.2) and seconds(small) < seconds(many)
 

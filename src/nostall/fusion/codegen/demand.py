@@ -17,7 +17,7 @@ from nostall.fusion.codegen.peeled import lanes
 from nostall.fusion.codegen.plan import WARP, KernelPlan
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.sm import Demand
-from nostall.fusion.codegen.stages import bytes_ahead, operands
+from nostall.fusion.codegen.stages import behind, bytes_ahead, operands
 from nostall.fusion.codegen.sums import finish_tile
 from nostall.fusion.codegen.tile_cost import (
     COUNTS,
@@ -82,13 +82,15 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
     programs = -(-of.row_count // plan.rows)
     turns = -(-lanes(of, plan.peeled) // plan.chunks[0])
     parts = passes(of)
-    instructions, registers, barriers, steps, read = counts.program, 0.0, 0.0, 0.0, 0.0
+    instructions, registers, barriers, read = counts.program, 0.0, 0.0, 0.0
+    steps, hidden = 0.0, 0.0
     for part in parts:
         tile = _step(of, plan, part, counts)
         instructions += turns * (tile.instructions + _copies(of, plan, tile, counts))
         registers = max(registers, tile.registers)
         barriers += tile.barriers + turns * plan.ahead
         steps += (1 if plan.ahead else waiting(turns, tile.elements)) * part.has_columns
+        hidden += behind(turns) * (plan.ahead and part.has_columns)
         read += _bytes(of, of.mapping.read_by((*part.wide, *part.reductions)), ())
     once = _bytes(of, of.mapping.inputs, ())
     moved = _bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
@@ -100,6 +102,7 @@ def _looped(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         moved=moved,
         turns=turns * len(passes(of)),
         steps=steps,
+        hidden=hidden,
         phases=sum(bool(part.reductions) for part in parts),
         barriers=barriers,
         shared=_ahead(of, plan),
@@ -177,6 +180,7 @@ def _split(of: Schedule, plan: KernelPlan, part: Pass, counts: Counts) -> Demand
         moved=moved / programs,
         turns=turns,
         steps=1 if plan.ahead else waiting(turns, tile.elements),
+        hidden=behind(turns) if plan.ahead else 0.0,
         phases=float(finished > 0),
         barriers=tile.barriers + turns * plan.ahead + 2 * finished * (plan.num_warps > 1),
         shared=_ahead(of, plan),
@@ -201,6 +205,7 @@ def _walk(of: Schedule, plan: KernelPlan, counts: Counts) -> Demand:
         moved=moved / programs,
         turns=turns,
         steps=1 if plan.ahead else turns,
+        hidden=behind(turns) if plan.ahead else 0.0,
         # What the next turn loads waits for no reduction of this one.
         phases=_levels(of),
         barriers=turns * (tile.barriers + plan.ahead),

@@ -9,6 +9,7 @@ near to each other, and what the first and the last programs do has nothing besi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from nostall.fusion.codegen.occupancy import blocks_per_sm
@@ -30,7 +31,8 @@ class Demand:
     ``partial``: of the latter those in sectors that are written in parts, ``single``: of ``moved``
     those in sectors without the other one of their pair.
     ``turns``: how often the tile is worked on, one part of the rows or columns after the other;
-    ``steps``: loads that wait for others, ``phases``: parts that a reduction ends."""
+    ``steps``: loads that wait for others, ``hidden``: those that do so while the program works on
+    what came before, ``phases``: parts that a reduction ends."""
 
     programs: int
     warps: int
@@ -39,6 +41,7 @@ class Demand:
     moved: float
     turns: float = 1.0
     steps: float = 1.0
+    hidden: float = 0.0
     phases: float = 0.0
     barriers: float = 0.0
     shared: int = 0
@@ -59,8 +62,10 @@ class Machine:
     ``phase_s``: what a reduction and what loads after it cost a program; ``link_bytes``: what an SM
     gets in a cycle; ``spills``: registers that go to memory for each one that is missing, where
     twice as many as there are would be needed; ``reload_s``: how long a warp waits for one of
-    those; ``sharpness``: how sharply the slowest of several limits decides; ``pair``: bytes that
-    memory loses for each one that comes in a sector without the other one of its pair.
+    those; ``sharpness``: how sharply the slowest of several limits decides where many programs are
+    on an SM, ``company``: how many, of one warp, make it half as sharp (of w warps sqrt(w) fewer);
+    ``pair``: bytes that memory loses for each one that comes in a sector without the other one of
+    its pair.
     """
 
     sms: int
@@ -78,6 +83,7 @@ class Machine:
     spills: float
     reload_s: float
     sharpness: float
+    company: float
     pair: float
     l1_bytes: float
     l2_bytes: float
@@ -92,12 +98,14 @@ H200 = Machine(
     # Of 256 KB and of 50 MB what is left for a kernel's own data is taken as three quarters.
     l1_bytes=192e3,
     l2_bytes=37e6,
-    # Fitted to the times of 1,251 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`
-    # from benchmarks/results/fusion_evaluator.json.
+    # Fitted to the times of 1,251 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`,
+    # before kernels were launched early.  Since then measured: program_s, by `python -m
+    # benchmarks.fusion_begin`; chosen among 0, 1, 2 and 4: company, by
+    # benchmarks/results/fusion_evaluator.json.
     launch_s=0.61e-6,
     issued=3.35,
     load_s=0.693e-6,
-    program_s=0.63e-9,
+    program_s=1.21e-9,
     warp_s=0.095e-9,
     phase_s=0.37e-6,
     barrier_s=39e-9,
@@ -105,6 +113,7 @@ H200 = Machine(
     spills=1.19,
     reload_s=0.021e-6,
     sharpness=4.7,
+    company=2,
     pair=0.32,
     l2_bytes_per_s=5.1e12,
 )
@@ -145,6 +154,7 @@ def _seconds(demand: Demand, machine: Machine) -> float:
     delay = demand.steps * machine.load_s + demand.phases * machine.phase_s
     delay += demand.barriers * machine.barrier_s + spilled * machine.reload_s
     delay += (demand.moved + left) / machine.link_bytes / machine.clock_hz
+    delay += max(0.0, demand.hidden * machine.load_s - cycles * machine.alone)
     delay += max(0.0, cycles * machine.alone - issue)
     alone = issue + delay
     of_each = demand.programs / machine.sms
@@ -163,8 +173,12 @@ def _seconds(demand: Demand, machine: Machine) -> float:
         demand.programs * l2,
     )
     longest: float = max(limits)
-    near: float = sum((one / longest) ** machine.sharpness for one in limits)
-    decided: float = ends + longest * near ** (1 / machine.sharpness)
+    # Few programs are often all at the same, the more so if their warps are few: while they
+    # compute, memory waits.
+    company = together * math.sqrt(demand.warps)
+    sharpness = 1 + (machine.sharpness - 1) * company / (company + machine.company)
+    near: float = sum((one / longest) ** sharpness for one in limits)
+    decided: float = ends + longest * near ** (1 / sharpness)
     return decided
 
 

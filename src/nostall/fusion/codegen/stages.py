@@ -33,6 +33,11 @@ def bytes_ahead(of: Schedule, lanes: int) -> int:
     return (STAGES - 1) * lanes * each
 
 
+def behind(turns: int) -> float:
+    """Loads that wait for others in a loop of so many turns, copied ahead, after the first one."""
+    return max(0.0, turns / (STAGES - 1) - 1)
+
+
 def turns(first: str, last: str, step: int, ahead: bool) -> str:
     """What a loop counts through; ``ahead``: with copies of the turns that come."""
     told = f"{first}, {last}, {step}"
