@@ -15,7 +15,8 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
   longest, and as replayed CUDA graphs of the whole step, where only the GPU counts.  Kernels that
   one step launches (profiler), how far results and gradients are apart.
 - ``autotuned``, ``graphs``: the same loop in the modes max-autotune-no-cudagraphs and
-  reduce-overhead.  They come last.
+  reduce-overhead, and torch.compile's mode once more with a model of its own, as each of them has:
+  where weights lie in memory is worth something.  They come last.
 
 OUT is a folder with one JSON for each model and part, and what the processes said in ``logs``.
 What is complete is left out, so an interrupted run goes on.  No part begins that is expected to end

@@ -67,8 +67,8 @@ def page(found: Mapping[str, Model]) -> str:
         parts += [_PAIRS, _when(found[name][PAIRED] for name in firsts)]
         parts += [_table(_PAIR_COLUMNS, [_pairs(*one) for one in firsts.items()])]
     if modes:
-        columns = ("model", *(f"mode {mode}" for mode in MODES.values()))
-        parts += ["## Other modes\n", _table(columns, [_mode(*m) for m in modes.items()])]
+        columns = ["model", *(c for mode in MODES.values() for c in (f"mode {mode}", "again"))]
+        parts += ["## Other modes\n", _MODES, _table(columns, [_mode(*m) for m in modes.items()])]
     return "\n".join(parts)
 
 
@@ -104,6 +104,13 @@ _STARTS = (
         "nostall's seconds (Inductor's in brackets). *cold*: with empty caches. *chosen*: from the "
         "beginning until the version that stays runs. Processor seconds are those of all processes "
         "until then."
+    )
+    + "\n"
+)
+_MODES = (
+    wrapped(
+        "Each method has a model of its own; *again*: the mode of torch.compile beside itself with "
+        "another copy of the model, whose weights lie elsewhere."
     )
     + "\n"
 )
@@ -213,8 +220,8 @@ def _pairs(name: str, ratios: Sequence[float]) -> list[str]:
 def _mode(name: str, model: Model) -> list[str]:
     cells = [name]
     for part in MODES:
-        result = model.get(part)
-        cells.append(NONE if result is None else _ratio(result, "looped", SIDE_BY_SIDE[part][1]))
+        result = model.get(part, {})
+        cells += [_ratio(result, "looped", which) for which in SIDE_BY_SIDE[part][1:]]
     return cells
 
 

@@ -60,11 +60,13 @@ METHODS = {
     "nostall, autotuned": Method("nostall", AUTOTUNE),
     "compile, graphs": Method("inductor", GRAPHS),
     "nostall, graphs": Method("nostall", GRAPHS),
+    "compile, autotuned, again": Method("inductor", AUTOTUNE),
+    "compile, graphs, again": Method("inductor", GRAPHS),
 }
 SIDE_BY_SIDE = {
     "steady": ("compile", "nostall", "always", "eager"),
-    "autotuned": ("compile, autotuned", "nostall, autotuned"),
-    "graphs": ("compile, graphs", "nostall, graphs"),
+    "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
+    "graphs": ("compile, graphs", "nostall, graphs", "compile, graphs, again"),
 }
 """Parts in which methods are timed in turns; everything is compared with the first one."""
 FIRST = {"inductor": "compile", "nostall": "nostall"}
