@@ -16,7 +16,7 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
   one step launches (profiler), how far results and gradients are apart.
 - ``autotuned``, ``graphs``: the same loop in the modes max-autotune-no-cudagraphs and
   reduce-overhead, and torch.compile's mode once more with a model of its own, as each of them has:
-  where weights lie in memory is worth something.  They come last.
+  two copies of one version are not equally fast.  They come last.
 
 OUT is a folder with one JSON for each model and part, and what the processes said in ``logs``.
 What is complete is left out, so an interrupted run goes on.  No part begins that is expected to end
