@@ -57,6 +57,7 @@ COLUMNS = (
 FEWER_COLUMNS, MANY_ROWS = 5000, 300
 """Of short rows there are many: blocks of all SMs run at once."""
 LABELLED = 6
+"""One graph of so many has labels."""
 REPEATS, REPEATS_INTERPRETED = 20, 1
 SECONDS = 12.0
 """About how long one graph takes at most."""
