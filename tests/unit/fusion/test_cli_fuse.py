@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from benchmarks.fusion_measured import measured
+from benchmarks.record import RESULTS
 from typer.testing import CliRunner
 
 from nostall.cli import app
@@ -27,6 +28,7 @@ from nostall.tuning.fusing.target import Asked, traced
 from nostall.tuning.job import Settings
 from nostall.tuning.source import Source
 
+ROOT = Path(__file__).resolve().parents[3]
 FILE = """
 import torch
 from torch.nn import functional as F
@@ -86,6 +88,26 @@ def test_a_run_prints_kernels_reasons_and_a_line_to_paste(tuned: tuple[str, Path
         assert all(Path(word).is_file() for word in words[3:])
     else:
         assert words[2] == "tune" and Path(words[3].partition(":")[0]).is_file()
+
+
+def test_the_page_shows_what_its_example_prints(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "fusion" / "layernorm_gelu.py"
+    printed = command(f"{example}:layernorm_gelu", "--explain", "--out", tmp_path / "run")
+    # What is modelled and why; the tables, and what ptxas makes of it, are not the same everywhere.
+    beginnings = ("  ", "inference: ", "stitched_")
+    lines = [line for line in printed.splitlines() if line.startswith(beginnings)]
+    page = (ROOT / "docs" / "fusion.md").read_text().splitlines()
+    assert len(lines) >= 14 and [line for line in lines if line not in page] == []
+
+
+def test_the_file_of_the_example_is_what_it_writes(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "fusion" / "layernorm_gelu.py"
+    command(f"{example}:layernorm_gelu", "--out", tmp_path / "run")
+    committed, found = (
+        json.loads(file.read_text())["passes"]
+        for file in (RESULTS / "fusion_layernorm_gelu.json", tmp_path / "run" / "fusion.json")
+    )
+    assert found == committed, "copy the run's fusion.json over the committed file"
 
 
 def test_a_run_directory_holds_all_of_it(tuned: tuple[str, Path]) -> None:
