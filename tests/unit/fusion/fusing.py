@@ -71,6 +71,22 @@ def dropout(folder: Path) -> dict[str, object]:
     }
 
 
+def asserted(folder: Path) -> dict[str, object]:
+    """Functions that assert something of what a kernel computes, and give nothing for it."""
+
+    def function(label: Tensor, x: Tensor) -> Tensor:
+        return x.softmax(-1) - F.one_hot(label * 2, 24)
+
+    fused, label, x = fuse(function, folder=folder), torch.arange(12), torch.randn(12, 24)
+    result: dict[str, object] = {"difference": largest(fused(label, x), function(label, x))}
+    result["refused"] = sorted({operator for _, operator in fused.refused})
+    try:
+        fused(label + 1, x)
+    except RuntimeError as error:
+        result["said"] = str(error)
+    return result
+
+
 def fused_and_plain(folder: Path) -> dict[str, object]:
     """Largest differences between fused functions and the same without, kernels, refusals."""
     torch.manual_seed(0)
@@ -97,5 +113,6 @@ def fused_and_plain(folder: Path) -> dict[str, object]:
     result["structure"] = {key: largest(found[key], want[key]) for key in want}
     result["dropout"] = dropout(folder)
     result["dynamic"] = dynamic_batch(folder)
+    result["asserted"] = asserted(folder)
     result["refused"] = [f"{operator}: {why}" for why, operator in more.refused]
     return result

@@ -110,3 +110,10 @@ def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> Non
     assert result["structure"].keys() == {"sum", "sorted"}
     assert max(result["structure"].values()) < 1e-5
     assert result["refused"] == ["aten.sort.default: unsupported operator"]
+
+
+def test_assertions_stay_where_they_are(interpreted: Any) -> None:
+    found = interpreted["fused"]["asserted"]
+    assert found["difference"] < 1e-6
+    assert found["refused"] == ["aten._assert_async.msg"]
+    assert "smaller than num_classes" in found["said"]

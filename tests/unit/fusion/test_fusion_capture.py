@@ -111,6 +111,16 @@ def test_everything_that_is_left_out_has_a_reason() -> None:
     assert product.keys() == {"matrix product that does not wait for memory"}
 
 
+def test_calls_that_give_nothing_stay_and_are_counted() -> None:
+    class Labelled(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, label: Any) -> Any:
+            return x.softmax(-1) - torch.nn.functional.one_hot(label, 6)
+
+    found = capture(inference_graph(Labelled(), torch.rand(4, 6), torch.tensor([0, 1, 2, 3])))
+    assert found.explanation.refused == {("no tensor", "aten._assert_async.msg"): 2}
+    assert {found.graph[i].op for i in found.graph.operators} >= {"exp", "eq"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_casts_to_e4m3_end_where_this_pytorch_ends(dtype: Any) -> None:
     """Before 2.12 what is beyond became NaN, which code generation does by itself."""

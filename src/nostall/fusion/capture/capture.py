@@ -100,7 +100,7 @@ def _origins(values: dict[Node, Value]) -> dict[int, Node]:
 
 
 def _meta(node: Node) -> Any:
-    if "val" not in node.meta and node.op == "get_attr":
+    if "val" not in node.meta and (node.op == "get_attr" or _gives_nothing(node)):
         return None
     if "val" not in node.meta:
         raise BadCapture(
@@ -108,6 +108,12 @@ def _meta(node: Node) -> Any:
             "torch.export or AOTAutograd"
         )
     return node.meta["val"]
+
+
+def _gives_nothing(node: Node) -> bool:
+    """Whether a call has no result: an assertion, of which a trace records no value."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and not schema.returns
 
 
 def _is_size(node: Node) -> bool:
