@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,8 +85,39 @@ def in_turns(
     rounds: int,
     record: Callable[[Run, Sequence[Inputs]], Any] = captured_graph,
     timed: Callable[[Any, int], float] = replayed,
+    loads: int = 1,
 ) -> dict[str, list[float]]:
-    """Microseconds of each method in every round; another method is first each time."""
+    """Microseconds of each method in every round; another method is first each time.
+
+    Where memory lies is worth something, too: it is laid out anew for each of ``loads`` equal parts
+    of the rounds.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in methods}
+    draw = random.Random(0)
+    for load in range(loads):
+        elsewhere = _pads(draw) if load else []
+        given = [[x.clone() for x in one] for one in sets] if load else sets
+        for name, times in _rounds(methods, given, rounds // loads, record, timed).items():
+            samples[name] += times
+        del given, elsewhere
+    return samples
+
+
+def _pads(draw: random.Random) -> list[Tensor]:
+    """Memory that is taken, so that what comes next lies elsewhere."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [torch.empty(draw.randrange(1, 64) << 20, dtype=torch.uint8, device=device)]
+
+
+def _rounds(
+    methods: Mapping[str, Method],
+    sets: Sequence[Inputs],
+    rounds: int,
+    record: Callable[[Run, Sequence[Inputs]], Any],
+    timed: Callable[[Any, int], float],
+) -> dict[str, list[float]]:
     # Graphs only know where their inputs are: these have to stay.
     given = {name: own_copies(method, sets) for name, method in methods.items()}
     graphs = {name: record(method.run, walked(given[name])) for name, method in methods.items()}
@@ -99,8 +131,9 @@ def in_turns(
     return samples
 
 
-def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Stitched against each other method; the null is eager beside itself."""
+def compared(samples: Mapping[str, Sequence[float]], loads: int = 1) -> dict[str, Any]:
+    """Stitched against each other method; the null is eager beside itself.  ``loads`` as in
+    :func:`in_turns`."""
     found = {}
     for name in samples:
         if name in ("stitched", "eager again"):
@@ -108,7 +141,9 @@ def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         # The null is a pair of one method; its spread is carried over to the other ratios.
         scale = [b / a for a, b in zip(samples["eager"], samples["eager again"], strict=True)]
         null = [x * s for x, s in zip(samples[name], scale, strict=True)]
-        result = Comparison.of(samples[name], samples["stitched"], null, kind="measured")
+        result = Comparison.of(
+            samples[name], samples["stitched"], null, kind="measured", loads=loads
+        )
         found[name] = {
             "ratio": round(result.ratio, 4),
             "low": round(result.low, 4),

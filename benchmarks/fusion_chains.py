@@ -6,11 +6,12 @@ For every chain of ``benchmarks.fusion_chain_programs`` a fresh process builds t
 ``benchmarks.fusion_chain_methods`` and the stitched version.  The latter's plans come from a short
 race: for the explorer's partition and the greedy one, the modelled best plans of every kernel are
 timed (``--race 0``: the modelled first choice runs), and the faster partition is taken.  Each
-method is captured as a CUDA graph that walks over copies of its inputs larger than L2; replays are
-interleaved round by round, eager runs twice (the null).  Times are microseconds for one run.  OUT
-is a folder with one JSON for each chain; chains that are there already are left out, so an
-interrupted run goes on.  Every visible GPU has one chain at a time; none is begun that would not
-end within ``--limit``.  ``--list`` shows the chains and plans without a GPU.
+method is captured as a CUDA graph that walks over copies of its inputs larger than L2, four times
+with memory elsewhere; replays are interleaved round by round, eager runs twice (the null).  Times
+are microseconds for one run.  OUT is a folder with one JSON for each chain; chains that are there
+already are left out, so an interrupted run goes on.  Every visible GPU has one chain at a time;
+none is begun that would not end within ``--limit``.  ``--list`` shows the chains and plans without
+a GPU.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from nostall.fusion.codegen.choice import first_choice
 from nostall.fusion.codegen.racing import CANDIDATES
 from nostall.fusion.codegen.region import scheduled
 
+LOADS = 4
+"""How often memory is laid out anew: what that is worth by chance is part of the intervals."""
 EXPECTED = 60.0
 """Seconds that a chain is thought to take; none is begun later than that before the limit."""
 
@@ -57,7 +60,7 @@ def measured(chain: Chain, rounds: int, most: int, seconds: float) -> dict[str, 
         methods, told = others(chain, sets, judge, seconds)
         del judge
         told["largest_errors"]["stitched"] = errors
-        samples = in_turns({**methods, "stitched": stitched}, sets, rounds)
+        samples = in_turns({**methods, "stitched": stitched}, sets, rounds, loads=LOADS)
     return {
         "chain": chain.name,
         "gpu": torch.cuda.get_device_name(),
@@ -67,7 +70,8 @@ def measured(chain: Chain, rounds: int, most: int, seconds: float) -> dict[str, 
         "stitched": how,
         **told,
         "samples_us": samples,
-        "compared": compared(samples),
+        "loads": LOADS,
+        "compared": compared(samples, LOADS),
     }
 
 

@@ -37,7 +37,7 @@ from tests.unit.fusion.turned_places import drawn as queries
 
 from benchmarks.provenance import save
 from nostall.fusion.codegen.interpreted import prepare
-from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
+from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, early, plans
 from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.evaluate import Delta
@@ -62,7 +62,9 @@ def drawn(of: Schedule, draw: random.Random) -> KernelPlan:
     schemes: dict[tuple[str, bool], list[KernelPlan]] = {}
     for plan in legal:
         schemes.setdefault((plan.scheme, len(plan.chunks) > 1), []).append(plan)
-    return draw.choice(schemes[draw.choice(sorted(schemes))])
+    plan = draw.choice(schemes[draw.choice(sorted(schemes))])
+    twin = early(of, plan)
+    return twin if twin is not None and draw.random() < 0.5 else plan
 
 
 def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:

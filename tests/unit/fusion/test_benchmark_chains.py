@@ -161,6 +161,33 @@ def test_methods_take_turns_and_have_their_own_inputs_where_they_write_over_them
     assert torch.equal(seen["b"][1][0], given[1][0])
 
 
+def test_every_load_has_memory_of_its_own_and_an_equal_share_of_the_rounds() -> None:
+    given = [[torch.ones(2)]]
+    seen: list[torch.Tensor] = []
+
+    def record(run: Run, sets: Sequence[Inputs]) -> int:
+        seen.append(sets[0][0])
+        return len(seen)
+
+    methods = {"a": Method(lambda _: None)}
+    samples = in_turns(methods, given, 8, record, lambda load, runs: float(load), loads=4)
+    assert samples == {"a": [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]}
+    assert seen[0] is given[0][0] and len({id(one) for one in seen}) == 4
+    assert all(torch.equal(one, given[0][0]) for one in seen)
+
+
+def test_what_only_some_loads_say_is_no_difference() -> None:
+    """A version that is slower in half of the layouts, by more than its rounds differ."""
+    steady = [100.0 + i % 3 / 100 for i in range(40)]
+    half = [time * (1.01 if i // 10 % 2 else 1.0) for i, time in enumerate(steady)]
+    samples = {"eager": steady, "eager again": steady, "compile": steady, "stitched": half}
+    assert compared({**samples, "stitched": [1.01 * t for t in steady]}, 4)["compile"] == {
+        **compared({**samples, "stitched": [1.01 * t for t in steady]})["compile"],
+        "verdict": "slower",
+    }
+    assert compared(samples, 4)["compile"]["verdict"] == "same"
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 

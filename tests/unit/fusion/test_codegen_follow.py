@@ -40,6 +40,10 @@ CONSTANTS = ("LDC",)
 
 PLANS: dict[str, tuple[Graph, KernelPlan]] = {
     "thread": (bias_gelu((64, 3000), "bfloat16"), KernelPlan("thread", 1, (1024,), 4)),
+    "early thread": (
+        bias_gelu((64, 3000), "bfloat16"),
+        KernelPlan("thread", 1, (1024,), 4, early=True),
+    ),
     "block": (layer_norm((64, 5000), "float16"), KernelPlan("block", 1, (1024,) * 5, 8)),
     "warp": (layer_norm((64, 768), "float16"), KernelPlan("warp", 1, (256,) * 3, 1)),
     "split": (layer_norm((8, 65536), "float16"), KernelPlan("split", 1, (1024,), 4, 16)),
@@ -89,6 +93,16 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended(name: str, tmp_pa
         assert early(codes) == []
         # Whoever begins early may count on all that ended before the kernel in front of it began.
         assert codes.index(TRIGGER) > codes.index(WAIT)
+
+
+def test_an_early_thread_has_read_everything_when_the_next_kernel_may_begin(tmp_path: Path) -> None:
+    program = program_of("early thread")
+    found = [opcodes_of(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
+    if oldest_triton.OLDEST.is_dir():
+        found += [opcodes_of(cubin) for cubin, _ in oldest_triton.compiled(program, tmp_path)]
+    for codes in found:
+        reads = [at for at, code in enumerate(codes) if code.startswith("LDG")]
+        assert len(reads) >= 2 and reads[-1] < codes.index(TRIGGER)
 
 
 def test_a_wait_that_comes_late_or_never_is_seen(tmp_path: Path) -> None:

@@ -84,7 +84,30 @@ def test_rows_are_in_the_order_of_memory() -> None:
     x = build.input((8, 16, 4), strides=(4, 32, 1))
     graph = build.graph(build("relu", x, strides=(4, 32, 1)))
     program = emit(scheduled(graph), KernelPlan("thread", 1, (128,), 1))
-    assert "tl.load(p0 + c, mask=inside)" in program.source
+    assert "tl.load(p0 + c)" in program.source
+
+
+@pytest.mark.parametrize(("columns", "varying"), [(128, None), (100, None), (128, 17)])
+def test_only_elements_that_may_not_exist_are_asked_for(columns: int, varying: int | None) -> None:
+    build = Builder(varying)
+    x = build.input((varying or 16, columns))
+    program = emit(scheduled(build.graph(build("relu", x))), KernelPlan("thread", 1, (128,), 1))
+    masked = varying is not None or columns == 100
+    assert ("mask=inside" in program.source) == ("inside = " in program.source) == masked
+
+
+def test_an_early_thread_reads_all_it_needs_before_it_lets_the_next_kernel_begin() -> None:
+    build = Builder()
+    x, y = build.input((64, 128)), build.input((64, 128))
+    of = scheduled(build.graph(build("mul", build("tanh", build("exp", x)), y)))
+    plain = KernelPlan("thread", 1, (128,), 1)
+    twin = early(of, plain)
+    assert twin is not None and str(twin) == "thread 1x128, 1 warps, early"
+    lines = emit(of, twin).source.splitlines()
+    body = [line.strip() for line in lines[lines.index("    _behind()") :]]
+    reads = [at for at, line in enumerate(body) if "tl.load(" in line]
+    assert reads == [3, 4] and body[5] == "_release()"
+    assert "_release" not in emit(of, plain).source
 
 
 def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:

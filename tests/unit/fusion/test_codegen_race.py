@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.fusion.patterns import PATTERNS
+from tests.unit.fusion.patterns import PATTERNS, layer_norm
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -17,8 +17,8 @@ from nostall.core.errors import BadInput
 from nostall.fusion.codegen import choice, race, racing
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds, rank
 from nostall.fusion.codegen.plan import KernelPlan, Plans, Refused, early, plans
-from nostall.fusion.codegen.race import HOPELESS, candidates, fastest, favourites
-from nostall.fusion.codegen.racing import CANDIDATES, Racer, RaceRecord
+from nostall.fusion.codegen.race import HOPELESS, candidates, fastest, favourites, neighbours
+from nostall.fusion.codegen.racing import CANDIDATES, HEATS, Racer, RaceRecord
 from nostall.fusion.codegen.region import scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.gpu.clock import RecordedClock, Run, Samples
@@ -119,6 +119,51 @@ def test_the_winner_is_confirmed_kept_and_not_measured_again(tmp_path: Path) -> 
     assert record.again == (tuple(SLOW), tuple(FAST), tuple(SLOW))
 
 
+def test_neighbours_differ_in_one_respect_and_are_legal() -> None:
+    some = of("layer norm")
+    every = plans(some).legal
+    plan = next(p for p in every if p.scheme == "block" and p.rows == 2 and p.num_warps == 4)
+    found = neighbours(some, plan)
+    assert plan not in found and set(found) - set(every) == {early(some, plan)}
+    same = {(p.rows, p.num_warps) for p in found if p.chunks == plan.chunks and not p.early}
+    assert same == {(1, 4), (4, 4), (2, 2), (2, 8)}
+    assert {(p.rows, p.num_warps) for p in found if p.chunks != plan.chunks} <= {(2, 4)}
+    # Who is a neighbour's neighbour is known to it.
+    assert all(plan in neighbours(some, other) for other in found)
+
+
+def test_parts_turns_and_copies_ahead_have_neighbours_too() -> None:
+    graph = layer_norm((64, 12288), "float16")
+    wide, sums = scheduled(graph, graph.operators), of("norm backward")
+    long = layer_norm((8, 65536), "float16")
+    rows = scheduled(long, long.operators)
+    (split,) = [p for p in plans(rows).legal if str(p) == "split 1x1024, 4 warps, 16 parts"]
+    assert {p.parts for p in neighbours(rows, split)} == {4, 16, 64}
+    (shared,) = [p for p in plans(wide).legal if str(p) == "shared 1x2048, 8 warps"]
+    near = set(map(str, neighbours(wide, shared)))
+    assert {"shared 1x2048, 8 warps, copied ahead", "shared 1x2048, 4 warps"} <= near
+    assert not any("demoted" in plan or "split" in plan for plan in near)
+    for plan in plans(sums).legal:
+        assert all(other.scheme == "column" for other in neighbours(sums, plan))
+
+
+def test_a_winner_meets_its_neighbours_until_none_is_faster(tmp_path: Path) -> None:
+    some = of("layer norm")
+    first = candidates(some, 4)
+    winner = first[1]
+    near = [plan for plan in neighbours(some, winner) if plan not in first]
+    # The second candidate wins, then its last neighbour, which nobody beats.
+    clock = Script(1, 1, len(near), 1, -1)
+    racer = Racer(clock, most=4, folder=tmp_path)
+    assert racer(some) == near[-1]
+    heats = [record.plans for record in racer.told]
+    assert heats[0] == tuple(map(str, first))
+    assert heats[1] == tuple(map(str, (winner, *near)))
+    assert len(heats) <= HEATS and heats[-1][0] == str(near[-1])
+    again = Racer(Script(), most=4, folder=tmp_path)
+    assert again(some) == near[-1]
+
+
 @pytest.mark.parametrize("clock", [Script(-1), Script(1, -1)])
 def test_without_a_gain_that_lasts_the_modelled_choice_runs(clock: Script, tmp_path: Path) -> None:
     racer = Racer(clock, folder=tmp_path)
@@ -130,12 +175,15 @@ def test_without_a_gain_that_lasts_the_modelled_choice_runs(clock: Script, tmp_p
 def test_other_kernels_and_other_gpus_are_other_races(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Script(1, 1, -1, -1, -1)
-    Racer(clock, folder=tmp_path)(of())
-    Racer(clock, folder=tmp_path)(of("masked softmax"))
+    clock = Script(1, 1, *[-1] * 9)
+    left = [len(clock.left)]
+    for kernel in (of(), of("masked softmax"), of()):
+        Racer(clock, folder=tmp_path)(kernel)
+        left.append(len(clock.left))
+    assert left[0] > left[1] > left[2] == left[3]
     monkeypatch.setattr(racing, "_device_name", lambda: "another")
     assert Racer(clock, folder=tmp_path)(of()) == first_choice(of())
-    assert clock.left == [-1]
+    assert len(clock.left) < left[3]
 
 
 def test_a_failing_race_leaves_the_modelled_choice_and_says_why(tmp_path: Path) -> None:

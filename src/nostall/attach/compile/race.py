@@ -23,11 +23,13 @@ from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.legal import scheduled
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.race import candidates
-from nostall.fusion.codegen.racing import SECONDS, Racer
+from nostall.fusion.codegen.racing import Racer
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.graph import Graph
 from nostall.gpu.clock import Clock
 
+SECONDS = 0.05
+"""Of each comparison: the program goes on meanwhile, and whole graphs are compared afterwards."""
 LEAST_S = 8e-6
 """Kernels whose modelled choice takes less do not race: a race gains a few hundredths of that, and
 compiling a kernel's plans takes as long for those as for any other."""

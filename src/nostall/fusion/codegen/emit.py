@@ -7,7 +7,7 @@ from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.matrices import write_matrices
 from nostall.fusion.codegen.passes import emit_split, write_looped
 from nostall.fusion.codegen.plan import KernelPlan, refusal
-from nostall.fusion.codegen.program import Launch, Program, base_name, program
+from nostall.fusion.codegen.program import RELEASE, Launch, Program, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.shared import emit_shared
 from nostall.fusion.codegen.sums import emit_column
@@ -62,9 +62,16 @@ def _flat(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """No reductions: all loops are columns of one long row."""
     width = plan.chunks[0]
     lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
-    lines(f"inside = c < {limit(of)}")
+    mask = None
+    if of.mapping.graph.varying is not None or of.row_count % width:
+        mask = "inside"
+        lines(f"{mask} = c < {limit(of)}")
     rows = Rows((), 1, "0", None, is_zero("pid"))
-    Tile(of, of.rows, rows, (Chunk(width, "c", "inside", ""),), lines).write(of.body)
+    tile = Tile(of, of.rows, rows, (Chunk(width, "c", mask, ""),), lines)
+    tile.load_ahead(of.body)
+    if plan.early:
+        lines(RELEASE)
+    tile.write(of.body)
     return Extent(of.row_count, width)
 
 

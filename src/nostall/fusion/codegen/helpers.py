@@ -9,6 +9,16 @@ def _follow():  # begins while the kernel before ends, and waits for all of it; 
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 """,
+    "_behind": """@triton.jit
+def _behind():  # begins while the kernel before ends, and waits for all of it
+    if tl.target_info.cuda_capability_geq(9, 0):
+        tl.extra.cuda.gdc_wait()
+""",
+    "_release": """@triton.jit
+def _release():  # the next kernel may begin; all that is read above has been asked for
+    if tl.target_info.cuda_capability_geq(9, 0):
+        tl.extra.cuda.gdc_launch_dependents()
+""",
     "_max": """@triton.jit
 def _max(a, b):  # NaN wins, as in PyTorch; tl.max would drop it
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

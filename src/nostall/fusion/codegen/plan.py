@@ -107,7 +107,8 @@ class KernelPlan:
     (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: what it reads is copied to shared
     memory before it is needed, in loops (of all schemes but ``shared``) some turns before.
     ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.  ``early``: what
-    all rows share is read with the row, not where it is needed (:func:`early`).
+    all rows share is read with the row, not where it is needed; of ``thread`` that everything is
+    read before anything is computed, whatever the compiler would prefer (:func:`early`).
     For ``matrix`` ``chunks`` is the largest tensor's size, for ``turned`` that of a turn.
     """
 
@@ -182,7 +183,7 @@ def plans(of: Schedule) -> Plans:
 
 def early(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
     """The plan with what all rows share read early, so that no warp waits for it behind a
-    reduction; None where that is no plan.
+    reduction, or with everything read at once; None where that is no plan.
 
     It takes registers, and the schedule model does not know what it gains: the legal ones of
     :func:`plans` are without.
@@ -340,7 +341,9 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
     if plan.peeled and (plan.rows > 1 or not peeled(of)):
         return "peeled are single rows, one for each program, that begin at odd places"
-    if plan.early and not (plan.scheme in ("warp", "block") and of.shared_late):
+    if plan.early and not (
+        plan.scheme == "thread" or (plan.scheme in ("warp", "block") and of.shared_late)
+    ):
         return "nothing that all rows share is read behind a reduction of rows in registers"
     if plan.scheme == "shared":
         told = plan.demoted, plan.chunks[0], plan.ahead, plan.peeled

@@ -30,6 +30,9 @@ class Language:
 
 
 TRITON = Language(HEAD, str)
+RELEASE = "_release()"
+"""The line from which on the next kernel may begin, in kernels that do not begin with it.  No
+compiler moves what is read above it below."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,7 @@ def assembled(
     """
     head = [language.head]
     parts = names.of(parts)
-    # Before the wait a kernel may touch no memory: that is why it is the first line.
-    texts = [f"    _follow()\n{names.of(str(lines))}" for lines, _ in kernels]
+    texts = [_begun(names.of(str(lines))) for lines, _ in kernels]
     bodies = parts + "".join(texts)
     helpers = [f"\n\n{text}" for text in called(_calls(bodies))]
     if "libdevice." in "".join([*helpers, bodies]):
@@ -186,6 +188,11 @@ def assembled(
         text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{body}"
         launches.append(replace(launch, name=name, arguments=arguments, follows=True))
     return language.said(text), tuple(launches)
+
+
+def _begun(body: str) -> str:
+    """A body behind the wait for the kernel before: ahead of it no memory may be touched."""
+    return f"    {'_behind' if RELEASE in body else '_follow'}()\n{body}"
 
 
 def _calls(bodies: str) -> str:

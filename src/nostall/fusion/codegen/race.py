@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.plan import KernelPlan, early, plans
+from nostall.fusion.codegen.plan import KernelPlan, early, plans, refusal
 from nostall.fusion.codegen.schedule import Schedule
 
 HOPELESS = 1.5
@@ -14,8 +15,7 @@ HOPELESS = 1.5
 
 
 FEW = 4
-"""In a race of more plans as many as there are more run a second time, with what all rows share
-read early."""
+"""In a race of more plans as many as there are more run a second time, as early ones."""
 
 
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
@@ -28,6 +28,41 @@ def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
     found = favourites(times, most)
     twins = [twin for plan in found if (twin := early(of, plan)) is not None]
     return (*found, *twins[: max(0, most - FEW)])
+
+
+def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
+    """The plans that differ from one in a single respect: half or twice its rows, warps or columns
+    of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not."""
+    legal = plans(of).legal
+    every = (*legal, *(replace(other, early=True) for other in legal))
+    near = (other for other in every if _apart(plan, other) == 1)
+    return tuple(other for other in near if refusal(of, other) is None)
+
+
+def _apart(one: KernelPlan, other: KernelPlan) -> int:
+    """In how many respects two plans differ; 2 for more than a step in one of them."""
+    kinds = {(_kind(plan), plan.demoted, plan.peeled) for plan in (one, other)}
+    if len(kinds) > 1:
+        return 2
+    # Two numbers, and by what factor the next one is another; of parts there are few.
+    counts = [
+        (one.rows, other.rows, 2),
+        (one.num_warps, other.num_warps, 2),
+        (one.parts, other.parts, 4),
+    ]
+    turns = len(one.chunks) == len(other.chunks) == 1
+    if turns:
+        counts.append((one.chunks[0], other.chunks[0], 2))
+    if any(max(a, b) > step * min(a, b) for a, b, step in counts):
+        return 2
+    cut = not turns and one.chunks != other.chunks
+    flags = (cut, one.ahead != other.ahead, one.early != other.early)
+    return sum(a != b for a, b, _ in counts) + sum(flags)
+
+
+def _kind(plan: KernelPlan) -> str:
+    """The scheme; rows in registers are one, whatever has more of them: rows or warps."""
+    return "held" if plan.scheme in ("warp", "block") else plan.scheme
 
 
 def favourites(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:

@@ -25,7 +25,7 @@ from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.kernel import StitchedKernel, empty, load
 from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.program import Program
-from nostall.fusion.codegen.race import candidates, fastest
+from nostall.fusion.codegen.race import candidates, fastest, neighbours
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.gpu.clock import Clock, Run
 from nostall.store import home
@@ -34,8 +34,11 @@ from nostall.store.answers import keep_record
 CANDIDATES = 8
 """Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
 what fewer or more would be worth)."""
-SECONDS = 0.05
-"""About how long one kernel is raced; longer where a comparison would have too few rounds."""
+HEATS = 3
+"""Races of one kernel: of the candidates, and of a winner with its neighbours."""
+SECONDS = 0.2
+"""About how long a winner meets the first choice again, and half of it all of them before: fewer
+rounds tell no less than 1 % apart."""
 
 
 class RaceRecord(Strict):
@@ -56,8 +59,8 @@ class RaceRecord(Strict):
 class Racer:
     """A choice of plans (:data:`~nostall.fusion.codegen.legal.Choice`) by measurement.
 
-    ``most`` of the modelled best plans of each kernel race beside the best of every scheme, for
-    about ``seconds``.  Records lie in ``folder``, by default that of the store; ``told`` grows with
+    ``most`` of the modelled best plans of each kernel race beside the best of every scheme, about
+    ``seconds`` long for each of the comparisons.  Records lie in ``folder``, by default that of the store; ``told`` grows with
     every kernel that is asked about.
     """
 
@@ -68,8 +71,20 @@ class Racer:
     told: list[RaceRecord] = field(default_factory=list)
 
     def __call__(self, of: Schedule) -> KernelPlan:
-        """The plan that runs.  Whatever fails leaves the modelled first choice."""
-        return self.between(of, candidates(of, self.most))
+        """The plan that runs.  Whatever fails leaves the modelled first choice.
+
+        The winner meets its neighbours, which the model thought less of, and so on: at most
+        :data:`HEATS` times in all.
+        """
+        every = candidates(of, self.most)
+        winner, met = self.between(of, every), set(every)
+        for _ in range(1, HEATS):
+            near = [plan for plan in neighbours(of, winner) if plan not in met]
+            faster = self.between(of, (winner, *near))
+            if faster == winner:
+                break
+            winner, met = faster, met | set(near)
+        return winner
 
     def between(self, of: Schedule, every: Sequence[KernelPlan]) -> KernelPlan:
         """The same, where the candidates are known."""
@@ -102,7 +117,7 @@ class Racer:
         winner = fastest(samples, record.kind)
         again: list[list[float]] = []
         if winner:
-            again = self.clock.samples(name, [runs[0], runs[winner], runs[0]], self.seconds / 2)
+            again = self.clock.samples(name, [runs[0], runs[winner], runs[0]], self.seconds)
             winner = winner if fastest(again, record.kind) else 0
         update = {
             "samples": tuple(map(tuple, samples)),
