@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from nostall.fusion.errors import BadGraph
@@ -28,8 +29,8 @@ class Builder:
         return self._add("input", (), shape, dtype, {}, strides)
 
     def constant(self, value: int | float | bool, dtype: str = "float32", shape: Shape = ()) -> int:
-        """The same value everywhere."""
-        return self._add("constant", (), shape, dtype, {"value": value})
+        """The same value everywhere; beyond an integer dtype it is wrapped, as in PyTorch."""
+        return self._add("constant", (), shape, dtype, {"value": _held(value, dtype)})
 
     def opaque(
         self, target: str, *inputs: int, shape: Shape, dtype: str, strides: Shape | None = None
@@ -84,6 +85,17 @@ class Builder:
         given = tuple(sorted(attributes.items()))
         self.nodes.append(Node(index, op, inputs, shape, dtype, laid, given))
         return index
+
+
+def _held(value: int | float | bool, dtype: str) -> int | float | bool:
+    if dtype not in _BITS or isinstance(value, bool) or not math.isfinite(value):
+        return value
+    bits, is_signed = _BITS[dtype], dtype != "uint8"
+    least = -(1 << bits - 1) if is_signed else 0
+    return (int(value) - least) % (1 << bits) + least
+
+
+_BITS = {"int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8}
 
 
 def _dtype(op: str, operands: Sequence[Node]) -> str:

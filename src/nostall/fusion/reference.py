@@ -47,6 +47,9 @@ def _numpy_dtype(dtype: str) -> str:
 
 def _evaluate(node: Node, operands: list[Array]) -> Any:
     if node.op in _ELEMENTWISE:
+        if "float" in node.dtype and node.op != "where":
+            # numpy would compute the function of a byte in fp16.
+            operands = [value.astype(np.float64) for value in operands]
         return _ELEMENTWISE[node.op](*operands)
     if node.op in _REDUCTIONS:
         return _REDUCTIONS[node.op](operands[0], node.dims, node.keepdim)
@@ -129,13 +132,15 @@ def _sigmoid(value: Array) -> Array:
 
 
 def _sign(value: Array) -> Array:
-    # PyTorch gives 0 for NaN, numpy NaN.
-    return np.nan_to_num(np.sign(value), nan=0.0)
+    # PyTorch gives 0 for NaN, numpy NaN; and numpy has no sign of a bool.
+    return value if value.dtype == bool else np.nan_to_num(np.sign(value), nan=0.0)
 
 
 def _pow(base: Array, exponent: Array) -> Array:
     if base.dtype.kind in "iu" and np.any(exponent < 0):
-        return np.trunc(np.power(base.astype(np.float64), exponent))
+        # 0 to a negative power is 0 in PyTorch, of integers.
+        found = np.trunc(np.power(base.astype(np.float64), exponent))
+        return np.where(np.isinf(found), 0.0, found)
     return np.asarray(np.power(base, exponent))
 
 

@@ -214,7 +214,7 @@ def _arange(call: Call) -> Value:
 def _one_hot(call: Call, x: int, dim: int, index: int) -> int:
     """Where an axis of ``x`` has the place that ``index`` (1 long there) names."""
     shape = call.shape(x)
-    if call.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
+    if not shape or call.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
         raise Unfit("gather or scatter of more than one element a row")
     places = call.build("iota", shape=(shape[dim],), start=0, step=1)
     beside = (shape[dim],) + (1,) * (len(shape) - dim - 1)

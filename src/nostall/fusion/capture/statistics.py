@@ -29,6 +29,8 @@ def reduction(op: str) -> Rule:
         axes = _axes(call, x)
         wanted = dtype_name(call.result.dtype)
         given = call.build.nodes[x].dtype
+        if op in ("any", "all") and (not axes or wanted != "bool"):
+            return _truth(call, op, x, axes)
         if not axes:
             return call.finish("copy" if wanted == given else "cast", x)
         if op in ("sum", "prod") and wanted != given:
@@ -36,6 +38,15 @@ def reduction(op: str) -> Rule:
         return call.finish(op, x, dims=axes, keepdim=bool(call.argument(2, "keepdim", False)))
 
     return rule
+
+
+def _truth(call: Call, op: str, x: int, axes: tuple[int, ...]) -> Value:
+    """``any`` or ``all`` of a single number, or of bytes, which ATen gives bytes of."""
+    if axes:
+        keepdim = bool(call.argument(2, "keepdim", False))
+        return call.finish("cast", call.add(op, x, dims=axes, keepdim=keepdim))
+    zero = call.number(0, call.build.nodes[x].dtype)
+    return call.finish("cast", call.add("ne", x, zero))
 
 
 def _count(call: Call, x: int, axes: Sequence[int]) -> int:
