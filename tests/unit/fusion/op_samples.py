@@ -7,7 +7,6 @@ graphs, on a GPU or, where there is none, in Triton's interpreter.  It prints JS
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import sys
@@ -118,11 +117,6 @@ class Taken:
         return [known[index] for index in self.captured.graph.inputs]
 
 
-@functools.cache
-def _table() -> dict[Any, Callable[..., Any]]:
-    return decompositions()
-
-
 def taken(sample: Sample) -> Taken | str:
     """The sample as a graph, or why some of it is none."""
     try:
@@ -226,10 +220,11 @@ def _told(
 def main() -> None:
     from nostall.fusion.codegen.interpreted import prepare
 
-    prepare()
-    warnings.simplefilter("ignore")
     folder, each, part, parts = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     gpu = torch.cuda.is_available()
+    warnings.simplefilter("ignore")
+    if not gpu:
+        prepare()
     names = set(list(operators())[part::parts])
     kernels = samples(names, COMPILED if gpu else INTERPRETED, each)
     found = [
