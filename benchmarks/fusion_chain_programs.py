@@ -243,7 +243,8 @@ def _chains() -> list[Chain]:
         add(f"softmax + mask {m}x{n}", softmax_mask, _rows(m, n), _rows(m, n, BOOL))
         add(f"softmax backward {m}x{n}", softmax_backward,
             _rows(m, n), _rows(m, n), _rows(m, n, BOOL))  # fmt: skip
-    add("softmax + dropout 16384x2048", softmax_dropout, _rows(16384, 2048), certain=softmax_kept)
+    for m, n in ((16384, 2048), (16384, 5000)):
+        add(f"softmax + dropout {m}x{n}", softmax_dropout, _rows(m, n), certain=softmax_kept)
     for m, n in ((4096, 32000), (4096, 50257)):
         add(f"cross-entropy {m}x{n}", cross_entropy, _rows(m, n), _vector(m, PLACE))
     for m, n in ((8192, 32000), (64, 131072)):

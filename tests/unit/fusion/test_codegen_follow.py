@@ -15,6 +15,7 @@ from tests.unit.fusion.patterns import (
     attention_backward,
     bias_gelu,
     layer_norm,
+    masked_softmax,
     norm_backward,
     pooling,
 )
@@ -43,6 +44,10 @@ PLANS: dict[str, tuple[Graph, KernelPlan]] = {
     "early thread": (
         bias_gelu((64, 3000), "bfloat16"),
         KernelPlan("thread", 1, (1024,), 4, early=True),
+    ),
+    "early block": (
+        masked_softmax((8, 1, 8, 3000), "float16"),
+        KernelPlan("block", 1, (1024,) * 3, 4, early=True),
     ),
     "block": (layer_norm((64, 5000), "float16"), KernelPlan("block", 1, (1024,) * 5, 8)),
     "warp": (layer_norm((64, 768), "float16"), KernelPlan("warp", 1, (256,) * 3, 1)),
@@ -95,8 +100,11 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended(name: str, tmp_pa
         assert codes.index(TRIGGER) > codes.index(WAIT)
 
 
-def test_an_early_thread_has_read_everything_when_the_next_kernel_may_begin(tmp_path: Path) -> None:
-    program = program_of("early thread")
+@pytest.mark.parametrize("name", ["early thread", "early block"])
+def test_everything_early_has_been_read_when_the_next_kernel_may_begin(
+    name: str, tmp_path: Path
+) -> None:
+    program = program_of(name)
     found = [opcodes_of(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
     if oldest_triton.OLDEST.is_dir():
         found += [opcodes_of(cubin) for cubin, _ in oldest_triton.compiled(program, tmp_path)]

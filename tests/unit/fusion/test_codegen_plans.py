@@ -320,10 +320,17 @@ def test_rows_that_are_not_in_registers_have_nothing_early(scheme: str) -> None:
     assert early(of, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
 
 
-def test_a_softmax_has_nothing_that_could_be_early() -> None:
+def test_rows_that_share_nothing_are_read_before_the_next_kernel_may_begin() -> None:
     of = scheduled(softmax_outer((2, 24, 32), "float32"))
-    assert early(of, KernelPlan("warp", 8, (32,), 1)) is None
-    assert early(of, KernelPlan("block", 1, (32,), 1)) is None
+    plan = KernelPlan("warp", 8, (32,), 1)
+    twin = early(of, plan)
+    assert twin is not None
+    lines = [line.strip() for line in emit(of, twin).source.splitlines()]
+    at = lines.index("_release()")
+    assert "_behind()" in lines[:at]
+    loads = [place for place, line in enumerate(lines) if "tl.load(" in line]
+    assert loads and max(loads) < at < next(n for n, line in enumerate(lines) if "_max" in line[8:])
+    assert "_release" not in emit(of, plan).source
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:

@@ -81,7 +81,9 @@ def _held(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     chunks = whole_row(of, plan, lines)
     tile = Tile(of, of.columns, rows, chunks, lines)
     tile.load_ahead(of.body)
-    if plan.early:
+    if plan.early and of.shared_late:
         tile.load_ahead(of.body, by_row=False)
+    elif plan.early:
+        lines(RELEASE)
     tile.write(of.body)
     return Extent(of.row_count, plan.rows)

@@ -107,8 +107,9 @@ class KernelPlan:
     (:func:`~nostall.fusion.codegen.kept.demotions`); ``ahead``: what it reads is copied to shared
     memory before it is needed, in loops (of all schemes but ``shared``) some turns before.
     ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.  ``early``: what
-    all rows share is read with the row, not where it is needed; of ``thread`` that everything is
-    read before anything is computed, whatever the compiler would prefer (:func:`early`).
+    all rows share is read with the row, not where it is needed; of ``thread``, and where rows share
+    nothing, that everything is read before anything is computed, whatever the compiler would
+    prefer, and the next kernel may begin then (:func:`early`).
     For ``matrix`` ``chunks`` is the largest tensor's size, for ``turned`` that of a turn.
     """
 
@@ -341,10 +342,8 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
             return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
     if plan.peeled and (plan.rows > 1 or not peeled(of)):
         return "peeled are single rows, one for each program, that begin at odd places"
-    if plan.early and not (
-        plan.scheme == "thread" or (plan.scheme in ("warp", "block") and of.shared_late)
-    ):
-        return "nothing that all rows share is read behind a reduction of rows in registers"
+    if plan.early and plan.scheme not in ("thread", "warp", "block"):
+        return "what is not held in registers cannot all be read before anything is computed"
     if plan.scheme == "shared":
         told = plan.demoted, plan.chunks[0], plan.ahead, plan.peeled
         if reason := unfit(of, *told):
