@@ -17,7 +17,14 @@ from nostall.core.errors import BadInput
 from nostall.fusion.codegen import choice, race, racing
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds, rank
 from nostall.fusion.codegen.plan import KernelPlan, Plans, Refused, early, plans
-from nostall.fusion.codegen.race import HOPELESS, candidates, fastest, favourites, neighbours
+from nostall.fusion.codegen.race import (
+    HOPELESS,
+    candidates,
+    fastest,
+    favourites,
+    likeliest,
+    neighbours,
+)
 from nostall.fusion.codegen.racing import CANDIDATES, HEATS, Racer, RaceRecord
 from nostall.fusion.codegen.region import scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
@@ -105,6 +112,24 @@ def test_a_plan_has_to_be_beyond_the_null() -> None:
     assert fastest([FAST, SLOW, FAST, FAST], "measured") == 0
     # The first choice beside itself is as much faster as the other one.
     assert fastest([SLOW, FAST, FAST], "measured") == 0
+
+
+def test_what_many_candidates_leave_open_is_looked_at_again() -> None:
+    """Of a softmax's gradient ten plans shared the time, and what was 0.4 % faster was not taken."""
+    noisy = [1.0, 1.02, 0.98, 1.01, 0.99] * 2
+    a_little = [x / 1.004 for x in reversed(noisy)]
+    assert fastest([noisy, noisy, a_little, noisy], "measured") == 0
+    assert likeliest([noisy, SLOW[:10], a_little, noisy]) == 2
+    assert likeliest([noisy, [x / 1.0005 for x in noisy], noisy]) == 0, "not worth the time"
+    assert likeliest([noisy, [x / 1.01 for x in noisy], [x / 1.02 for x in noisy]]) == 0, "noise"
+
+
+def test_a_likely_winner_that_is_not_confirmed_does_not_run(tmp_path: Path) -> None:
+    racer = Racer(Script(1, -1), folder=tmp_path)
+    every = candidates(of(), CANDIDATES)
+    assert racer.between(of(), every) == every[0]
+    (record,) = racer.told
+    assert record.winner == 0 and len(record.again) == 3
 
 
 def test_the_winner_is_confirmed_kept_and_not_measured_again(tmp_path: Path) -> None:

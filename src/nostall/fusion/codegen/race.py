@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
@@ -14,6 +15,8 @@ HOPELESS = 1.5
 """Plans that would take this many times as long as the first choice, *modelled*, do not run."""
 
 
+WORTH = 1.001
+"""Gains that are smaller are not looked at again."""
 FEW = 4
 """In a race of more plans as many as there are more run a second time, as early ones."""
 
@@ -77,6 +80,20 @@ def favourites(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan
     of_schemes = {plan.scheme: plan for plan in reversed(ranked)}
     kept = {*of_schemes.values(), *ranked[:most]}
     return tuple(plan for plan in ranked if plan in kept)
+
+
+def likeliest(samples: Sequence[Sequence[float]]) -> int:
+    """Which of several candidates is worth a comparison beside the first one alone: the one with
+    the largest gain, if that is :data:`WORTH` and more than the null's; 0 where none is.
+
+    ``samples`` as for :func:`fastest`, whose intervals are wide where many candidates share the
+    time: what they leave open a longer comparison answers.
+    """
+    first, *others, null = samples
+    gains = [median(a / b for a, b in zip(first, other, strict=True)) for other in others]
+    best = max(range(len(gains)), key=gains.__getitem__)
+    beside = median(a / b for a, b in zip(first, null, strict=True))
+    return best + 1 if gains[best] > max(WORTH, beside) else 0
 
 
 def fastest(samples: Sequence[Sequence[float]], kind: Kind) -> int:
