@@ -32,7 +32,7 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.kernel import load
-from nostall.fusion.codegen.plan import KernelPlan, early, plans
+from nostall.fusion.codegen.plan import KernelPlan, early, in_one_chunk, plans
 from nostall.fusion.codegen.region import StitchedGraph, scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.graph import Graph
@@ -49,7 +49,8 @@ def different(of: Schedule) -> list[KernelPlan]:
         ahead = plan.ahead and plan.scheme != "shared"
         kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.parts > 1, ahead), plan)
     twins = [twin for plan in kinds.values() if (twin := early(of, plan)) is not None]
-    return [*kinds.values(), *twins[:1]]
+    wide = [one for plan in kinds.values() if (one := in_one_chunk(of, plan)) is not None]
+    return [*kinds.values(), *twins[:1], *wide[:1]]
 
 
 def programs(of: Schedule, plan: KernelPlan) -> float:

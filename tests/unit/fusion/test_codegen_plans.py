@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,12 +27,14 @@ from nostall.fusion.codegen.mapping import map_pattern
 from nostall.fusion.codegen.plan import (
     LEAST_CHUNK,
     MOST_IDLE,
+    VECTOR,
     KernelPlan,
     cut,
     early,
     even,
     first_refusal,
     idle_share,
+    in_one_chunk,
     plans,
 )
 from nostall.fusion.codegen.schedule import Schedule, schedule
@@ -284,6 +287,18 @@ def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
     assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal}
 
 
+def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
+    of = scheduled(layer_norm((64, 3000), "float16"))
+    plan = KernelPlan("block", 1, (1024,) * 3, 4, early=True)
+    wide = in_one_chunk(of, plan)
+    assert wide == KernelPlan("block", 1, (4096,), 16, early=True)
+    assert wide.elements_per_thread == VECTOR
+    assert replace(wide, early=False) not in plans(of).legal
+    assert "mask=inside" in emit(of, wide).source
+    assert in_one_chunk(of, wide) is None
+    assert in_one_chunk(of, KernelPlan("looped", 1, (1024,), 4)) is None
+
+
 def test_a_row_of_32000_can_be_held_by_a_block() -> None:
     found = plans(scheduled(layer_norm((64, 32000), "float16")))
     assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal)
@@ -294,8 +309,9 @@ def test_a_row_of_32000_can_be_held_by_a_block() -> None:
 
 def test_a_plan_that_was_refused_is_not_emitted() -> None:
     of = scheduled(layer_norm((64, 3000), "float16"))
+    (plan,) = [r.plan for r in plans(of).refused if str(r.plan) == "warp 64x1024x3, 1 warps"]
     with pytest.raises(BadFusion, match="take one of"):
-        emit(of, plans(of).refused[0].plan)
+        emit(of, plan)
 
 
 # -- source ----------------------------------------------------------------------------------------

@@ -39,6 +39,9 @@ Scheme = Literal[
 
 MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
+VECTOR = 8
+"""Numbers of two bytes that are read at once."""
+MOST_WARPS = 32
 WIDE = 512
 """Columns from which that is held to; of fewer, several rows share a warp and either may win."""
 LEAST_CHUNK = 128
@@ -174,7 +177,7 @@ def plans(of: Schedule) -> Plans:
     """Every plan worth a look; the refused ones with their reasons."""
     legal, others = [], []
     for plan in _candidates(of):
-        reason = refusal(of, plan)
+        reason = _idle(of, plan) or refusal(of, plan)
         if reason is None:
             legal.append(plan)
         else:
@@ -193,11 +196,27 @@ def early(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
     return found if refusal(of, found) is None else None
 
 
+def in_one_chunk(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
+    """The plan with a row in one power of two of lanes, :data:`VECTOR` columns for each thread.
+
+    It may leave nearly half of the lanes idle, so :func:`plans` refuses it; where memory is what
+    everybody waits for, that costs nothing, and no thread has more than one load of each input to
+    wait for.  None where rows are in one chunk, or not in registers, or it does not fit.
+    """
+    if plan.scheme not in ("warp", "block") or len(plan.chunks) == 1:
+        return None
+    width = power_above(of.column_count)
+    warps = min(MOST_WARPS, max(1, plan.rows * width // (VECTOR * WARP)))
+    scheme: Scheme = "warp" if plan.rows >= warps else "block"
+    found = replace(plan, scheme=scheme, chunks=(width,), num_warps=warps)
+    return found if refusal(of, found) is None else None
+
+
 def first_refusal(of: Schedule) -> str | None:
     """None where some plan is legal, else the first reason why one is not."""
     first = None
     for plan in _candidates(of):
-        reason = refusal(of, plan)
+        reason = _idle(of, plan) or refusal(of, plan)
         if reason is None:
             return None
         first = first or reason
@@ -326,6 +345,15 @@ def _parts(count: int, step: int, most: int = MOST_PARTS) -> list[int]:
     return [parts for parts in (1, 4, 16, 64, MOST_PARTS, MOST_GROUPS) if parts <= limit]
 
 
+def _idle(of: Schedule, plan: KernelPlan) -> str | None:
+    """Why a plan that fits is not worth a look for the lanes that it leaves idle."""
+    if plan.scheme in ("warp", "block", "column") and of.column_count >= WIDE:
+        idle = idle_share(of.column_count, plan.chunks)
+        if idle > MOST_IDLE:
+            return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
+    return None
+
+
 def refusal(of: Schedule, plan: KernelPlan) -> str | None:
     """Why a plan is none for this schedule; None if it is one."""
     lanes = WARP * plan.num_warps
@@ -336,10 +364,6 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         return f"{plan.rows} rows in a program; there are {of.row_count}"
     if plan.rows * min(plan.chunks) < lanes and plan.num_warps > 1:
         return f"{lanes} threads would repeat the work of {plan.rows * min(plan.chunks)}"
-    if plan.scheme in ("warp", "block", "column"):
-        idle = idle_share(of.column_count, plan.chunks)
-        if idle > MOST_IDLE and of.column_count >= WIDE:
-            return f"{idle:.0%} of the lanes would be masked; {MOST_IDLE:.1%} are possible"
     if plan.peeled and (plan.rows > 1 or not peeled(of)):
         return "peeled are single rows, one for each program, that begin at odd places"
     if plan.early and plan.scheme not in ("thread", "warp", "block"):

@@ -8,7 +8,7 @@ from statistics import median
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.plan import KernelPlan, early, plans, refusal
+from nostall.fusion.codegen.plan import KernelPlan, early, in_one_chunk, plans, refusal
 from nostall.fusion.codegen.schedule import Schedule
 
 HOPELESS = 1.5
@@ -35,11 +35,13 @@ def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
 
 def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
     """The plans that differ from one in a single respect: half or twice its rows, warps or columns
-    of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not."""
+    of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not;
+    and the one of its rows :func:`~nostall.fusion.codegen.plan.in_one_chunk`."""
     legal = plans(of).legal
     every = (*legal, *(replace(other, early=True) for other in legal))
-    near = (other for other in every if _apart(plan, other) == 1)
-    return tuple(other for other in near if refusal(of, other) is None)
+    near = [other for other in every if _apart(plan, other) == 1 and refusal(of, other) is None]
+    wide = in_one_chunk(of, plan)
+    return (*near, wide) if wide is not None and wide not in near else tuple(near)
 
 
 def _apart(one: KernelPlan, other: KernelPlan) -> int:
