@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,12 +158,15 @@ def test_neighbours_differ_in_one_respect_and_are_legal() -> None:
     assert all(plan in neighbours(some, other) for other in found)
 
 
-def test_a_row_in_chunks_meets_itself_in_one(tmp_path: Path) -> None:
+def test_a_row_in_chunks_meets_itself_in_one_early_and_not() -> None:
+    """It may be worth something only where it is early: no thread waits for a second load."""
     graph = layer_norm((64, 3000), "float16")
     some = scheduled(graph, graph.operators)
     near = neighbours(some, KernelPlan("block", 1, (1024,) * 3, 4))
-    assert near[-1] == KernelPlan("block", 1, (4096,), 16)
-    assert [plan for plan in near if 4096 in plan.chunks] == [near[-1]]
+    wide = KernelPlan("block", 1, (4096,), 16)
+    assert [plan for plan in near if 4096 in plan.chunks] == [wide, replace(wide, early=True)]
+    twin = neighbours(some, KernelPlan("block", 1, (1024,) * 3, 4, early=True))
+    assert {plan for plan in twin if 4096 in plan.chunks} == {wide, replace(wide, early=True)}
 
 
 def test_parts_turns_and_copies_ahead_have_neighbours_too() -> None:

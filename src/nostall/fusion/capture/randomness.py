@@ -23,6 +23,7 @@ from torch.fx import GraphModule, Node
 
 from nostall.fusion.capture.call import dtype_name
 from nostall.fusion.codegen.eager import uniform_numbers
+from nostall.gpu.branch import beside
 
 _aten = torch.ops.aten
 _MADE = ("float32", "float16", "bfloat16")
@@ -34,8 +35,19 @@ with a lower one, or a higher one than 1 less this, are of numbers of 32 bits.""
 
 
 def seeds(count: int, device: torch.device) -> Tensor:
-    """``count`` seeds, int64, from PyTorch's generator of the device."""
-    return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
+    """``count`` seeds, int64, from PyTorch's generator of the device.
+
+    In a CUDA graph they are drawn :func:`~nostall.gpu.branch.beside` what runs before: a kernel
+    that draws a few numbers takes four microseconds, in which nothing else would run.
+    """
+
+    def drawn() -> Tensor:
+        return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
+
+    if device.type != "cuda":
+        return drawn()
+    with torch.cuda.device(device):
+        return beside(drawn)
 
 
 def uniform(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words: int) -> Tensor:

@@ -36,12 +36,15 @@ def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
 def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
     """The plans that differ from one in a single respect: half or twice its rows, warps or columns
     of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not;
-    and the one of its rows :func:`~nostall.fusion.codegen.plan.in_one_chunk`."""
+    and the ones of its rows :func:`~nostall.fusion.codegen.plan.in_one_chunk`, early or not."""
     legal = plans(of).legal
     every = (*legal, *(replace(other, early=True) for other in legal))
     near = [other for other in every if _apart(plan, other) == 1 and refusal(of, other) is None]
     wide = in_one_chunk(of, plan)
-    return (*near, wide) if wide is not None and wide not in near else tuple(near)
+    if wide is not None:
+        twins = (replace(wide, early=False), replace(wide, early=True))
+        near += [one for one in twins if one not in near and refusal(of, one) is None]
+    return tuple(near)
 
 
 def _apart(one: KernelPlan, other: KernelPlan) -> int:
