@@ -134,18 +134,12 @@ class StitchedModule:
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs, as its output node has them."""
-        graph, values = self.captured.graph, self.captured.values
-        size = self._size(args)
+        values, size = self.captured.values, self._size(args)
         device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cuda"))
         known: dict[int, Any] = {}
 
         def value(index: int) -> Any:
-            if index in known:
-                return known[index]
-            node = graph[index].at(graph.varying, size)
-            if node.kind == "layout":
-                return eager.view(node, value(node.inputs[0]))
-            return eager.known(node, device)
+            return eager.read(self.captured.graph, index, known, size, device)
 
         def held(node: FxNode) -> Any:
             place = values[node]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nostall.fusion.codegen.templates import LARGEST_BELOW_ONE
 from nostall.fusion.errors import BadFusion
-from nostall.fusion.graph import Node
+from nostall.fusion.graph import Graph, Node
 from nostall.fusion.operations import ELEMENTWISE, OPERATIONS
 
 
@@ -27,6 +27,22 @@ def run(node: Node, operands: Sequence[Tensor]) -> Tensor:
         node.shape, node.strides, dtype=value.dtype, device=value.device
     )
     return result.copy_(value)
+
+
+def read(
+    graph: Graph, index: int, computed: Mapping[int, Any], size: int | None, device: torch.device
+) -> Any:
+    """A value that is computed, a view of one, or a constant; ``size`` is what varies.
+
+    It goes down to the value by calling itself by its name: a closure that calls itself is a cycle,
+    and would keep what is computed until Python next looks for cycles.
+    """
+    if index in computed:
+        return computed[index]
+    node = graph[index].at(graph.varying, size)
+    if node.kind == "layout":
+        return view(node, read(graph, node.inputs[0], computed, size, device))
+    return known(node, device)
 
 
 def view(node: Node, below: Tensor) -> Tensor:

@@ -73,12 +73,8 @@ class StitchedGraph:
         values: dict[int, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
 
         def value(index: int) -> Tensor:
-            if index in values:
-                return values[index]
-            node = graph[index].at(graph.varying, size)
-            if node.kind == "layout":
-                return eager.view(node, value(node.inputs[0]))
-            return eager.known(node, device)
+            found: Tensor = eager.read(graph, index, values, size, device)
+            return found
 
         for step in self.steps if self._runs(size) else graph.operators:
             if not isinstance(step, int):
