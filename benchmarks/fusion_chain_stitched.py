@@ -18,7 +18,7 @@ from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.randomness import SEEDS, seeded, seeds
 from nostall.fusion.capture.slicing import sliced_first
 from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.plan import KernelPlan, early, plans
+from nostall.fusion.codegen.plan import KernelPlan, early, in_one_chunk, plans
 from nostall.fusion.codegen.racing import Racer
 from nostall.fusion.codegen.region import StitchedGraph, cover, stitch
 from nostall.fusion.codegen.schedule import Schedule
@@ -128,8 +128,9 @@ def as_told(told: Sequence[str]) -> list[str]:
 def _next(left: list[str], of: Schedule) -> KernelPlan:
     """The plan that is next in ``left``, from its end, where the schedule has it."""
     legal = plans(of).legal
-    twins = [twin for plan in legal if (twin := early(of, plan)) is not None]
-    for plan in (*legal, *twins):
+    wide = [one for plan in legal if (one := in_one_chunk(of, plan)) is not None]
+    twins = [twin for plan in (*legal, *wide) if (twin := early(of, plan)) is not None]
+    for plan in (*legal, *wide, *twins):
         if left and str(plan) == left[-1]:
             left.pop()
             return plan

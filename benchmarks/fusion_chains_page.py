@@ -107,7 +107,10 @@ def _how(chains: Sequence[Chain]) -> str:
         "have too, combo kernels, multi-kernel, cooperative and mixed-order reductions), alone and "
         "those that gained together; `liger` is Liger's "
         "kernel where it computes the same. Which partition and which schedules run was chosen by "
-        "a short race before, on the same GPU; – was not measured."
+        "a short race before, on the same GPU; – was not measured. Ours draws dropout's seeds in "
+        "a branch of that graph, beside the run before ([in "
+        "order](fusion_codegen.md#random-numbers) it takes 2 to 3 us longer, and a graph of one "
+        "run gains nothing)."
     )
 
 

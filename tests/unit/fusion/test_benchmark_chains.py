@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 import torch
-from benchmarks import fusion_chain_methods, fusion_chains, fusion_copies
+from benchmarks import fusion_chain_methods, fusion_chains, fusion_copies, fusion_seeds
 from benchmarks.fusion_chain_errors import Judge
 from benchmarks.fusion_chain_methods import OPTIONS, best_inductor, compiled, known_options, others
 from benchmarks.fusion_chain_programs import CHAINS, Chain
@@ -64,6 +64,37 @@ def test_a_copy_moves_the_bytes_of_its_chain(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fusion_copies, "replayed", lambda graph, runs: float(runs))
     assert fusion_copies.copied(sets, 5) == [32.0] * 5
     assert all(torch.equal(place, -source) for source, place in sets)
+
+
+class Played:
+    """Replays of a graph of three runs: ``told`` makes the numbers of the next one."""
+
+    def __init__(self, told: Callable[[torch.Generator], list[torch.Tensor]]) -> None:
+        self.told, self.state = told, torch.Generator().manual_seed(7)
+
+    def __call__(self, seed: int | None = None) -> list[torch.Tensor]:
+        if seed is not None:
+            self.state.manual_seed(seed)
+        return self.told(self.state)
+
+
+def drawn(state: torch.Generator) -> list[torch.Tensor]:
+    return [torch.rand(4, generator=state) for _ in range(3)]
+
+
+def test_seeds_in_a_branch_are_held_to_those_in_order() -> None:
+    def found(told: Callable[[torch.Generator], list[torch.Tensor]]) -> list[int]:
+        branch, in_order = Played(told), Played(drawn)
+        checked = fusion_seeds.checked(branch, in_order, 5)  # type: ignore[arg-type]
+        assert checked.pop("results") == 15
+        return list(checked.values())
+
+    assert found(drawn) == [0, 0, 0]
+    # Always the same, the same in every run of a replay, and never the same again.
+    assert found(lambda state: [torch.full((4,), float(at)) for at in range(3)]) == [15, 3, 0]
+    assert found(lambda state: drawn(state)[:1] * 3) == [10, 2, 0]
+    unseeded = torch.Generator().manual_seed(0)
+    assert found(lambda state: drawn(unseeded)) == [15, 0, 3]
 
 
 def test_there_are_enough_chains() -> None:

@@ -37,17 +37,18 @@ with a lower one, or a higher one than 1 less this, are of numbers of 32 bits.""
 def seeds(count: int, device: torch.device) -> Tensor:
     """``count`` seeds, int64, from PyTorch's generator of the device.
 
-    In a CUDA graph they are drawn :func:`~nostall.gpu.branch.beside` what runs before: a kernel
-    that draws a few numbers takes four microseconds, in which nothing else would run.
+    In a CUDA graph they are drawn :func:`~nostall.gpu.branch.beside` what runs before: the kernel
+    that draws a few numbers takes microseconds in which nothing else would run.
     """
-
-    def drawn() -> Tensor:
-        return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
-
     if device.type != "cuda":
-        return drawn()
+        return seeds_in_order(count, device)
     with torch.cuda.device(device):
-        return beside(drawn)
+        return beside(lambda: seeds_in_order(count, device))
+
+
+def seeds_in_order(count: int, device: torch.device) -> Tensor:
+    """The same, on the current stream."""
+    return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
 
 
 def uniform(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words: int) -> Tensor:
