@@ -18,10 +18,11 @@ from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.randomness import SEEDS, seeded, seeds
 from nostall.fusion.capture.slicing import sliced_first
 from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.plan import KernelPlan, early, in_one_chunk, plans
+from nostall.fusion.codegen.plan import KernelPlan
 from nostall.fusion.codegen.racing import Racer
 from nostall.fusion.codegen.region import StitchedGraph, cover, stitch
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.twins import with_twins
 from nostall.fusion.fuse import explored
 from nostall.fusion.graph import Graph
 from nostall.gpu.clock import ReplayClock
@@ -127,10 +128,7 @@ def as_told(told: Sequence[str]) -> list[str]:
 
 def _next(left: list[str], of: Schedule) -> KernelPlan:
     """The plan that is next in ``left``, from its end, where the schedule has it."""
-    legal = plans(of).legal
-    wide = [one for plan in legal if (one := in_one_chunk(of, plan)) is not None]
-    twins = [twin for plan in (*legal, *wide) if (twin := early(of, plan)) is not None]
-    for plan in (*legal, *wide, *twins):
+    for plan in with_twins(of):
         if left and str(plan) == left[-1]:
             left.pop()
             return plan

@@ -37,9 +37,10 @@ from tests.unit.fusion.turned_places import drawn as queries
 
 from benchmarks.provenance import save
 from nostall.fusion.codegen.interpreted import prepare
-from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, early, plans
+from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.twins import early
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore
 from nostall.fusion.graph import Graph

@@ -16,6 +16,7 @@ class Hardware:
     launch_s: float
     ramp_s: float
     latency_s: float
+    l2_bytes: float
     max_warps: int = 64
     registers: int = 65536
     most_registers: int = 255
@@ -35,6 +36,7 @@ H200 = Hardware(
     # Assumed: a kernel's first loads and last stores with nothing to overlap, about two latencies.
     ramp_s=1.2e-6,
     latency_s=0.35e-6,  # 683 cycles on an H100, public micro-benchmarks
+    l2_bytes=37e6,  # of 50 MB what is left for a kernel's own data is taken as three quarters
 )
 """The GPU that nostall's own measurements are from.  ``bytes_in_flight`` (assumed: two loads of 16
 bytes a lane and warp) decides how many warps it takes to fill the memory's latency."""

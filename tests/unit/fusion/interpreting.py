@@ -32,9 +32,10 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.kernel import load
-from nostall.fusion.codegen.plan import KernelPlan, early, in_one_chunk, plans
+from nostall.fusion.codegen.plan import KernelPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.twins import early, in_one_chunk
 from nostall.fusion.graph import Graph
 
 STRANGE, PLAIN = 3, 1

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 from benchmarks import fusion_chain_methods, fusion_chains, fusion_copies, fusion_seeds
+from benchmarks import fusion_streamed as streaming
 from benchmarks.fusion_chain_errors import Judge
 from benchmarks.fusion_chain_methods import OPTIONS, best_inductor, compiled, known_options, others
 from benchmarks.fusion_chain_programs import CHAINS, Chain
@@ -29,7 +30,7 @@ from nostall.core.errors import BadInput
 from nostall.fusion.codegen.choice import first_choice, rank
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.plan import plans
-from nostall.fusion.codegen.region import cover, scheduled
+from nostall.fusion.codegen.region import StitchedGraph, cover, scheduled, stitch
 from nostall.fusion.reference import interpret
 
 FIRST = {
@@ -95,6 +96,21 @@ def test_seeds_in_a_branch_are_held_to_those_in_order() -> None:
     assert found(lambda state: drawn(state)[:1] * 3) == [10, 2, 0]
     unseeded = torch.Generator().manual_seed(0)
     assert found(lambda state: drawn(unseeded)) == [15, 0, 3]
+
+
+def test_the_only_large_output_of_a_chain_is_streamed_and_not(tmp_path: Path) -> None:
+    def stitched(name: str) -> StitchedGraph:
+        graph = graph_of(CHAINS[name])
+        return stitch(graph, [graph.operators], choice=first_choice, folder=tmp_path)
+
+    whole = stitched("norm + gelu + mask 4096x5000")
+    assert streaming.is_judged(whole)
+    ways = streaming.both_ways(whole, *plans_of(whole), tmp_path)
+    programs = [step.program for way in ways.values() for step in way.steps if step != 0]
+    assert [str(program.plan).endswith(", streamed") for program in programs] == [False, True]
+    # Of small outputs, and of such that do not come of registers, there is nothing to compare.
+    assert not streaming.is_judged(stitched("LSTM cell 8192x1024"))
+    assert not streaming.is_judged(stitched("short attention 512x12x48x64"))
 
 
 def test_there_are_enough_chains() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -384,3 +385,14 @@ def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_
     assert fused[0] < fused[1]
     each = plan.chunks[0] // (32 * plan.num_warps)
     assert fused[1] - fused[0] >= each, fused
+
+
+def test_large_outputs_are_stored_to_leave_l2_first(tmp_path: Path) -> None:
+    build = Builder()
+    graph = build.graph(build("exp", build.input((16384, 2048), "float16")))
+    of, plan = scheduled(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4)
+    for streamed in (False, True):
+        program = emit(of, replace(plan, streamed=streamed))
+        for codes in by_each_triton(program, tmp_path):
+            stores = [code for code in codes if code.startswith("STG.")]
+            assert stores and {".EF" in code for code in stores} == {streamed}

@@ -30,14 +30,13 @@ from nostall.fusion.codegen.plan import (
     VECTOR,
     KernelPlan,
     cut,
-    early,
     even,
     first_refusal,
     idle_share,
-    in_one_chunk,
     plans,
 )
 from nostall.fusion.codegen.schedule import Schedule, schedule
+from nostall.fusion.codegen.twins import early, in_one_chunk, streamed, with_twins
 from nostall.fusion.codegen.views import Draft, _walked
 from nostall.fusion.codegen.widths import power_above
 from nostall.fusion.graph import Graph
@@ -297,6 +296,25 @@ def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
     assert "mask=inside" in emit(of, wide).source
     assert in_one_chunk(of, wide) is None
     assert in_one_chunk(of, KernelPlan("looped", 1, (1024,), 4)) is None
+
+
+def test_only_what_is_larger_than_l2_is_streamed() -> None:
+    build = Builder()
+    x = build.input((16384, 2048), "float16")
+    total = build("sum", x, dims=(1,), keepdim=True)
+    graph = build.graph(total, build("add", x, total))
+    of, plan = scheduled(graph), KernelPlan("block", 1, (2048,), 4)
+    twin = streamed(of, plan)
+    assert twin is not None and str(twin) == "block 1x2048, 4 warps, streamed"
+    assert twin not in plans(of).legal and twin in with_twins(of)
+    stores = [line for line in emit(of, twin).source.splitlines() if "tl.store(" in line]
+    assert ["evict_first" in line for line in stores] == [False, True]
+    assert "evict_first" not in emit(of, plan).source
+    assert streamed(of, KernelPlan("looped", 1, (1024,), 4)) is None
+    fewer = scheduled(layer_norm((8192, 2048), "float16"))
+    assert streamed(fewer, plan) is None
+    with pytest.raises(BadFusion, match="outputs of more than 37 MB"):
+        emit(fewer, replace(plan, streamed=True))
 
 
 def test_a_row_of_32000_can_be_held_by_a_block() -> None:

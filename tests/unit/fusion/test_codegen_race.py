@@ -17,7 +17,7 @@ import torch
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen import choice, race, racing
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds, rank
-from nostall.fusion.codegen.plan import KernelPlan, Plans, Refused, early, plans
+from nostall.fusion.codegen.plan import KernelPlan, Plans, Refused, plans
 from nostall.fusion.codegen.race import (
     HOPELESS,
     candidates,
@@ -29,6 +29,7 @@ from nostall.fusion.codegen.race import (
 from nostall.fusion.codegen.racing import CANDIDATES, HEATS, Racer, RaceRecord
 from nostall.fusion.codegen.region import scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.twins import early, streamed
 from nostall.gpu.clock import RecordedClock, Run, Samples
 
 SLOW, FAST = [2.0, 2.02, 1.98] * 5, [1.0, 1.01, 0.99] * 5
@@ -167,6 +168,16 @@ def test_a_row_in_chunks_meets_itself_in_one_early_and_not() -> None:
     assert [plan for plan in near if 4096 in plan.chunks] == [wide, replace(wide, early=True)]
     twin = neighbours(some, KernelPlan("block", 1, (1024,) * 3, 4, early=True))
     assert {plan for plan in twin if 4096 in plan.chunks} == {wide, replace(wide, early=True)}
+
+
+def test_large_outputs_meet_themselves_streamed() -> None:
+    graph = layer_norm((16384, 2048), "float16")
+    some = scheduled(graph, graph.operators)
+    plan = KernelPlan("block", 1, (2048,), 4)
+    assert [p for p in neighbours(some, plan) if p.streamed] == [streamed(some, plan)]
+    back = neighbours(some, replace(plan, streamed=True))
+    assert [p for p in back if not p.streamed] == [plan]
+    assert not [p for p in candidates(some, CANDIDATES) if p.streamed]
 
 
 def test_parts_turns_and_copies_ahead_have_neighbours_too() -> None:

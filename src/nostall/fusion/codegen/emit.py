@@ -6,7 +6,7 @@ from nostall.fusion.codegen.frame import is_specialised, is_zero, limit, row_blo
 from nostall.fusion.codegen.lines import Lines
 from nostall.fusion.codegen.matrices import write_matrices
 from nostall.fusion.codegen.passes import emit_split, write_looped
-from nostall.fusion.codegen.plan import KernelPlan, refusal
+from nostall.fusion.codegen.plan import KernelPlan, large_outputs, refusal
 from nostall.fusion.codegen.program import RELEASE, Launch, Program, base_name, program
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.shared import emit_shared
@@ -68,6 +68,7 @@ def _flat(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
         lines(f"{mask} = c < {limit(of)}")
     rows = Rows((), 1, "0", None, is_zero("pid"))
     tile = Tile(of, of.rows, rows, (Chunk(width, "c", mask, ""),), lines)
+    tile.streamed = large_outputs(of) if plan.streamed else frozenset()
     tile.load_ahead(of.body)
     if plan.early:
         lines(RELEASE)
@@ -80,6 +81,7 @@ def _held(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     rows = row_block(of, plan, lines, "pid")
     chunks = whole_row(of, plan, lines)
     tile = Tile(of, of.columns, rows, chunks, lines)
+    tile.streamed = large_outputs(of) if plan.streamed else frozenset()
     tile.load_ahead(of.body)
     if plan.early and of.shared_late:
         tile.load_ahead(of.body, by_row=False)

@@ -112,7 +112,8 @@ class KernelPlan:
     ``peeled``: rows at odd places are walked over from multiples of 16 bytes on.  ``early``: what
     all rows share is read with the row, not where it is needed; of ``thread``, and where rows share
     nothing, that everything is read before anything is computed, whatever the compiler would
-    prefer, and the next kernel may begin then (:func:`early`).
+    prefer, and the next kernel may begin then.  ``streamed``: outputs larger than L2 leave it
+    first (:mod:`~nostall.fusion.codegen.twins`).
     For ``matrix`` ``chunks`` is the largest tensor's size, for ``turned`` that of a turn.
     """
 
@@ -125,6 +126,7 @@ class KernelPlan:
     ahead: bool = False
     peeled: bool = False
     early: bool = False
+    streamed: bool = False
 
     @property
     def elements_per_thread(self) -> float:
@@ -143,7 +145,9 @@ class KernelPlan:
         demoted = f", {self.demoted} demoted" if self.demoted else ""
         ahead = ", copied ahead" if self.ahead else ""
         peeled = ", peeled" if self.peeled else ""
-        told = f"{parts}{demoted}{ahead}{peeled}{', early' if self.early else ''}"
+        early = ", early" if self.early else ""
+        streamed = ", streamed" if self.streamed else ""
+        told = f"{parts}{demoted}{ahead}{peeled}{early}{streamed}"
         return f"{self.scheme} {self.rows}x{columns}, {self.num_warps} warps{told}"
 
 
@@ -183,33 +187,6 @@ def plans(of: Schedule) -> Plans:
         else:
             others.append(Refused(plan, reason))
     return Plans(tuple(legal), tuple(others))
-
-
-def early(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
-    """The plan with what all rows share read early, so that no warp waits for it behind a
-    reduction, or with everything read at once; None where that is no plan.
-
-    It takes registers, and the schedule model does not know what it gains: the legal ones of
-    :func:`plans` are without.
-    """
-    found = replace(plan, early=True)
-    return found if refusal(of, found) is None else None
-
-
-def in_one_chunk(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
-    """The plan with a row in one power of two of lanes, :data:`VECTOR` columns for each thread.
-
-    It may leave nearly half of the lanes idle, so :func:`plans` refuses it; where memory is what
-    everybody waits for, that costs nothing, and no thread has more than one load of each input to
-    wait for.  None where rows are in one chunk, or not in registers, or it does not fit.
-    """
-    if plan.scheme not in ("warp", "block") or len(plan.chunks) == 1:
-        return None
-    width = power_above(of.column_count)
-    warps = min(MOST_WARPS, max(1, plan.rows * width // (VECTOR * WARP)))
-    scheme: Scheme = "warp" if plan.rows >= warps else "block"
-    found = replace(plan, scheme=scheme, chunks=(width,), num_warps=warps)
-    return found if refusal(of, found) is None else None
 
 
 def first_refusal(of: Schedule) -> str | None:
@@ -368,6 +345,10 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         return "peeled are single rows, one for each program, that begin at odd places"
     if plan.early and plan.scheme not in ("thread", "warp", "block"):
         return "what is not held in registers cannot all be read before anything is computed"
+    if plan.streamed and not (plan.scheme in ("thread", "warp", "block") and large_outputs(of)):
+        return (
+            f"only outputs of more than {H200.l2_bytes / 1e6:.0f} MB, from registers, are streamed"
+        )
     if plan.scheme == "shared":
         told = plan.demoted, plan.chunks[0], plan.ahead, plan.peeled
         if reason := unfit(of, *told):
@@ -383,6 +364,12 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
     if needed > most:
         return f"at least {needed} registers for each thread (modelled); {most} at {lanes} threads"
     return None
+
+
+def large_outputs(of: Schedule) -> frozenset[int]:
+    """The outputs larger than L2: whoever reads them next begins with what is there no more."""
+    graph, outputs = of.mapping.graph, of.mapping.outputs
+    return frozenset(index for index in outputs if graph[index].bytes > H200.l2_bytes)
 
 
 def most_registers(plan: KernelPlan) -> int:

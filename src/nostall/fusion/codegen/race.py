@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import median
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.plan import KernelPlan, early, in_one_chunk, plans, refusal
+from nostall.fusion.codegen.plan import KernelPlan, plans, refusal
 from nostall.fusion.codegen.schedule import Schedule
+from nostall.fusion.codegen.twins import early, in_one_chunk
 
 HOPELESS = 1.5
 """Plans that would take this many times as long as the first choice, *modelled*, do not run."""
@@ -23,7 +25,7 @@ FEW = 4
 
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
     """The :func:`favourites` of the model, its first choice first, and the first ones again where
-    they can be :func:`~nostall.fusion.codegen.plan.early`.  Raises :class:`BadInput` where no plan
+    they can be :func:`~nostall.fusion.codegen.twins.early`.  Raises :class:`BadInput` where no plan
     is legal."""
     times = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
     if not times:
@@ -35,10 +37,15 @@ def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
 
 def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
     """The plans that differ from one in a single respect: half or twice its rows, warps or columns
-    of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not;
-    and the ones of its rows :func:`~nostall.fusion.codegen.plan.in_one_chunk`, early or not."""
+    of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not,
+    streamed or not; and the ones of its rows early or not,
+    :func:`~nostall.fusion.codegen.twins.in_one_chunk`."""
     legal = plans(of).legal
-    every = (*legal, *(replace(other, early=True) for other in legal))
+    every = (
+        replace(other, early=is_early, streamed=is_streamed)
+        for is_streamed, is_early in product((False, True), repeat=2)
+        for other in legal
+    )
     near = [other for other in every if _apart(plan, other) == 1 and refusal(of, other) is None]
     wide = in_one_chunk(of, plan)
     if wide is not None:
@@ -63,8 +70,12 @@ def _apart(one: KernelPlan, other: KernelPlan) -> int:
         counts.append((one.chunks[0], other.chunks[0], 2))
     if any(max(a, b) > step * min(a, b) for a, b, step in counts):
         return 2
-    cut = not turns and one.chunks != other.chunks
-    flags = (cut, one.ahead != other.ahead, one.early != other.early)
+    flags = (
+        not turns and one.chunks != other.chunks,
+        one.ahead != other.ahead,
+        one.early != other.early,
+        one.streamed != other.streamed,
+    )
     return sum(a != b for a, b, _ in counts) + sum(flags)
 
 

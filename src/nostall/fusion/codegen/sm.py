@@ -95,9 +95,9 @@ H200 = Machine(
     clock_hz=GPU.clock_hz,
     copy_bytes_per_s=GPU.copy_bytes_per_second,
     link_bytes=64.0,  # public micro-benchmarks of an H100
-    # Of 256 KB and of 50 MB what is left for a kernel's own data is taken as three quarters.
+    # Of 256 KB what is left for a kernel's own data is taken as three quarters.
     l1_bytes=192e3,
-    l2_bytes=37e6,
+    l2_bytes=GPU.l2_bytes,
     # Fitted to the times of 1,251 plans on an H200, by `python -m benchmarks.fusion_evaluator_fit`,
     # before kernels were launched early.  Since then measured: program_s, by `python -m
     # benchmarks.fusion_begin`; chosen among 0, 1, 2 and 4: company, by

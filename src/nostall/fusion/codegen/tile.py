@@ -90,6 +90,8 @@ class Tile:
         self.entries: dict[tuple[int | Operand, str], Entry] = {}
         # What is read again in another loop or kernel, so it has to be made as it is.
         self.kept = frozenset(of.mapping.outputs)
+        # Outputs that are too large to be found in L2 afterwards.
+        self.streamed: frozenset[int] = frozenset()
         # Conditions that hold nowhere in this turn, and how that is written.
         self.absent: dict[int, str] = {}
         # The same node may be read at several places; names count them.
@@ -112,6 +114,7 @@ class Tile:
     def _other(self, rows: Rows, chunks: tuple[Chunk, ...]) -> Tile:
         found = Tile(self.of, self.columns, rows, chunks, self.lines)
         found.entries, found.kept, found._places = dict(self.entries), self.kept, self._places
+        found.streamed = self.streamed
         return found
 
     def is_wide(self, index: int) -> bool:
@@ -304,7 +307,8 @@ class Tile:
             peeled.store(self.lines, f"p{index}", text, chunk.width)
             return
         mask = f", mask={' & '.join(masks)}" if masks else ""
-        self.lines(f"tl.store({address}, {text}{mask})")
+        first = ', eviction_policy="evict_first"' if index in self.streamed else ""
+        self.lines(f"tl.store({address}, {text}{mask}{first})")
 
     # -- reductions ------------------------------------------------------------------------------
 
