@@ -36,11 +36,12 @@ from tests.unit.fusion.small_dots import small_dots
 from tests.unit.fusion.turned_places import drawn as queries
 
 from benchmarks.provenance import save
+from nostall.fusion.codegen import plan as planning
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.plan import KernelPlan, PackedPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, stitch
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.twins import early
+from nostall.fusion.codegen.twins import early, streamed
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore
 from nostall.fusion.graph import Graph
@@ -64,8 +65,10 @@ def drawn(of: Schedule, draw: random.Random) -> KernelPlan:
     for plan in legal:
         schemes.setdefault((plan.scheme, len(plan.chunks) > 1), []).append(plan)
     plan = draw.choice(schemes[draw.choice(sorted(schemes))])
-    twin = early(of, plan)
-    return twin if twin is not None and draw.random() < 0.5 else plan
+    for way in (early, streamed):
+        twin = way(of, plan)
+        plan = twin if twin is not None and draw.random() < 0.5 else plan
+    return plan
 
 
 def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
@@ -230,6 +233,7 @@ def main() -> None:
     if not ON_GPU:
         os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
         prepare()
+    planning.LARGE = 0  # all outputs may be streamed
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         record = measured(options.graphs, options.seed, Path(folder))

@@ -29,13 +29,14 @@ from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, as_int8
 from tests.unit.fusion.small_dots import small_dots
 
 from nostall.fusion import Builder
+from nostall.fusion.codegen import plan as planning
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.fusion.codegen.kernel import load
 from nostall.fusion.codegen.plan import KernelPlan, plans
 from nostall.fusion.codegen.region import StitchedGraph, scheduled, stitch
 from nostall.fusion.codegen.schedule import Schedule
-from nostall.fusion.codegen.twins import early, in_one_chunk
+from nostall.fusion.codegen.twins import in_one_chunk, streamed
 from nostall.fusion.graph import Graph
 
 STRANGE, PLAIN = 3, 1
@@ -49,8 +50,9 @@ def different(of: Schedule) -> list[KernelPlan]:
     for plan in sorted(plans(of).legal, key=lambda plan: programs(of, plan)):
         ahead = plan.ahead and plan.scheme != "shared"
         kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.parts > 1, ahead), plan)
-    twins = [twin for plan in kinds.values() if (twin := early(of, plan)) is not None]
-    wide = [one for plan in kinds.values() if (one := in_one_chunk(of, plan)) is not None]
+    early = [replace(plan, early=True) for plan in kinds.values()]
+    twins = [one for plan in early if (one := streamed(of, plan)) is not None]
+    wide = [one for plan in kinds.values() for one in in_one_chunk(of, plan)]
     return [*kinds.values(), *twins[:1], *wide[:1]]
 
 
@@ -248,6 +250,7 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 def main() -> None:
     prepare()
+    planning.LARGE = 0  # all outputs may be streamed
     torch.set_num_threads(1)
     folder, examples = Path(sys.argv[1]), int(sys.argv[2])
     found, seen = random_graphs(folder, examples)

@@ -396,3 +396,5 @@ def test_large_outputs_are_stored_to_leave_l2_first(tmp_path: Path) -> None:
         for codes in by_each_triton(program, tmp_path):
             stores = [code for code in codes if code.startswith("STG.")]
             assert stores and {".EF" in code for code in stores} == {streamed}
+            waits = [at for at, code in enumerate(codes) if code.startswith("BAR.SYNC")]
+            assert len(waits) == streamed and all(at < codes.index(stores[0]) for at in waits)

@@ -289,13 +289,14 @@ def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
 def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
     of = scheduled(layer_norm((64, 3000), "float16"))
     plan = KernelPlan("block", 1, (1024,) * 3, 4, early=True)
-    wide = in_one_chunk(of, plan)
+    wide, half = in_one_chunk(of, plan)
     assert wide == KernelPlan("block", 1, (4096,), 16, early=True)
     assert wide.elements_per_thread == VECTOR
+    assert half == replace(wide, num_warps=8)
     assert replace(wide, early=False) not in plans(of).legal
     assert "mask=inside" in emit(of, wide).source
-    assert in_one_chunk(of, wide) is None
-    assert in_one_chunk(of, KernelPlan("looped", 1, (1024,), 4)) is None
+    assert in_one_chunk(of, wide) == ()
+    assert in_one_chunk(of, KernelPlan("looped", 1, (1024,), 4)) == ()
 
 
 def test_only_what_is_larger_than_l2_is_streamed() -> None:
@@ -315,6 +316,19 @@ def test_only_what_is_larger_than_l2_is_streamed() -> None:
     assert streamed(fewer, plan) is None
     with pytest.raises(BadFusion, match="outputs of more than 37 MB"):
         emit(fewer, replace(plan, streamed=True))
+
+
+def test_warps_without_rows_write_large_outputs_together() -> None:
+    build = Builder()
+    x = build.input((16384, 2048), "float16")
+    graph = build.graph(build("exp", x), build("relu", x))
+    of, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, early=True)
+    lines = [line.strip() for line in emit(of, replace(plan, streamed=True)).source.splitlines()]
+    at = lines.index("tl.debug_barrier()")
+    stores = [number for number, line in enumerate(lines) if line.startswith("tl.store(")]
+    assert stores == [at + 1, at + 2]
+    assert all("evict_first" in lines[number] for number in stores)
+    assert "debug_barrier" not in emit(of, plan).source
 
 
 def test_a_row_of_32000_can_be_held_by_a_block() -> None:

@@ -72,7 +72,14 @@ def _flat(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     tile.load_ahead(of.body)
     if plan.early:
         lines(RELEASE)
-    tile.write(of.body)
+    if not plan.streamed:
+        tile.write(of.body)
+        return Extent(of.row_count, width)
+    # Warps that have waited for each other write more of one place in memory at a time.
+    tile.write(of.body, stores=())
+    lines("tl.debug_barrier()")
+    for index in of.mapping.outputs:
+        tile.store(index)
     return Extent(of.row_count, width)
 
 

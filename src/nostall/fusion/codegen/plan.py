@@ -63,6 +63,8 @@ MOST_PARTS = 256
 """Partial results of one row that the next kernel loads at once."""
 MOST_EACH = 32
 """Elements of a thread in a turn of small dots, which are few so that many programs fit."""
+LARGE = H200.l2_bytes
+"""Bytes of an output beyond which the kernel that reads it next begins with what L2 has no more."""
 MOST_GROUPS = 512
 """Of one column: four programs for each SM, where registers let so many be resident."""
 
@@ -113,7 +115,8 @@ class KernelPlan:
     all rows share is read with the row, not where it is needed; of ``thread``, and where rows share
     nothing, that everything is read before anything is computed, whatever the compiler would
     prefer, and the next kernel may begin then.  ``streamed``: outputs larger than L2 leave it
-    first (:mod:`~nostall.fusion.codegen.twins`).
+    first, and of ``thread`` all warps of a program write together
+    (:mod:`~nostall.fusion.codegen.twins`).
     For ``matrix`` ``chunks`` is the largest tensor's size, for ``turned`` that of a turn.
     """
 
@@ -346,9 +349,7 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
     if plan.early and plan.scheme not in ("thread", "warp", "block"):
         return "what is not held in registers cannot all be read before anything is computed"
     if plan.streamed and not (plan.scheme in ("thread", "warp", "block") and large_outputs(of)):
-        return (
-            f"only outputs of more than {H200.l2_bytes / 1e6:.0f} MB, from registers, are streamed"
-        )
+        return f"only outputs of more than {LARGE / 1e6:.0f} MB, from registers, are streamed"
     if plan.scheme == "shared":
         told = plan.demoted, plan.chunks[0], plan.ahead, plan.peeled
         if reason := unfit(of, *told):
@@ -367,9 +368,9 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
 
 
 def large_outputs(of: Schedule) -> frozenset[int]:
-    """The outputs larger than L2: whoever reads them next begins with what is there no more."""
+    """The outputs that are larger than L2."""
     graph, outputs = of.mapping.graph, of.mapping.outputs
-    return frozenset(index for index in outputs if graph[index].bytes > H200.l2_bytes)
+    return frozenset(index for index in outputs if graph[index].bytes > LARGE)
 
 
 def most_registers(plan: KernelPlan) -> int:

@@ -38,8 +38,8 @@ def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
 def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
     """The plans that differ from one in a single respect: half or twice its rows, warps or columns
     of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not,
-    streamed or not; and the ones of its rows early or not,
-    :func:`~nostall.fusion.codegen.twins.in_one_chunk`."""
+    streamed or not; and the ones of its rows
+    :func:`~nostall.fusion.codegen.twins.in_one_chunk`, early or not."""
     legal = plans(of).legal
     every = (
         replace(other, early=is_early, streamed=is_streamed)
@@ -47,8 +47,7 @@ def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
         for other in legal
     )
     near = [other for other in every if _apart(plan, other) == 1 and refusal(of, other) is None]
-    wide = in_one_chunk(of, plan)
-    if wide is not None:
+    for wide in in_one_chunk(of, plan):
         twins = (replace(wide, early=False), replace(wide, early=True))
         near += [one for one in twins if one not in near and refusal(of, one) is None]
     return tuple(near)

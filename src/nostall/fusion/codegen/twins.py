@@ -30,27 +30,30 @@ def early(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
     return found if refusal(of, found) is None else None
 
 
-def in_one_chunk(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
-    """The plan with a row in one power of two of lanes, :data:`VECTOR` columns for each thread.
+def in_one_chunk(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
+    """The plan with a row in one power of two of lanes, one :data:`VECTOR` of columns for each
+    thread, and two.
 
     It may leave nearly half of the lanes idle, so :func:`plans` refuses it; where memory is what
-    everybody waits for, that costs nothing, and no thread has more than one load of each input to
-    wait for.  None where rows are in one chunk, or not in registers, or it does not fit.
+    everybody waits for, that costs nothing, and a thread has one or two loads of each input to wait
+    for.  Nothing where rows are in one chunk, or not in registers, or it does not fit.
     """
     if plan.scheme not in ("warp", "block") or len(plan.chunks) == 1:
-        return None
+        return ()
     width = power_above(of.column_count)
-    warps = min(MOST_WARPS, max(1, plan.rows * width // (VECTOR * WARP)))
-    scheme: Scheme = "warp" if plan.rows >= warps else "block"
-    found = replace(plan, scheme=scheme, chunks=(width,), num_warps=warps)
-    return found if refusal(of, found) is None else None
+    found = []
+    for each in (VECTOR, 2 * VECTOR):
+        warps = min(MOST_WARPS, max(1, plan.rows * width // (each * WARP)))
+        scheme: Scheme = "warp" if plan.rows >= warps else "block"
+        found.append(replace(plan, scheme=scheme, chunks=(width,), num_warps=warps))
+    return tuple(one for one in dict.fromkeys(found) if refusal(of, one) is None)
 
 
 def streamed(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
     """The plan whose outputs larger than L2 leave it first; None where it has none.
 
-    Measured beside a kernel that reads such an output, that one is no slower for it
-    (docs/fusion_codegen.md); what is small enough to be found there stays.
+    Whoever reads such an output next begins with what is there no more; measured beside the kernel
+    that wrote it, it is no slower for this (docs/fusion_codegen.md, "The race").
     """
     found = replace(plan, streamed=True)
     return found if refusal(of, found) is None else None
@@ -59,7 +62,7 @@ def streamed(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
 def with_twins(of: Schedule) -> Iterator[KernelPlan]:
     """All legal plans, and those that a race may make of them."""
     legal = plans(of).legal
-    wide = [one for plan in legal if (one := in_one_chunk(of, plan)) is not None]
+    wide = [one for plan in legal for one in in_one_chunk(of, plan)]
     for plan in (*legal, *dict.fromkeys(wide)):
         for one in (plan, early(of, plan)):
             if one is not None:
