@@ -205,7 +205,8 @@ def _bytes(chains: Sequence[Chain], traffic: Mapping[str, Any]) -> str:
     said = (
         "Counted by ncu (`python -m benchmarks.fusion_traffic`, "
         "[JSON](../benchmarks/results/fusion_traffic.json)): MB read from and written to DRAM by "
-        "one run of a method from a cold cache, of the least that is possible, and kernels."
+        "one run of a method from a cold cache, of the least that is possible, and kernels. A "
+        "chain that was timed again with another plan keeps its counts."
     )
     methods = ("stitched", "compile", "max-autotune")
     rows = [
