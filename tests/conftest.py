@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 from hypothesis import settings
+
+from nostall.core.errors import MissingPart
+from nostall.sass.binary import toolchain
 
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -15,3 +22,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def keep_disassemblies() -> None:
+    """Have nvdisasm asked once for the same bytes; workers and commands inherit what is set."""
+    try:
+        tool = toolchain.find("nvdisasm")
+    except MissingPart:
+        return
+    folder = tempfile.mkdtemp(prefix="nostall-disassembled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    script = Path(__file__).parent / "tools" / "nvdisasm"
+    os.environ.update(NVDISASM=str(tool), KEPT=folder, NOSTALL_NVDISASM=str(script))
+
+
+if "NOSTALL_NVDISASM" not in os.environ:
+    keep_disassemblies()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,19 +19,45 @@ OLDEST = Path(__file__).resolve().parents[3] / ".cache" / "triton-3.6.0"
 _COMPILE = """
 import json
 import sys
+import traceback
 from pathlib import Path
 from nostall.core import LaunchSpec
 from nostall.tuning.source import compile_triton
 
-folder = Path(sys.argv[1])
-shared = []
-for name, launch in json.loads((folder / "launches.json").read_text()).items():
-    made = compile_triton(folder / "kernels.py", name, LaunchSpec.model_validate_json(launch))
-    assert made.provenance["compiler"] == "triton 3.6.0"
-    (folder / f"{name}.cubin").write_bytes(made.cubin)
-    shared.append(made.launch.shared)
-print(json.dumps(shared))
+def compiled(folder):
+    for name, launch in json.loads((folder / "launches.json").read_text()).items():
+        made = compile_triton(folder / "kernels.py", name, LaunchSpec.model_validate_json(launch))
+        assert made.provenance["compiler"] == "triton 3.6.0"
+        (folder / f"{name}.cubin").write_bytes(made.cubin)
+        yield made.launch.shared
+
+for line in sys.stdin:
+    try:
+        answer = list(compiled(Path(line.rstrip())))
+    except Exception:
+        answer = traceback.format_exc()
+    print(json.dumps(answer), flush=True)
 """
+
+
+@cache
+def _compiler() -> subprocess.Popen[str]:
+    """Answers a line with a folder by one of JSON: shared memory of its kernels, or a failure."""
+    path = f"{OLDEST}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _COMPILE],
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
 
 
 def compiled(program: Program, folder: Path) -> list[tuple[bytes, int]]:
@@ -41,17 +69,18 @@ def compiled(program: Program, folder: Path) -> list[tuple[bytes, int]]:
     texts = {name: launch.model_dump_json() for name, launch in launches.items()}
     (folder / "kernels.py").write_text(program.source)
     (folder / "launches.json").write_text(json.dumps(texts))
-    path = f"{OLDEST}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-c", _COMPILE, str(folder)],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = _compiler()
+    assert process.stdin and process.stdout
+    process.stdin.write(f"{folder}\n")
+    process.stdin.flush()
+    told = process.stdout.readline()
+    if not told:
+        _compiler.cache_clear()
+        raise AssertionError(f"Triton 3.6.0 ended with {process.wait()}")
+    answer = json.loads(told)
+    assert isinstance(answer, list), answer
     cubins = [(folder / f"{name}.cubin").read_bytes() for name in launches]
-    return list(zip(cubins, json.loads(done.stdout), strict=True))
+    return list(zip(cubins, answer, strict=True))
 
 
 def shared_bytes(program: Program, folder: Path) -> int:

@@ -23,26 +23,23 @@ from tests.unit.fusion.op_samples import (  # noqa: E402
 )
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-PARTS = 4
-SLICES = 24
-"""Two of so many parts of the operators have their kernels interpreted here; all of them in
-``benchmarks/fusion_samples.py``."""
+HALF, SLICES = 2, 12
+"""One of so many parts of the operators has its graphs compared here, and its kernels interpreted;
+all of them in ``benchmarks/fusion_samples.py``."""
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_graphs_of_operators_mean_what_pytorch_does(part: int) -> None:
+def test_graphs_of_operators_mean_what_pytorch_does() -> None:
     known = json.loads((RESULTS / "fusion_samples_interpreted.json").read_text())["graphs"]
-    told = compared(samples(known[part::PARTS], REFERENCE, 1))
+    told = compared(samples(known[::HALF], REFERENCE, 1))
     assert told.wrong == []
     # Of a few operators only other samples than the first one are a graph.
-    assert len(told.operators) >= 0.8 * len(known[part::PARTS]) >= 30
+    assert len(told.operators) >= 0.8 * len(known[::HALF]) >= 75
 
 
-@pytest.mark.parametrize("part", [0, 7])
-def test_kernels_of_operators_are_right(part: int, tmp_path: Path) -> None:
-    found = in_the_interpreter("tests.unit.fusion.op_samples", tmp_path, 1, part, SLICES)
+def test_kernels_of_operators_are_right(tmp_path: Path) -> None:
+    found = in_the_interpreter("tests.unit.fusion.op_samples", tmp_path, 1, 7, SLICES)
     assert found["wrong"] == []
-    assert found["seen"]["kernels"] >= 20
+    assert found["seen"]["kernels"] >= 40
 
 
 def sample(function: Any, *inputs: Any) -> Sample:
