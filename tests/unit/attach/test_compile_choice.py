@@ -248,6 +248,50 @@ def test_nothing_is_swapped_while_a_backward_pass_is_pending() -> None:
     assert torch.equal(x.grad, before), "a comparison must not reach the user's gradients"
 
 
+class Aliased(Versions):
+    """Whose first result is a view of the input, which AOTAutograd makes anew behind its node."""
+
+    def plain(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return x.view(-1), *compiled(super().plain, x)
+
+    def stitched(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return x.view(-1), *compiled(super().stitched, x)
+
+
+class CompiledFunction(torch.autograd.Function):
+    """Named as AOTAutograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        return given[0] * ctx.saved_tensors[0], None
+
+
+def compiled(run: Callable[[Tensor], tuple[Tensor]], x: Tensor) -> tuple[Tensor]:
+    return (CompiledFunction.apply(x, run(x.detach())[0]),)
+
+
+@pytest.mark.parametrize("keeps_view", [False, True])
+def test_views_of_inputs_are_no_backward_pass_of_the_graph(keeps_view: bool) -> None:
+    versions = Aliased()
+    graph = made(versions)
+    x = torch.ones(3, requires_grad=True)
+    kept = []
+    view, first = graph(x)
+    kept += [view] * keeps_view
+    del view
+    graph(x)
+    assert versions.ran == ["plain", "plain"], "the first result waits for its backward pass"
+    first.sum().backward()
+    graph(x)
+    graph(x)
+    assert versions.ran[-1] == "stitched"
+
+
 def test_a_result_that_is_dropped_is_no_pending_backward_pass() -> None:
     versions = Versions()
     graph = made(versions)
@@ -456,6 +500,26 @@ def test_one_wrong_element_of_many_is_refused(dtype: torch.dtype) -> None:
     x = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(1)).to(dtype)
     with pytest.raises(Differs, match="is off by"):
         judge(GRAPH, lambda x: (x,), one_wrong, Call.of([x], frozenset()), SAME, 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_bytes_round_the_other_way_at_some_elements_and_are_no_other_numbers(
+    dtype: torch.dtype,
+) -> None:
+    wide = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
+
+    def difference(other: Tensor) -> float:
+        def stitched(x: Tensor) -> tuple[Tensor]:
+            note("kernel")
+            return (other.to(dtype),)
+
+        call = Call.of([wide], frozenset())
+        return judge(GRAPH, lambda x: (x.to(dtype),), stitched, call, SAME, 0.1)[0].difference
+
+    assert 0 < difference(wide * (1 + 2**-11)) < 0.03
+    for other in (torch.zeros_like(wide), -wide, wide.flip(0), wide * 1.5):
+        with pytest.raises(Differs, match="off by"):
+            difference(other)
 
 
 def test_roundings_at_every_element_are_allowed() -> None:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS  # noqa: E402
 from tests.unit.fusion.test_fusion_capture import inductors_dropout  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 
@@ -154,6 +155,25 @@ def test_equal_graphs_have_equal_names_and_others_do_not() -> None:
     with torch.no_grad():
         others.append(key(traced(2.0), x, x))
     assert len({name, *others}) == 7
+
+
+def counting(device: torch.device) -> GraphModule:
+    graph = FxGraph()
+    x = graph.placeholder("x")
+    counted = graph.call_function(torch.arange, (3,), {"device": device})
+    graph.output((graph.call_function(torch.add, (x, counted)),))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def test_a_graph_has_one_name_on_every_gpu_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks look for the choice of rank 0 under it."""
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    with FakeTensorMode():
+        on_first, on_second = torch.ones(3, device=first), torch.ones(3, device=second)
+    name = key(counting(first), on_first)
+    assert key(counting(second), on_second) == name
+    assert key(counting(second), on_first) != name
 
 
 def test_graphs_that_are_left_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def graph_key(
     patches: Mapping[str, Any],
 ) -> str:
     """sha256 of everything that a choice between two versions of this graph depends on."""
+    here = next((x.device for x in inputs if isinstance(x, Tensor)), None)
     lines = [
         code_version(),
         torch.__version__,
@@ -59,7 +60,7 @@ def graph_key(
         f"{torch.is_grad_enabled()}",
         *(f"{name}={_said(value)}" for name, value in sorted(patches.items())),
         *(_input(value) for value in inputs),
-        *_text(module),
+        *_text(module, here),
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -111,13 +112,17 @@ def _graphs(module: GraphModule) -> Iterator[GraphModule]:
             yield one
 
 
-def _text(module: GraphModule) -> Iterator[str]:
-    """The graphs with their nodes numbered: names are Dynamo's own and may change."""
+def _text(module: GraphModule, here: torch.device | None) -> Iterator[str]:
+    """The graphs with their nodes numbered: names are Dynamo's own and may change.  The device of
+    the inputs, ``here``, goes without its number: each rank of a job has another one."""
     for graph in _graphs(module):
         number = {node: at for at, node in enumerate(graph.graph.nodes)}
 
         def told(value: Any, number: Mapping[Node, int] = number) -> Any:
-            return f"%{number[value]}" if isinstance(value, Node) else _plain(value)
+            if isinstance(value, Node):
+                return f"%{number[value]}"
+            is_here = isinstance(value, torch.device) and value == here
+            return "here" if is_here else _plain(value)
 
         for node in graph.graph.nodes:
             target = node.target if isinstance(node.target, str) else _function(node.target)

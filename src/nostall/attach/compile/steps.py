@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Action = Callable[[], None]
+COMPILED = "CompiledFunctionBackward"
+"""What AOTAutograd calls the node of a compiled function."""
 
 
 class Steps:
@@ -42,16 +44,14 @@ class Steps:
     def follow(self, result: Any, retained: Action | None = None) -> None:
         """Remember that a backward pass belongs to the result of a call, until it ran or cannot
         run any more.  ``retained`` is called where it ran with ``retain_graph``."""
-        node = _grad_fn(result)
-        if node is None:
-            return
-        self._count += 1
-        number = self._count
-        self._pending.add(number)
-        done = _Done(self._pending, number, retained)
-        node.register_hook(done)
-        # The node holds the hook; without the node there is no backward pass.
-        weakref.finalize(done, self._pending.discard, number)
+        for node in _grad_fns(result):
+            self._count += 1
+            number = self._count
+            self._pending.add(number)
+            done = _Done(self._pending, number, retained)
+            node.register_hook(done)
+            # The node holds the hook; without the node there is no backward pass.
+            weakref.finalize(done, self._pending.discard, number)
 
     def when_quiet(self, action: Action) -> None:
         """Do something between this step and the next."""
@@ -80,10 +80,17 @@ def capturing() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _grad_fn(result: Any) -> Any:
+def _grad_fns(result: Any) -> list[Any]:
+    """The nodes of the backward passes of a result.
+
+    All that a compiled function computes has one.  What is a view of an input has a node of its own
+    beside it, which says nothing of that backward pass and may live longer or shorter.
+    """
     values = result if isinstance(result, (tuple, list)) else (result,)
-    found = (x.grad_fn for x in values if isinstance(x, Tensor) and x.requires_grad)
-    return next((node for node in found if node is not None), None)
+    every = (x.grad_fn for x in values if isinstance(x, Tensor) and x.requires_grad)
+    nodes = list(dict.fromkeys(node for node in every if node is not None))
+    compiled = [node for node in nodes if type(node).__name__ == COMPILED]
+    return compiled or nodes
 
 
 STEPS = Steps()
