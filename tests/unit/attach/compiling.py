@@ -289,6 +289,21 @@ def dynamic() -> dict[str, Any]:
     return {**result, "two": {"apart": max(gaps), "refused": refused}}
 
 
+def saved_for_backward(backend: str, options: dict[str, Any] | None) -> list[str]:
+    """What a compiled forward pass keeps for the backward pass."""
+    torch._dynamo.reset()
+    module, x = made("wide")
+    kept: list[str] = []
+
+    def pack(value: Tensor) -> Tensor:
+        kept.append(f"{tuple(value.shape)} {value.stride()} {value.dtype}")
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        torch.compile(module, backend=backend, options=options)(x)
+    return sorted(kept)
+
+
 def everything(models: tuple[str, ...]) -> dict[str, Any]:
     return {
         "cached": {name: cached(name) for name in models},
@@ -296,6 +311,10 @@ def everything(models: tuple[str, ...]) -> dict[str, Any]:
         "partial": partial(),
         "strange": strange(),
         "dynamic": dynamic(),
+        "saved": {
+            "stitched": saved_for_backward("nostall", {**STITCHED, **EAGER}),
+            "plain": saved_for_backward("aot_eager_decomp_partition", None),
+        },
     }
 
 
@@ -303,11 +322,21 @@ def only_cached(models: tuple[str, ...]) -> dict[str, Any]:
     return {"cached": {name: cached(name) for name in models}}
 
 
+def elsewhere(models: tuple[str, ...]) -> dict[str, Any]:
+    """On a machine whose caches know nothing of what was compiled on the first one."""
+    place = Path(sys.argv[1]) / "elsewhere"
+    os.environ["NOSTALL_HOME"] = str(place / "home")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")
+    return only_cached(models)
+
+
 # Forked before anything is traced: no process knows what another one did, and PyTorch is imported
 # once.
 PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
     "cold": lambda: everything(("wide", "narrow")),
     "warm": lambda: only_cached(("narrow", "wide")),
+    "cold elsewhere": lambda: elsewhere(("narrow", "wide")),
+    "warm elsewhere": lambda: elsewhere(("wide", "narrow")),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -290,6 +291,34 @@ def test_views_of_inputs_are_no_backward_pass_of_the_graph(keeps_view: bool) -> 
     graph(x)
     graph(x)
     assert versions.ran[-1] == "stitched"
+
+
+class Terminal(io.StringIO):
+    def __init__(self, is_one: bool) -> None:
+        super().__init__()
+        self.is_one = is_one
+
+    def isatty(self) -> bool:
+        return self.is_one
+
+
+def test_progress_is_one_line_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_one in (True, False):
+        monkeypatch.setattr("sys.stderr", stream := Terminal(is_one))
+        graph = made(versions := Versions())
+        calls(graph, versions, 3)
+        said = stream.getvalue()
+        assert said.count("\n") == is_one
+        assert ("comparing" in said and "stitched" in said.rpartition("\r")[2]) == is_one
+
+
+def test_comparisons_take_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr("time.thread_time", lambda: float(next(now)))
+    graph = made(versions := Versions())
+    calls(graph, versions, 3)
+    assert graph.report.state == "stitched"
+    assert graph.report.cpu_seconds == 2.0, "one for compiling, one for comparing"
 
 
 def test_a_result_that_is_dropped_is_no_pending_backward_pass() -> None:

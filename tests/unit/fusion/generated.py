@@ -43,16 +43,19 @@ def operator_graphs(
     floats: tuple[str, ...] = ("float32", "float16"),
     most: int = 12,
     varying: int | None = None,
+    empty: bool = False,
 ) -> Made:
     """Graphs of up to ``most`` steps over inputs of the given float dtypes, int32 and bool.
 
-    ``varying``: the first axis is that long and varies.
+    ``varying``: the first axis is that long and varies.  ``empty``: an axis has no elements.
     """
-    return _Drawing(draw, floats, varying).made(most)
+    return _Drawing(draw, floats, varying, empty).made(most)
 
 
 class _Drawing:
-    def __init__(self, draw: st.DrawFn, floats: tuple[str, ...], varying: int | None) -> None:
+    def __init__(
+        self, draw: st.DrawFn, floats: tuple[str, ...], varying: int | None, empty: bool
+    ) -> None:
         self.draw = draw
         self.floats = floats
         self.build = Builder(varying)
@@ -62,6 +65,8 @@ class _Drawing:
             room = MOST_ELEMENTS // math.prod(frame)
             fitting = [s for s in SIZES if s <= room and (not varying or s % varying)]
             frame.append(draw(st.sampled_from(fitting)))
+        if empty:
+            frame[draw(st.integers(0, rank - 1))] = 0
         self.frame = tuple(frame)
         self.values: list[int] = []
 
@@ -160,14 +165,17 @@ class _Drawing:
         axes = st.sets(st.integers(0, len(node.shape) - 1), min_size=1)
         dims = tuple(sorted(self.draw(axes)))
         keepdim = self.draw(st.booleans())
+        # Nothing has no largest number.
+        is_empty = math.prod(node.shape[dim] for dim in dims) == 0
         if node.dtype == "bool":
             op = self.draw(st.sampled_from(("any", "all")))
         elif node.dtype == "int32":
-            op = self.draw(st.sampled_from(("sum", "amax", "amin")))
+            op = "sum" if is_empty else self.draw(st.sampled_from(("sum", "amax", "amin")))
             dtype = "int64" if op == "sum" else None
             return self.build(op, value, dims=dims, keepdim=keepdim, dtype=dtype)
         else:
-            op = self.draw(st.sampled_from(("sum", "sum", "amax", "amin", "prod")))
+            every = ("sum", "sum", "prod") if is_empty else ("sum", "sum", "amax", "amin", "prod")
+            op = self.draw(st.sampled_from(every))
         return self.build(op, value, dims=dims, keepdim=keepdim)
 
     def _view(self) -> int:
@@ -179,7 +187,7 @@ class _Drawing:
             new = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
         elif shape:
             at = self.draw(st.integers(0, len(shape) - 1))
-            inner = [n for n in range(1, shape[at] + 1) if shape[at] % n == 0]
+            inner = [n for n in range(1, shape[at] + 1) if shape[at] % n == 0] or [1, 3]
             part = self.draw(st.sampled_from(inner))
             new = (*shape[:at], shape[at] // part, part, *shape[at + 1 :])
         else:
@@ -197,6 +205,8 @@ class _Drawing:
         if not shape:
             return None
         dim = self.draw(st.integers(0, len(shape) - 1))
+        if not shape[dim]:
+            return None
         start = self.draw(st.integers(0, shape[dim] - 1))
         step = self.draw(st.sampled_from((1, 1, 2)))
         count = self.draw(st.integers(1, -(-(shape[dim] - start) // step)))

@@ -23,23 +23,23 @@ from tests.unit.fusion.op_samples import (  # noqa: E402
 )
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-HALF, SLICES = 2, 12
+PARTS, SLICES = 4, 24
 """One of so many parts of the operators has its graphs compared here, and its kernels interpreted;
 all of them in ``benchmarks/fusion_samples.py``."""
 
 
 def test_graphs_of_operators_mean_what_pytorch_does() -> None:
     known = json.loads((RESULTS / "fusion_samples_interpreted.json").read_text())["graphs"]
-    told = compared(samples(known[::HALF], REFERENCE, 1))
+    told = compared(samples(known[::PARTS], REFERENCE, 1))
     assert told.wrong == []
     # Of a few operators only other samples than the first one are a graph.
-    assert len(told.operators) >= 0.8 * len(known[::HALF]) >= 75
+    assert len(told.operators) >= 0.8 * len(known[::PARTS]) >= 40
 
 
 def test_kernels_of_operators_are_right(tmp_path: Path) -> None:
     found = in_the_interpreter("tests.unit.fusion.op_samples", tmp_path, 1, 7, SLICES)
     assert found["wrong"] == []
-    assert found["seen"]["kernels"] >= 40
+    assert found["seen"]["kernels"] >= 20
 
 
 def sample(function: Any, *inputs: Any) -> Sample:

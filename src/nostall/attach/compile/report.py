@@ -18,8 +18,8 @@ class GraphReport:
     ``state`` is what its calls run now.  ``refused`` counts (reason, operator) of what was left to
     others, ``left`` the kernels among it because what Inductor makes is not slower.  ``seconds``:
     wall time of compiling the plain and the stitched version and of comparing them;
-    ``cpu_seconds``: processor time of the threads that stitched (the processes that Triton calls
-    and Inductor's own ones are not in it).
+    ``cpu_seconds``: processor time of the threads that stitched and compared (the processes that
+    Triton calls and Inductor's own ones are not in it).
     """
 
     graph: str = ""

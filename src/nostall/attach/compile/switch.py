@@ -161,12 +161,9 @@ class Switch:
 
     def _judge(self, candidate: Candidate, call: Call, ranks: Ranks) -> None:
         began = time.perf_counter()
-        rules = self._rules
-        progress(f"graph {rules.graph[:8]}: comparing …")
+        progress(f"graph {self._rules.graph[:8]}: comparing …")
         try:
-            found, called = judge(
-                rules.graph, self._plain, candidate.run, call, rules.clock, rules.seconds
-            )
+            found, called = self._compared(candidate, call)
         except NotStitched:
             self._settle(Chosen("inductor"), "nothing to stitch", (), None, ranks)
             return
@@ -187,6 +184,15 @@ class Switch:
         else:
             reason = "slower as a whole" if verdict == "slower" else "no gain beyond the noise"
             self._settle(Chosen("inductor"), reason, called, found, ranks)
+
+    def _compared(
+        self, candidate: Candidate, call: Call
+    ) -> tuple[ComparisonRecord, tuple[str, ...]]:
+        rules, cpu = self._rules, time.thread_time()
+        try:
+            return judge(rules.graph, self._plain, candidate.run, call, rules.clock, rules.seconds)
+        finally:
+            self.report.cpu_seconds += time.thread_time() - cpu
 
     def _obey(self, candidate: Candidate) -> None:
         """Run what rank 0 has chosen."""
