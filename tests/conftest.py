@@ -33,7 +33,11 @@ def keep_disassemblies() -> None:
     folder = tempfile.mkdtemp(prefix="nostall-disassembled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     script = Path(__file__).parent / "tools" / "nvdisasm"
-    os.environ.update(NVDISASM=str(tool), KEPT=folder, NOSTALL_NVDISASM=str(script))
+    os.environ |= {
+        "NOSTALL_TESTS_NVDISASM": str(tool),
+        "NOSTALL_TESTS_KEPT": folder,
+        "NOSTALL_NVDISASM": str(script),
+    }
 
 
 if "NOSTALL_NVDISASM" not in os.environ:

@@ -52,8 +52,8 @@ def in_one_chunk(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
 def streamed(of: Schedule, plan: KernelPlan) -> KernelPlan | None:
     """The plan whose outputs larger than L2 leave it first; None where it has none.
 
-    Whoever reads such an output next begins with what is there no more; measured beside the kernel
-    that wrote it, it is no slower for this (docs/fusion_codegen.md, "The race").
+    Whoever reads such an output next begins with what is there no more: what a kernel gained alone,
+    it also gained with its reader behind it (docs/fusion_codegen.md, "The race").
     """
     found = replace(plan, streamed=True)
     return found if refusal(of, found) is None else None
