@@ -39,13 +39,14 @@ class _Module(nn.Module):
         return self.chain.function(*inputs)
 
 
-def graph_of(chain: Chain) -> Graph:
-    """The chain's operators; raises :class:`BadInput` where some of them are not captured.
+def graph_of(chain: Chain, device: str = "cpu") -> Graph:
+    """The chain's operators, traced with fake tensors; raises :class:`BadInput` where some of them
+    are not captured.
 
     A chain with random numbers has one more input, the last one: their seeds.
     """
     with FakeTensorMode():
-        inputs = chain.tensors("cpu")
+        inputs = chain.tensors(device)
     module = sliced_first(seeded(inference_graph(_Module(chain), *inputs)))
     captured = capture(module)
     if captured.explanation.refused:

@@ -31,6 +31,7 @@ from nostall.fusion.codegen.choice import first_choice, rank
 from nostall.fusion.codegen.emit import emit
 from nostall.fusion.codegen.plan import plans
 from nostall.fusion.codegen.region import StitchedGraph, cover, scheduled, stitch
+from nostall.fusion.errors import BadCapture
 from nostall.fusion.reference import interpret
 
 FIRST = {
@@ -115,6 +116,17 @@ def test_the_only_large_output_of_a_chain_is_streamed_and_not(tmp_path: Path) ->
 
 def test_there_are_enough_chains() -> None:
     assert len(CHAINS) >= 16
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_tensors_of_a_gpu_are_traced_to_the_same_graph(name: str) -> None:
+    try:
+        traced = graph_of(CHAINS[name], "cuda")
+    except BadCapture as error:
+        if "not linked with support for cuda" not in str(error):
+            raise
+        pytest.skip("this PyTorch cannot index tensors of a GPU, fake ones neither")
+    assert traced.key == graph_of(CHAINS[name]).key
 
 
 @pytest.mark.parametrize("name", CHAINS)
