@@ -71,7 +71,7 @@ def both_ways(whole: StitchedGraph, plan: str, folder: Path) -> dict[str, Stitch
 
 
 def is_judged(whole: StitchedGraph) -> bool:
-    """Whether a chain is one kernel without random numbers that could stream its only output."""
+    """Whether a chain is one kernel that could stream its only output."""
     if len(plans_of(whole)) != 1 or len(whole.graph.outputs) != 1:
         return False
     of = scheduled(whole.graph, whole.graph.operators)
@@ -96,9 +96,10 @@ def measured(chain: Chain, whole: StitchedGraph, folder: Path, times: int) -> di
     (one,), (other,) = (way(*sets[0]) for way in ways.values())
     is_half = one.dtype == torch.float16
     samples = {}
-    for name, reader in {"": None, **(readers(one.shape[-1]) if is_half else {})}.items():
+    behind = {"alone": None, **(readers(one.shape[-1]) if is_half else {})}
+    for name, reader in behind.items():
         methods = {how: Method(before(way, reader)) for how, way in ways.items()}
-        samples[name or "alone"] = in_turns(methods, sets, times, loads=LOADS)
+        samples[name] = in_turns(methods, sets, times, loads=LOADS)
     return {
         "plan": plan,
         "output_bytes": one.nbytes,

@@ -276,6 +276,13 @@ def compiled(run: Callable[[Tensor], tuple[Tensor]], x: Tensor) -> tuple[Tensor]
     return (CompiledFunction.apply(x, run(x.detach())[0]),)
 
 
+def test_pytorch_calls_the_node_of_a_compiled_function_so() -> None:
+    result = torch.compile(lambda x: x.exp() + 1, backend="aot_eager")(
+        torch.ones(3).requires_grad_()
+    )
+    assert type(result.grad_fn).__name__ == steps.COMPILED
+
+
 @pytest.mark.parametrize("keeps_view", [False, True])
 def test_views_of_inputs_are_no_backward_pass_of_the_graph(keeps_view: bool) -> None:
     versions = Aliased()

@@ -37,6 +37,8 @@ Scheme = Literal[
     "thread", "warp", "block", "looped", "shared", "split", "column", "matrix", "turned"
 ]
 
+HELD: tuple[Scheme, ...] = ("thread", "warp", "block")
+"""Schemes that have all of a row, or of what has none, in registers at once."""
 MOST_IDLE = 1 / 16
 """Share of masked lanes above which a row is cut into several powers of two."""
 VECTOR = 8
@@ -346,9 +348,9 @@ def refusal(of: Schedule, plan: KernelPlan) -> str | None:
         return f"{lanes} threads would repeat the work of {plan.rows * min(plan.chunks)}"
     if plan.peeled and (plan.rows > 1 or not peeled(of)):
         return "peeled are single rows, one for each program, that begin at odd places"
-    if plan.early and plan.scheme not in ("thread", "warp", "block"):
+    if plan.early and plan.scheme not in HELD:
         return "what is not held in registers cannot all be read before anything is computed"
-    if plan.streamed and not (plan.scheme in ("thread", "warp", "block") and large_outputs(of)):
+    if plan.streamed and not (plan.scheme in HELD and large_outputs(of)):
         return f"only outputs of more than {LARGE / 1e6:.0f} MB, from registers, are streamed"
     if plan.scheme == "shared":
         told = plan.demoted, plan.chunks[0], plan.ahead, plan.peeled
