@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +168,11 @@ def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, 
         "plans": sorted(Kept().kernel(name)[0].plan for name in names),
         "kernels": sorted(names),
         "left": report.left,
+        "digest": digest(found[-1]),
     }
 
 
-def partial() -> dict[str, Any]:
+def duelled() -> dict[str, Any]:
     """Programs of whose kernels all, all but one, or none are faster than Inductor's, one after the
     other, as if on different machines; and once more."""
     result = {}
@@ -308,7 +310,7 @@ def everything(models: tuple[str, ...]) -> dict[str, Any]:
     return {
         "cached": {name: cached(name) for name in models},
         "measured": measured(),
-        "partial": partial(),
+        "partial": duelled(),
         "strange": strange(),
         "dynamic": dynamic(),
         "saved": {
@@ -330,6 +332,28 @@ def elsewhere(models: tuple[str, ...]) -> dict[str, Any]:
     return only_cached(models)
 
 
+def ranks(models: tuple[str, ...]) -> dict[str, Any]:
+    """Two processes of one job at the same time, on machines with stores of their own.  Where rank
+    0 races the second plan wins; rank 1 takes no time at all."""
+    place = Path(sys.argv[1]) / "job"
+    place.mkdir()
+    plans.LEAST_S = 0.0
+
+    def run(rank: int) -> dict[str, Any]:
+        os.environ["NOSTALL_HOME"] = str(place / f"home {rank}")
+        meeting = f"file://{place / 'meeting'}"
+        torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=2)
+        found = trained(models[0], SecondWins(), {})
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+        return found
+
+    children = [forked(partial(run, rank), place / f"{rank}.json") for rank in range(2)]
+    for child in children:
+        ended(child)
+    return {f"rank {rank}": json.loads((place / f"{rank}.json").read_text()) for rank in range(2)}
+
+
 # Forked before anything is traced: no process knows what another one did, and PyTorch is imported
 # once.
 PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -337,7 +361,31 @@ PROCESSES: dict[str, Callable[[], dict[str, Any]]] = {
     "warm": lambda: only_cached(("narrow", "wide")),
     "cold elsewhere": lambda: elsewhere(("narrow", "wide")),
     "warm elsewhere": lambda: elsewhere(("wide", "narrow")),
+    "ranks": lambda: ranks(("wide",)),
 }
+
+
+def forked(work: Callable[[], dict[str, Any]], place: Path) -> int:
+    """A process that writes there what it found; its number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        place.write_text(json.dumps(work()))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(child: int) -> None:
+    """Wait for a process."""
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit("a process failed")
 
 
 def main() -> None:
@@ -345,20 +393,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     for name, work in PROCESSES.items():
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                (folder / f"{name}.json").write_text(json.dumps(work()))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        if status:
-            sys.exit(f"the process {name} failed")
+        ended(forked(work, folder / f"{name}.json"))
 
 
 if __name__ == "__main__":

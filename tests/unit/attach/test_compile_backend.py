@@ -195,3 +195,15 @@ def test_two_sizes_that_vary_stay_with_the_others_and_are_counted(cold: Any) -> 
     found = cold["dynamic"]["two"]
     assert found["apart"] < 1e-6
     assert [["several dynamic dimensions", "whole graph"]] in found["refused"]
+
+
+def test_ranks_run_the_kernels_of_rank_0_on_machines_of_their_own(processes: Any) -> None:
+    leader, follower = (processes["ranks"][f"rank {rank}"] for rank in range(2))
+    assert leader["asked"] > 1, "plans raced on rank 0"
+    assert follower["asked"] == 0
+    assert [found["states"][-1] for found in (leader, follower)] == ["stitched"] * 2
+    assert (leader["reason"], follower["reason"]) == ("faster as a whole", "rank 0 has chosen")
+    assert leader["kernels"] == follower["kernels"]
+    assert leader["plans"] == follower["plans"]
+    assert leader["digest"] == follower["digest"]
+    assert max(leader["apart"], follower["apart"]) < 1e-5

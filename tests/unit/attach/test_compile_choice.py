@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from nostall.attach.compile import background, steps, switch  # noqa: E402
@@ -27,7 +28,8 @@ from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # no
 from nostall.attach.compile.operator import note  # noqa: E402
 from nostall.attach.compile.parts import Stitching  # noqa: E402
 from nostall.attach.compile.ranks import Chosen, Ranks  # noqa: E402
-from nostall.attach.compile.records import ChoiceRecord, Kept  # noqa: E402
+from nostall.attach.compile.records import ChoiceRecord, Kept, RegionRecord  # noqa: E402
+from nostall.attach.compile.region import region_key, stitched_region  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
 from nostall.attach.compile.switch import Candidate, Rules, Switch  # noqa: E402
 from nostall.gpu.clock import RecordedClock  # noqa: E402
@@ -40,6 +42,7 @@ FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
 SAME = RecordedClock({"*": [[1.0] * 12, [1.0] * 12, [1.0] * 12]})
 SLOWER = RecordedClock({"*": [[1.0] * 12, [2.0] * 12, [1.0] * 12]})
 GRAPH = "a" * 64
+REGION = RegionRecord(steps=(), refused={"too wide": 1})
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +76,7 @@ def made(
     make: Callable[[Any, Any], Candidate] | None = None,
     preparation: Preparation | None = None,
 ) -> Switch:
-    found = make or (lambda args, left: Candidate(versions.stitched, Stitching(["kernel"])))
+    found = make or (lambda args, chosen: Candidate(versions.stitched, Stitching(["kernel"])))
     rules = Rules(GRAPH, Kept(), clock, 0.1, preparation or Preparation(), {})
     return Switch(versions.plain, found, rules, GraphReport(GRAPH))
 
@@ -120,7 +123,7 @@ def test_wrong_results_are_never_used_however_fast(caplog: pytest.LogCaptureFixt
 def test_a_failure_is_said_once_and_inductors_version_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails(args: Any, left: Any) -> Candidate:
+    def fails(args: Any, chosen: Any) -> Candidate:
         raise RuntimeError("no luck\nwith many lines")
 
     versions = Versions()
@@ -135,7 +138,7 @@ def test_a_failure_is_said_once_and_inductors_version_goes_on(
 
 def test_a_version_without_kernels_is_not_timed() -> None:
     versions = Versions()
-    graph = made(versions, make=lambda args, left: Candidate(versions.plain, Stitching()))
+    graph = made(versions, make=lambda args, chosen: Candidate(versions.plain, Stitching()))
     assert calls(graph, versions, 3) == ["plain"] * 3
     assert graph.report.reason == "nothing to stitch"
 
@@ -359,7 +362,7 @@ def test_a_captured_cuda_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_no_kernel_is_faster_inductors_version_is_kept() -> None:
-    def none(args: Any, left: Any) -> Candidate:
+    def none(args: Any, chosen: Any) -> Candidate:
         raise NoneFaster("no kernel is faster")
 
     versions = Versions()
@@ -373,9 +376,10 @@ def test_where_no_kernel_is_faster_inductors_version_is_kept() -> None:
 def test_what_is_left_to_inductor_is_part_of_the_choice() -> None:
     versions, asked = Versions(), []
 
-    def make(args: Any, left: Any) -> Candidate:
-        asked.append(left)
-        return Candidate(versions.stitched, Stitching(["kernel"]), frozenset({"b", "a"}))
+    def make(args: Any, chosen: Any) -> Candidate:
+        asked.append(chosen)
+        found = Chosen("stitched", frozenset({"b", "a"}), {"region": REGION})
+        return Candidate(versions.stitched, Stitching(["kernel"]), found)
 
     graph = made(versions, make=make)
     assert calls(graph, versions, 2)[-1] == "stitched"
@@ -383,34 +387,62 @@ def test_what_is_left_to_inductor_is_part_of_the_choice() -> None:
     choice = Kept().answer(ChoiceRecord, GRAPH)
     assert choice is not None
     assert choice.left == ("a", "b")
+    assert choice.regions == {"region": REGION}
 
 
 def test_ranks_leave_to_inductor_what_rank_0_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     store, versions, asked = torch.distributed.HashStore(), Versions(), []
 
-    def make(args: Any, left: Any) -> Candidate:
-        asked.append(left)
-        return Candidate(versions.stitched, Stitching(["kernel"]), left)
+    def make(args: Any, chosen: Any) -> Candidate:
+        asked.append(chosen)
+        return Candidate(versions.stitched, Stitching(["kernel"]), chosen)
 
     monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 1)))
     graph = made(versions, make=make)
     assert calls(graph, versions, 3) == ["plain"] * 3
     assert asked == [], "nothing is compiled before it is known what"
-    Ranks(store, 0).publish(GRAPH, Chosen("stitched", frozenset({"a", "b"})))
+    chosen = Chosen("stitched", frozenset({"a", "b"}), {"region": REGION})
+    Ranks(store, 0).publish(GRAPH, chosen, Kept())
     assert calls(graph, versions, 1) == ["stitched"]
-    assert asked == [{"a", "b"}]
+    assert asked == [chosen]
+
+
+def test_kernels_come_with_the_choice_of_rank_0(tmp_path: Path) -> None:
+    graph = layer_norm((4, 24), "float32")
+    one, other = Kept(tmp_path / "one"), Kept(tmp_path / "other")
+    region = stitched_region(graph, one)
+    chosen = Chosen("stitched", frozenset(), {region_key(graph): region})
+    store = torch.distributed.HashStore()
+    Ranks(store, 0).publish(GRAPH, chosen, one)
+    assert Ranks(store, 1).chosen(GRAPH, other) == chosen
+    assert region.steps
+    for step in region.steps:
+        assert other.kernel(step.kernel) == one.kernel(step.kernel)
+
+
+def test_a_choice_of_rank_0_that_is_not_understood_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, versions = torch.distributed.HashStore(), Versions()
+    monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 1)))
+    graph = made(versions)
+    store.set(GRAPH, b"stitched")
+    with caplog.at_level(logging.WARNING, "nostall"):
+        assert calls(graph, versions, 4) == ["plain"] * 4
+    (record,) = caplog.records
+    assert "the choice of rank 0 is not understood" in record.message
 
 
 def test_ranks_compile_nothing_where_rank_0_stays_with_inductor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def make(args: Any, left: Any) -> Candidate:
+    def make(args: Any, chosen: Any) -> Candidate:
         raise AssertionError("compiled for nothing")
 
     store, versions = torch.distributed.HashStore(), Versions()
     monkeypatch.setattr(Ranks, "here", classmethod(lambda cls: cls(store, 1)))
     graph = made(versions, make=make)
-    Ranks(store, 0).publish(GRAPH, Chosen("inductor"))
+    Ranks(store, 0).publish(GRAPH, Chosen("inductor"), Kept())
     assert calls(graph, versions, 3) == ["plain"] * 3
     assert (graph.report.state, graph.report.reason) == ("inductor", "rank 0 has chosen")
 

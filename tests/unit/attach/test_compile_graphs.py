@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS  # noqa: E402
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, layer_norm  # noqa: E402
 from tests.unit.fusion.test_fusion_capture import inductors_dropout  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx import Graph as FxGraph  # noqa: E402
@@ -21,7 +21,13 @@ from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 from nostall.attach.compile import hosts, parts, rewrite  # noqa: E402
 from nostall.attach.compile.backend import Backend  # noqa: E402
 from nostall.attach.compile.naming import graph_key, unfit  # noqa: E402
+from nostall.attach.compile.parts import Selection  # noqa: E402
 from nostall.attach.compile.records import ChoiceRecord, Kept, KernelRecord  # noqa: E402
+from nostall.attach.compile.region import (  # noqa: E402
+    raced_region,
+    region_key,
+    stitched_region,
+)
 from nostall.attach.compile.settings import Settings, settings_of  # noqa: E402
 from nostall.core.errors import BadInput, BadRun  # noqa: E402
 from nostall.fusion.codegen.choice import first_choice  # noqa: E402
@@ -112,6 +118,16 @@ def test_the_record_of_a_kernel_for_every_size_knows_each(name: str, tmp_path: P
             assert [w.elements for w in found.workspaces] == spaces
             nodes = [other[i] for i in (*program.inputs, *program.outputs)]
             assert [t.shape for t in (*found.inputs, *found.outputs)] == [n.shape for n in nodes]
+
+
+def test_what_is_raced_later_does_not_change_a_stored_choice(tmp_path: Path) -> None:
+    graph, kept = layer_norm((4, 24), "float32"), Kept(tmp_path)
+    key, before = region_key(graph), stitched_region(graph, kept)
+    after = raced_region(graph, kept, lambda of: plans(of).legal[-1])
+    assert stitched_region(graph, kept) == after != before
+    chosen, other = (Selection(regions={key: record}) for record in (before, after))
+    assert stitched_region(graph, kept, chosen.regions) == before
+    assert chosen.name != other.name, "PyTorch's caches must not mix them"
 
 
 def test_a_damaged_kernel_is_not_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,11 +28,13 @@ from nostall.attach.compile.naming import device_name, graph_key, symbols, unfit
 from nostall.attach.compile.parts import Selection, Stitching, regions_of
 from nostall.attach.compile.race import Race
 from nostall.attach.compile.ranks import Chosen, Ranks
-from nostall.attach.compile.records import ChoiceRecord, Kept
+from nostall.attach.compile.records import ChoiceRecord, Kept, RegionRecord
+from nostall.attach.compile.region import region_key, stitched_region
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.settings import Settings, settings_of
 from nostall.attach.compile.switch import FOLLOWS, Candidate, Rules, Switch
 from nostall.attach.delivery import say_once
+from nostall.fusion.graph import Graph
 from nostall.gpu.clock import Clock, EventClock, ReplayClock, WallClock
 
 T = TypeVar("T")
@@ -97,6 +100,7 @@ class _Graph:
         self.preparation, self.warmed = Preparation(), set[str]()
         self.race = Race(race_clock, settings.race, settings.seconds, settings.extent)
         self.duels = Duels(race_clock, settings, dict(patches))
+        self.observed: list[Graph] = []
 
     def compiled(self) -> Compiled:
         settings = self.settings
@@ -126,7 +130,7 @@ class _Graph:
             raise _Failed from error
         if chosen is not None and chosen.version == "stitched":
             try:
-                candidate = self._stitched(spare, self.inputs, chosen.left)
+                candidate = self._stitched(spare, self.inputs, chosen)
             except Exception as error:  # a stored choice that no longer works costs nothing else
                 raise _Failed from error
             report.state = "stitched"
@@ -150,7 +154,7 @@ class _Graph:
             return Switch(plain, lambda *given: self._stitched(spare, *given), rules, report)
         # What a compilation supposes of a size has to be known when Dynamo writes its guards: now.
         try:
-            candidate = self._stitched(spare, self.inputs, frozenset())
+            candidate = self._stitched(spare, self.inputs, Chosen("stitched"))
         except Exception as error:  # the user's program is worth more than any gain
             say_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
             report.reason = f"{type(error).__name__}: {error}"
@@ -164,8 +168,9 @@ class _Graph:
             report.reason = "asked for"
             return Chosen("stitched")
         if not ranks.leads:
-            report.reason = FOLLOWS
-            return ranks.chosen(report.graph)
+            told = ranks.chosen(report.graph, kept)
+            report.reason = FOLLOWS if told is not None else ""
+            return told
         choice = kept.answer(ChoiceRecord, report.graph)
         if choice is None:
             return None
@@ -174,27 +179,41 @@ class _Graph:
         report.reason, report.from_store = choice.reason, True
         report.compared, report.kernels = choice.compared, len(choice.kernels)
         report.state = choice.version
-        chosen = Chosen(choice.version, frozenset(choice.left))
-        ranks.publish(report.graph, chosen)
+        chosen = Chosen(choice.version, frozenset(choice.left), choice.regions)
+        ranks.publish(report.graph, chosen, kept)
         return chosen
 
     def _stitched(
-        self, module: GraphModule, inputs: Sequence[Any], left: frozenset[str] | None
+        self, module: GraphModule, inputs: Sequence[Any], chosen: Chosen | None
     ) -> Candidate:
-        """The stitched version without the parts ``left`` to Inductor; None: find them out.
+        """The stitched version as chosen; None: find out which kernels stay with Inductor.
 
         Raises :class:`NoneFaster`.
         """
         device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
         if self.race.regions:
             self._timed("raced", lambda: self.race.run(device))
-        if left is None and self.duels.modules:
-            # Not much longer than Inductor's own compilation took.
-            limit = max(self.report.seconds["plain"], self.settings.seconds)
-            host = self.host.uncaptured
-            left = self._timed("duels", lambda: self.duels.losers(host, limit))
-        selection = Selection(self.settings.extent, left or frozenset())
-        return self._timed("stitched", lambda: self._put_in(module, inputs, selection, device))
+        if chosen is None:
+            chosen = Chosen("stitched", self._losers(), self._regions())
+        selection = Selection(self.settings.extent, chosen.left, chosen.regions)
+        run, done = self._timed("stitched", lambda: self._put_in(module, inputs, selection, device))
+        return Candidate(run, done, chosen)
+
+    def _losers(self) -> frozenset[str]:
+        if not self.duels.modules:
+            return frozenset()
+        # Not much longer than Inductor's own compilation took.
+        limit = max(self.report.seconds["plain"], self.settings.seconds)
+        host = self.host.uncaptured
+        return self._timed("duels", lambda: self.duels.losers(host, limit))
+
+    def _regions(self) -> dict[str, RegionRecord]:
+        """By the plans that have won; a later race of other graphs may change those kept."""
+        kept, found = Kept(), dict[str, RegionRecord]()
+        for graph in self.observed:
+            with contextlib.suppress(Exception):  # said where it was prepared, and in the pass
+                found[region_key(graph)] = stitched_region(graph, kept)
+        return found
 
     def _put_in(
         self,
@@ -202,7 +221,7 @@ class _Graph:
         inputs: Sequence[Any],
         selection: Selection,
         device: torch.device,
-    ) -> Candidate:
+    ) -> tuple[Compiled, Stitching]:
         done = Stitching()
         with as_traced(inputs):
             run = self.host.stitched(module, inputs, selection, done)
@@ -211,7 +230,7 @@ class _Graph:
         self.report.refused = done.refused
         self.report.kernels = len(done.kernels) or self.report.kernels
         self.report.left = len(selection.left)
-        return Candidate(run, done, selection.left)
+        return run, done
 
     def _observe(self, module: GraphModule) -> None:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
@@ -227,6 +246,7 @@ class _Graph:
         try:
             graphs = regions_of(module)
             self.duels.add(module)
+            self.observed += graphs
         except Exception as error:  # inside of Inductor's compilation, which must go on
             say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return

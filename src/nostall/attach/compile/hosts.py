@@ -158,8 +158,7 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
             return None
         if _current.get() is None:
             return ["nostall", "idle", known]
-        extent, left = self.selection.extent, sorted(self.selection.left)
-        return ["nostall", code_version(), Kept().identity, extent, left, known]
+        return ["nostall", code_version(), Kept().identity, *self.selection.name, known]
 
     @property
     def _before(self) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.compile.records import Kept, StepRecord
+from nostall.attach.compile.records import Kept, RegionRecord, StepRecord
 from nostall.attach.compile.region import stitched_region
 from nostall.attach.delivery import say_once
 from nostall.fusion.capture import Captured, capture
@@ -45,13 +45,22 @@ class Stitching:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which kernels are put in: by ``extent``, without the parts ``left`` (by key) to Inductor."""
+    """Which kernels are put in: by ``extent``, without the parts ``left`` (by key) to Inductor.
+    ``regions`` (by name) are stitched like that, others as the store has them."""
 
     extent: Extent = "reductions"
     left: frozenset[str] = frozenset()
+    regions: Mapping[str, RegionRecord] = field(default_factory=dict, hash=False)
 
     def takes(self, part: Part) -> bool:
         return (self.extent == "all" or part.reduces) and part.key not in self.left
+
+    @property
+    def name(self) -> list[Any]:
+        """Whatever decides about the kernels."""
+        regions = [f"{key} {record.model_dump_json()}" for key, record in self.regions.items()]
+        text = "\n".join(sorted(regions))
+        return [self.extent, sorted(self.left), hashlib.sha256(text.encode()).hexdigest()]
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ def parts_of(
     found: list[Part] = []
     for region in _regions(captured):
         try:
-            record = stitched_region(region.graph, kept)
+            record = stitched_region(region.graph, kept, selection.regions)
         except Exception as error:  # one region is not worth the others
             say_once(f"a region is not stitched: {type(error).__name__}: {error}")
             done.refused[f"{type(error).__name__} while stitching", "a region"] += 1

@@ -1,26 +1,42 @@
 """Several processes of one job run the same version: that of rank 0.
 
-Rank 0 compares and writes its choice into the job's key-value store; the others look there.
-Nobody waits for anybody, so ranks that run other graphs cannot hang each other; until they see the
-choice they stay with Inductor's version, which computes the same.
+Rank 0 races and compares, and writes its choice and the kernels into the job's key-value store; the
+others look there, on whatever machine they are.  Nobody waits for anybody, so ranks that run other
+graphs cannot hang each other; until they see the choice they stay with Inductor's version, which
+computes the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, get_args
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from nostall.attach.compile.records import Version
+from nostall.attach.compile.records import Kept, RegionRecord, Version
+from nostall.core.launch import Strict
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A version, and the parts (by key) that a stitched one leaves to Inductor."""
+    """A version; of a stitched one the parts (by key) that it leaves to Inductor, and how its
+    regions (by name) are stitched."""
 
     version: Version
     left: frozenset[str] = frozenset()
+    regions: Mapping[str, RegionRecord] = field(default_factory=dict)
+
+
+class Published(Strict):
+    """A choice on its way to machines with stores of their own.  ``kernels``: for each name the
+    record and the source, as :meth:`~nostall.attach.compile.records.Kept.written` gives them."""
+
+    version: Version
+    left: tuple[str, ...]
+    regions: dict[str, RegionRecord]
+    kernels: dict[str, tuple[str, str]]
 
 
 class Ranks:
@@ -47,15 +63,24 @@ class Ranks:
         """Whether this process chooses for itself and the others."""
         return self._store is None or self._rank == 0
 
-    def publish(self, graph: str, chosen: Chosen) -> None:
-        """Rank 0 has chosen."""
-        if self._store is not None:
-            self._store.set(graph, " ".join([chosen.version, *sorted(chosen.left)]))
+    def publish(self, graph: str, chosen: Chosen, kept: Kept) -> None:
+        """Rank 0 has chosen; ``kept`` has its kernels."""
+        if self._store is None:
+            return
+        steps = [step for region in chosen.regions.values() for step in region.steps]
+        said = Published(
+            version=chosen.version,
+            left=tuple(sorted(chosen.left)),
+            regions=dict(chosen.regions),
+            kernels={step.kernel: kept.written(step.kernel) for step in steps},
+        )
+        self._store.set(graph, zlib.compress(said.model_dump_json().encode()))
 
-    def chosen(self, graph: str) -> Chosen | None:
-        """What rank 0 has chosen, if it has."""
+    def chosen(self, graph: str, kept: Kept) -> Chosen | None:
+        """What rank 0 has chosen, if it has; ``kept`` has its kernels then."""
         if self._store is None or not self._store.check([graph]):
             return None
-        said, *left = self._store.get(graph).decode().split()
-        version = next((version for version in get_args(Version) if version == said), None)
-        return None if version is None else Chosen(version, frozenset(left))
+        said = Published.model_validate_json(zlib.decompress(self._store.get(graph)))
+        for record, source in said.kernels.values():
+            kept.take(record, source)
+        return Chosen(said.version, frozenset(said.left), said.regions)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 import nostall.fusion
 from nostall.core.launch import Strict
@@ -201,13 +201,15 @@ Version = Literal["stitched", "inductor"]
 
 class ChoiceRecord(Strict):
     """Which version of one graph runs, and why; ``kernels`` are all that the stitched one calls,
-    ``left`` the parts (:class:`~nostall.attach.compile.parts.Part`) that it leaves to Inductor."""
+    ``left`` the parts (:class:`~nostall.attach.compile.parts.Part`) that it leaves to Inductor,
+    ``regions`` (by name) those that were known when it was compiled."""
 
     schema_version: Literal[1] = 1
     version: Version
     reason: str
     kernels: tuple[str, ...]
     left: tuple[str, ...] = ()
+    regions: dict[str, RegionRecord] = Field(default_factory=dict)
     compared: ComparisonRecord | None
     about: dict[str, str]
     created: str
@@ -285,6 +287,16 @@ class Kept:
                 "NOSTALL_HOME to another folder"
             ) from error
         return record, self.artefacts.get(record.source, SOURCE).decode()
+
+    def written(self, kernel: str) -> tuple[str, str]:
+        """The record of this name as it is written, and the source: for another store."""
+        _, source = self.kernel(kernel)
+        return self.artefacts.get(kernel, JSON).decode(), source
+
+    def take(self, record: str, source: str) -> None:
+        """What another store has :meth:`written`."""
+        self.artefacts.put(source.encode(), SOURCE)
+        self.artefacts.put(record.encode(), JSON)
 
     def answer(self, kind: type[Answer], key: str) -> Answer | None:
         """What is kept under a key; None where there is nothing that this version understands."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import triton
 
@@ -12,6 +14,8 @@ from nostall.fusion.fuse import explored
 from nostall.fusion.graph import Graph
 from nostall.fusion.operations import COMPUTE
 
+NOTHING: Mapping[str, RegionRecord] = MappingProxyType({})
+
 
 def region_key(graph: Graph) -> str:
     """The name of a region: its operators, shapes, strides and dtypes, and who generates code."""
@@ -19,10 +23,13 @@ def region_key(graph: Graph) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def stitched_region(graph: Graph, kept: Kept) -> RegionRecord:
-    """The kernels of a region, in the order in which they run; the same ones in every process."""
+def stitched_region(
+    graph: Graph, kept: Kept, known: Mapping[str, RegionRecord] = NOTHING
+) -> RegionRecord:
+    """The kernels of a region, in the order in which they run; the same ones in every process.
+    What is ``known`` (by name) is no question for the store."""
     key = region_key(graph)
-    found = kept.answer(RegionRecord, key)
+    found = known.get(key) or kept.answer(RegionRecord, key)
     if found is None:
         found = _explored(graph, kept)
         kept.keep(key, found)

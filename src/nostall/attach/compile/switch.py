@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,16 +31,15 @@ BEGIN_AT_CALL = 2
 
 @dataclass(frozen=True)
 class Candidate:
-    """A stitched version, ready to run, and the parts (by key) that it leaves to Inductor."""
+    """A stitched version, ready to run, and how it came to be."""
 
     run: Compiled
     done: Stitching
-    left: frozenset[str] = frozenset()
+    chosen: Chosen = field(default_factory=lambda: Chosen("stitched"))
 
 
-Make = Callable[[Sequence[Any], frozenset[str] | None], Candidate]
-"""Compiles the stitched version for arguments like these, without the parts named; None: without
-those that are found not to be worth it."""
+Make = Callable[[Sequence[Any], Chosen | None], Candidate]
+"""Compiles the stitched version for arguments like these, as chosen; None: as is found best."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +113,14 @@ class Switch:
             progress(f"graph {self._rules.graph[:8]}: stitching …")
             return
         ranks = Ranks.here()
-        chosen = None if ranks.leads else ranks.chosen(self._rules.graph)
+        chosen = None if ranks.leads else self._told(ranks)
         if not ranks.leads and chosen is None:
             return
         if chosen is not None and chosen.version == "inductor":
             self._finish("inductor", FOLLOWS)
             return
         if self._candidate is None:
-            left = None if chosen is None else chosen.left
-            self._candidate = self._compiled(args, left, ranks)
+            self._candidate = self._compiled(args, chosen, ranks)
         candidate = self._candidate
         if candidate is None:
             return
@@ -140,15 +138,23 @@ class Switch:
         STEPS.when_quiet(action)
         STEPS.begin()
 
+    def _told(self, ranks: Ranks) -> Chosen | None:
+        """What rank 0 has chosen, if it has."""
+        try:
+            return ranks.chosen(self._rules.graph, self._rules.kept)
+        except Exception as error:  # the user's program is worth more than any gain
+            self._stay(_reason("the choice of rank 0 is not understood", error), error)
+            return None
+
     def _compiled(
-        self, args: tuple[Any, ...], left: frozenset[str] | None, ranks: Ranks
+        self, args: tuple[Any, ...], chosen: Chosen | None, ranks: Ranks
     ) -> Candidate | None:
         """The stitched version, or None where this graph stays as it is."""
         rules, report = self._rules, self.report
         progress(f"graph {rules.graph[:8]}: compiling …")
         cpu = time.thread_time()
         try:
-            return self._make(args, left)
+            return self._make(args, chosen)
         except NoneFaster as found:
             self._settle(Chosen("inductor"), str(found), (), None, ranks)
             return None
@@ -179,8 +185,7 @@ class Switch:
         verdict = found.comparison().verdict
         if verdict == "faster":
             self._active = candidate.run
-            chosen = Chosen("stitched", candidate.left)
-            self._settle(chosen, "faster as a whole", called, found, ranks)
+            self._settle(candidate.chosen, "faster as a whole", called, found, ranks)
         else:
             reason = "slower as a whole" if verdict == "slower" else "no gain beyond the noise"
             self._settle(Chosen("inductor"), reason, called, found, ranks)
@@ -214,12 +219,13 @@ class Switch:
             reason=reason,
             kernels=called,
             left=tuple(sorted(chosen.left)),
+            regions=dict(chosen.regions),
             compared=found,
             about=self._rules.about,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         try:
-            ranks.publish(self._rules.graph, chosen)
+            ranks.publish(self._rules.graph, chosen, self._rules.kept)
             self._rules.kept.keep(self._rules.graph, choice)
         except Exception as error:  # the choice holds for this run all the same
             say_once(f"a choice is not kept: {error}")
@@ -240,7 +246,7 @@ class Switch:
         _log.info("nostall: %s", self.report)
 
 
-def _gone(args: Sequence[Any], left: frozenset[str] | None) -> Candidate:
+def _gone(args: Sequence[Any], chosen: Chosen | None) -> Candidate:
     raise AssertionError("a graph is stitched once")
 
 
