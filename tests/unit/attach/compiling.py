@@ -248,25 +248,32 @@ def strange() -> dict[str, Any]:
 
 
 def dynamic() -> dict[str, Any]:
-    """A program with a batch that varies, beside eager PyTorch (with gradients, by comparison; at
-    17 kernels could not count the elements) and in Inductor's code, and one with two such sizes."""
+    """A program with a batch that varies, beside eager PyTorch (with gradients, by comparison,
+    stitched at the second call or in the background, and again by what was chosen; at 17 kernels
+    could not count the elements) and in Inductor's code, and one with two such sizes."""
     from torch._dynamo.utils import counters
 
+    at_once = {**EAGER, "nostall.background": False}
     ways = {
-        "eager": ("wide", EAGER),
+        "eager": ("wide", at_once, (6, 7, 16, 6, 17)),
+        "again": ("wide", at_once, (6, 7, 16, 17)),
+        "background": ("wide", {**EAGER, "nostall.extent": "all"}, (6, *[7, 8] * 100, 16, 17)),
         # Without gradients nothing is left for a C++ compiler.
-        "inductor": ("narrow", {**STITCHED, "pattern_matcher": False}),
+        "inductor": ("narrow", {**STITCHED, "pattern_matcher": False}, (6, 7, 16, 6)),
     }
     result: dict[str, Any] = {}
     parts.MOST_ELEMENTS = 16 * 24
-    for name, (model, options) in ways.items():
+    for name, (model, options, sizes) in ways.items():
+        torch._dynamo.reset()
         backend = Backend(FASTER)
         module, x = made(model)
         compiled = torch.compile(module, backend=backend, options=options)
         before = counters["stats"]["unique_graphs"]
         gaps, states, called = [], [], []
-        sizes = (6, 7, 16, 6, 17) if name == "eager" else (6, 7, 16, 6)
         for rows in sizes:
+            if name == "background" and rows < 16 and "stitched" in states:
+                continue
+            time.sleep(0.01 if name == "background" else 0.0)
             given = torch.randn(rows, x.shape[1]).requires_grad_(x.requires_grad)
             torch._dynamo.mark_dynamic(given, 0)
             with observed() as names:

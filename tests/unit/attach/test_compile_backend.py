@@ -191,6 +191,22 @@ def test_a_batch_that_varies_is_compared_and_bounded(cold: Any) -> None:
     assert min(chosen) >= 3
 
 
+def test_a_batch_that_varies_is_stitched_in_the_background(cold: Any) -> None:
+    found = cold["dynamic"]["background"]
+    first, *waiting, chosen, at_16, at_17 = found["states"]
+    assert (first, chosen, at_16, at_17) == ("inductor", "stitched", "stitched", "inductor")
+    assert set(waiting) <= {"compiling"}
+    assert found["compiled"] == 2
+    assert found["apart"] < 1e-4
+
+
+def test_the_next_run_with_a_batch_that_varies_begins_with_the_choice(cold: Any) -> None:
+    found = cold["dynamic"]["again"]
+    assert found["states"] == ["stitched", "stitched", "stitched", "inductor"]
+    assert found["compiled"] == 2
+    assert found["apart"] < 1e-4
+
+
 def test_two_sizes_that_vary_stay_with_the_others_and_are_counted(cold: Any) -> None:
     found = cold["dynamic"]["two"]
     assert found["apart"] < 1e-6

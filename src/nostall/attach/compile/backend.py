@@ -23,7 +23,7 @@ from nostall.attach.compile.hosts import (
     Unavailable,
     inductor_patches,
 )
-from nostall.attach.compile.module import apart, as_traced
+from nostall.attach.compile.module import Traced, apart, as_traced
 from nostall.attach.compile.naming import device_name, graph_key, symbols, unfit
 from nostall.attach.compile.parts import Selection, Stitching, regions_of
 from nostall.attach.compile.race import Race
@@ -94,6 +94,7 @@ class _Graph:
         race_clock: Clock | None,
     ) -> None:
         self.module, self.inputs, self.settings = module, inputs, settings
+        self.varies = len(symbols(inputs)) > 0
         self.patches, self.clock = patches, clock
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
         self.report = GraphReport()
@@ -110,6 +111,7 @@ class _Graph:
             if settings.choose != "inductor":
                 self.report.refused[why, "whole graph"] += 1
             return self._plain(self.module)
+        self.device = next(x.device for x in self.inputs if isinstance(x, torch.Tensor))
         try:
             return self._chosen()
         except _Failed as failed:
@@ -137,8 +139,7 @@ class _Graph:
             return candidate.run
         # PyTorch's caches know graphs by the passes that they went through: a run that knows its
         # choice must have the same ones as the run that had to look.
-        varies = len(symbols(self.inputs)) > 0
-        observe = self._observe if self.settings.background and not varies else None
+        observe = self._observe if self.settings.background or self.varies else None
         if chosen is not None:
             return self._plain(self.module, observe and _look_away)
         rules = Rules(
@@ -149,17 +150,17 @@ class _Graph:
             preparation=self.preparation,
             about=self._about(),
         )
+        traced = Traced(self.inputs) if self.varies else None
         plain = self._plain(self.module, observe)
-        if not varies:
-            return Switch(plain, lambda *given: self._stitched(spare, *given), rules, report)
-        # What a compilation supposes of a size has to be known when Dynamo writes its guards: now.
-        try:
-            candidate = self._stitched(spare, self.inputs, Chosen("stitched"))
-        except Exception as error:  # the user's program is worth more than any gain
-            say_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
-            report.reason = f"{type(error).__name__}: {error}"
-            return plain
-        return Switch(plain, lambda *given: candidate, rules, report)
+        self.inputs = ()  # the program may want the memory
+
+        def make(args: Sequence[Any], chosen: Chosen | None) -> Candidate:
+            if traced is None:
+                return self._stitched(spare, args, chosen)
+            with traced.again():
+                return self._stitched(spare, traced.inputs, chosen)
+
+        return Switch(plain, make, rules, report)
 
     def _earlier(self, kept: Kept, ranks: Ranks) -> Chosen | None:
         """The choice of an earlier run, or of rank 0; None where there is none to go by."""
@@ -190,13 +191,12 @@ class _Graph:
 
         Raises :class:`NoneFaster`.
         """
-        device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
         if self.race.regions:
-            self._timed("raced", lambda: self.race.run(device))
+            self._timed("raced", lambda: self.race.run(self.device))
         if chosen is None:
             chosen = Chosen("stitched", self._losers(), self._regions())
         selection = Selection(self.settings.extent, chosen.left, chosen.regions)
-        run, done = self._timed("stitched", lambda: self._put_in(module, inputs, selection, device))
+        run, done = self._timed("stitched", lambda: self._put_in(module, inputs, selection))
         return Candidate(run, done, chosen)
 
     def _losers(self) -> frozenset[str]:
@@ -220,13 +220,12 @@ class _Graph:
         module: GraphModule,
         inputs: Sequence[Any],
         selection: Selection,
-        device: torch.device,
     ) -> tuple[Compiled, Stitching]:
         done = Stitching()
         with as_traced(inputs):
             run = self.host.stitched(module, inputs, selection, done)
         for kernel in dict.fromkeys(done.kernels):
-            _warm(kernel, device)
+            _warm(kernel, self.device)
         self.report.refused = done.refused
         self.report.kernels = len(done.kernels) or self.report.kernels
         self.report.left = len(selection.left)
@@ -234,23 +233,24 @@ class _Graph:
 
     def _observe(self, module: GraphModule) -> None:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
-        device = next(x.device for x in self.inputs if isinstance(x, torch.Tensor))
 
         def work() -> Iterator[Task]:
             for graph in graphs:
                 for kernel in self.race.prepare(graph):
                     if kernel not in self.warmed:
                         self.warmed.add(kernel)
-                        yield partial(_warm, kernel, device)
+                        yield partial(_warm, kernel, self.device)
 
         try:
             graphs = regions_of(module)
-            self.duels.add(module)
             self.observed += graphs
+            if not self.varies:
+                self.duels.add(module)
         except Exception as error:  # inside of Inductor's compilation, which must go on
             say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return
-        self.preparation.add(work)
+        if self.settings.background:
+            self.preparation.add(work)
 
     def _plain(self, module: GraphModule, observe: Observer | None = None) -> Compiled:
         spare = apart(module)

@@ -27,6 +27,33 @@ def apart(module: GraphModule) -> GraphModule:
     return found
 
 
+class Supposes(Exception):
+    """A later compilation supposes more of the sizes that vary than Dynamo checks."""
+
+
+class Traced:
+    """The inputs of a graph some of whose sizes vary, as Dynamo traced them; made while Dynamo
+    compiles.  ``inputs`` hold no memory."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        context = TracingContext.get()
+        assert context.fake_mode is not None and context.fake_mode.shape_env is not None
+        self._mode, self._sizes = context.fake_mode, context.fake_mode.shape_env
+        fake = self._mode.from_tensor
+        self.inputs = [fake(value) if isinstance(value, Tensor) else value for value in inputs]
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """To compile for these inputs once more.  Dynamo has written its guards by then: raises
+        :class:`Supposes` where one more would be needed."""
+        known = len(self._sizes.guards)
+        with tracing(TracingContext(self._mode)):
+            yield
+        more = [str(guard.expr) for guard in self._sizes.guards[known:]]
+        if more:
+            raise Supposes(f"only where {' and '.join(more)}")
+
+
 @contextlib.contextmanager
 def as_traced(inputs: Sequence[Any]) -> Iterator[None]:
     """As if Dynamo had just traced a graph for these inputs, none of whose sizes varies: without

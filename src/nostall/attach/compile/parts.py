@@ -110,10 +110,13 @@ def parts_of(
 
 
 def regions_of(module: GraphModule) -> list[Graph]:
-    """The regions of an ATen graph, each once, as :func:`parts_of` will find them."""
+    """The regions of an ATen graph, each once, as :func:`parts_of` will find them.  Where Dynamo
+    listens, PyTorch compiles again for sizes with which kernels could not count the elements."""
     captured = _captured(module)
-    every = _regions(captured) if captured is not None else ()
-    return list({region.graph.key: region.graph for region in every}.values())
+    if captured is None:
+        return []
+    _bounded(captured, where_heard=True)
+    return list({region.graph.key: region.graph for region in _regions(captured)}.values())
 
 
 def _regions(captured: Captured) -> tuple[Region, ...]:
@@ -168,9 +171,9 @@ def _varying(graph: Graph, nodes: Iterable[int]) -> bool:
     return any(varies(size, graph.varying) for index in nodes for size in graph[index].shape)
 
 
-def _bounded(captured: Captured) -> None:
+def _bounded(captured: Captured, *, where_heard: bool = False) -> None:
     """Have PyTorch compile again for a size with which kernels could not count the elements: asked
-    where Dynamo listens, that becomes a guard."""
+    where Dynamo listens, that becomes a guard.  ``where_heard``: elsewhere it is not asked."""
     graph = captured.graph
     varying = graph.varying
     if varying is None:
@@ -180,6 +183,8 @@ def _bounded(captured: Captured) -> None:
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt) and size.node.expr == captured.symbol:
+                if where_heard and size.node.shape_env.frozen:
+                    return
                 if not size * most <= MOST_ELEMENTS:
                     raise BadCapture("more elements than kernels can count")
                 return

@@ -61,7 +61,7 @@ class Race:
         wanted = self._wanted(stitched_region(graph, kept))
         for step in wanted:
             yield step.kernel
-        if self.clock is None or not self.most:
+        if self.clock is None or not self.most or graph.varying is not None:
             return
         racing = Racing(graph, {})
         for step in wanted:
