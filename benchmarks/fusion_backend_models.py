@@ -19,10 +19,11 @@ from benchmarks.fusion_models import Bert, ConformerBlock, DienCell, RnnCells
 @dataclass(frozen=True)
 class Model:
     """``make`` gives a module and its inputs in fp32 on the processor; ``train``: a step is a
-    forward and a backward pass."""
+    forward and a backward pass; ``varies``: the first axis of the first input is marked dynamic."""
 
     make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
     train: bool
+    varies: bool = False
 
 
 class DecoderStep(nn.Module):
@@ -116,4 +117,5 @@ def models(small: bool = False) -> dict[str, Model]:
         "dien-train": Model(dien, train=True),
         "crnn-infer": Model(crnn, train=False),
         "conformer-train": Model(conformer, train=True),
+        "conformer-varying": Model(conformer, train=True, varies=True),
     }

@@ -102,6 +102,8 @@ class Program:
         dtype = getattr(torch, setup.dtype)
         self.module: nn.Module = module.to(setup.device, dtype).train(model.train)
         self.inputs = [x.to(setup.device, dtype if x.is_floating_point() else None) for x in inputs]
+        if model.varies:
+            torch._dynamo.mark_dynamic(self.inputs[0], 0)
         self.train = model.train
         self.reports: list[GraphReport] = []
         self._method, self._setup = method, setup

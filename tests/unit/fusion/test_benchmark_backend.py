@@ -35,7 +35,7 @@ def parts(queue: list[benchmark.Job]) -> list[tuple[str, str]]:
 def test_what_shares_compiled_graphs_shares_a_queue_and_modes_come_last(tmp_path: Path) -> None:
     queues = [parts(q) for q in benchmark.dealt(benchmark.wanted(options(tmp_path), 0.0), 4)]
     every = [job for queue in queues for job in queue]
-    assert len(every) == len(set(every)) == 6 * 5
+    assert len(every) == len(set(every)) == 7 * 5
     for queue in queues:
         for at, (model, part) in enumerate(queue):
             if part == "steady":
