@@ -6,7 +6,8 @@ Results in fp8; dropout's masks in steps and in replays of CUDA graphs; tensors 
 elements; batches of many sizes; equal bits in the runs after a choice; and two processes of a job
 that run what rank 0 has chosen.  Every check is a process of its own with caches of its own
 (``benchmarks.fusion_promise_checks``), so that a fault in one costs only that; ``bits`` are three,
-one after the other, with one store.  Exit code 1 where something is wrong.
+one after the other, with one store.  Checks that OUT has from before stay, unless they are run
+again.  Exit code 1 where something is wrong.
 ``--device cpu`` tries small ones in Triton's interpreter (set TRITON_INTERPRET=1): recorded times
 have stitched versions win there.
 """
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -114,14 +116,17 @@ def main() -> None:
         return
     until = monotonic() + options.limit
     gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
-    record: dict[str, Any] = {"gpu": gpu, "torch": torch.__version__, "checks": {}}
+    known = json.loads(options.out.read_text())["checks"] if options.out.exists() else {}
+    record: dict[str, Any] = {"gpu": gpu, "torch": torch.__version__, "checks": known}
     for name in options.only.split(","):
         began = monotonic()
         with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
             runs = found(name, options.device, Path(folder), until)
         wrong = [text for run in runs for text in run["wrong"]] + between(name, runs)
         seconds = round(monotonic() - began, 1)
-        record["checks"][name] = {"seconds": seconds, "wrong": wrong, "runs": runs}
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        checked = {"date": date, "seconds": seconds, "wrong": wrong, "runs": runs}
+        record["checks"][name] = checked
         save(options.out, **record)
         print(f"{name}: {'; '.join(wrong) or 'as promised'} ({seconds} s)", flush=True)
     sys.exit(any(one["wrong"] for one in record["checks"].values()))
