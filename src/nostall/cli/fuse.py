@@ -58,6 +58,9 @@ def fuse(
         bool,
         typer.Option("--explain", help="Print what stayed outside, which schedules, and why."),
     ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time each kernel on the GPU here, one by one.")
+    ] = False,
     tune_sass: Annotated[
         bool,
         typer.Option("--tune-sass", help="Search each kernel's instructions too, on the model."),
@@ -72,12 +75,15 @@ def fuse(
 ) -> None:
     """Trace a PyTorch function, fuse its memory-intensive operators, and compile the kernels.
 
-    Nothing is computed and no GPU is needed; every time is modelled.  Ctrl-C keeps what was found.
+    Nothing is computed and no GPU is needed: times are modelled, but for those that --measure asks
+    a GPU for.  Ctrl-C keeps what was found.
     """
     if dtype is not None and dtype not in CASTS:
         raise BadInput(f"--dtype is {dtype!r}; allowed are {', '.join(CASTS)}")
     capability_of(arch)
     asked, how, found = _traced(target, inputs, dtype, backward, strategy, arch)
+    if measure:
+        how = _with_measuring(how)
     with Interruption() as interruption:
         if tune_sass:
             how = _with_tuning(how, evaluations, seed, interruption)
@@ -123,6 +129,15 @@ def _need(package: str, why: str) -> None:
         raise MissingPart(
             f"{package} cannot be imported ({error}); {why}: pip install 'nostall[{package}]'"
         ) from error
+
+
+def _with_measuring(how: Fusing) -> Fusing:
+    from dataclasses import replace
+
+    from nostall.tuning.fusing import measured
+
+    measured.check_gpu()
+    return replace(how, measure=measured.on_this_gpu)
 
 
 def _with_tuning(how: Fusing, evaluations: int, seed: int, interruption: Interruption) -> Fusing:

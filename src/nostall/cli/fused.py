@@ -18,6 +18,8 @@ def show_document(document: Document) -> None:
         _show_pass(document, found)
     for line in _binaries(document):
         out.print(line)
+    if document.measured_on:
+        out.print(f"measured: each kernel on its own, on {document.measured_on}")
     for line in _tuned(document):
         out.print(line)
     if document.status == "interrupted":
@@ -26,7 +28,7 @@ def show_document(document: Document) -> None:
 
 def _show_pass(document: Document, found: Pass) -> None:
     scale = Scale("s", found.seconds)
-    rows = [_row(kernel, times, scale) for kernel, times in found.groups]
+    rows = [_row(document, kernel, times, scale) for kernel, times in found.groups]
     opaque = sum(node.kind == "opaque" for node in found.nodes)
     if rows:
         show_table(
@@ -37,6 +39,7 @@ def _show_pass(document: Document, found: Pass) -> None:
                 "launches\nbefore → after",
                 "bytes\nbefore → after",
                 f"modelled {scale.unit}\nbefore → after",
+                *([f"measured\n{scale.unit}"] if document.measured_on else []),
             ),
             rows,
         )
@@ -66,14 +69,17 @@ def _show_pass(document: Document, found: Pass) -> None:
         out.print(f"  note: {note}")
 
 
-def _row(kernel: FusedKernel, times: int, scale: Scale) -> tuple[str, ...]:
+def _row(document: Document, kernel: FusedKernel, times: int, scale: Scale) -> tuple[str, ...]:
     many = f"{times} x " if times > 1 else ""
+    measured = document.measured(kernel)
+    said = "" if measured is None else scale.number(measured)
     return (
         many + kernel.name,
         kernel.plan,
         f"{len(kernel.operators)} → {len(kernel.launches)}",
         f"{amount(kernel.bytes_before)} → {amount(kernel.bytes_after)}",
         f"{scale.number(kernel.seconds_before)} → {scale.number(kernel.seconds_after)}",
+        *([said] if document.measured_on else []),
     )
 
 
@@ -97,6 +103,8 @@ def _binaries(document: Document) -> Iterator[str]:
             yield f"verifier: {binary.name}: not judged: {binary.not_judged}"
         if binary.failure:
             yield f"not compiled: {binary.name}: {binary.failure}"
+        if binary.not_measured:
+            yield f"not measured: {binary.name}: {binary.not_measured}"
 
 
 def _tuned(document: Document) -> Iterator[str]:

@@ -12,17 +12,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from benchmarks.fusion_measured import measured
 from benchmarks.record import RESULTS
 from typer.testing import CliRunner
 
 from nostall.cli import app
 from nostall.core import Run
-from nostall.core.errors import BadInput
+from nostall.core.errors import BadInput, MissingPart
 from nostall.sass import Finding, Verdict, validate
 from nostall.tuning.fusing import compiled as compiling
+from nostall.tuning.fusing import measured as measuring
 from nostall.tuning.fusing.document import Document, load_document
 from nostall.tuning.fusing.job import Fusing, fuse
+from nostall.tuning.fusing.measured import Measure
 from nostall.tuning.fusing.planned import STRATEGIES, pass_of, planned
 from nostall.tuning.fusing.target import Asked, traced
 from nostall.tuning.job import Settings
@@ -139,20 +140,48 @@ def test_the_report_is_made_again_from_the_run(tuned: tuple[str, Path]) -> None:
     assert done.exit_code == 0 and (place / "report.html").read_text() == page
 
 
-def test_measured_times_come_into_the_document(tuned: tuple[str, Path]) -> None:
-    _, place = tuned
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, measure: Measure) -> None:
+    monkeypatch.setattr(measuring, "check_gpu", lambda: None)
+    monkeypatch.setattr(measuring, "on_this_gpu", measure)
+
+
+def test_measured_times_stand_beside_the_modelled_ones(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run"
     asked: list[str] = []
 
     def measure(source: Source) -> tuple[float, str]:
-        # Compiled anew: the source file alone says how it is launched.
         assert source.cubin == (place / "kernels" / f"{source.kernel}.cubin").read_bytes()
+        assert source.launch is not None
         asked.append(source.kernel)
         return 5e-6, "a GPU"
 
-    document = measured(place, measure)
+    on_a_gpu(monkeypatch, measure)
+    printed = command(f"{file}:norm", "--measure", "--out", place)
+    assert "measured: each kernel on its own, on a GPU" in printed
+    document = load_document(place)
     (kernel,) = document.passes[0].kernels
     assert asked == list(kernel.launches) and document.measured_on == "a GPU"
     assert document.measured(kernel) == pytest.approx(5e-6 * len(asked))
+    assert "measured 5" in (place / "report.html").read_text()
+
+
+def test_a_kernel_that_fails_on_the_gpu_has_no_time(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_gpu(monkeypatch, lambda source: (None, "fault: an illegal address"))
+    printed = command(f"{file}:norm", "--measure", "--out", tmp_path / "run")
+    assert re.search(r"not measured: stitched_\w+: fault: an illegal address", printed)
+    assert load_document(tmp_path / "run").measured_on == ""
+
+
+def test_measuring_needs_a_gpu(file: str, tmp_path: Path) -> None:
+    options = ["--measure", "--out", f"{tmp_path}/run"]
+    done = CliRunner().invoke(app, ["fuse", f"{file}:norm", *options])
+    assert isinstance(done.exception, MissingPart)
+    assert "PyTorch sees none here" in str(done.exception)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_kernel_that_does_not_compile_is_no_failure(file: str, tmp_path: Path) -> None:

@@ -31,10 +31,18 @@ FOLDER = "sass"
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel for the document; ``source`` is what may be tuned, None where it may not."""
+    """A kernel for the document; ``source`` is what can be launched, None where nothing can."""
 
     binary: Binary
     source: Source | None = None
+
+    @property
+    def refused(self) -> str:
+        """Why it may not be tuned; empty where it may."""
+        found = self.binary
+        if found.findings:
+            return f"nostall's rules do not know {found.findings} places of it"
+        return found.failure or found.not_judged
 
 
 def write_source(program: Program, run: Run, launches: Mapping[str, LaunchSpec]) -> Path:
@@ -78,7 +86,7 @@ def _compiled(path: Path, name: str, launch: LaunchSpec, run: Run, arch: str) ->
     try:
         verdict = validate(source.cubin)
     except UnsupportedArchitecture as error:
-        return Compiled(Binary(name=name, file=file, not_judged=_said(error)))
+        return Compiled(Binary(name=name, file=file, not_judged=_said(error)), source)
     findings = verdict.findings
     binary = Binary(
         name=name,
@@ -87,7 +95,7 @@ def _compiled(path: Path, name: str, launch: LaunchSpec, run: Run, arch: str) ->
         findings=len(findings),
         first_finding=str(findings[0]) if findings else "",
     )
-    return Compiled(binary, None if findings else source)
+    return Compiled(binary, source)
 
 
 def tuned(
@@ -95,10 +103,8 @@ def tuned(
 ) -> tuple[TunedBinary, bool]:
     """What the search over a kernel's instructions finds, and whether it was interrupted."""
     name = made.binary.name
-    if made.source is None:
-        why = made.binary.failure or made.binary.not_judged
-        why = why or f"nostall's rules do not know {made.binary.findings} places of it"
-        return TunedBinary(name=name, note=why), False
+    if made.refused or made.source is None:
+        return TunedBinary(name=name, note=made.refused), False
     folder = f"{FOLDER}/{name}"
     inner = Run.create(run.path / folder, command, describe(made.source, settings))
     try:

@@ -48,7 +48,7 @@ class Binary(Strict):
 
     ``findings`` counts where nostall's rules do not hold for the compiler's own order, and
     ``not_judged`` says why nobody asked: such a binary runs, and is not tuned.  ``measured`` is
-    its median time on a GPU, where ``python -m benchmarks.fusion_measured`` asked one.
+    its median time on a GPU, where one was asked, ``not_measured`` why there is none.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Binary(Strict):
     findings: int = 0
     first_finding: str = ""
     measured: float | None = None
+    not_measured: str = ""
 
 
 class Other(Strict):

@@ -1,4 +1,4 @@
-"""Fusing a function as one readable story: plan, generate, compile, verify, tune, keep.
+"""Fusing a function as one readable story: plan, generate, compile, verify, measure, tune, keep.
 
 Ctrl-C ends the stage that it meets; what was found until then is kept, and says so.
 """
@@ -21,6 +21,7 @@ from nostall.fusion.regions import regions
 from nostall.sass.binary import toolchain
 from nostall.tuning.fusing.compiled import Compiled, compiled, tuned
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary
+from nostall.tuning.fusing.measured import Measure, timed
 from nostall.tuning.fusing.planned import PlannedRegion, check_strategy, pass_of, planned
 from nostall.tuning.fusing.target import Asked, Traced
 from nostall.tuning.job import Settings
@@ -31,11 +32,13 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Fusing:
-    """How to fuse; ``tuning`` is how the SASS of every kernel is searched, None: it is not."""
+    """How to fuse; ``tuning`` is how the SASS of every kernel is searched, ``measure`` who times
+    it; None: nobody does."""
 
     strategy: str = "explore"
     arch: str = "sm_90"
     tuning: Settings | None = None
+    measure: Measure | None = None
     observers: Sequence[Observer] = field(default=())
 
     def __post_init__(self) -> None:
@@ -50,6 +53,7 @@ class Fusing:
             "backward": asked.backward,
             "strategy": self.strategy,
             "arch": self.arch,
+            "measure": self.measure is not None,
             "tune_sass": self.tuning is not None,
             "evaluations": self.tuning.evaluations if self.tuning else None,
             "seed": self.tuning.seed if self.tuning else None,
@@ -65,6 +69,7 @@ def fuse(asked: Asked, found: Traced, how: Fusing, run: Run, progress: Progress)
     try:
         story.plan()
         story.compile()
+        story.measure()
         story.tune()
     except KeyboardInterrupt:
         story.interrupted = True
@@ -86,7 +91,8 @@ class _Story:
         self.binaries: dict[str, Compiled] = {}
         self.tuned: list[TunedBinary] = []
         self.interrupted = False
-        self.share = 0.25 if how.tuning else 0.5
+        self.measured_on = ""
+        self.share = 1 / (2 + (how.measure is not None) + 2 * (how.tuning is not None))
 
     def plan(self) -> None:
         """Plans and source text, region by region."""
@@ -116,12 +122,24 @@ class _Story:
             for made in compiled(program, self.run, self.how.arch):
                 self.binaries[made.binary.name] = made
 
+    def measure(self) -> None:
+        """Time every kernel that was compiled."""
+        if self.how.measure is None:
+            return
+        every = [made for made in self.binaries.values() if made.source is not None]
+        for at, made in enumerate(every):
+            told = f"measuring {at + 1} of {len(every)}"
+            self.progress(self.share * (2 + at / len(every)), told)
+            known, said = timed(made, self.how.measure)
+            self.binaries[made.binary.name] = known
+            self.measured_on = self.measured_on if known.binary.measured is None else said
+
     def tune(self) -> None:
         """Search the instructions of every kernel on the model, one after the other."""
         if self.how.tuning is None:
             return
         for at, made in enumerate(self.binaries.values()):
-            done = 2 * self.share + at / len(self.binaries) / 2
+            done = 1 - 2 * self.share * (1 - at / len(self.binaries))
             self.progress(done, f"tuning {at + 1} of {len(self.binaries)}")
             said, stopped = tuned(
                 made, self.run, self.how.tuning, self.run.record.command, self.how.observers
@@ -148,6 +166,7 @@ class _Story:
             passes=tuple(passes),
             binaries=tuple(made.binary for made in self.binaries.values()),
             tuned=tuple(self.tuned),
+            measured_on=self.measured_on,
         )
 
 
