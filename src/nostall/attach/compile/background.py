@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from nostall.attach.compile.processor import ENDED
 from nostall.attach.delivery import say_once
 
 Task = Callable[[], None]
@@ -54,7 +55,7 @@ atexit.register(_end)
 
 class Preparation:
     """What is done for one graph before it is compiled a second time; ``seconds`` and
-    ``cpu_seconds`` (of all its threads) say what it took."""
+    ``cpu_seconds`` (of all its threads, and the compilers that they started) say what it took."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +85,7 @@ class Preparation:
 
     def _run(self, works: Sequence[Work], device: int | None) -> None:
         """Tasks are found by this thread and done by others meanwhile."""
-        with _turn:
+        with _turn, ENDED.open(self._add):
             began = time.perf_counter()
             tasks: SimpleQueue[Task | None] = SimpleQueue()
             crew: list[threading.Thread] = []
@@ -121,8 +122,11 @@ class Preparation:
         try:
             yield
         finally:
-            with self._lock:
-                self.cpu_seconds += time.thread_time() - before
+            self._add(time.thread_time() - before)
+
+    def _add(self, seconds: float) -> None:
+        with self._lock:
+            self.cpu_seconds += seconds
 
 
 def _thread(work: Callable[..., None], *args: Any) -> threading.Thread:

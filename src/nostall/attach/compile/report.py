@@ -18,8 +18,10 @@ class GraphReport:
     ``state`` is what its calls run now.  ``refused`` counts (reason, operator) of what was left to
     others, ``left`` the kernels among it because what Inductor makes is not slower.  ``seconds``:
     wall time of compiling the plain and the stitched version and of comparing them;
-    ``cpu_seconds``: processor time of the threads that stitched and compared (the processes that
-    Triton calls and Inductor's own ones are not in it).
+    ``cpu_seconds``: processor time of all that the graph's stitched version took: the threads that
+    stitched and compared, ptxas, and Inductor's processes while they compiled it (with whatever
+    other process the program has waited for meanwhile; graphs that are stitched at the same time
+    share what processes took).  The version that runs first is the program's own.
     """
 
     graph: str = ""
@@ -33,6 +35,9 @@ class GraphReport:
     calls: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: float = 0.0
+
+    def add_cpu_seconds(self, seconds: float) -> None:
+        self.cpu_seconds += seconds
 
     def __str__(self) -> str:
         told = f"graph {self.graph[:8] or '?'}: {self.state}"

@@ -15,6 +15,7 @@ from nostall.attach.compile.duel import NoneFaster
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
 from nostall.attach.compile.parts import Stitching
+from nostall.attach.compile.processor import counted
 from nostall.attach.compile.ranks import Chosen, Ranks
 from nostall.attach.compile.records import ChoiceRecord, ComparisonRecord, Kept, Version
 from nostall.attach.compile.report import GraphReport
@@ -152,9 +153,10 @@ class Switch:
         """The stitched version, or None where this graph stays as it is."""
         rules, report = self._rules, self.report
         progress(f"graph {rules.graph[:8]}: compiling …")
-        cpu = time.thread_time()
+        report.cpu_seconds += rules.preparation.cpu_seconds
         try:
-            return self._make(args, chosen)
+            with counted(report.add_cpu_seconds):
+                return self._make(args, chosen)
         except NoneFaster as found:
             self._settle(Chosen("inductor"), str(found), (), None, ranks)
             return None
@@ -163,7 +165,6 @@ class Switch:
             return None
         finally:
             report.seconds["background"] = rules.preparation.seconds
-            report.cpu_seconds = time.thread_time() - cpu + rules.preparation.cpu_seconds
 
     def _judge(self, candidate: Candidate, call: Call, ranks: Ranks) -> None:
         began = time.perf_counter()
@@ -193,11 +194,9 @@ class Switch:
     def _compared(
         self, candidate: Candidate, call: Call
     ) -> tuple[ComparisonRecord, tuple[str, ...]]:
-        rules, cpu = self._rules, time.thread_time()
-        try:
+        rules = self._rules
+        with counted(self.report.add_cpu_seconds):
             return judge(rules.graph, self._plain, candidate.run, call, rules.clock, rules.seconds)
-        finally:
-            self.report.cpu_seconds += time.thread_time() - cpu
 
     def _obey(self, candidate: Candidate) -> None:
         """Run what rank 0 has chosen."""

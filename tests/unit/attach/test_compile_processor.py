@@ -1,0 +1,107 @@
+"""Processor time of the processes that compile, counted once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from nostall.attach.compile import background, processor
+from nostall.attach.compile.background import Preparation
+from nostall.attach.compile.processor import Shared, compiling, counted, ended, tree
+
+BURN = """
+import time
+while time.process_time() < 0.3: pass
+"""
+LEAST, MOST = 0.25, 2.0
+
+
+def burn() -> None:
+    subprocess.run([sys.executable, "-S", "-c", BURN], check=True)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests of this process waited for is known."""
+    children = Shared(ended)
+    with children.open(lambda seconds: None):
+        pass
+    monkeypatch.setattr(processor, "ENDED", children)
+    monkeypatch.setattr(background, "ENDED", children)
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_process_that_was_waited_for_counts_once() -> None:
+    one: list[float] = []
+    other: list[float] = []
+    with counted(one.append):
+        with counted(other.append):
+            burn()
+        assert LEAST / 2 < sum(other) < MOST / 2
+    assert sum(one) == pytest.approx(sum(other), abs=0.1), "they shared it"
+    assert LEAST < sum(one) + sum(other) < MOST
+    with counted(other.append):
+        pass
+    assert sum(other) < MOST / 2
+
+
+@pytest.mark.usefixtures("apart")
+def test_what_is_started_in_the_background_counts() -> None:
+    preparation = Preparation()
+    done = threading.Event()
+
+    def work() -> list[background.Task]:
+        done.set()
+        return [burn]
+
+    preparation.add(work)
+    preparation.start()
+    assert done.wait(20)
+    for _ in range(400):
+        if preparation.ready:
+            break
+        threading.Event().wait(0.05)
+    assert preparation.ready
+    assert LEAST < preparation.cpu_seconds < MOST
+
+
+def test_a_process_that_keeps_compilers_counts_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = f"{BURN}print('burnt', flush=True); time.sleep(60)"
+    command = [sys.executable, "-S", "-c", below]
+    text = f"import subprocess, time; subprocess.Popen({command!r}); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, start_new_session=True
+    ) as keeper:
+        try:
+            assert keeper.stdout is not None and keeper.stdout.readline() == b"burnt\n"
+            assert LEAST < tree(keeper.pid) < MOST
+            pools = SimpleNamespace(_pool_set=[SimpleNamespace(process=keeper), SimpleNamespace()])
+            monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", pools)
+            assert LEAST < compiling() < MOST
+        finally:
+            os.killpg(keeper.pid, signal.SIGKILL)
+    assert tree(keeper.pid) == 0.0
+
+
+def test_where_nobody_tells_nothing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.delitem(sys.modules, "torch._inductor.async_compile", raising=False)
+    assert ended() == compiling() == 0.0
+
+
+def test_what_is_gone_takes_nothing_away() -> None:
+    told = iter([1.0, 3.0, 0.5, 1.5])
+    shared, found = Shared(lambda: next(told)), list[float]()
+    for _ in range(2):
+        with shared.open(found.append):
+            pass
+    assert found == [2.0, 1.0]
