@@ -1,10 +1,12 @@
 """Random operator graphs, stitched and compared with fp64: in Triton's interpreter, or on a GPU.
 
-    python -m benchmarks.fusion_correctness --graphs 300 [--out FILE] [--seed N]
+    python -m benchmarks.fusion_correctness --graphs 300 [--out FILE] [--seed N] [--floats A,B]
 
-Where there is a GPU, kernels are compiled and all dtypes take part; elsewhere they are interpreted
-and inputs are fp32, fp16, int32 and bool.  Every graph runs with a plan of each kernel that is
-drawn by chance, every tensor lies between guard bands, a third of the graphs get NaN, Inf and -0.0.
+Graphs are drawn with inputs of ``--floats`` (fp32 and fp16), int32 and bool; for one seed they are
+the same everywhere, and a digest of all says so.  Where there is a GPU, kernels are compiled, and
+every graph with fp16 runs once more in bf16; elsewhere they are interpreted, as drawn.  Every graph
+runs with a plan of each kernel that is drawn by chance, every tensor lies between guard bands, a
+third of the graphs get NaN, Inf and -0.0.
 Half of them run the explorer's kernels, packs among them, the others kernels as large as possible.
 In many of the graphs the first size varies: the same kernels run at two sizes.
 Then dropout: its mask in both passes, for equal seeds and, on a GPU, in replays of a CUDA graph.
@@ -15,12 +17,14 @@ On a GPU casts to fp8 too.  Exit code 1 where a graph is wrong or an operator wa
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +51,7 @@ from nostall.fusion.explore import explore
 from nostall.fusion.graph import Graph
 
 ON_GPU = torch.cuda.is_available()
-FLOATS = ("float32", "float16", "bfloat16") if ON_GPU else ("float32", "float16")
+FLOATS = ("float32", "float16")
 VARYING, SIZES = 17, (17, 40)
 """What stands for the size that varies, and the sizes that such graphs run at.  Not less: slices of
 the generated graphs stay inside."""
@@ -83,7 +87,6 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
     graph = made.graph
     patterns = explore(Delta(graph)).plan.kernels if made.seed % 2 else None
     stitched = stitch(graph, patterns, choice=choice, folder=folder)
-    seen["graphs"] += 1
     seen["graphs with NaN and Inf"] += made.seed % 3 == 0
     seen["graphs with a size that varies"] += graph.varying is not None
     kernels = [step for step in stitched.steps if not isinstance(step, int)]
@@ -115,14 +118,13 @@ def at_size(stitched: StitchedGraph, size: int | None, chosen: int) -> list[str]
         return [f"{type(error).__name__}: {error}"]
 
 
-def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
-    """``graphs`` graphs from the hypothesis generator; the record to keep."""
-    seen: Counter[str] = Counter()
-    failures: list[dict[str, Any]] = []
-    started = time.monotonic()
-
-    plain, varying = operator_graphs(FLOATS), operator_graphs(FLOATS, varying=VARYING)
-    turned = st.integers(0, 2**16).map(lambda number: Made(queries(number, FLOATS), number))
+def drawn_graphs(
+    graphs: int, chosen: int, floats: tuple[str, ...], check: Callable[[Made], None]
+) -> str:
+    """Check ``graphs`` graphs from the hypothesis generator; a digest of all of them."""
+    plain, varying = operator_graphs(floats), operator_graphs(floats, varying=VARYING)
+    turned = st.integers(0, 2**16).map(lambda number: Made(queries(number, floats), number))
+    text = hashlib.sha256()
 
     @seed(chosen)
     @settings(
@@ -132,19 +134,40 @@ def measured(graphs: int, chosen: int, folder: Path) -> dict[str, Any]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.one_of(plain, plain, varying, small_dots(FLOATS), turned))
+    @given(st.one_of(plain, plain, varying, small_dots(floats), turned))
+    def each(made: Made) -> None:
+        text.update(f"{made.graph} {made.seed}\n".encode())
+        check(made)
+
+    each()
+    return text.hexdigest()
+
+
+def measured(
+    graphs: int, chosen: int, folder: Path, floats: tuple[str, ...] = FLOATS
+) -> dict[str, Any]:
+    """``graphs`` graphs, as drawn and, on a GPU, in bf16; the record to keep."""
+    seen: Counter[str] = Counter()
+    failures: list[dict[str, Any]] = []
+    started = time.monotonic()
+
     def check(made: Made) -> None:
-        if wrong := one(made, folder, seen):
-            failures.append({"graph": str(made.graph), "seed": made.seed, "wrong": wrong})
+        seen["graphs"] += 1
+        again = made.in_bfloat16 if ON_GPU else None
+        seen["graphs once more in bf16"] += again is not None
+        for each in (made, again):
+            if each is not None and (wrong := one(each, folder, seen)):
+                failures.append({"graph": str(each.graph), "seed": each.seed, "wrong": wrong})
         if seen["graphs"] % 50 == 0:
             print(f"{seen['graphs']} graphs, {len(failures)} wrong", file=sys.stderr, flush=True)
 
-    check()
+    digest = drawn_graphs(graphs, chosen, floats, check)
     return {
         "how": "compiled" if ON_GPU else "Triton's interpreter",
         "gpu": torch.cuda.get_device_name() if ON_GPU else None,
         "torch": torch.__version__,
-        "floats": FLOATS,
+        "floats": floats,
+        "digest of the graphs drawn": digest,
         "seed": chosen,
         "seconds": round(time.monotonic() - started, 1),
         "seen": dict(sorted(seen.items())),
@@ -228,6 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graphs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--floats", default=",".join(FLOATS), help="dtypes of inputs")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not ON_GPU:
@@ -236,7 +260,8 @@ def main() -> None:
     planning.LARGE = 0  # all outputs may be streamed
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        record = measured(options.graphs, options.seed, Path(folder))
+        floats = tuple(options.floats.split(","))
+        record = measured(options.graphs, options.seed, Path(folder), floats)
         parts = {"wrong with dropout": dropout, "wrong numbers": numbers, "wrong with fp8": fp8}
         record |= dict.fromkeys(parts)  # what a time limit cuts off was not run
         for name, check in parts.items():

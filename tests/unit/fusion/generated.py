@@ -8,12 +8,12 @@ inputs, whose values are exact; of a computed value nobody could say which side 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
 from nostall.fusion.build import Builder
-from nostall.fusion.graph import Graph
+from nostall.fusion.graph import Graph, Node
 from nostall.fusion.shapes import broadcast, contiguous
 
 SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 40, 100)
@@ -26,6 +26,7 @@ SMOOTH = (
 # fmt: on
 JUMPING = ("sign", "floor", "ceil", "round", "trunc")
 PAIRS = ("add", "mul", "sub", "maximum", "minimum", "div")
+HALF, BRAIN = "float16", "bfloat16"
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -35,6 +36,20 @@ class Made:
 
     graph: Graph
     seed: int
+
+    @property
+    def in_bfloat16(self) -> Made | None:
+        """The same with bfloat16 for float16; None where there is none of it."""
+        if all(node.dtype != HALF for node in self.graph):
+            return None
+        nodes = tuple(_in_bfloat16(node) for node in self.graph)
+        return replace(self, graph=replace(self.graph, nodes=nodes))
+
+
+def _in_bfloat16(node: Node) -> Node:
+    told = ((name, BRAIN if value == HALF else value) for name, value in node.attributes)
+    dtype = BRAIN if node.dtype == HALF else node.dtype
+    return replace(node, dtype=dtype, attributes=tuple(told))
 
 
 @st.composite
