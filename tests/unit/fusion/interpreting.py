@@ -7,7 +7,6 @@ graphs and for kernels that were broken on purpose, what was found wrong.
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 from collections import Counter
@@ -16,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from benchmarks.fusion_correctness import FLOATS, drawn_graphs, one
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.unit.fusion.drawn_numbers import drawn_numbers
 from tests.unit.fusion.fusing import fused_and_plain
-from tests.unit.fusion.generated import Made, operator_graphs
+from tests.unit.fusion.generated import Made
 from tests.unit.fusion.judged import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.kept_rows import broken as broken_on_chip
 from tests.unit.fusion.kept_rows import odd_rows_on_chip, rows_on_chip
@@ -39,6 +39,8 @@ from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.twins import in_one_chunk, streamed
 from nostall.fusion.graph import Graph
 
+GRAPHS = 300
+"""That are drawn, of which some are interpreted."""
 STRANGE, PLAIN = 3, 1
 """Seeds with and without NaN and Inf among the inputs."""
 
@@ -193,29 +195,18 @@ def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
     return found, len(seen)
 
 
-def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str]]:
+def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str], str]:
+    """What is wrong with the first ``examples`` of the graphs that run on a GPU, too; what was
+    seen; and a digest of all of those."""
     found: list[str] = []
     seen: Counter[str] = Counter()
 
-    @examples_of(examples)
-    @given(operator_graphs())
     def check(made: Made) -> None:
-        draw = random.Random(made.seed)
+        if seen["graphs"] < examples:
+            seen["graphs"] += 1
+            found.extend(f"{text}\n{made.graph}" for text in one(made, folder, seen))
 
-        def choice(of: Schedule) -> KernelPlan:
-            few = [plan for plan in plans(of).legal if programs(of, plan) <= 32]
-            plan = draw.choice(few or different(of))
-            seen[plan.scheme] += 1
-            return plan
-
-        stitched = stitch(made.graph, choice=choice, folder=folder)
-        seen["graphs"] += 1
-        seen["not stitched"] += stitched.refused.total()
-        for text in wrong(made.graph, stitched, made.seed):
-            found.append(f"{text}\n{made.graph}")
-
-    check()
-    return found, seen
+    return found, seen, drawn_graphs(GRAPHS, 0, FLOATS, check)
 
 
 # What is damaged: the chain, a pattern whose last match is replaced, and by what.
@@ -253,7 +244,7 @@ def main() -> None:
     planning.LARGE = 0  # all outputs may be streamed
     torch.set_num_threads(1)
     folder, examples = Path(sys.argv[1]), int(sys.argv[2])
-    found, seen = random_graphs(folder, examples)
+    found, seen, digest = random_graphs(folder, 20 * examples)
     result = {
         "chains": dict(chains(folder)),
         "dynamic": dict(dynamic(folder)),
@@ -261,6 +252,7 @@ def main() -> None:
         "drawn": dict(drawn_numbers(folder)),
         "random": found,
         "seen": seen,
+        "digest": digest,
         "dots": random_dots(folder, 2 * examples),
         "on chip": rows_on_chip(folder, examples),
         "odd on chip": odd_rows_on_chip(folder, 2 * examples),
