@@ -47,16 +47,17 @@ class SecondWins:
 
 
 class Loses(SecondWins):
-    """What is timed at these turns does not get faster; everything runs."""
+    """What is timed at these turns takes ``lost`` times as long; everything runs."""
 
-    def __init__(self, *turns: int) -> None:
-        self.turns = turns
+    def __init__(self, *turns: int, lost: float = 1.0) -> None:
+        self.turns, self.lost = turns, lost
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
         for run in runs:
             run()
         found = super().samples(graph, runs, seconds)
-        return [[1.0] * 12] * len(runs) if self.asked in self.turns else found
+        slower = [[1.0] * 12, [self.lost] * 12, [1.0] * 12]
+        return slower if self.asked in self.turns else found
 
 
 STITCHED = {"nostall.choose": "stitched"}
@@ -173,11 +174,17 @@ def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, 
 
 
 def duelled() -> dict[str, Any]:
-    """Programs of whose kernels all, all but one, or none are faster than Inductor's, one after the
-    other, as if on different machines; and once more."""
+    """Programs of whose kernels all or all but one are faster than Inductor's, or all are equal, or
+    slower, one after the other, as if on different machines; and once more."""
     result = {}
     home = os.environ["NOSTALL_HOME"]
-    for name, clock in (("all", Loses()), ("some", Loses(2)), ("none", Loses(*range(99)))):
+    clocks = {
+        "all": Loses(),
+        "some": Loses(2),
+        "equal": Loses(*range(99)),
+        "none": Loses(*range(99), lost=2.0),
+    }
+    for name, clock in clocks.items():
         os.environ["NOSTALL_HOME"] = f"{home}-{name}"
         for run in ("first", "again"):
             result[f"{name}, {run}"] = trained("wide", clock, ALL_DUELS)

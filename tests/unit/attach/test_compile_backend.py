@@ -141,15 +141,21 @@ def test_kernels_that_are_not_faster_than_inductors_are_left_to_it(cold: Any) ->
     assert max(run["apart"] for run in found.values()) < 1e-4
 
 
-def test_where_none_is_faster_nothing_is_compiled_twice(cold: Any) -> None:
+def test_where_none_is_faster_the_whole_graph_decides(cold: Any) -> None:
+    equal, every = cold["partial"]["equal, first"], cold["partial"]["all, first"]
+    assert equal["reason"] == "faster as a whole" and equal["left"] == 0
+    assert equal["kernels"] == every["kernels"]
+
+
+def test_where_all_are_slower_nothing_is_compiled_twice(cold: Any) -> None:
     none = cold["partial"]["none, first"]
-    assert none["reason"] == "no kernel is faster than what Inductor makes of the same operators"
+    assert none["reason"] == "every kernel is slower than what Inductor makes of the same operators"
     assert set(none["states"]) == {"inductor", "compiling"}
     assert not any(none["called"])
     assert "stitched" not in none["seconds"]
 
 
-@pytest.mark.parametrize("which", ["all", "some", "none"])
+@pytest.mark.parametrize("which", ["all", "some", "equal", "none"])
 def test_the_next_run_puts_in_the_same_kernels_without_a_duel(cold: Any, which: str) -> None:
     first, again = (cold["partial"][f"{which}, {run}"] for run in ("first", "again"))
     assert again["from store"]

@@ -23,7 +23,7 @@ from torch import Tensor  # noqa: E402
 from nostall.attach.compile import background, steps, switch  # noqa: E402
 from nostall.attach.compile import judge as judging  # noqa: E402
 from nostall.attach.compile.background import Preparation, Task  # noqa: E402
-from nostall.attach.compile.duel import NoneFaster  # noqa: E402
+from nostall.attach.compile.duel import AllSlower  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
 from nostall.attach.compile.operator import note  # noqa: E402
 from nostall.attach.compile.parts import Stitching  # noqa: E402
@@ -363,14 +363,14 @@ def test_a_captured_cuda_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_where_no_kernel_is_faster_inductors_version_is_kept() -> None:
     def none(args: Any, chosen: Any) -> Candidate:
-        raise NoneFaster("no kernel is faster")
+        raise AllSlower("every kernel is slower")
 
     versions = Versions()
     graph = made(versions, make=none)
     assert calls(graph, versions, 3) == ["plain"] * 3
     choice = Kept().answer(ChoiceRecord, GRAPH)
     assert choice is not None
-    assert (choice.version, choice.reason) == ("inductor", "no kernel is faster")
+    assert (choice.version, choice.reason) == ("inductor", "every kernel is slower")
 
 
 def test_what_is_left_to_inductor_is_part_of_the_choice() -> None:

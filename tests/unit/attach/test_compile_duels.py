@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.fx import GraphModule, Interpreter  # noqa: E402
 
 from nostall.attach.compile import duel  # noqa: E402
-from nostall.attach.compile.duel import Duels, NoneFaster  # noqa: E402
+from nostall.attach.compile.duel import AllSlower, Duels  # noqa: E402
 from nostall.attach.compile.parts import Selection, Stitching, owners, parts_of  # noqa: E402
 from nostall.attach.compile.records import Kept  # noqa: E402
 from nostall.attach.compile.rivals import Rival, copied, rivals  # noqa: E402
@@ -129,12 +130,12 @@ class Turns:
     name = "recorded"
     kind: Kind = "measured"
 
-    def __init__(self, *won: bool) -> None:
-        self.won, self.asked = won, list[str]()
+    def __init__(self, *won: bool, lost: float = 1.0) -> None:
+        self.won, self.lost, self.asked = won, lost, list[str]()
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
         self.asked.append(graph)
-        stitched = 0.5 if self.won[(len(self.asked) - 1) % len(self.won)] else 1.0
+        stitched = 0.5 if self.won[(len(self.asked) - 1) % len(self.won)] else self.lost
         return [[1.0] * 12, [stitched] * 12, [1.0] * 12]
 
 
@@ -188,9 +189,25 @@ def test_inputs_lie_as_they_do_in_the_graph(module: GraphModule) -> None:
     assert {tuple((x.shape, x.stride(), x.dtype) for x in given) for given in host.inputs} == fakes
 
 
-def test_none_faster_is_said(module: GraphModule) -> None:
-    with pytest.raises(NoneFaster, match="no kernel is faster"):
-        duels(Turns(False), module).losers(Plain(), 60.0)
+def test_all_slower_is_said(module: GraphModule) -> None:
+    with pytest.raises(AllSlower, match="every kernel is slower"):
+        duels(Turns(False, lost=2.0), module).losers(Plain(), 60.0)
+
+
+def test_where_none_is_faster_the_whole_graph_decides_about_those_not_slower(
+    module: GraphModule,
+) -> None:
+    assert duels(Turns(False), module).losers(Plain(), 60.0) == frozenset()
+
+    class Mixed(Turns):
+        def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+            self.lost = 1.0 if self.asked else 2.0
+            return super().samples(graph, runs, seconds)
+
+    shutil.rmtree(Kept().folder)
+    lost = duels(Mixed(False), module).losers(Plain(), 60.0)
+    largest = max(found(module), key=lambda rival: rival.moved)
+    assert lost == {part.key for part in largest.parts}
 
 
 def test_what_cannot_be_compared_is_put_in(

@@ -189,7 +189,7 @@ class _Graph:
     ) -> Candidate:
         """The stitched version as chosen; None: find out which kernels stay with Inductor.
 
-        Raises :class:`NoneFaster`.
+        Raises :class:`AllSlower`.
         """
         if self.race.regions:
             self._timed("raced", lambda: self.race.run(self.device))

@@ -35,8 +35,8 @@ SECONDS = 0.1
 Layout = tuple[Sequence[int], Sequence[int], torch.dtype]
 
 
-class NoneFaster(Exception):
-    """No kernel is faster than what Inductor makes of the same operators."""
+class AllSlower(Exception):
+    """Every kernel is slower than what Inductor makes of the same operators."""
 
 
 @dataclass
@@ -60,15 +60,15 @@ class Duels:
         """The parts, by key, that stay with Inductor.  Each duel is fought once and kept.
 
         The kernels that move the most bytes come first; after ``limit`` seconds the others are put
-        in untried, and so are all where something fails: the whole graph decides.  Raises
-        :class:`NoneFaster`.
+        in untried, and so are all where something fails: the whole graph decides.  Where none is
+        faster it decides about those that are not slower.  Raises :class:`AllSlower`.
         """
         if self.clock is None or not self.modules:
             return frozenset()
         try:
             with _as_if_nothing_ran(self.modules[0]):
                 return self._losers(host, self.clock, limit)
-        except NoneFaster:
+        except AllSlower:
             raise
         except Exception as error:  # the graph is stitched all the same
             say_once(f"kernels were not compared on their own: {type(error).__name__}: {error}")
@@ -78,18 +78,19 @@ class Duels:
         kept, until = Kept(), time.perf_counter() + limit
         found = self._rivals(kept)
         each = min(SECONDS, self.settings.seconds / max(1, len(found)))
-        lost: set[str] = set()
+        lost, slower = set[str](), set[str]()
         for key, rival in found.items():
             record = kept.answer(DuelRecord, key)
             if record is None and time.perf_counter() < until:
                 record = _fought(key, rival, host, clock, each)
                 kept.keep(key, record)
-            if record is not None and record.lost:
-                lost.update(part.key for part in rival.parts)
+            parts = {part.key for part in rival.parts}
+            lost |= parts if record is not None and record.lost else set()
+            slower |= parts if record is not None and record.slower else set()
         every = {part.key for rival in found.values() for part in rival.parts}
-        if every and lost == every:
-            raise NoneFaster("no kernel is faster than what Inductor makes of the same operators")
-        return frozenset(lost)
+        if every and slower == every:
+            raise AllSlower("every kernel is slower than what Inductor makes of the same operators")
+        return frozenset(slower if lost == every else lost)
 
     def _rivals(self, kept: Kept) -> dict[str, Rival]:
         """Each once, by name, in the order of what they move in all."""

@@ -231,10 +231,17 @@ class DuelRecord(Strict):
     @property
     def lost(self) -> bool:
         """Whether the kernels were measured, and not faster by the rules of all comparisons."""
-        if self.failure is not None:
-            return False
+        return self.failure is None and self._verdict != "faster"
+
+    @property
+    def slower(self) -> bool:
+        """Whether they were measured to be slower by those rules."""
+        return self.failure is None and self._verdict == "slower"
+
+    @property
+    def _verdict(self) -> str:
         found = Comparison.of(self.inductor, self.stitched, self.null, kind=self.kind)
-        return found.verdict != "faster"
+        return found.verdict
 
 
 Answer = TypeVar("Answer", RegionRecord, ChoiceRecord, DuelRecord)

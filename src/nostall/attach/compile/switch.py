@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nostall.attach.compile.background import Preparation, progress
-from nostall.attach.compile.duel import NoneFaster
+from nostall.attach.compile.duel import AllSlower
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
 from nostall.attach.compile.parts import Stitching
@@ -157,7 +157,7 @@ class Switch:
         try:
             with counted(report.add_cpu_seconds):
                 return self._make(args, chosen)
-        except NoneFaster as found:
+        except AllSlower as found:
             self._settle(Chosen("inductor"), str(found), (), None, ranks)
             return None
         except Exception as error:  # the user's program is worth more than any gain
