@@ -20,6 +20,9 @@ from benchmarks import fusion_backend_page as backend_page
 from benchmarks import fusion_backend_run as process
 from benchmarks.fusion_backend_clock import in_turns, processor_seconds
 from benchmarks.fusion_backend_run import Setup
+from benchmarks.fusion_promise_checks import CHECKS
+from benchmarks.fusion_promises import between
+from benchmarks.record import RESULTS
 
 
 def options(out: Path, **given: Any) -> argparse.Namespace:
@@ -43,6 +46,23 @@ def test_what_shares_compiled_graphs_shares_a_queue_and_modes_come_last(tmp_path
         late = [part in ("autotuned", "graphs") for _, part in queue]
         assert late == sorted(late)
     assert ("bert-train", "nostall") in {queue[0] for queue in queues}
+
+
+def test_what_was_promised_was_kept() -> None:
+    kept = json.loads((RESULTS / "fusion_promises_h200.json").read_text())
+    assert list(kept["checks"]) == list(CHECKS)
+    assert {name: one["wrong"] for name, one in kept["checks"].items() if one["wrong"]} == {}
+
+
+@pytest.mark.parametrize(("place", "wrong"), [("0", []), ("1", ["another kernels on rank 1"])])
+def test_ranks_and_runs_are_held_to_each_other(place: str, wrong: list[str]) -> None:
+    ranks = [{"digest": "a", "kernels": ["0"]}, {"digest": "a", "kernels": [place]}]
+    assert between("ranks", ranks) == wrong
+    runs = [{"digests": ["a"], "from store": at > 0} for at in range(3)]
+    assert between("bits", runs) == []
+    runs[2] |= {"digests": ["b"], "from store": False}
+    told = ["other bits in another run", "a later run has chosen again"]
+    assert between("bits", runs) == told
 
 
 def test_what_is_complete_is_left_out(tmp_path: Path) -> None:
