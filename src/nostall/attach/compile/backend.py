@@ -128,6 +128,7 @@ class _Graph:
             report.graph = graph_key(self.module, self.inputs, self.settings, self.patches)
             chosen = self._earlier(kept, ranks)
             spare = apart(self.module)
+            traced = Traced(self.inputs) if self.varies else None
         except Exception as error:  # the user's program is worth more than any gain
             raise _Failed from error
         if chosen is not None and chosen.version == "stitched":
@@ -150,7 +151,6 @@ class _Graph:
             preparation=self.preparation,
             about=self._about(),
         )
-        traced = Traced(self.inputs) if self.varies else None
         plain = self._plain(self.module, observe)
         self.inputs = ()  # the program may want the memory
 
