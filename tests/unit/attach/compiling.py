@@ -24,6 +24,8 @@ from nostall.attach.compile import parts
 from nostall.attach.compile import race as plans
 from nostall.attach.compile.backend import Backend
 from nostall.attach.compile.direct import FUNCTION
+from nostall.attach.compile.errand import Answer, Errand
+from nostall.attach.compile.helper import HELPER
 from nostall.attach.compile.operator import STITCHED as OPERATOR
 from nostall.attach.compile.operator import observed
 from nostall.attach.compile.records import Kept
@@ -63,6 +65,7 @@ class Loses(SecondWins):
 STITCHED = {"nostall.choose": "stitched"}
 OP = f"torch.ops.{OPERATOR}"
 EAGER = {"nostall.rest": "eager"}
+MOST_CALLS = 6000
 ALL_DUELS = {"nostall.race": 0, "nostall.seconds": 60.0}
 
 
@@ -142,12 +145,15 @@ def cached(name: str) -> dict[str, Any]:
 
 def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, Any]:
     """A training loop in which the stitched version wins, if it comes to a comparison."""
+    from torch._dynamo.utils import counters
+
     torch._dynamo.reset()  # or what another loop compiled counts
+    hits = counters["inductor"]["fxgraph_cache_hit"]
     backend = Backend(FASTER, race)
     module, x = made(model)
     function = torch.compile(module, backend=backend, options={**EAGER, **options})
     found, states, called, after = [], [], [], 0
-    while after < 2 and len(states) < 500:
+    while after < 2 and len(states) < MOST_CALLS:
         with observed() as names:
             found.append(results(function, module, x))
         (report,) = backend.reports
@@ -170,7 +176,29 @@ def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, 
         "kernels": sorted(names),
         "left": report.left,
         "digest": digest(found[-1]),
+        "hits": counters["inductor"]["fxgraph_cache_hit"] - hits,
     }
+
+
+def helped() -> dict[str, Any]:
+    """A program for which another process compiles, and one for which none can, as if on different
+    machines; and whether that process is gone."""
+    options = {**ALL_DUELS, "nostall.rest": "inductor", "pattern_matcher": False}
+    places = [os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"]]
+    asked, result = HELPER.do, dict[str, Any]()
+
+    def fails(errand: Errand) -> Answer:
+        return Answer("no luck")
+
+    for name, do in {"helped": asked, "alone": fails}.items():
+        HELPER.do = do  # type: ignore[method-assign]
+        os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = (
+            f"{place}-{name}" for place in places
+        )
+        result[name] = trained("wide", Loses(), options)
+    HELPER.do = asked  # type: ignore[method-assign]
+    os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = places
+    return {**result, "running": HELPER.running}
 
 
 def duelled() -> dict[str, Any]:
@@ -325,6 +353,7 @@ def everything(models: tuple[str, ...]) -> dict[str, Any]:
         "cached": {name: cached(name) for name in models},
         "measured": measured(),
         "partial": duelled(),
+        "ahead": helped(),
         "strange": strange(),
         "dynamic": dynamic(),
         "saved": {

@@ -163,6 +163,23 @@ def test_the_next_run_puts_in_the_same_kernels_without_a_duel(cold: Any, which: 
     assert (again["kernels"], again["left"]) == (first["kernels"], first["left"])
 
 
+def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold: Any) -> None:
+    found = cold["ahead"]["helped"]
+    assert found["states"][-1] == "stitched" and found["left"] == 0
+    # Forward and backward, and what every kernel was compared with.
+    assert found["hits"] >= 3
+    assert found["seconds"] == ["ahead", "background", "compared", "duels", "plain", "stitched"]
+    assert not cold["ahead"]["running"]
+
+
+def test_where_no_other_process_compiles_the_program_does(cold: Any) -> None:
+    found, helped = cold["ahead"]["alone"], cold["ahead"]["helped"]
+    assert found["hits"] == 0
+    assert found["states"][-1] == "stitched"
+    assert (found["kernels"], found["digest"]) == (helped["kernels"], helped["digest"])
+    assert max(found["apart"], helped["apart"]) < 1e-4
+
+
 KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "chosen": 0, "normed": 1}
 REASONS = {"numbers": "dtype complex64", "chosen": "unsupported operator"}
 

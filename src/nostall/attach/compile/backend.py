@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from nostall.attach.compile import operator as kernels
+from nostall.attach.compile.ahead import Ahead
 from nostall.attach.compile.background import Preparation, Task
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.hosts import (
@@ -97,8 +98,11 @@ class _Graph:
         self.varies = len(symbols(inputs)) > 0
         self.patches, self.clock = patches, clock
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
+        self.sends = settings.background and not self.varies and self.host.sendable
+        self.chosen: Chosen | None = None
         self.report = GraphReport()
         self.preparation, self.warmed = Preparation(), set[str]()
+        self.ahead = Ahead(self.preparation, self.report)
         self.race = Race(race_clock, settings.race, settings.seconds, settings.extent)
         self.duels = Duels(race_clock, settings, dict(patches))
         self.observed: list[Graph] = []
@@ -154,11 +158,19 @@ class _Graph:
         plain = self._plain(self.module, observe)
         self.inputs = ()  # the program may want the memory
 
-        def make(args: Sequence[Any], chosen: Chosen | None) -> Candidate:
+        if self.sends:
+            self.preparation.add_last(partial(self.ahead.duels, self.duels, self.host.uncaptured))
+
+        def make(args: Sequence[Any], chosen: Chosen | None) -> Candidate | None:
+            if self.chosen is None:
+                self.chosen = chosen or self._found()
+                selection = self._selection(self.chosen)
+                if self.sends and self.ahead.stitched(spare, args, self.patches, selection):
+                    return None
             if traced is None:
-                return self._stitched(spare, args, chosen)
+                return self._stitched(spare, args, self.chosen)
             with traced.again():
-                return self._stitched(spare, traced.inputs, chosen)
+                return self._stitched(spare, traced.inputs, self.chosen)
 
         return Switch(plain, make, rules, report)
 
@@ -184,20 +196,23 @@ class _Graph:
         ranks.publish(report.graph, chosen, kept)
         return chosen
 
-    def _stitched(
-        self, module: GraphModule, inputs: Sequence[Any], chosen: Chosen | None
-    ) -> Candidate:
-        """The stitched version as chosen; None: find out which kernels stay with Inductor.
+    def _found(self) -> Chosen:
+        """Which kernels stay with Inductor, and by which plans the others run.
 
         Raises :class:`AllSlower`.
         """
         if self.race.regions:
             self._timed("raced", lambda: self.race.run(self.device))
-        if chosen is None:
-            chosen = Chosen("stitched", self._losers(), self._regions())
-        selection = Selection(self.settings.extent, chosen.left, chosen.regions)
+        return Chosen("stitched", self._losers(), self._regions())
+
+    def _stitched(self, module: GraphModule, inputs: Sequence[Any], chosen: Chosen) -> Candidate:
+        """The stitched version as chosen."""
+        selection = self._selection(chosen)
         run, done = self._timed("stitched", lambda: self._put_in(module, inputs, selection))
         return Candidate(run, done, chosen)
+
+    def _selection(self, chosen: Chosen) -> Selection:
+        return Selection(self.settings.extent, chosen.left, chosen.regions)
 
     def _losers(self) -> frozenset[str]:
         if not self.duels.modules:
@@ -224,6 +239,8 @@ class _Graph:
         done = Stitching()
         with as_traced(inputs):
             run = self.host.stitched(module, inputs, selection, done)
+        if self.ahead.done is not None and not done.kernels:
+            done = self.ahead.done  # the graphs came from the cache
         for kernel in dict.fromkeys(done.kernels):
             _warm(kernel, self.device)
         self.report.refused = done.refused
@@ -235,6 +252,8 @@ class _Graph:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
 
         def work() -> Iterator[Task]:
+            if self.sends and graphs:
+                self.ahead.begin()
             for graph in graphs:
                 for kernel in self.race.prepare(graph):
                     if kernel not in self.warmed:

@@ -61,6 +61,7 @@ class Preparation:
         self._lock = threading.Lock()
         self._open = 0
         self._waiting: list[Work] = []
+        self._last: list[Task] = []
         self.seconds = self.cpu_seconds = 0.0
 
     @property
@@ -74,36 +75,53 @@ class Preparation:
             self._open += 1
             self._waiting.append(work)
 
+    def add_last(self, task: Task) -> None:
+        """Something to do beside the tasks, once all of them have been found; other processes may
+        do it."""
+        with self._lock:
+            self._open += 1
+            self._last.append(task)
+
+    def taken_cpu_seconds(self) -> float:
+        """What has been spent since this was asked last."""
+        with self._lock:
+            spent, self.cpu_seconds = self.cpu_seconds, 0.0
+        return spent
+
     def start(self) -> None:
         """Do what was added, in threads.  What fails there is said, and done again by who needs
         it."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        if waiting:
+            last, self._last = self._last, []
+        if waiting or last:
             device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-            _thread(self._run, waiting, device)
+            _thread(self._run, waiting, last, device)
 
-    def _run(self, works: Sequence[Work], device: int | None) -> None:
+    def _run(self, works: Sequence[Work], last: Sequence[Task], device: int | None) -> None:
         """Tasks are found by this thread and done by others meanwhile."""
-        with _turn, ENDED.open(self._add):
+        with _turn, ENDED.open(self.add_cpu_seconds):
             began = time.perf_counter()
             tasks: SimpleQueue[Task | None] = SimpleQueue()
             crew: list[threading.Thread] = []
             with _quietly():  # where no thread can be started, who needs a kernel compiles it
-                for _ in range(THREADS):
+                for _ in range(THREADS if works else 0):
                     crew.append(_thread(self._serve, tasks, device))
             with self._counted():
                 for work in works if crew else ():
                     with _quietly():
                         for task in work():
                             tasks.put(task)
-            for _ in crew:
-                tasks.put(None)
+                for _ in crew:
+                    tasks.put(None)
+                for task in last:
+                    with _quietly():
+                        task()
             for one in crew:
                 one.join()
             with self._lock:
                 self.seconds += time.perf_counter() - began
-                self._open -= len(works)
+                self._open -= len(works) + len(last)
 
     def _serve(self, tasks: SimpleQueue[Task | None], device: int | None) -> None:
         with self._counted(), _quietly():
@@ -122,9 +140,9 @@ class Preparation:
         try:
             yield
         finally:
-            self._add(time.thread_time() - before)
+            self.add_cpu_seconds(time.thread_time() - before)
 
-    def _add(self, seconds: float) -> None:
+    def add_cpu_seconds(self, seconds: float) -> None:
         with self._lock:
             self.cpu_seconds += seconds
 

@@ -12,20 +12,23 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from nostall.attach.compile.hosts import Host
+from nostall.attach.compile.errand import Errand
+from nostall.attach.compile.hosts import Host, InductorHost
+from nostall.attach.compile.module import as_traced
 from nostall.attach.compile.naming import graph_key
 from nostall.attach.compile.operator import resolve
 from nostall.attach.compile.parts import Selection, Stitching, parts_of
 from nostall.attach.compile.records import DuelRecord, Kept
 from nostall.attach.compile.rivals import Rival, copied, rivals
 from nostall.attach.compile.settings import Settings
+from nostall.attach.compile.surroundings import Surroundings
 from nostall.attach.delivery import say_once
 from nostall.fusion.codegen.racing import filled
 from nostall.gpu.clock import Clock, Run
@@ -74,6 +77,17 @@ class Duels:
             say_once(f"kernels were not compared on their own: {type(error).__name__}: {error}")
             return frozenset()
 
+    def errands(self, host: InductorHost) -> Iterator[Errand]:
+        """What Inductor has to compile before kernels can be compared, for another process; those
+        that move the most bytes first."""
+        kept, patches = Kept(), dict(host.patches)
+        for key, rival in self._rivals(kept).items():
+            if kept.answer(DuelRecord, key) is None:
+                fakes, device = _placeholders(rival.module), _device(rival.module)
+                inputs = [(tuple(x.shape), x.stride(), x.dtype, device, False) for x in fakes]
+                around = replace(Surroundings.here(), grad=False)
+                yield Errand(rival.module, tuple(inputs), patches, None, around)
+
     def _losers(self, host: Host, clock: Clock, limit: float) -> frozenset[str]:
         kept, until = Kept(), time.perf_counter() + limit
         found = self._rivals(kept)
@@ -106,7 +120,7 @@ class Duels:
         return {key: found[key] for key, _ in moved.most_common()}
 
     def _key(self, rival: Rival) -> str:
-        inputs = [node.meta["val"] for node in rival.module.graph.find_nodes(op="placeholder")]
+        inputs = _placeholders(rival.module)
         name = graph_key(rival.module, inputs, self.settings, self.patches)
         kernels = " ".join(part.kernel for part in rival.parts)
         return hashlib.sha256(f"{name} {kernels}".encode()).hexdigest()
@@ -129,10 +143,10 @@ def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) ->
 
 
 def _inductors(module: GraphModule, host: Host) -> Run:
-    nodes = module.graph.find_nodes(op="placeholder")
-    fakes = [node.meta["val"] for node in nodes]
+    fakes = _placeholders(module)
     inputs = _drawn([(x.shape, x.stride(), x.dtype) for x in fakes], _device(module))
-    compiled = host.plain(module, inputs)
+    with as_traced(inputs):
+        compiled = host.plain(module, inputs)
     return lambda: compiled(*inputs)
 
 
@@ -152,21 +166,25 @@ def _stitched(kernels: Sequence[str], rival: Rival) -> Run:
 
 @contextlib.contextmanager
 def _as_if_nothing_ran(module: GraphModule) -> Iterator[None]:
-    """On the graph's device, without gradients; the program's random numbers go on as before."""
+    """On the graph's device, without gradients or casts; the program's random numbers go on as
+    before."""
     device = _device(module)
     on_gpu = device.type == "cuda"
     with (
         torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
         torch.random.fork_rng([device.index or 0] if on_gpu else []),
         torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
     ):
         yield
 
 
+def _placeholders(module: GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+
+
 def _device(module: GraphModule) -> torch.device:
-    nodes = module.graph.find_nodes(op="placeholder")
-    values = (node.meta["val"] for node in nodes)
-    found: torch.device = next(x.device for x in values if isinstance(x, Tensor))
+    found: torch.device = next(x.device for x in _placeholders(module) if isinstance(x, Tensor))
     return found
 
 

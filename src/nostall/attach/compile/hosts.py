@@ -27,8 +27,24 @@ Observer = Callable[[GraphModule], None]
 PASS = "post_grad_custom_post_pass"
 
 
+MEASURING = (
+    "max_autotune",
+    "max_autotune_gemm",
+    "benchmark_fusion",
+    "benchmark_combo_kernel",
+    "triton.autotune_at_compile_time",
+)
+"""Options with which Inductor measures kernels while it compiles."""
+
+
 class Host(Protocol):
     """Compiles a Dynamo graph, forward and backward.  The module is taken over."""
+
+    @property
+    def sendable(self) -> bool:
+        """Whether another process can compile for this one: into a cache that both look into, and
+        without measuring on a GPU that is busy."""
+        ...
 
     @property
     def uncaptured(self) -> Host:
@@ -54,6 +70,20 @@ class InductorHost:
     """``patches`` is what ``mode=`` and ``options=`` mean for Inductor's configuration."""
 
     patches: Mapping[str, Any]
+
+    @property
+    def sendable(self) -> bool:
+        from torch._inductor import config
+
+        def value(name: str) -> Any:
+            if name in self.patches:
+                return self.patches[name]
+            for part in (holder := config, *name.split("."))[1:]:
+                holder = getattr(holder, part, None)
+            return holder
+
+        cached = value("fx_graph_cache") and not value("force_disable_caches")
+        return bool(cached) and self._before is None and not any(map(value, MEASURING))
 
     @property
     def uncaptured(self) -> InductorHost:
@@ -183,6 +213,8 @@ class ObservingPass(CustomGraphPass):  # type: ignore[misc]
 @dataclass(frozen=True)
 class EagerHost:
     """Where Inductor is not available: ATen operators one by one, beside the stitched kernels."""
+
+    sendable: bool = field(default=False, init=False)
 
     @property
     def uncaptured(self) -> EagerHost:

@@ -19,6 +19,10 @@ def apart(module: GraphModule) -> GraphModule:
     """A copy that a compiler may change; it shares the tensors that the module holds."""
     memo: dict[int, Any] = {id(x): x for x in (*module.parameters(), *module.buffers())}
     found: GraphModule = copy.deepcopy(module, memo)
+    # Without what Dynamo writes beside a graph no input is known to stay where it is, and a CUDA
+    # graph of the copy would copy every parameter in each replay.
+    for name, value in vars(module).items():
+        vars(found).setdefault(name, value)
     old = module.graph.find_nodes(op="placeholder")
     for one, other in zip(old, found.graph.find_nodes(op="placeholder"), strict=True):
         # Where an input comes from: Dynamo writes it beside what copies of nodes take along.

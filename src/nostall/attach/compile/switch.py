@@ -12,6 +12,7 @@ from typing import Any
 
 from nostall.attach.compile.background import Preparation, progress
 from nostall.attach.compile.duel import AllSlower
+from nostall.attach.compile.helper import HELPER
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
 from nostall.attach.compile.parts import Stitching
@@ -39,8 +40,9 @@ class Candidate:
     chosen: Chosen = field(default_factory=lambda: Chosen("stitched"))
 
 
-Make = Callable[[Sequence[Any], Chosen | None], Candidate]
-"""Compiles the stitched version for arguments like these, as chosen; None: as is found best."""
+Make = Callable[[Sequence[Any], Chosen | None], Candidate | None]
+"""Compiles the stitched version for arguments like these, as chosen; None: as is found best.  None
+comes back where that is being prepared: to be asked again once everything is."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,10 @@ class Switch:
     def _compiled(
         self, args: tuple[Any, ...], chosen: Chosen | None, ranks: Ranks
     ) -> Candidate | None:
-        """The stitched version, or None where this graph stays as it is."""
+        """The stitched version, or None where there is none yet, or this graph stays as it is."""
         rules, report = self._rules, self.report
         progress(f"graph {rules.graph[:8]}: compiling …")
-        report.cpu_seconds += rules.preparation.cpu_seconds
+        report.cpu_seconds += rules.preparation.taken_cpu_seconds()
         try:
             with counted(report.add_cpu_seconds):
                 return self._make(args, chosen)
@@ -241,11 +243,13 @@ class Switch:
         self._plain = self._active
         self._make, self._candidate = _gone, None
         STEPS.undecided.discard(self)
+        if not STEPS.undecided:
+            HELPER.end()
         progress(str(self.report), last=True)
         _log.info("nostall: %s", self.report)
 
 
-def _gone(args: Sequence[Any], chosen: Chosen | None) -> Candidate:
+def _gone(args: Sequence[Any], chosen: Chosen | None) -> Candidate | None:
     raise AssertionError("a graph is stitched once")
 
 

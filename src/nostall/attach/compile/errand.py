@@ -1,0 +1,140 @@
+"""A compilation that another process does beforehand: what goes there, and what comes back.
+
+Its result is in PyTorch's cache of compiled graphs (``FxGraphCache``).  A name there says all of
+what was compiled: operators, sizes, Inductor's configuration, our pass.  So who compiles the same
+graph later finds it, and what was compiled for something else is found by nobody: a process in
+which anything is set otherwise costs time, and nothing else.  (AOTAutograd's cache is left alone:
+its names know of a program's graph, and not of all that decides what tracing makes of it.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from nostall.attach.compile.background import THREADS
+from nostall.attach.compile.hosts import InductorHost
+from nostall.attach.compile.parts import Selection, Stitching
+from nostall.attach.compile.surroundings import Surroundings
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
+"""Of a tensor: shape, strides, dtype, device, and whether it requires a gradient."""
+ALIGNMENT = 16
+"""Bytes: Inductor looks whether inputs begin at a multiple of them."""
+
+
+class Unsent(Exception):
+    """A compilation that no other process can do."""
+
+
+@dataclass(frozen=True)
+class Errand:
+    """``module`` for inputs like ``inputs`` (a tensor's :data:`Layout`, or what is no tensor), as
+    ``selection`` says; without one as it is."""
+
+    module: GraphModule
+    inputs: tuple[Any, ...]
+    patches: dict[str, Any]
+    selection: Selection | None
+    surroundings: Surroundings = field(default_factory=Surroundings.here)
+
+    def written(self) -> bytes:
+        """For :func:`fulfilled`.  Raises :class:`Unsent`."""
+        from torch.fx._graph_pickler import GraphPickler, Options
+
+        nodes = self.module.graph.find_nodes(op="placeholder")
+        static = [_static(node) for node in nodes]
+        rest = (self.inputs, self.patches, self.selection, self.surroundings)
+        every = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
+        try:
+            return bytes(GraphPickler.dumps((self.module, static, *rest), every))
+        except Exception as error:  # whatever a graph may hold
+            raise Unsent(f"{type(error).__name__}: {error}") from error
+
+
+@dataclass
+class Answer:
+    """``failure`` says what went wrong, if something did; ``done`` what became of the graphs, where
+    they were not in the cache already; ``cpu_seconds`` what it took."""
+
+    failure: str = ""
+    done: Stitching = field(default_factory=Stitching)
+    cpu_seconds: float = 0.0
+
+
+def layouts(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What an errand says of inputs.  Raises :class:`Unsent` where that is not all there is to say:
+    memory that they share, or at odd places, and sizes that vary."""
+    found: list[Any] = []
+    places: set[int] = set()
+    for value in inputs:
+        if not isinstance(value, Tensor):
+            if not isinstance(value, (int, float, bool, type(None))):
+                raise Unsent(f"an input is {type(value).__name__}")
+            found.append(value)
+            continue
+        place = value.untyped_storage()._cdata
+        if place in places:
+            raise Unsent("inputs share memory")
+        places.add(place)
+        sizes = (*value.shape, *value.stride())
+        if any(isinstance(size, torch.SymInt) for size in sizes):
+            raise Unsent("a size varies")
+        if value.storage_offset() * value.element_size() % ALIGNMENT:
+            raise Unsent("an input begins at an odd place")
+        shape, strides = tuple(value.shape), tuple(value.stride())
+        found.append((shape, strides, value.dtype, value.device, value.requires_grad))
+    return tuple(found)
+
+
+def fulfilled(text: bytes) -> Stitching:
+    """Compile what :meth:`Errand.written` says, forward and backward."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config as inductor
+    from torch._subclasses import FakeTensorMode
+    from torch.fx._graph_pickler import GraphPickler
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode, done = FakeTensorMode(shape_env=ShapeEnv()), Stitching()
+    read: Any = GraphPickler.loads(text, mode)
+    module, static, inputs, patches, selection, surroundings = read
+    host = InductorHost(patches)
+    for node, kind in zip(module.graph.find_nodes(op="placeholder"), static, strict=True):
+        node._dynamo_source = None
+        if kind is not None:
+            node.meta["tensor_dict"] = {STATIC: kind}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(surroundings.set())
+        threads = min(THREADS, inductor.compile_threads or THREADS)
+        stack.enter_context(inductor.patch(compile_threads=threads))
+        stack.enter_context(tracing(TracingContext(mode)))
+        fakes = [_fake(value, mode) for value in inputs]
+        if selection is None:
+            host.plain(module, fakes)
+        else:
+            host.stitched(module, fakes, selection, done)
+    return done
+
+
+STATIC = "_dynamo_static_input_type"
+"""What Dynamo writes beside a parameter, which stays where it is."""
+
+
+def _static(node: torch.fx.Node) -> str | None:
+    found: str | None = node.meta.get("tensor_dict", {}).get(STATIC)
+    return found
+
+
+def _fake(value: Any, mode: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    shape, strides, dtype, device, requires_grad = value
+    with mode:
+        found = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return found.requires_grad_(requires_grad)

@@ -1,0 +1,162 @@
+"""A process that compiles for the program while the program runs.
+
+PyTorch's tracing sets flags that all threads see, so no thread of the program can have Inductor
+compile behind its back; another process can.  What it compiles the program finds in PyTorch's cache
+(:mod:`nostall.attach.compile.errand`).  It is started when there is something to compile, and ended
+when all graphs have chosen.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from nostall.attach.compile.background import THREADS
+from nostall.attach.compile.errand import Answer, Errand, Unsent, fulfilled
+
+LEAST_MEMORY = 2 << 30
+"""Bytes of a GPU that are free, or no other process is let onto it."""
+MOST_BYTES = 64 << 20
+"""Of a graph with all that it holds."""
+PATIENCE_S = 600.0
+"""For one compilation."""
+NICE = 5
+"""The program goes first."""
+
+PROGRAM = f"import torch; from {__name__} import main; main()"
+
+
+class Helper:
+    """The process.  Whoever asks waits for the answer; one at a time."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a process that was forked: the helper is its parent's."""
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def begin(self) -> None:
+        """Start the process, if there is none; it takes seconds to be ready."""
+        with self._turn:
+            self._begun()
+
+    def do(self, errand: Errand) -> Answer:
+        """What became of it; a failure costs time only."""
+        try:
+            text = errand.written()
+            if len(text) > MOST_BYTES:
+                raise Unsent(f"a graph takes {len(text) >> 20} MB; at most {MOST_BYTES >> 20}")
+            _room(errand.surroundings.device)
+            with self._turn:
+                return self._asked(text)
+        except Exception as error:  # the program compiles it, as it would without a helper
+            return Answer(f"{type(error).__name__}: {error}")
+
+    def _asked(self, text: bytes) -> Answer:
+        connection = self._begun()
+        try:
+            connection.send_bytes(text)
+            if not connection.poll(PATIENCE_S):
+                raise TimeoutError(f"no answer within {PATIENCE_S:.0f} s")
+            answer: Answer = pickle.loads(connection.recv_bytes())
+        except BaseException:
+            self._close()
+            raise
+        return answer
+
+    def end(self) -> None:
+        """End the process, whatever it does; the next errand starts another one."""
+        process = self._process
+        if process is not None:
+            process.kill()  # who waits for it is told by the closed connection
+            process.wait()
+
+    def _begun(self) -> Connection:
+        if self.running and self._connection is not None:
+            return self._connection
+        self._close()
+        mine, other = Pipe()
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[other.fileno()],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                    "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS),
+                },
+            )
+        self._connection = mine
+        return mine
+
+    def _close(self) -> None:
+        self.end()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+
+HELPER = Helper()
+atexit.register(HELPER.end)
+os.register_at_fork(after_in_child=HELPER.forget)
+
+
+def _room(device: int | None) -> None:
+    """Raises :class:`Unsent` where the GPU has no room for another process."""
+    if device is None:
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < LEAST_MEMORY:
+        raise Unsent(f"{free >> 20} MB of the GPU are free; at least {LEAST_MEMORY >> 20}")
+
+
+def _answered(text: bytes) -> Answer:
+    try:
+        return Answer(done=fulfilled(text))
+    except Exception as error:  # who asked says so, and compiles it
+        first = (str(error).strip().splitlines() or [""])[0]
+        return Answer(f"{type(error).__name__}: {first[:200]}")
+
+
+def _spent() -> float:
+    """Processor time of this process and of those that work for it."""
+    from nostall.attach.compile.processor import compiling, ended
+
+    return time.process_time() + ended() + compiling()
+
+
+def main() -> None:
+    """Errands from the program until it is gone."""
+    os.nice(NICE)
+    told = 0.0
+    with Connection(int(sys.argv[1])) as connection:
+        while True:
+            try:
+                text = connection.recv_bytes()
+            except EOFError:
+                return
+            answer = _answered(text)
+            spent = _spent()
+            # The process's own start belongs to the first one.
+            answer.cpu_seconds, told = spent - told, spent
+            connection.send_bytes(pickle.dumps(answer))

@@ -1,0 +1,199 @@
+"""What another process compiles: what it is told, and what happens where it cannot."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from functorch.compile import make_boxed_func  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch._inductor import config  # noqa: E402
+
+from nostall.attach.compile import helper as helping  # noqa: E402
+from nostall.attach.compile import surroundings  # noqa: E402
+from nostall.attach.compile.errand import Errand, Unsent, layouts  # noqa: E402
+from nostall.attach.compile.helper import Helper  # noqa: E402
+from nostall.attach.compile.hosts import EagerHost, InductorHost, inductor_patches  # noqa: E402
+from nostall.attach.compile.module import apart  # noqa: E402
+from nostall.attach.compile.surroundings import Surroundings  # noqa: E402
+
+# PyTorch's own modules warn of each other.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+LISTENS = """
+import pickle, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def helper() -> Iterator[Helper]:
+    found = Helper()
+    yield found
+    found.end()
+
+
+def errand() -> Errand:
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    return Errand(graph, layouts([torch.ones(3)]), {}, None)
+
+
+def seen(function: Callable[..., Any], *inputs: Tensor) -> list[Any]:
+    """The graphs and inputs that Dynamo hands over."""
+    found: list[Any] = []
+
+    def backend(module: Any, given: Any) -> Any:
+        found.extend([module, given])
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend)(*inputs)
+    return found
+
+
+def test_parameters_stay_where_they_are_in_a_graph_that_is_compiled_later() -> None:
+    """Inductor copies other inputs into the memory of a CUDA graph, in each replay."""
+    from torch._inductor.compile_fx import compile_fx
+
+    module, inputs = seen(nn.Linear(3, 3), torch.ones(2, 3))
+    static: list[list[int]] = []
+
+    def inner(graph: Any, given: Any, **kwargs: Any) -> Any:
+        static.append(list(kwargs["static_input_idxs"]))
+        return make_boxed_func(graph.forward)
+
+    other = apart(module)
+    for one in (module, other):
+        compile_fx(one, inputs, inner_compile=inner)
+    assert static == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ([(x := torch.ones(8)), x.view(2, 4)], "share memory"),
+        ([torch.ones(8)[1:]], "odd place"),
+        (["a string"], "an input is str"),
+    ],
+)
+def test_inputs_that_cannot_be_described_are_not_sent(inputs: list[Any], why: str) -> None:
+    with pytest.raises(Unsent, match=why):
+        layouts(inputs)
+
+
+def test_inputs_are_described_without_their_numbers() -> None:
+    given = torch.ones(2, 3).t().requires_grad_()
+    assert layouts([given, 5]) == (((3, 2), (1, 3), torch.float32, given.device, True), 5)
+
+
+def test_a_graph_that_nobody_else_can_read_is_a_failure_and_no_error(helper: Helper) -> None:
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    graph.lock = threading.Lock()
+    answer = helper.do(Errand(graph, (), {}, None))
+    assert answer.failure.startswith("Unsent: ")
+    assert not helper.running
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("raise SystemExit(3)", "Error"),
+        (LISTENS + "connection.recv_bytes()", "EOFError"),
+        (LISTENS + "connection.recv_bytes(); connection.send_bytes(b'?')", "UnpicklingError"),
+        (LISTENS + "import time; time.sleep(60)", "TimeoutError: no answer within"),
+    ],
+)
+def test_a_process_that_fails_costs_nothing_else(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch, program: str, why: str
+) -> None:
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    monkeypatch.setattr(helping, "PATIENCE_S", 0.5 if "sleep" in program else 60.0)
+    assert why in helper.do(errand()).failure
+    assert not helper.running
+
+
+def test_a_process_that_is_ended_answers_nobody(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helping, "PROGRAM", LISTENS + "import time; time.sleep(60)")
+    helper.begin()
+    assert helper.running
+    ending = threading.Timer(0.2, helper.end)
+    ending.start()
+    began = time.monotonic()
+    assert "Error" in helper.do(errand()).failure
+    assert time.monotonic() - began < 30
+    assert not helper.running
+
+
+def test_a_forked_process_leaves_the_helper_alone(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helping, "PROGRAM", LISTENS + "import time; time.sleep(60)")
+    helper.begin()
+    child = os.fork()
+    if not child:
+        helper.forget()
+        helper.end()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert helper.running
+
+
+def test_a_full_gpu_is_left_to_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    with pytest.raises(Unsent, match="1024 MB of the GPU are free; at least 2048"):
+        helping._room(0)
+    helping._room(None)
+
+
+def test_what_is_measured_while_it_is_compiled_is_compiled_by_the_program() -> None:
+    assert InductorHost({}).sendable
+    assert InductorHost(inductor_patches("reduce-overhead", None)).sendable
+    assert not InductorHost(inductor_patches("max-autotune-no-cudagraphs", None)).sendable
+    assert not EagerHost().sendable
+    with config.patch(fx_graph_cache=False):
+        assert not InductorHost({}).sendable
+    with config.patch({"triton.autotune_at_compile_time": True}):
+        assert not InductorHost({}).sendable
+
+
+def test_a_process_is_set_up_as_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "here")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), config.patch(max_fusion_size=7):
+        there = Surroundings.here()
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    before = config.max_fusion_size
+    try:
+        with there.set():
+            assert not torch.is_grad_enabled()
+            assert torch.is_autocast_enabled("cpu")
+            assert config.max_fusion_size == 7
+            assert os.environ["TRITON_CACHE_DIR"] == "here"
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    finally:
+        config.max_fusion_size = before
+
+
+def test_names_of_the_cache_are_those_of_a_program_whose_own_module_was_first() -> None:
+    """They tell which module imported PyTorch first."""
+    import sys
+
+    before = dict(sys.modules)
+    try:
+        surroundings._own("the_programs_own")
+        assert surroundings._owner() == "the_programs_own"
+        surroundings._own("torch._utils")
+        assert surroundings._owner() == "torch._utils"
+    finally:
+        sys.modules.clear()
+        sys.modules.update(before)
