@@ -386,7 +386,7 @@ def ranks(models: tuple[str, ...]) -> dict[str, Any]:
         os.environ["NOSTALL_HOME"] = str(place / f"home {rank}")
         meeting = f"file://{place / 'meeting'}"
         torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=2)
-        found = trained(models[0], SecondWins(), {})
+        found = {"alone": trained(models[0], SecondWins(), {}), "ddp": in_buckets(rank)}
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
         return found
@@ -395,6 +395,42 @@ def ranks(models: tuple[str, ...]) -> dict[str, Any]:
     for child in children:
         ended(child)
     return {f"rank {rank}": json.loads((place / f"{rank}.json").read_text()) for rank in range(2)}
+
+
+def in_buckets(rank: int) -> dict[str, Any]:
+    """A model by DistributedDataParallel, whose graphs PyTorch splits, beside eager PyTorch, on
+    both ranks until all graphs have chosen on both."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    distributed: Any = torch.distributed
+    distributed._DEFAULT_FIRST_BUCKET_BYTES = 1500
+    torch._dynamo.reset()
+    backend, programs = Backend(FASTER, SecondWins()), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = DistributedDataParallel(nn.Sequential(Feed(24), Feed(24)), bucket_cap_mb=0.002)
+        programs.append((module, torch.optim.SGD(module.parameters(), 0.1)))
+    options = {**EAGER, "nostall.race": 0}
+    compiled = torch.compile(programs[0][0], backend=backend, options=options)
+    left, results = torch.ones(1), list[Tensor]()
+    while left:
+        x = torch.randn(6, 24, generator=torch.Generator().manual_seed(len(results) + rank))
+        with observed() as names:
+            for function, optimizer in (compiled, programs[0][1]), programs[1]:
+                optimizer.zero_grad()
+                y = function(x)
+                (y * torch.linspace(0, 1, 24)).sum().backward()
+                optimizer.step()
+                results.append(y.detach())
+        left = torch.tensor(float(not all(report.reason for report in backend.reports)))
+        torch.distributed.all_reduce(left)
+        time.sleep(0.01)  # for what is stitched in the background
+    parameters = zip(*(list(module.parameters()) for module, _ in programs), strict=True)
+    return {
+        "graphs": [[report.state, report.reason] for report in backend.reports],
+        "kernels": sorted(names),
+        "apart": max(apart(results[::2], results[1::2]), *(apart([a], [b]) for a, b in parameters)),
+    }
 
 
 # Forked before anything is traced: no process knows what another one did, and PyTorch is imported

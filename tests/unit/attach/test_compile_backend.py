@@ -237,7 +237,7 @@ def test_two_sizes_that_vary_stay_with_the_others_and_are_counted(cold: Any) -> 
 
 
 def test_ranks_run_the_kernels_of_rank_0_on_machines_of_their_own(processes: Any) -> None:
-    leader, follower = (processes["ranks"][f"rank {rank}"] for rank in range(2))
+    leader, follower = (processes["ranks"][f"rank {rank}"]["alone"] for rank in range(2))
     assert leader["asked"] > 1, "plans raced on rank 0"
     assert follower["asked"] == 0
     assert [found["states"][-1] for found in (leader, follower)] == ["stitched"] * 2
@@ -246,3 +246,13 @@ def test_ranks_run_the_kernels_of_rank_0_on_machines_of_their_own(processes: Any
     assert leader["plans"] == follower["plans"]
     assert leader["digest"] == follower["digest"]
     assert max(leader["apart"], follower["apart"]) < 1e-5
+
+
+def test_graphs_that_ddp_splits_are_stitched_on_all_ranks(processes: Any) -> None:
+    leader, follower = (processes["ranks"][f"rank {rank}"]["ddp"] for rank in range(2))
+    count = len(leader["graphs"])
+    assert count >= 2
+    assert leader["graphs"] == [["stitched", "faster as a whole"]] * count
+    assert follower["graphs"] == [["stitched", "rank 0 has chosen"]] * count
+    assert len(leader["kernels"]) >= 3 and leader["kernels"] == follower["kernels"]
+    assert max(leader["apart"], follower["apart"]) < 1e-4

@@ -25,7 +25,7 @@ from nostall.attach.compile import judge as judging  # noqa: E402
 from nostall.attach.compile.background import Preparation, Task  # noqa: E402
 from nostall.attach.compile.duel import AllSlower  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
-from nostall.attach.compile.operator import note  # noqa: E402
+from nostall.attach.compile.operator import note, observed  # noqa: E402
 from nostall.attach.compile.parts import Stitching  # noqa: E402
 from nostall.attach.compile.ranks import Chosen, Ranks  # noqa: E402
 from nostall.attach.compile.records import ChoiceRecord, Kept, RegionRecord  # noqa: E402
@@ -329,6 +329,27 @@ def test_comparisons_take_processor_time(monkeypatch: pytest.MonkeyPatch) -> Non
     calls(graph, versions, 3)
     assert graph.report.state == "stitched"
     assert graph.report.cpu_seconds == 2.0, "one for compiling, one for comparing"
+
+
+def test_what_pytorch_asks_while_it_traces_is_no_call() -> None:
+    """It does where it splits graphs for DistributedDataParallel: nothing runs backward then."""
+    from torch._subclasses import FakeTensorMode
+
+    versions = Versions()
+    graph = made(versions)
+    with FakeTensorMode() as mode:
+        graph(mode.from_tensor(torch.ones(3, requires_grad=True)))
+    assert graph.report.calls == 0
+    assert switch.STEPS.quiet
+    assert calls(graph, versions, 3) == ["plain", "stitched", "stitched"]
+
+
+def test_observers_may_be_nested() -> None:
+    with observed() as outer:
+        with observed() as inner:
+            pass
+        note("kernel")
+    assert (outer, inner) == ({"kernel"}, set())
 
 
 def test_a_result_that_is_dropped_is_no_pending_backward_pass() -> None:

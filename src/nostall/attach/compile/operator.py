@@ -137,7 +137,8 @@ def observed() -> Iterator[set[str]]:
     try:
         yield called
     finally:
-        _observers.remove(called)
+        # Not the first one that is equal: observers may be nested.
+        _observers[:] = [one for one in _observers if one is not called]
 
 
 def note(kernel: str) -> None:

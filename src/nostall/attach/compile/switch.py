@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from torch._subclasses import FakeTensor
+
 from nostall.attach.compile.background import Preparation, progress
 from nostall.attach.compile.duel import AllSlower
 from nostall.attach.compile.helper import HELPER
@@ -77,7 +79,7 @@ class Switch:
         STEPS.undecided.add(self)
 
     def __call__(self, *args: Any) -> Any:
-        if not STEPS.busy:
+        if not STEPS.busy or _is_tracing(args):
             return self._active(*args)
         STEPS.begin()
         if self in STEPS.undecided and not capturing() and self._lock.acquire(blocking=False):
@@ -247,6 +249,12 @@ class Switch:
             HELPER.end()
         progress(str(self.report), last=True)
         _log.info("nostall: %s", self.report)
+
+
+def _is_tracing(args: Sequence[Any]) -> bool:
+    """Whether this is no call of the program: PyTorch asks what the parts return into which it
+    splits graphs of DistributedDataParallel, one of which is read by the next."""
+    return any(isinstance(value, FakeTensor) for value in args)
 
 
 def _gone(args: Sequence[Any], chosen: Chosen | None) -> Candidate | None:
