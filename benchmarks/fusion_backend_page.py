@@ -88,7 +88,7 @@ _GENERATED = (
 _GENERATED_COLUMNS = ("model", "torch.compile", "nostall", "of those stitched", "all kernels")
 _START_COLUMNS = (
     *("model", "first step s, cold", "warm", "chosen after s", "/ Inductor's first step"),
-    "processor s",
+    *("processor s", "held up s", "longest steps s"),
 )
 _STEPS = (
     wrapped(
@@ -103,7 +103,8 @@ _STARTS = (
     wrapped(
         "nostall's seconds (Inductor's in brackets). *cold*: with empty caches. *chosen*: from the "
         "beginning until the version that stays runs. Processor seconds are those of all processes "
-        "until then."
+        "until then. *Held up*: what steps took between the first one and the choice beyond the "
+        "usual step, all together, with the longest steps."
     )
     + "\n"
 )
@@ -201,7 +202,11 @@ def _start(name: str, model: Model) -> list[str]:
     chosen = ours["cold"]["until_chosen_s"]
     state = "" if ours["cold"]["chosen"] else " (not yet)"
     cells += [f"{chosen:.1f}{state}", f"{chosen / first['first_s']:.2f}x"]
-    return [*cells, f"{ours['cold']['until_chosen_cpu_s']:.0f} ({first['first_cpu_s']:.0f})"]
+    cells.append(f"{ours['cold']['until_chosen_cpu_s']:.0f} ({first['first_cpu_s']:.0f})")
+    if "held_up_s" not in ours["cold"]:
+        return [*cells, NONE, NONE]
+    longest = ", ".join(f"{one:.1f}" for one in ours["cold"]["longest_steps_s"] if one >= 0.05)
+    return [*cells, f"{ours['cold']['held_up_s']:.1f}", longest or "under 0.1"]
 
 
 def _paired(model: Model) -> list[float]:

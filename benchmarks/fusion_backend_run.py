@@ -40,6 +40,8 @@ ALWAYS = {"nostall.choose": "stitched"}
 MOST_SHARE = 0.6
 """Of the time of a process, what may pass until the backend has chosen."""
 WARM_UP = 3
+LONGEST = 8
+"""Steps that are named."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,14 @@ class Program:
         """Whether every graph has settled for a version."""
         return all(report.reason for report in self.reports)
 
-    def until_chosen(self, seconds: float) -> int:
-        """Steps, of which there are more than a loop would have time for after ``seconds``."""
-        count, end = 0, time.perf_counter() + seconds
-        while not self.chosen and time.perf_counter() < end:
+    def until_chosen(self, seconds: float) -> list[float]:
+        """Seconds of each step until then, or until no more begins after ``seconds``."""
+        taken, end = list[float](), time.perf_counter() + seconds
+        while not self.chosen and (began := time.perf_counter()) < end:
             self.step()
             synchronized(self._setup.device)
-            count += 1
-        return count
+            taken.append(time.perf_counter() - began)
+        return taken
 
 
 def nostall_backend(device: str) -> Any:
@@ -218,10 +220,22 @@ def first(model: Model, setup: Setup) -> dict[str, Any]:
         **found,
         "chosen": program.chosen,
         **watch.said("until_chosen"),
-        "steps": 1 + steps,
+        "steps": 1 + len(steps),
+        **waited(steps),
         "graphs": [told(report) for report in program.reports],
         "duels": duels() if program.reports else [],
     }
+
+
+def waited(steps: Sequence[float]) -> dict[str, Any]:
+    """What the program waited for while it ran until the choice: seconds of the longest steps, and
+    of all together beyond what steps take otherwise."""
+    if not steps:
+        return {}
+    usual = statistics.median(steps)
+    longest = [one for one in sorted(steps, reverse=True)[:LONGEST] if one > 2 * usual]
+    held = sum(max(0.0, one - usual) for one in steps)
+    return {"usual_step_s": usual, "longest_steps_s": longest, "held_up_s": held}
 
 
 def one_of_pairs(model: Model, setup: Setup, before: list[Any]) -> list[Any]:

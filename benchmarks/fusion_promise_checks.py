@@ -8,7 +8,6 @@ trying them in Triton's interpreter.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -334,42 +333,3 @@ def gradients(run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> 
 def distance(one: Tensor, other: Tensor) -> float:
     scale = float(other.double().square().mean().sqrt()) or 1.0
     return float((one.double() - other.double()).square().mean().sqrt()) / scale
-
-
-def ranks(device: str, small: bool, place: Path) -> Found:
-    """One of two processes of a job, each with a store of its own; the choice is rank 0's."""
-    rank = int(os.environ["RANK"])
-    distributed = torch.distributed
-    distributed.init_process_group("gloo", f"file://{place / 'meeting'}", rank=rank, world_size=2)
-    width, rows = (24, 6) if small else (5000, 4096)
-    torch.manual_seed(0)
-    dtype = torch.float32 if small else torch.float16
-    module = nn.Sequential(nn.LayerNorm(width), nn.GELU()).to(device, dtype)
-    run = Run(module, device)
-    x = torch.randn(rows, width, device=device, dtype=dtype, requires_grad=True)
-    end = time.perf_counter() + LIMIT_S
-    from nostall.attach.compile.operator import observed
-
-    while not run.backend.reports or (not run.chosen and time.perf_counter() < end):
-        gradients(run, module, x)
-        time.sleep(0.02 * rank)  # the GPU is rank 0's while it compares
-    with observed() as called:
-        found = digest(gradients(run, module, x))
-    distributed.barrier()
-    (report,) = run.backend.reports
-    return {
-        "digest": found,
-        "kernels": sorted(called),
-        "told": str(report),
-        "wrong": [] if run.chosen else ["nothing was chosen"],
-    }
-
-
-CHECKS: dict[str, Callable[[str, bool, Path], Found]] = {
-    "fp8": fp8,
-    "dropout": dropout,
-    "large": large,
-    "varying": varying,
-    "bits": bits,
-    "ranks": ranks,
-}

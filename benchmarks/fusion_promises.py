@@ -3,8 +3,9 @@
     python -m benchmarks.fusion_promises OUT.json [--only fp8,ranks] [--limit 300]
 
 Results in fp8; dropout's masks in steps and in replays of CUDA graphs; tensors of more than 2^31
-elements; batches of many sizes; equal bits in the runs after a choice; and two processes of a job
-that run what rank 0 has chosen.  Every check is a process of its own with caches of its own
+elements; batches of many sizes; equal bits in the runs after a choice; two processes of a job that
+run what rank 0 has chosen, and two that train by DistributedDataParallel (by NCCL where there are
+two GPUs).  Every check is a process of its own with caches of its own
 (``benchmarks.fusion_promise_checks``), so that a fault in one costs only that; ``bits`` are three,
 one after the other, with one store.  Checks that OUT has from before stay, unless they are run
 again.  Exit code 1 where something is wrong.
@@ -20,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -27,12 +29,24 @@ from typing import Any
 
 import torch
 
-from benchmarks.fusion_promise_checks import CHECKS
+from benchmarks import fusion_promise_checks as alone
+from benchmarks import fusion_promise_ranks as together
 from benchmarks.provenance import save
+
+CHECKS: dict[str, Callable[[str, bool, Path], alone.Found]] = {
+    "fp8": alone.fp8,
+    "dropout": alone.dropout,
+    "large": alone.large,
+    "varying": alone.varying,
+    "bits": alone.bits,
+    "ranks": together.ranks,
+    "ddp": together.ddp,
+}
 
 TIMES = {"bits": 3}
 """Runs of a check, one after the other, with the same caches."""
-RANKS = 2
+RANKS = {"ranks": 2, "ddp": 2}
+"""Processes of a check that run at the same time."""
 
 
 def begun(name: str, device: str, place: Path, out: Path, rank: int | None) -> Any:
@@ -55,11 +69,11 @@ def begun(name: str, device: str, place: Path, out: Path, rank: int | None) -> A
 def found(name: str, device: str, place: Path, until: float) -> list[dict[str, Any]]:
     """What the processes of a check found, in order."""
     every: list[dict[str, Any]] = []
-    together = range(RANKS) if name == "ranks" else (None,)
+    ranks = range(RANKS[name]) if name in RANKS else (None,)
     for turn in range(TIMES.get(name, 1)):
-        outs = [place / f"{turn}.{rank}.json" for rank in together]
+        outs = [place / f"{turn}.{rank}.json" for rank in ranks]
         children = [
-            begun(name, device, place, out, rank) for out, rank in zip(outs, together, strict=True)
+            begun(name, device, place, out, rank) for out, rank in zip(outs, ranks, strict=True)
         ]
         for child, out in zip(children, outs, strict=True):
             every.append(ended(child, out, until))
@@ -87,7 +101,7 @@ def between(name: str, runs: list[dict[str, Any]]) -> list[str]:
         wrong.append("other bits in another run")
     if name == "bits" and not all(run.get("from store") for run in runs[1:]):
         wrong.append("a later run has chosen again")
-    if name == "ranks":
+    if name in RANKS:
         for key in ("digest", "kernels"):
             one, other = (json.dumps(run.get(key)) for run in runs)
             if one != other:

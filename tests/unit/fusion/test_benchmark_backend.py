@@ -20,8 +20,7 @@ from benchmarks import fusion_backend_page as backend_page
 from benchmarks import fusion_backend_run as process
 from benchmarks.fusion_backend_clock import in_turns, processor_seconds
 from benchmarks.fusion_backend_run import Setup
-from benchmarks.fusion_promise_checks import CHECKS
-from benchmarks.fusion_promises import between
+from benchmarks.fusion_promises import CHECKS, between
 from benchmarks.record import RESULTS
 
 
