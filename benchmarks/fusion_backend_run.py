@@ -273,6 +273,7 @@ def told(report: GraphReport) -> dict[str, Any]:
         "compared": report.compared.model_dump() if report.compared else None,
         "seconds": report.seconds,
         "cpu_seconds": report.cpu_seconds,
+        "not_ahead": report.not_ahead,
     }
 
 

@@ -175,6 +175,8 @@ def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, 
         "plans": sorted(Kept().kernel(name)[0].plan for name in names),
         "kernels": sorted(names),
         "left": report.left,
+        "not ahead": report.not_ahead,
+        "explained": report.explain(),
         "digest": digest(found[-1]),
         "hits": counters["inductor"]["fxgraph_cache_hit"] - hits,
     }

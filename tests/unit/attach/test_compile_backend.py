@@ -169,12 +169,14 @@ def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold
     # Forward and backward, and what every kernel was compared with.
     assert found["hits"] >= 3
     assert found["seconds"] == ["ahead", "background", "compared", "duels", "plain", "stitched"]
+    assert not found["not ahead"]
     assert not cold["ahead"]["running"]
 
 
 def test_where_no_other_process_compiles_the_program_does(cold: Any) -> None:
     found, helped = cold["ahead"]["alone"], cold["ahead"]["helped"]
     assert found["hits"] == 0
+    assert "compiled by the program itself: no luck" in found["explained"]
     assert found["states"][-1] == "stitched"
     assert (found["kernels"], found["digest"]) == (helped["kernels"], helped["digest"])
     assert max(found["apart"], helped["apart"]) < 1e-4

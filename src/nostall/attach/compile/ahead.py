@@ -6,7 +6,6 @@ needed.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,6 @@ from nostall.attach.compile.hosts import Host, InductorHost
 from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
-
-_log = logging.getLogger("nostall")
 
 
 class Ahead:
@@ -59,7 +56,7 @@ class Ahead:
         try:
             errand = Errand(module, layouts(inputs), dict(patches), selection)
         except Exception as error:
-            _log.info("nostall: nothing is compiled ahead: %s", error)
+            self._report.not_ahead = str(error)
             return False
 
         def work() -> None:
@@ -75,6 +72,5 @@ class Ahead:
         self._preparation.add_cpu_seconds(answer.cpu_seconds)
         seconds = self._report.seconds
         seconds["ahead"] = seconds.get("ahead", 0.0) + time.perf_counter() - began
-        if answer.failure:
-            _log.info("nostall: nothing is compiled ahead: %s", answer.failure)
+        self._report.not_ahead = answer.failure or self._report.not_ahead
         return answer

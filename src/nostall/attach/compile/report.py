@@ -17,7 +17,8 @@ class GraphReport:
 
     ``state`` is what its calls run now.  ``refused`` counts (reason, operator) of what was left to
     others, ``left`` the kernels among it because what Inductor makes is not slower.  ``seconds``:
-    wall time of compiling the plain and the stitched version and of comparing them;
+    wall time of compiling the plain and the stitched version and of comparing them (``ahead``: of
+    another process, which compiles before the program does; ``not_ahead`` says why it did not);
     ``cpu_seconds``: processor time of all that the graph's stitched version took: the threads that
     stitched and compared, ptxas, and Inductor's processes while they compiled it (with whatever
     other process the program has waited for meanwhile; graphs that are stitched at the same time
@@ -34,6 +35,7 @@ class GraphReport:
     from_store: bool = False
     calls: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    not_ahead: str = ""
     cpu_seconds: float = 0.0
 
     def add_cpu_seconds(self, seconds: float) -> None:
@@ -57,4 +59,6 @@ class GraphReport:
         lines = [str(self)]
         for (why, what), count in sorted(self.refused.items(), key=lambda r: (-r[1], r[0])):
             lines.append(f"  {count:4} x {what}: {why}")
+        if self.not_ahead:
+            lines.append(f"  compiled by the program itself: {self.not_ahead}")
         return "\n".join(lines)
