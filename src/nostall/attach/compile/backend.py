@@ -155,6 +155,8 @@ class _Graph:
             preparation=self.preparation,
             about=self._about(),
         )
+        if self.sends:
+            self.ahead.begin(early=True)
         plain = self._plain(self.module, observe)
         self.inputs = ()  # the program may want the memory
 

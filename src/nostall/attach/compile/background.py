@@ -29,8 +29,10 @@ Work = Callable[[], Iterable[Task]]
 MOST_THREADS = 4
 """Triton holds Python's lock in a part of each compilation, so that more would gain little, and
 hold up the program, too."""
-_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-THREADS = max(1, min(MOST_THREADS, (_PROCESSORS or 1) - 2))
+PROCESSORS: int = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
+THREADS = max(1, min(MOST_THREADS, PROCESSORS - 2))
 """Two processors are the program's: its own thread and that of its backward passes."""
 PATIENCE = 10.0
 """Seconds that the end of a program waits at most for compilations that have begun."""

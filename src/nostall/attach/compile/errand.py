@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from nostall.attach.compile.background import THREADS
+from nostall.attach.compile.background import PROCESSORS
 from nostall.attach.compile.hosts import InductorHost
 from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.surroundings import Surroundings
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
 """Of a tensor: shape, strides, dtype, device, and whether it requires a gradient."""
+COMPILERS = max(1, min(8, PROCESSORS - 2))
+"""Processes in which Inductor has Triton compile for an errand."""
 ALIGNMENT = 16
 """Bytes: Inductor looks whether inputs begin at a multiple of them."""
 
@@ -111,8 +113,8 @@ def fulfilled(text: bytes) -> Stitching:
             node.meta["tensor_dict"] = {STATIC: kind}
     with contextlib.ExitStack() as stack:
         stack.enter_context(surroundings.set())
-        threads = min(THREADS, inductor.compile_threads or THREADS)
-        stack.enter_context(inductor.patch(compile_threads=threads))
+        compilers = min(COMPILERS, inductor.compile_threads or COMPILERS)
+        stack.enter_context(inductor.patch(compile_threads=compilers))
         stack.enter_context(tracing(TracingContext(mode)))
         fakes = [_fake(value, mode) for value in inputs]
         if selection is None:

@@ -9,6 +9,7 @@ when all graphs have chosen.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import subprocess
@@ -21,8 +22,7 @@ from pathlib import Path
 
 import torch
 
-from nostall.attach.compile.background import THREADS
-from nostall.attach.compile.errand import Answer, Errand, Unsent, fulfilled
+from nostall.attach.compile.errand import COMPILERS, Answer, Errand, Unsent, fulfilled
 
 LEAST_MEMORY = 2 << 30
 """Bytes of a GPU that are free, or no other process is let onto it."""
@@ -93,9 +93,10 @@ class Helper:
             return self._connection
         self._close()
         mine, other = Pipe()
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(other.fileno())],
+                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(other.fileno()), str(gpu)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -103,7 +104,7 @@ class Helper:
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                    "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS),
+                    "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS),
                 },
             )
         self._connection = mine
@@ -145,10 +146,27 @@ def _spent() -> float:
     return time.process_time() + ended() + compiling()
 
 
+def _warmed() -> None:
+    """Compile something small: what Inductor and Triton load for that takes seconds."""
+    from torch._inductor import config
+
+    def small(x: torch.Tensor) -> torch.Tensor:
+        return x.softmax(-1)
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    given = ((8, 8), (8, 1), torch.float32, device, True)
+    with config.patch(fx_graph_cache=False):
+        fulfilled(Errand(torch.fx.symbolic_trace(small), (given,), {}, None).written())
+
+
 def main() -> None:
-    """Errands from the program until it is gone."""
+    """Errands from the program, which uses this GPU or none, until it is gone."""
     os.nice(NICE)
     told = 0.0
+    if (gpu := int(sys.argv[2])) >= 0:
+        with contextlib.suppress(Exception):  # the first errand says what is wrong
+            torch.cuda.set_device(gpu)
+            _warmed()
     with Connection(int(sys.argv[1])) as connection:
         while True:
             try:
