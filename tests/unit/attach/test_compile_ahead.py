@@ -19,11 +19,11 @@ from torch._inductor import config  # noqa: E402
 
 from nostall.attach.compile import helper as helping  # noqa: E402
 from nostall.attach.compile import surroundings  # noqa: E402
-from nostall.attach.compile.errand import Errand, Unsent, layouts  # noqa: E402
+from nostall.attach.compile.errand import Errand, layouts  # noqa: E402
 from nostall.attach.compile.helper import Helper  # noqa: E402
 from nostall.attach.compile.hosts import EagerHost, InductorHost, inductor_patches  # noqa: E402
 from nostall.attach.compile.module import apart  # noqa: E402
-from nostall.attach.compile.surroundings import Surroundings  # noqa: E402
+from nostall.attach.compile.surroundings import Surroundings, Unsent  # noqa: E402
 
 # PyTorch's own modules warn of each other.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -174,7 +174,7 @@ def test_a_process_is_set_up_as_another_one(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("TRITON_CACHE_DIR")
     before = config.max_fusion_size
     try:
-        with there.set():
+        with there.set(traced=True):
             assert not torch.is_grad_enabled()
             assert torch.is_autocast_enabled("cpu")
             assert config.max_fusion_size == 7
@@ -182,6 +182,19 @@ def test_a_process_is_set_up_as_another_one(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
     finally:
         config.max_fusion_size = before
+
+
+def test_where_functions_do_something_else_nothing_is_sent() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with Mode(), pytest.raises(Unsent, match="a mode is on"):
+        Surroundings.here()
+    with torch.device("cpu"):
+        Surroundings.here()
 
 
 def test_names_of_the_cache_are_those_of_a_program_whose_own_module_was_first() -> None:

@@ -182,6 +182,15 @@ def test_where_no_other_process_compiles_the_program_does(cold: Any) -> None:
     assert max(found["apart"], helped["apart"]) < 1e-4
 
 
+@pytest.mark.parametrize("which", ["helped", "alone"])
+def test_the_next_run_finds_the_stitched_version_as_a_whole(cold: Any, which: str) -> None:
+    """Nothing is traced again; where another process compiles, not even once by the program."""
+    first, again = cold["ahead"][which], cold["ahead"][f"{which}, again"]
+    assert first["whole hits"] == (which == "helped")
+    assert again["from store"] and again["whole hits"] == 1
+    assert (again["kernels"], again["digest"]) == (first["kernels"], first["digest"])
+
+
 KERNELS = {"breaks": 2, "in_place": 1, "numbers": 1, "chosen": 0, "normed": 1}
 REASONS = {"numbers": "dtype complex64", "chosen": "unsupported operator"}
 

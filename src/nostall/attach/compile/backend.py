@@ -239,8 +239,8 @@ class _Graph:
         selection: Selection,
     ) -> tuple[Compiled, Stitching]:
         done = Stitching()
-        with as_traced(inputs):
-            run = self.host.stitched(module, inputs, selection, done)
+        with as_traced(inputs) as traced:
+            run = self.host.stitched(module, traced, selection, done)
         if self.ahead.done is not None and not done.kernels:
             done = self.ahead.done  # the graphs came from the cache
         for kernel in dict.fromkeys(done.kernels):

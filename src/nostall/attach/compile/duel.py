@@ -145,8 +145,8 @@ def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) ->
 def _inductors(module: GraphModule, host: Host) -> Run:
     fakes = _placeholders(module)
     inputs = _drawn([(x.shape, x.stride(), x.dtype) for x in fakes], _device(module))
-    with as_traced(inputs):
-        compiled = host.plain(module, inputs)
+    with as_traced(inputs) as traced:
+        compiled = host.plain(module, traced)
     return lambda: compiled(*inputs)
 
 

@@ -1,10 +1,12 @@
 """A compilation that another process does beforehand: what goes there, and what comes back.
 
-Its result is in PyTorch's cache of compiled graphs (``FxGraphCache``).  A name there says all of
+Its result is in PyTorch's caches.  A name in that of compiled graphs (``FxGraphCache``) says all of
 what was compiled: operators, sizes, Inductor's configuration, our pass.  So who compiles the same
 graph later finds it, and what was compiled for something else is found by nobody: a process in
-which anything is set otherwise costs time, and nothing else.  (AOTAutograd's cache is left alone:
-its names know of a program's graph, and not of all that decides what tracing makes of it.)
+which anything is set otherwise costs time, and nothing else.
+
+Names in AOTAutograd's cache say what is traced, and how a process is set up as far as PyTorch
+thinks of it.  Only stitched versions go there: those are compared with Inductor's before they run.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 
 from nostall.attach.compile.background import PROCESSORS
 from nostall.attach.compile.hosts import InductorHost
+from nostall.attach.compile.module import apart
 from nostall.attach.compile.parts import Selection, Stitching
-from nostall.attach.compile.surroundings import Surroundings
+from nostall.attach.compile.surroundings import Surroundings, Unsent
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
 """Of a tensor: shape, strides, dtype, device, and whether it requires a gradient."""
@@ -29,10 +32,6 @@ COMPILERS = max(1, min(8, PROCESSORS - 2))
 """Processes in which Inductor has Triton compile for an errand."""
 ALIGNMENT = 16
 """Bytes: Inductor looks whether inputs begin at a multiple of them."""
-
-
-class Unsent(Exception):
-    """A compilation that no other process can do."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,12 @@ class Errand:
         from torch.fx._graph_pickler import GraphPickler, Options
 
         nodes = self.module.graph.find_nodes(op="placeholder")
-        static = [_static(node) for node in nodes]
+        told = [(getattr(node, SOURCE, None), _static(node)) for node in nodes]
         rest = (self.inputs, self.patches, self.selection, self.surroundings)
         every = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
         try:
-            return bytes(GraphPickler.dumps((self.module, static, *rest), every))
+            # A copy, as being written changes a module.
+            return bytes(GraphPickler.dumps((apart(self.module), told, *rest), every))
         except Exception as error:  # whatever a graph may hold
             raise Unsent(f"{type(error).__name__}: {error}") from error
 
@@ -105,16 +105,18 @@ def fulfilled(text: bytes) -> Stitching:
 
     mode, done = FakeTensorMode(shape_env=ShapeEnv()), Stitching()
     read: Any = GraphPickler.loads(text, mode)
-    module, static, inputs, patches, selection, surroundings = read
+    module, told, inputs, patches, selection, surroundings = read
+    module = apart(module)
     host = InductorHost(patches)
-    for node, kind in zip(module.graph.find_nodes(op="placeholder"), static, strict=True):
-        node._dynamo_source = None
+    for node, (source, kind) in zip(module.graph.find_nodes(op="placeholder"), told, strict=True):
+        setattr(node, SOURCE, source)
         if kind is not None:
             node.meta["tensor_dict"] = {STATIC: kind}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(surroundings.set())
+        stack.enter_context(surroundings.set(traced=selection is not None))
         compilers = min(COMPILERS, inductor.compile_threads or COMPILERS)
         stack.enter_context(inductor.patch(compile_threads=compilers))
+        _know(module, inputs, mode)
         stack.enter_context(tracing(TracingContext(mode)))
         fakes = [_fake(value, mode) for value in inputs]
         if selection is None:
@@ -124,8 +126,21 @@ def fulfilled(text: bytes) -> Stitching:
     return done
 
 
-STATIC = "_dynamo_static_input_type"
-"""What Dynamo writes beside a parameter, which stays where it is."""
+def _know(module: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
+    """Tell every node what it gives, as Dynamo does: AOTAutograd's cache asks whose methods are
+    called."""
+
+    class Knowing(Interpreter):  # type: ignore[misc]
+        def run_node(self, node: torch.fx.Node) -> Any:
+            node.meta["example_value"] = found = super().run_node(node)
+            return found
+
+    with contextlib.suppress(Exception), mode:  # the other cache is there without
+        Knowing(module).run(*(_fake(value, mode) for value in inputs))
+
+
+STATIC, SOURCE = "_dynamo_static_input_type", "_dynamo_source"
+"""What Dynamo writes beside a parameter, which stays where it is, and beside every input."""
 
 
 def _static(node: torch.fx.Node) -> str | None:

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import torch
 
-from nostall.attach.compile.errand import COMPILERS, Answer, Errand, Unsent, fulfilled
+from nostall.attach.compile.errand import COMPILERS, Answer, Errand, fulfilled
+from nostall.attach.compile.surroundings import Unsent
 
 LEAST_MEMORY = 2 << 30
 """Bytes of a GPU that are free, or no other process is let onto it."""

@@ -12,6 +12,7 @@ from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatefulSymbolicContext
 
 
@@ -19,10 +20,13 @@ def apart(module: GraphModule) -> GraphModule:
     """A copy that a compiler may change; it shares the tensors that the module holds."""
     memo: dict[int, Any] = {id(x): x for x in (*module.parameters(), *module.buffers())}
     found: GraphModule = copy.deepcopy(module, memo)
+    _LazyGraphModule.force_recompile(found)
     # Without what Dynamo writes beside a graph no input is known to stay where it is, and a CUDA
     # graph of the copy would copy every parameter in each replay.
-    for name, value in vars(module).items():
-        vars(found).setdefault(name, value)
+    every = {**vars(module), **vars(found)}
+    # Names of PyTorch's caches depend on the order, which would be that of what was asked before.
+    vars(found).clear()
+    vars(found).update(sorted(every.items()))
     old = module.graph.find_nodes(op="placeholder")
     for one, other in zip(old, found.graph.find_nodes(op="placeholder"), strict=True):
         # Where an input comes from: Dynamo writes it beside what copies of nodes take along.
@@ -43,8 +47,7 @@ class Traced:
         context = TracingContext.get()
         assert context.fake_mode is not None and context.fake_mode.shape_env is not None
         self._mode, self._sizes = context.fake_mode, context.fake_mode.shape_env
-        fake = self._mode.from_tensor
-        self.inputs = [fake(value) if isinstance(value, Tensor) else value for value in inputs]
+        self.inputs = [_faked(value, self._mode) for value in inputs]
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -59,13 +62,16 @@ class Traced:
 
 
 @contextlib.contextmanager
-def as_traced(inputs: Sequence[Any]) -> Iterator[None]:
+def as_traced(inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """As if Dynamo had just traced a graph for these inputs, none of whose sizes varies: without
-    that PyTorch's caches are not asked, and not told of what is compiled."""
-    if TracingContext.try_get() is not None:
-        yield
+    that PyTorch's caches are not asked, and not told of what is compiled.  Gives the inputs without
+    memory: every process that compiles the graph has such."""
+    context = TracingContext.try_get()
+    if context is not None:
+        assert context.fake_mode is not None
+        yield [_faked(value, context.fake_mode) for value in inputs]
         return
-    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    context = TracingContext(mode := FakeTensorMode(shape_env=ShapeEnv()))
     for at, value in enumerate(inputs):
         if isinstance(value, Tensor):
             context.tensor_to_context[value] = StatefulSymbolicContext(
@@ -75,4 +81,12 @@ def as_traced(inputs: Sequence[Any]) -> Iterator[None]:
                 shape_env_to_source_to_symbol_cache={},
             )
     with tracing(context):
-        yield
+        yield [_faked(value, mode, context.tensor_to_context) for value in inputs]
+
+
+def _faked(value: Any, mode: Any, contexts: Any = None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    symbolic = contexts[value] if contexts is not None else None
+    source = symbolic.tensor_source if symbolic is not None else None
+    return mode.from_tensor(value, symbolic_context=symbolic, source=source)

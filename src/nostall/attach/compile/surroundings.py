@@ -13,9 +13,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 FOLDERS = ("NOSTALL_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Variables of the environment that say where everything is kept."""
+
+
+class Unsent(Exception):
+    """A compilation that no other process can do."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,12 @@ class Surroundings:
 
     @classmethod
     def here(cls) -> Surroundings:
+        """Raises :class:`Unsent`."""
         import torch._functorch.config as functorch
         from torch._inductor import config as inductor
 
+        if _len_torch_dispatch_stack() or _modes():
+            raise Unsent("a mode is on in which functions of PyTorch do something else")
         started = torch.cuda.is_available() and torch.cuda.is_initialized()
         return cls(
             inductor=inductor.save_config(),
@@ -54,8 +63,9 @@ class Surroundings:
         )
 
     @contextlib.contextmanager
-    def set(self) -> Iterator[None]:
-        """In a process that does nothing else: most of it stays as it is set."""
+    def set(self, *, traced: bool) -> Iterator[None]:
+        """In a process that does nothing else: most of it stays as it is set.  ``traced``: what is
+        traced may be kept in AOTAutograd's cache."""
         import torch._functorch.config as functorch
         from torch._inductor import config as inductor
 
@@ -76,8 +86,15 @@ class Surroundings:
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for kind, (dtype, enabled) in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            stack.enter_context(functorch.patch(enable_autograd_cache=False))
+            if not traced:
+                stack.enter_context(functorch.patch(enable_autograd_cache=False))
             yield
+
+
+def _modes() -> int:
+    """How many modes change what functions do, but for that of :func:`torch.set_default_device`."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return sum(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def _owner() -> str:
@@ -136,6 +153,7 @@ def _attend(enabled: tuple[bool, ...]) -> None:
 
 _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
