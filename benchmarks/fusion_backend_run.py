@@ -9,6 +9,7 @@ a later one costs only that.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +41,7 @@ AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 ALWAYS = {"nostall.choose": "stitched"}
 MOST_SHARE = 0.6
 """Of the time of a process, what may pass until the backend has chosen."""
+_PROGRAMS = itertools.count()
 WARM_UP = 3
 LONGEST = 8
 """Steps that are named."""
@@ -172,10 +175,13 @@ def nostall_backend(device: str) -> Any:
 
 def own_code(module: nn.Module) -> Callable[..., Any]:
     """The module behind a function with code of its own: Dynamo keeps what it compiled by code, and
-    the methods would wait for each other's guards."""
-    scope: dict[str, Any] = {"module": module}
-    exec("def call(*inputs):\n    return module(*inputs)\n", scope)
-    found: Callable[..., Any] = scope["call"]
+    the methods would wait for each other's guards.  It stands in a file of its own, so to say, of
+    equal name in every run: PyTorch's caches know graphs by where inputs come from."""
+    name = f"{__name__}.program_{next(_PROGRAMS)}"
+    sys.modules[name] = scope = ModuleType(name)
+    vars(scope)["module"] = module
+    exec("def call(*inputs):\n    return module(*inputs)\n", vars(scope))
+    found: Callable[..., Any] = vars(scope)["call"]
     return found
 
 
