@@ -22,6 +22,8 @@ from benchmarks.record import RESULTS
 from nostall.core.run import write_atomically
 
 FOLDER = RESULTS / "fusion_backend"
+BLOCKING, AHEAD = (RESULTS / f"fusion_backend_{name}" for name in ("blocking", "ahead"))
+"""Starts: when the program compiled the stitched version itself, and since another process does."""
 PAGE = RESULTS.parents[1] / "docs" / "compile_measured.md"
 MODES = {"autotuned": "max-autotune-no-cudagraphs", "graphs": "reduce-overhead"}
 NONE = "not measured"
@@ -62,6 +64,9 @@ def page(found: Mapping[str, Model]) -> str:
         _when(begun),
         _table(_START_COLUMNS, [_start(*m) for m in starts.items()]),
     ]
+    waits = {name: rows for name in found if (rows := _waits(name)) is not None}
+    if waits:
+        parts += [_WAITING, _table(_WAITING_COLUMNS, [[n, *rows] for n, rows in waits.items()])]
     firsts = {name: ratios for name, m in found.items() if (ratios := _paired(m))}
     if firsts:
         parts += [_PAIRS, _when(found[name][PAIRED] for name in firsts)]
@@ -124,6 +129,17 @@ _PAIRS = (
     )
     + "\n"
 )
+_WAITING = (
+    wrapped(
+        "What a program does on its own thread until it has chosen, in seconds: races of plans, "
+        "comparisons of kernels with what Inductor makes of the same operators, the stitched "
+        "version, comparisons of whole graphs. [Before](../benchmarks/results/"
+        "fusion_backend_blocking) it compiled all of it; [now](../benchmarks/results/"
+        "fusion_backend_ahead) another process compiles, and the program takes that from the cache."
+    )
+    + "\n"
+)
+_WAITING_COLUMNS = ("model", *("races", "kernels", "stitched version", "whole graphs", "in all"))
 _PAIR_COLUMNS = ("model", "first step, nostall / Inductor", "least to most", "pairs")
 
 
@@ -207,6 +223,20 @@ def _start(name: str, model: Model) -> list[str]:
         return [*cells, NONE, NONE]
     longest = ", ".join(f"{one:.1f}" for one in ours["cold"]["longest_steps_s"] if one >= 0.05)
     return [*cells, f"{ours['cold']['held_up_s']:.1f}", longest or "under 0.1"]
+
+
+def _waits(name: str) -> list[str] | None:
+    """Seconds before, and now."""
+    places = [folder / f"{name}.nostall.json" for folder in (BLOCKING, AHEAD)]
+    if not all(place.exists() for place in places):
+        return None
+    graphs = [json.loads(place.read_text())["starts"]["cold"]["graphs"] for place in places]
+    stages = ("raced", "duels", "stitched", "compared")
+    before, now = (
+        [sum(g["seconds"].get(x, 0.0) for g in every) for x in stages] for every in graphs
+    )
+    pairs = [*zip(before, now, strict=True), (sum(before), sum(now))]
+    return [f"{one:.1f} → {other:.1f}" for one, other in pairs]
 
 
 def _paired(model: Model) -> list[float]:

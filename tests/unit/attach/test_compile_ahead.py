@@ -156,15 +156,18 @@ def test_a_full_gpu_is_left_to_the_program(monkeypatch: pytest.MonkeyPatch) -> N
     helping._room(None)
 
 
-def test_what_is_measured_while_it_is_compiled_is_compiled_by_the_program() -> None:
-    assert InductorHost({}).sendable
-    assert InductorHost(inductor_patches("reduce-overhead", None)).sendable
-    assert not InductorHost(inductor_patches("max-autotune-no-cudagraphs", None)).sendable
-    assert not EagerHost().sendable
+def test_what_no_other_process_can_compile_is_told() -> None:
+    assert not InductorHost({}).unsent
+    assert not InductorHost(inductor_patches("reduce-overhead", None)).unsent
+    tuned = InductorHost(inductor_patches("max-autotune-no-cudagraphs", None)).unsent
+    assert tuned == "Inductor measures while it compiles (max_autotune)"
+    assert EagerHost().unsent
     with config.patch(fx_graph_cache=False):
-        assert not InductorHost({}).sendable
+        assert InductorHost({}).unsent == "Inductor's cache is off"
     with config.patch({"triton.autotune_at_compile_time": True}):
-        assert not InductorHost({}).sendable
+        assert "autotune_at_compile_time" in InductorHost({}).unsent
+    with config.patch(post_grad_custom_post_pass=lambda graph: None):
+        assert "a pass of the program's own" in InductorHost({}).unsent
 
 
 def test_a_process_is_set_up_as_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from nostall.attach.compile.background import PROCESSORS, Preparation
+from nostall.attach.compile.background import Preparation
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.errand import Answer, Errand, layouts
 from nostall.attach.compile.helper import HELPER
@@ -21,8 +21,6 @@ from nostall.attach.compile.hosts import Host, InductorHost
 from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
-
-MANY_PROCESSORS = 8
 
 
 class Ahead:
@@ -32,11 +30,9 @@ class Ahead:
         self._preparation, self._report = preparation, report
         self.done: Stitching | None = None
 
-    def begin(self, *, early: bool = False) -> None:
-        """There will be something to compile.  ``early``: while the program itself compiles, where
-        there are processors for both."""
-        if not early or PROCESSORS >= MANY_PROCESSORS:
-            HELPER.begin()
+    def begin(self) -> None:
+        """There will be something to compile."""
+        HELPER.begin()
 
     def duels(self, duels: Duels, host: Host) -> None:
         """Compile what kernels are compared with, for about as long as comparisons may take."""

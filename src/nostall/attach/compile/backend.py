@@ -98,7 +98,8 @@ class _Graph:
         self.varies = len(symbols(inputs)) > 0
         self.patches, self.clock = patches, clock
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
-        self.sends = settings.background and not self.varies and self.host.sendable
+        unsent = "a size varies" if self.varies else self.host.unsent
+        self.unsent = unsent if settings.background else "nothing is done in the background"
         self.chosen: Chosen | None = None
         self.report = GraphReport()
         self.preparation, self.warmed = Preparation(), set[str]()
@@ -155,19 +156,18 @@ class _Graph:
             preparation=self.preparation,
             about=self._about(),
         )
-        if self.sends:
-            self.ahead.begin(early=True)
         plain = self._plain(self.module, observe)
         self.inputs = ()  # the program may want the memory
 
-        if self.sends:
+        report.not_ahead = self.unsent
+        if not self.unsent:
             self.preparation.add_last(partial(self.ahead.duels, self.duels, self.host.uncaptured))
 
         def make(args: Sequence[Any], chosen: Chosen | None) -> Candidate | None:
             if self.chosen is None:
                 self.chosen = chosen or self._found()
                 selection = self._selection(self.chosen)
-                if self.sends and self.ahead.stitched(spare, args, self.patches, selection):
+                if not self.unsent and self.ahead.stitched(spare, args, self.patches, selection):
                     return None
             if traced is None:
                 return self._stitched(spare, args, self.chosen)
@@ -189,7 +189,7 @@ class _Graph:
         choice = kept.answer(ChoiceRecord, report.graph)
         if choice is None:
             return None
-        for kernel in choice.kernels:
+        for kernel in choice.kernels if choice.version == "stitched" else ():
             kernels.resolve(kernel)
         report.reason, report.from_store = choice.reason, True
         report.compared, report.kernels = choice.compared, len(choice.kernels)
@@ -254,7 +254,7 @@ class _Graph:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
 
         def work() -> Iterator[Task]:
-            if self.sends and graphs:
+            if graphs and not self.unsent:
                 self.ahead.begin()
             for graph in graphs:
                 for kernel in self.race.prepare(graph):

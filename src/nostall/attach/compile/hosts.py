@@ -41,9 +41,9 @@ class Host(Protocol):
     """Compiles a Dynamo graph, forward and backward.  The module is taken over."""
 
     @property
-    def sendable(self) -> bool:
-        """Whether another process can compile for this one: into a cache that both look into, and
-        without measuring on a GPU that is busy."""
+    def unsent(self) -> str:
+        """Why no other process can compile for this one, into a cache that both look into and
+        without measuring on a GPU that is busy; empty where one can."""
         ...
 
     @property
@@ -72,7 +72,7 @@ class InductorHost:
     patches: Mapping[str, Any]
 
     @property
-    def sendable(self) -> bool:
+    def unsent(self) -> str:
         from torch._inductor import config
 
         def value(name: str) -> Any:
@@ -82,8 +82,12 @@ class InductorHost:
                 holder = getattr(holder, part, None)
             return holder
 
-        cached = value("fx_graph_cache") and not value("force_disable_caches")
-        return bool(cached) and self._before is None and not any(map(value, MEASURING))
+        if self._before is not None:
+            return "a pass of the program's own is among Inductor's"
+        if not value("fx_graph_cache") or value("force_disable_caches"):
+            return "Inductor's cache is off"
+        measuring = [name for name in MEASURING if value(name)]
+        return f"Inductor measures while it compiles ({measuring[0]})" if measuring else ""
 
     @property
     def uncaptured(self) -> InductorHost:
@@ -214,7 +218,7 @@ class ObservingPass(CustomGraphPass):  # type: ignore[misc]
 class EagerHost:
     """Where Inductor is not available: ATen operators one by one, beside the stitched kernels."""
 
-    sendable: bool = field(default=False, init=False)
+    unsent: str = field(default="PyTorch's operators run one by one", init=False)
 
     @property
     def uncaptured(self) -> EagerHost:
