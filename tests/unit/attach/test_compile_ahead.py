@@ -121,6 +121,15 @@ def test_a_process_that_fails_costs_nothing_else(
     assert not helper.running
 
 
+def test_a_process_that_cannot_be_started_is_a_failure_and_no_error(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    helper.begin()
+    assert "FileNotFoundError" in helper.do(errand()).failure
+    assert not helper.running
+
+
 def test_a_process_that_is_ended_answers_nobody(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,8 @@ class Preparation:
         """Tasks are found by this thread and done by others meanwhile."""
         with _turn, ENDED.open(self.add_cpu_seconds):
             began = time.perf_counter()
+            if device is not None:
+                torch.cuda.set_device(device)
             tasks: SimpleQueue[Task | None] = SimpleQueue()
             crew: list[threading.Thread] = []
             with _quietly():  # where no thread can be started, who needs a kernel compiles it

@@ -54,8 +54,9 @@ class Helper:
         return self._process is not None and self._process.poll() is None
 
     def begin(self) -> None:
-        """Start the process, if there is none; it takes seconds to be ready."""
-        with self._turn:
+        """Start the process, if there is none; it takes seconds to be ready.  Where it cannot be
+        started the first errand says why."""
+        with self._turn, contextlib.suppress(Exception):
             self._begun()
 
     def do(self, errand: Errand) -> Answer:
@@ -120,7 +121,8 @@ class Helper:
 
 HELPER = Helper()
 atexit.register(HELPER.end)
-os.register_at_fork(after_in_child=HELPER.forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HELPER.forget)
 
 
 def _room(device: int | None) -> None:
