@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,8 +47,10 @@ def helper() -> Iterator[Helper]:
     found.end()
 
 
-def errand() -> Errand:
+def errand(size: int = 0) -> Errand:
+    """Of at least so many bytes."""
     graph = torch.fx.symbolic_trace(nn.ReLU())
+    graph.ballast = bytes(size)
     return Errand(graph, layouts([torch.ones(3)]), {}, None)
 
 
@@ -103,22 +110,40 @@ def test_a_graph_that_nobody_else_can_read_is_a_failure_and_no_error(helper: Hel
     assert not helper.running
 
 
+SLEEPS = "import time; time.sleep(60)"
+MORE_THAN_A_PIPE_HOLDS = 4 << 20
+
+
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("program", "why", "size"),
     [
-        ("raise SystemExit(3)", "Error"),
-        (LISTENS + "connection.recv_bytes()", "EOFError"),
-        (LISTENS + "connection.recv_bytes(); connection.send_bytes(b'?')", "UnpicklingError"),
-        (LISTENS + "import time; time.sleep(60)", "TimeoutError: no answer within"),
+        ("raise SystemExit(3)", "Error", 0),
+        (LISTENS + "connection.recv_bytes()", "EOFError", 0),
+        (LISTENS + "connection.recv_bytes(); connection.send_bytes(b'?')", "UnpicklingError", 0),
+        (LISTENS + SLEEPS, "TimeoutError: no answer within", 0),
+        (LISTENS + SLEEPS, "TimeoutError: no answer within", MORE_THAN_A_PIPE_HOLDS),
     ],
 )
 def test_a_process_that_fails_costs_nothing_else(
-    helper: Helper, monkeypatch: pytest.MonkeyPatch, program: str, why: str
+    helper: Helper, monkeypatch: pytest.MonkeyPatch, program: str, why: str, size: int
 ) -> None:
     monkeypatch.setattr(helping, "PROGRAM", program)
-    monkeypatch.setattr(helping, "PATIENCE_S", 0.5 if "sleep" in program else 60.0)
-    assert why in helper.do(errand()).failure
+    monkeypatch.setattr(helping, "PATIENCE_S", 0.5 if SLEEPS in program else 60.0)
+    assert why in helper.do(errand(size)).failure
     assert not helper.running
+
+
+def test_a_program_that_ends_by_sigpipe_does_not_by_the_helpers(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helping, "PROGRAM", "raise SystemExit(3)")
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        failed = helper.do(errand(MORE_THAN_A_PIPE_HOLDS)).failure
+        os._exit(0 if failed else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_a_process_that_cannot_be_started_is_a_failure_and_no_error(
@@ -133,36 +158,76 @@ def test_a_process_that_cannot_be_started_is_a_failure_and_no_error(
 def test_a_process_that_is_ended_answers_nobody(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(helping, "PROGRAM", LISTENS + "import time; time.sleep(60)")
+    monkeypatch.setattr(helping, "PROGRAM", LISTENS + SLEEPS)
     helper.begin()
     assert helper.running
-    ending = threading.Timer(0.2, helper.end)
+    ending = threading.Timer(0.2, helper.close)
     ending.start()
     began = time.monotonic()
     assert "Error" in helper.do(errand()).failure
     assert time.monotonic() - began < 30
-    assert not helper.running
-
-
-def test_a_forked_process_leaves_the_helper_alone(
-    helper: Helper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(helping, "PROGRAM", LISTENS + "import time; time.sleep(60)")
     helper.begin()
+    assert not helper.running, "the program ends"
+
+
+def test_a_forked_process_leaves_the_helper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helping, "PROGRAM", LISTENS + SLEEPS)
+    helping.HELPER.begin()
+    connection = helping.HELPER._connection
+    assert connection is not None
     child = os.fork()
     if not child:
-        helper.forget()
-        helper.end()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert helper.running
+        left = connection.closed and not helping.HELPER.running
+        helping.HELPER.close()
+        os._exit(0 if left else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert helping.HELPER.running
+    helping.HELPER.end()
 
 
-def test_a_full_gpu_is_left_to_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_errands_ends(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = f"import {helping.__name__} as h; h.IDLE_S = 0.1; h.main()"
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    helper.begin()
+    assert helper._process is not None
+    assert helper._process.wait(60) == 0
+
+
+KILLED = """
+import os, signal, sys, time
+from nostall.attach.compile import helper
+helper.PROGRAM = (
+    "import os, sys, threading, time, nostall.attach.compile.helper as helper;"
+    "threading.Thread(target=helper._follow, args=(os.getppid(),)).start();"
+    "helper.Connection(int(sys.argv[1])).send_bytes(b'ready'); time.sleep(60)"
+)
+helper.HELPER.begin()
+print(helper.HELPER._process.pid, flush=True)
+helper.HELPER._connection.recv_bytes()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_program_takes_the_process_along() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", KILLED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-500:]
+    place, end = Path("/proc") / done.stdout.strip(), time.monotonic() + 20
+    while place.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not place.exists()
+
+
+def test_a_full_gpu_is_left_to_the_program(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = Surroundings.here()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
-    with pytest.raises(Unsent, match="1024 MB of the GPU are free; at least 2048"):
-        helping._room(0)
-    helping._room(None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    helper.begin()
+    assert not helper.running
+    asked = helper.do(replace(errand(), surroundings=around)).failure
+    assert asked == "Unsent: 1024 MB of the GPU are free; at least 2048"
 
 
 def test_what_no_other_process_can_compile_is_told() -> None:
@@ -177,6 +242,7 @@ def test_what_no_other_process_can_compile_is_told() -> None:
         assert "autotune_at_compile_time" in InductorHost({}).unsent
     with config.patch(post_grad_custom_post_pass=lambda graph: None):
         assert "a pass of the program's own" in InductorHost({}).unsent
+    assert "a pass of" in InductorHost({"joint_custom_post_pass": print}).unsent
 
 
 def test_a_process_is_set_up_as_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ class Ahead:
 
     def begin(self) -> None:
         """There will be something to compile."""
-        HELPER.begin()
+        if not self._report.reason:
+            HELPER.begin()
 
     def duels(self, duels: Duels, host: Host) -> None:
         """Compile what kernels are compared with, for about as long as comparisons may take."""
@@ -60,17 +61,21 @@ class Ahead:
             return False
 
         def work() -> None:
-            self.done = self._answer(errand).done
+            answer = self._answer(errand)
+            self.done = answer.done
+            if not self._report.reason:
+                self._report.not_ahead = answer.failure
 
         self._preparation.add_last(work)
         self._preparation.start()
         return True
 
     def _answer(self, errand: Errand) -> Answer:
+        if self._report.reason:
+            return Answer("the graph has chosen")
         began = time.perf_counter()
         answer = HELPER.do(errand)
         self._preparation.add_cpu_seconds(answer.cpu_seconds)
         seconds = self._report.seconds
         seconds["ahead"] = seconds.get("ahead", 0.0) + time.perf_counter() - began
-        self._report.not_ahead = answer.failure or self._report.not_ahead
         return answer

@@ -98,8 +98,6 @@ class _Graph:
         self.varies = len(symbols(inputs)) > 0
         self.patches, self.clock = patches, clock
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
-        unsent = "a size varies" if self.varies else self.host.unsent
-        self.unsent = unsent if settings.background else "nothing is done in the background"
         self.chosen: Chosen | None = None
         self.report = GraphReport()
         self.preparation, self.warmed = Preparation(), set[str]()
@@ -107,6 +105,13 @@ class _Graph:
         self.race = Race(race_clock, settings.race, settings.seconds, settings.extent)
         self.duels = Duels(race_clock, settings, dict(patches))
         self.observed: list[Graph] = []
+
+    @property
+    def unsent(self) -> str:
+        """Why no other process compiles for this graph, or nothing."""
+        if not self.settings.background:
+            return "nothing is done in the background"
+        return "a size varies" if self.varies else self.host.unsent
 
     def compiled(self) -> Compiled:
         settings = self.settings

@@ -78,8 +78,8 @@ class Preparation:
             self._waiting.append(work)
 
     def add_last(self, task: Task) -> None:
-        """Something to do beside the tasks, once all of them have been found; other processes may
-        do it."""
+        """Something to do beside the tasks, once all of them have been found: for which a thread
+        waits that has nothing else to do."""
         with self._lock:
             self._open += 1
             self._last.append(task)
@@ -96,41 +96,51 @@ class Preparation:
         with self._lock:
             waiting, self._waiting = self._waiting, []
             last, self._last = self._last, []
-        if waiting or last:
-            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-            _thread(self._run, waiting, last, device)
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        found = threading.Event()
+        if waiting:
+            _thread(self._run, waiting, found, device)
+        else:
+            found.set()
+        if last:
+            _thread(self._end_with, last, found, device)
 
-    def _run(self, works: Sequence[Work], last: Sequence[Task], device: int | None) -> None:
+    def _run(self, works: Sequence[Work], found: threading.Event, device: int | None) -> None:
         """Tasks are found by this thread and done by others meanwhile."""
         with _turn, ENDED.open(self.add_cpu_seconds):
             began = time.perf_counter()
-            if device is not None:
-                torch.cuda.set_device(device)
             tasks: SimpleQueue[Task | None] = SimpleQueue()
             crew: list[threading.Thread] = []
             with _quietly():  # where no thread can be started, who needs a kernel compiles it
-                for _ in range(THREADS if works else 0):
+                for _ in range(THREADS):
                     crew.append(_thread(self._serve, tasks, device))
             with self._counted():
                 for work in works if crew else ():
-                    with _quietly():
+                    with _quietly(), _on(device):
                         for task in work():
                             tasks.put(task)
-                for _ in crew:
-                    tasks.put(None)
-                for task in last:
-                    with _quietly():
-                        task()
+            found.set()
+            for _ in crew:
+                tasks.put(None)
             for one in crew:
                 one.join()
             with self._lock:
                 self.seconds += time.perf_counter() - began
-                self._open -= len(works) + len(last)
+                self._open -= len(works)
+
+    def _end_with(self, last: Sequence[Task], found: threading.Event, device: int | None) -> None:
+        """Other graphs need not wait for this."""
+        found.wait()
+        with self._counted():
+            for task in last:
+                with _quietly(), _on(device):
+                    if not _ended.is_set():
+                        task()
+        with self._lock:
+            self._open -= len(last)
 
     def _serve(self, tasks: SimpleQueue[Task | None], device: int | None) -> None:
-        with self._counted(), _quietly():
-            if device is not None:
-                torch.cuda.set_device(device)
+        with self._counted(), _quietly(), _on(device):
             while (task := tasks.get()) is not None:
                 with _slots, _quietly():
                     if _ended.is_set():
@@ -156,6 +166,11 @@ def _thread(work: Callable[..., None], *args: Any) -> threading.Thread:
     found = threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True)
     found.start()
     return found
+
+
+def _on(device: int | None) -> contextlib.AbstractContextManager[Any]:
+    """A new thread is on the first GPU, whatever the program uses."""
+    return torch.cuda.device(device) if device is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ thinks of it.  Only stitched versions go there: those are compared with Inductor
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +29,8 @@ from nostall.attach.compile.surroundings import Surroundings, Unsent
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
 """Of a tensor: shape, strides, dtype, device, and whether it requires a gradient."""
-COMPILERS = max(1, min(8, PROCESSORS - 2))
-"""Processes in which Inductor has Triton compile for an errand."""
+COMPILERS = max(1, min(8, PROCESSORS // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - 2))
+"""Processes in which Inductor has Triton compile for an errand; ranks of a job share a machine."""
 ALIGNMENT = 16
 """Bytes: Inductor looks whether inputs begin at a multiple of them."""
 

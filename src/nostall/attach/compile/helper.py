@@ -3,7 +3,7 @@
 PyTorch's tracing sets flags that all threads see, so no thread of the program can have Inductor
 compile behind its back; another process can.  What it compiles the program finds in PyTorch's cache
 (:mod:`nostall.attach.compile.errand`).  It is started when there is something to compile, and ended
-when all graphs have chosen.
+when all graphs have chosen, or there has been nothing to do for a while.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import atexit
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +33,8 @@ MOST_BYTES = 64 << 20
 """Of a graph with all that it holds."""
 PATIENCE_S = 600.0
 """For one compilation."""
+IDLE_S = 60.0
+"""Without an errand; the next one starts another process."""
 NICE = 5
 """The program goes first."""
 
@@ -41,13 +45,21 @@ class Helper:
     """The process.  Whoever asks waits for the answer; one at a time."""
 
     def __init__(self) -> None:
-        self.forget()
+        self._closed = False
+        self._new()
 
-    def forget(self) -> None:
-        """In a process that was forked: the helper is its parent's."""
+    def _new(self) -> None:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+
+    def forget(self) -> None:
+        """In a process that was forked: the helper is its parent's."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.returncode = 0  # or it is said to be running still
+        self._new()
 
     @property
     def running(self) -> bool:
@@ -65,7 +77,6 @@ class Helper:
             text = errand.written()
             if len(text) > MOST_BYTES:
                 raise Unsent(f"a graph takes {len(text) >> 20} MB; at most {MOST_BYTES >> 20}")
-            _room(errand.surroundings.device)
             with self._turn:
                 return self._asked(text)
         except Exception as error:  # the program compiles it, as it would without a helper
@@ -73,14 +84,26 @@ class Helper:
 
     def _asked(self, text: bytes) -> Answer:
         connection = self._begun()
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.end()
+
+        timer = threading.Timer(PATIENCE_S, give_up)
+        timer.daemon = True
+        timer.start()
         try:
-            connection.send_bytes(text)
-            if not connection.poll(PATIENCE_S):
-                raise TimeoutError(f"no answer within {PATIENCE_S:.0f} s")
+            with _unharmed():
+                connection.send_bytes(text)
             answer: Answer = pickle.loads(connection.recv_bytes())
-        except BaseException:
+        except BaseException as error:
             self._close()
+            if late.is_set():
+                raise TimeoutError(f"no answer within {PATIENCE_S:.0f} s") from error
             raise
+        finally:
+            timer.cancel()
         return answer
 
     def end(self) -> None:
@@ -90,15 +113,24 @@ class Helper:
             process.kill()  # who waits for it is told by the closed connection
             process.wait()
 
+    def close(self) -> None:
+        """End it for good: the program ends."""
+        self._closed = True
+        self.end()
+
     def _begun(self) -> Connection:
+        if self._closed:
+            raise Unsent("the program ends")
         if self.running and self._connection is not None:
             return self._connection
         self._close()
-        mine, other = Pipe()
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+        _room(gpu)
+        mine, other = Pipe()
+        command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM]
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(other.fileno()), str(gpu)],
+                [*command, str(other.fileno()), str(gpu)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -120,18 +152,34 @@ class Helper:
 
 
 HELPER = Helper()
-atexit.register(HELPER.end)
+atexit.register(HELPER.close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HELPER.forget)
 
 
-def _room(device: int | None) -> None:
+def _room(gpu: int) -> None:
     """Raises :class:`Unsent` where the GPU has no room for another process."""
-    if device is None:
+    if gpu < 0:
         return
-    free, _ = torch.cuda.mem_get_info(device)
+    free, _ = torch.cuda.mem_get_info(gpu)
     if free < LEAST_MEMORY:
         raise Unsent(f"{free >> 20} MB of the GPU are free; at least {LEAST_MEMORY >> 20}")
+
+
+@contextlib.contextmanager
+def _unharmed() -> Iterator[None]:
+    """Writing to a process that is gone ends a program that has asked for that (``SIGPIPE``)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in before:
+            while signal.sigtimedwait([signal.SIGPIPE], 0) is not None:
+                pass
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
 
 
 def _answered(text: bytes) -> Answer:
@@ -162,8 +210,16 @@ def _warmed() -> None:
         fulfilled(Errand(torch.fx.symbolic_trace(small), (given,), {}, None).written())
 
 
+def _follow(parent: int) -> None:
+    """End with the program, also amid an errand: who starts it again needs the GPU."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
 def main() -> None:
-    """Errands from the program, which uses this GPU or none, until it is gone."""
+    """Errands from the program, which uses this GPU or none, until it is gone or has no more."""
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     os.nice(NICE)
     told = 0.0
     if (gpu := int(sys.argv[2])) >= 0:
@@ -171,7 +227,7 @@ def main() -> None:
             torch.cuda.set_device(gpu)
             _warmed()
     with Connection(int(sys.argv[1])) as connection:
-        while True:
+        while connection.poll(IDLE_S):
             try:
                 text = connection.recv_bytes()
             except EOFError:

@@ -35,6 +35,17 @@ MEASURING = (
     "triton.autotune_at_compile_time",
 )
 """Options with which Inductor measures kernels while it compiles."""
+PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    PASS,
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+    "custom_partitioner_fn",
+)
+"""Options that are functions of the program's own."""
 
 
 class Host(Protocol):
@@ -82,7 +93,7 @@ class InductorHost:
                 holder = getattr(holder, part, None)
             return holder
 
-        if self._before is not None:
+        if any(value(name) is not None for name in PASSES):
             return "a pass of the program's own is among Inductor's"
         if not value("fx_graph_cache") or value("force_disable_caches"):
             return "Inductor's cache is off"
