@@ -56,7 +56,7 @@ class Ahead:
         """Whether the stitched version is being compiled; the preparation is ready when it is."""
         try:
             errand = Errand(module, layouts(inputs), dict(patches), selection)
-        except Exception as error:
+        except Exception as error:  # it is compiled where it is needed
             self._report.not_ahead = str(error)
             return False
 
