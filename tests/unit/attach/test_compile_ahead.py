@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,10 +25,14 @@ from torch._inductor import config  # noqa: E402
 
 from nostall.attach.compile import helper as helping  # noqa: E402
 from nostall.attach.compile import surroundings  # noqa: E402
-from nostall.attach.compile.errand import Errand, layouts  # noqa: E402
-from nostall.attach.compile.helper import Helper  # noqa: E402
+from nostall.attach.compile.ahead import Ahead  # noqa: E402
+from nostall.attach.compile.background import Preparation  # noqa: E402
+from nostall.attach.compile.errand import Answer, Errand, layouts  # noqa: E402
+from nostall.attach.compile.helper import HELPER, Helper  # noqa: E402
 from nostall.attach.compile.hosts import EagerHost, InductorHost, inductor_patches  # noqa: E402
 from nostall.attach.compile.module import apart  # noqa: E402
+from nostall.attach.compile.parts import Selection  # noqa: E402
+from nostall.attach.compile.report import GraphReport  # noqa: E402
 from nostall.attach.compile.surroundings import Surroundings, Unsent  # noqa: E402
 
 # PyTorch's own modules warn of each other.
@@ -288,3 +293,55 @@ def test_names_of_the_cache_are_those_of_a_program_whose_own_module_was_first() 
     finally:
         sys.modules.clear()
         sys.modules.update(before)
+
+
+def test_a_graph_that_has_chosen_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(HELPER, "begin", lambda: asked.append("begin"))
+    monkeypatch.setattr(HELPER, "do", lambda errand: asked.append("do") or Answer("no luck"))
+    for reason, expected in (("chosen", []), ("", ["begin", "do"])):
+        preparation, report = Preparation(), GraphReport(reason=reason)
+        ahead = Ahead(preparation, report)
+        ahead.begin()
+        graph = torch.fx.symbolic_trace(nn.ReLU())
+        assert ahead.stitched(graph, [torch.ones(3)], {}, Selection())
+        end = time.monotonic() + 30
+        while not preparation.ready and time.monotonic() < end:
+            time.sleep(0.01)
+        assert preparation.ready
+        assert asked == expected
+        assert report.not_ahead == ("" if reason else "no luck")
+
+
+def test_threads_of_the_background_are_on_the_programs_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new thread is on the first one."""
+    places = threading.local()
+
+    @contextlib.contextmanager
+    def on(device: int) -> Iterator[None]:
+        places.device = device
+        yield
+        places.device = None
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    seen: dict[str, int | None] = {}
+
+    def see(name: str) -> None:
+        seen[name] = getattr(places, "device", None)
+
+    def work() -> Iterator[Callable[[], None]]:
+        see("found")
+        yield lambda: see("done")
+
+    preparation = Preparation()
+    preparation.add(work)
+    preparation.add_last(lambda: see("last"))
+    preparation.start()
+    end = time.monotonic() + 30
+    while not preparation.ready and time.monotonic() < end:
+        time.sleep(0.01)
+    assert seen == {"found": 3, "done": 3, "last": 3}

@@ -29,10 +29,13 @@ from nostall.attach.compile.surroundings import Surroundings, Unsent
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
 """Of a tensor: shape, strides, dtype, device, and whether it requires a gradient."""
-COMPILERS = max(1, min(8, PROCESSORS // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - 2))
+_RANKS = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+COMPILERS = max(1, min(8, PROCESSORS // _RANKS - 2))
 """Processes in which Inductor has Triton compile for an errand; ranks of a job share a machine."""
 ALIGNMENT = 16
 """Bytes: Inductor looks whether inputs begin at a multiple of them."""
+STATIC, SOURCE = "_dynamo_static_input_type", "_dynamo_source"
+"""What Dynamo writes beside a parameter, which stays where it is, and beside every input."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +141,6 @@ def _know(module: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
 
     with contextlib.suppress(Exception), mode:  # the other cache is there without
         Knowing(module).run(*(_fake(value, mode) for value in inputs))
-
-
-STATIC, SOURCE = "_dynamo_static_input_type", "_dynamo_source"
-"""What Dynamo writes beside a parameter, which stays where it is, and beside every input."""
 
 
 def _static(node: torch.fx.Node) -> str | None:
