@@ -27,8 +27,8 @@ from nostall.attach.compile import helper as helping  # noqa: E402
 from nostall.attach.compile import surroundings  # noqa: E402
 from nostall.attach.compile.ahead import Ahead  # noqa: E402
 from nostall.attach.compile.background import Preparation  # noqa: E402
-from nostall.attach.compile.errand import Answer, Errand, layouts  # noqa: E402
-from nostall.attach.compile.helper import HELPER, Helper  # noqa: E402
+from nostall.attach.compile.errand import Errand, layouts  # noqa: E402
+from nostall.attach.compile.helper import HELPER, Answer, Helper  # noqa: E402
 from nostall.attach.compile.hosts import EagerHost, InductorHost, inductor_patches  # noqa: E402
 from nostall.attach.compile.module import apart  # noqa: E402
 from nostall.attach.compile.parts import Selection  # noqa: E402
@@ -204,7 +204,7 @@ import os, signal, sys, time
 from nostall.attach.compile import helper
 helper.PROGRAM = (
     "import os, sys, threading, time, nostall.attach.compile.helper as helper;"
-    "threading.Thread(target=helper._follow, args=(os.getppid(),)).start();"
+    "helper.follow(os.getppid());"
     "helper.Connection(int(sys.argv[1])).send_bytes(b'ready'); time.sleep(60)"
 )
 helper.HELPER.begin()

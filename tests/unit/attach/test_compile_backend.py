@@ -170,6 +170,7 @@ def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold
     assert found["hits"] >= 3
     assert found["seconds"] == ["ahead", "background", "compared", "duels", "plain", "stitched"]
     assert not found["not ahead"]
+    assert cold["ahead"]["errands"] == ["Writing: ", "Compiling: "]
     assert not cold["ahead"]["running"]
 
 

@@ -20,8 +20,8 @@ torch = pytest.importorskip("torch")
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from nostall.attach.compile import background, steps, switch  # noqa: E402
 from nostall.attach.compile import judge as judging  # noqa: E402
+from nostall.attach.compile import steps, switch  # noqa: E402
 from nostall.attach.compile.background import Preparation, Task  # noqa: E402
 from nostall.attach.compile.duel import AllSlower  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
@@ -188,25 +188,30 @@ def test_a_failure_in_the_background_is_said_and_costs_nothing_else(
     assert [sum(what in one for one in said) for what in ("no luck", "no idea")] == [1, 1]
 
 
-def test_tasks_run_side_by_side_and_all_their_processor_time_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    count = 3
-    monkeypatch.setattr(background, "THREADS", count)
-    monkeypatch.setattr(background, "_slots", threading.Semaphore(count))
-    together = threading.Barrier(count)
+def test_all_that_there_is_to_do_is_found_before_something_is_done() -> None:
+    """Who waits for what is found need not wait for more."""
+    found, go, last = [], threading.Event(), threading.Event()
+    preparation = Preparation()
+    for name in ("one", "other"):
+        preparation.add(lambda name=name: found.append(name) or [lambda: go.wait(30)])
+    preparation.add_last(last.set)
+    preparation.start()
+    assert last.wait(30)
+    assert found == ["one", "other"] and not preparation.ready
+    go.set()
+    done(preparation)
 
+
+def test_all_processor_time_of_tasks_counts() -> None:
     def task() -> None:
-        together.wait(30)
         end = time.thread_time() + 0.05
         while time.thread_time() < end:
             pass
 
     preparation = Preparation()
-    preparation.add(lambda: [task] * count)
+    preparation.add(lambda: [task] * 3)
     done(preparation)
-    assert not together.broken
-    assert count * 0.05 <= preparation.cpu_seconds <= 1.5 * preparation.seconds * count
+    assert 3 * 0.05 <= preparation.cpu_seconds <= 1.5 * preparation.seconds
 
 
 ENDS = """
@@ -218,18 +223,18 @@ def task():
     time.sleep(0.5)
     print("ended", flush=True)
 preparation = background.Preparation()
-preparation.add(lambda: [task] * (background.THREADS + 50))
+preparation.add(lambda: [task] * 50)
 preparation.start()
 begun.wait()
 """
 
 
-def test_a_program_ends_behind_the_compilations_that_have_begun_and_begins_no_other() -> None:
+def test_a_program_ends_behind_the_compilation_that_has_begun_and_begins_no_other() -> None:
     """A thread that comes back from C++ when the interpreter is gone aborts the process."""
     began = time.monotonic()
     ran = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
-    assert 1 <= ran.stdout.count("ended") <= background.THREADS
+    assert ran.stdout.count("ended") == 1
     assert time.monotonic() - began < 50 * 0.5
 
 

@@ -1,4 +1,4 @@
-"""What another process compiles for one graph while the program runs, before the program does.
+"""What other processes do for one graph while the program runs, before the program does.
 
 Whatever goes wrong here costs time only: what was not compiled ahead is compiled where it is
 needed.
@@ -11,16 +11,22 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
+from triton import knobs
+from triton.runtime import driver
 
 from nostall.attach.compile.background import Preparation
 from nostall.attach.compile.duel import Duels
-from nostall.attach.compile.errand import Answer, Errand, layouts
-from nostall.attach.compile.helper import HELPER
+from nostall.attach.compile.errand import Errand, layouts
+from nostall.attach.compile.helper import HELPER, WRITER, Answer
 from nostall.attach.compile.hosts import Host, InductorHost
 from nostall.attach.compile.parts import Selection, Stitching
+from nostall.attach.compile.race import Race
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
+from nostall.attach.compile.writer import Compiling, Writing, Written
+from nostall.fusion.graph import Graph
 
 
 class Ahead:
@@ -34,6 +40,19 @@ class Ahead:
         """There will be something to compile."""
         if not self._report.reason:
             HELPER.begin()
+
+    def written(self, graphs: Sequence[Graph], race: Race, device: torch.device) -> Written | None:
+        """Kernels for regions, which are being compiled; None where that has to be done here."""
+        target = target_of(device)
+        if target is None or self._report.reason:
+            return None
+        answer = WRITER.do(Writing(tuple(graphs), race, target))
+        self._preparation.add_cpu_seconds(answer.cpu_seconds)
+        return answer.done
+
+    def wait(self) -> None:
+        """Until all of them are compiled."""
+        self._preparation.add_cpu_seconds(WRITER.do(Compiling()).cpu_seconds)
 
     def duels(self, duels: Duels, host: Host) -> None:
         """Compile what kernels are compared with, for about as long as comparisons may take."""
@@ -70,7 +89,7 @@ class Ahead:
         self._preparation.start()
         return True
 
-    def _answer(self, errand: Errand) -> Answer:
+    def _answer(self, errand: Errand) -> Answer[Stitching]:
         if self._report.reason:
             return Answer("the graph has chosen")
         began = time.perf_counter()
@@ -79,3 +98,10 @@ class Ahead:
         seconds = self._report.seconds
         seconds["ahead"] = seconds.get("ahead", 0.0) + time.perf_counter() - began
         return answer
+
+
+def target_of(device: torch.device) -> Any:
+    """What Triton compiles for, where another process can do that: into a cache."""
+    if device.type != "cuda" or knobs.compilation.always_compile:
+        return None
+    return driver.active.get_current_target()

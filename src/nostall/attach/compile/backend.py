@@ -100,11 +100,14 @@ class _Graph:
         self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
         self.chosen: Chosen | None = None
         self.report = GraphReport()
-        self.preparation, self.warmed = Preparation(), set[str]()
+        self.preparation = Preparation()
         self.ahead = Ahead(self.preparation, self.report)
-        self.race = Race(race_clock, settings.race, settings.seconds, settings.extent)
+        self.race_clock = race_clock
+        raced = settings.race if race_clock is not None else 0
+        self.race = Race(raced, settings.seconds, settings.extent)
         self.duels = Duels(race_clock, settings, dict(patches))
         self.observed: list[Graph] = []
+        self.unwritten: list[Graph] = []
 
     @property
     def unsent(self) -> str:
@@ -208,8 +211,9 @@ class _Graph:
 
         Raises :class:`AllSlower`.
         """
-        if self.race.regions:
-            self._timed("raced", lambda: self.race.run(self.device))
+        clock = self.race_clock
+        if self.race.regions and clock is not None:
+            self._timed("raced", lambda: self.race.run(self.device, clock))
         return Chosen("stitched", self._losers(), self._regions())
 
     def _stitched(self, module: GraphModule, inputs: Sequence[Any], chosen: Chosen) -> Candidate:
@@ -257,26 +261,36 @@ class _Graph:
 
     def _observe(self, module: GraphModule) -> None:
         """Stitch the regions of a graph in the background, for when it is compiled again."""
-
-        def work() -> Iterator[Task]:
-            if graphs and not self.unsent:
-                self.ahead.begin()
-            for graph in graphs:
-                for kernel in self.race.prepare(graph):
-                    if kernel not in self.warmed:
-                        self.warmed.add(kernel)
-                        yield partial(_warm, kernel, self.device)
-
         try:
             graphs = regions_of(module)
             self.observed += graphs
+            self.unwritten += graphs
             if not self.varies:
                 self.duels.add(module)
         except Exception as error:  # inside of Inductor's compilation, which must go on
             say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return
         if self.settings.background:
-            self.preparation.add(work)
+            self.preparation.add(self._write)
+
+    def _write(self) -> Iterator[Task]:
+        """Have regions stitched, by another process or here."""
+        graphs, self.unwritten = self.unwritten, []
+        if not graphs:
+            return
+        if not self.unsent:
+            self.ahead.begin()
+        written = self.ahead.written(graphs, self.race, self.device)
+        if written is not None:
+            self.race.regions += written.racing
+            yield self.ahead.wait
+        every = self._prepared(graphs) if written is None else written.kernels
+        for kernel in dict.fromkeys(every):
+            yield partial(_warm, kernel, self.device)
+
+    def _prepared(self, graphs: Sequence[Graph]) -> Iterator[str]:
+        for graph in graphs:
+            yield from self.race.prepare(graph)
 
     def _plain(self, module: GraphModule, observe: Observer | None = None) -> Compiled:
         spare = apart(module)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -24,32 +22,32 @@ from nostall.attach.delivery import say_once
 
 Task = Callable[[], None]
 Work = Callable[[], Iterable[Task]]
-"""Finds, one after the other, what can be done by any thread at any time."""
+"""Finds what can be done by any thread at any time."""
 
-MOST_THREADS = 4
-"""Triton holds Python's lock in a part of each compilation, so that more would gain little, and
-hold up the program, too."""
-PROCESSORS: int = (
-    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-)
-THREADS = max(1, min(MOST_THREADS, PROCESSORS - 2))
-"""Two processors are the program's: its own thread and that of its backward passes."""
 PATIENCE = 10.0
-"""Seconds that the end of a program waits at most for compilations that have begun."""
+"""Seconds that the end of a program waits at most for what has begun."""
 
 _turn = threading.Lock()
 """One graph at a time: the program has work to do, too."""
-_slots, _ended = threading.Semaphore(THREADS), threading.Event()
-"""A slot is held by every task that runs; none begins when the program has ended."""
+_busy, _ended = threading.Lock(), threading.Event()
+"""Held by whatever runs; nothing begins when the program has ended."""
+
+
+_closing: list[Callable[[], None]] = []
+
+
+def at_end(close: Callable[[], None]) -> None:
+    """What ends something that a thread may be waiting for, when the program ends."""
+    _closing.append(close)
 
 
 def _end() -> None:
-    """Wait for the tasks that run: a thread that comes back from C++ to an interpreter that is gone
-    aborts the process (Python before 3.14)."""
+    """Wait for what runs: a thread that comes back from C++ to an interpreter that is gone aborts
+    the process (Python before 3.14)."""
     _ended.set()
-    until = time.monotonic() + PATIENCE
-    for _ in range(THREADS):
-        _slots.acquire(timeout=max(0.0, until - time.monotonic()))
+    for close in _closing:
+        close()
+    _busy.acquire(timeout=PATIENCE)
 
 
 atexit.register(_end)
@@ -106,24 +104,18 @@ class Preparation:
             _thread(self._end_with, last, found, device)
 
     def _run(self, works: Sequence[Work], found: threading.Event, device: int | None) -> None:
-        """Tasks are found by this thread and done by others meanwhile."""
-        with _turn, ENDED.open(self.add_cpu_seconds):
+        """First everything is found, then it is done."""
+        with _turn, ENDED.open(self.add_cpu_seconds), self._counted():
             began = time.perf_counter()
-            tasks: SimpleQueue[Task | None] = SimpleQueue()
-            crew: list[threading.Thread] = []
-            with _quietly():  # where no thread can be started, who needs a kernel compiles it
-                for _ in range(THREADS):
-                    crew.append(_thread(self._serve, tasks, device))
-            with self._counted():
-                for work in works if crew else ():
-                    with _quietly(), _on(device):
-                        for task in work():
-                            tasks.put(task)
+            tasks: list[Task] = []
+            for work in works:
+                with _quietly(), _on(device):
+                    tasks.extend(work())
             found.set()
-            for _ in crew:
-                tasks.put(None)
-            for one in crew:
-                one.join()
+            for task in tasks:
+                with _busy, _quietly(), _on(device):
+                    if not _ended.is_set():
+                        task()
             with self._lock:
                 self.seconds += time.perf_counter() - began
                 self._open -= len(works)
@@ -139,14 +131,6 @@ class Preparation:
         with self._lock:
             self._open -= len(last)
 
-    def _serve(self, tasks: SimpleQueue[Task | None], device: int | None) -> None:
-        with self._counted(), _quietly(), _on(device):
-            while (task := tasks.get()) is not None:
-                with _slots, _quietly():
-                    if _ended.is_set():
-                        return
-                    task()
-
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """Processor time of this thread."""
@@ -161,11 +145,9 @@ class Preparation:
             self.cpu_seconds += seconds
 
 
-def _thread(work: Callable[..., None], *args: Any) -> threading.Thread:
+def _thread(work: Callable[..., None], *args: Any) -> None:
     """No program waits for it when it ends."""
-    found = threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True)
-    found.start()
-    return found
+    threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True).start()
 
 
 def _on(device: int | None) -> contextlib.AbstractContextManager[Any]:

@@ -12,7 +12,6 @@ thinks of it.  Only stitched versions go there: those are compared with Inductor
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,17 +20,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 
-from nostall.attach.compile.background import PROCESSORS
 from nostall.attach.compile.hosts import InductorHost
 from nostall.attach.compile.module import apart
 from nostall.attach.compile.parts import Selection, Stitching
+from nostall.attach.compile.processor import COMPILERS
 from nostall.attach.compile.surroundings import Surroundings, Unsent
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
 """Of a tensor: shape, strides, dtype, device, and whether it requires a gradient."""
-_RANKS = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-COMPILERS = max(1, min(8, PROCESSORS // _RANKS - 2))
-"""Processes in which Inductor has Triton compile for an errand; ranks of a job share a machine."""
 ALIGNMENT = 16
 """Bytes: Inductor looks whether inputs begin at a multiple of them."""
 STATIC, SOURCE = "_dynamo_static_input_type", "_dynamo_source"
@@ -63,15 +59,10 @@ class Errand:
         except Exception as error:  # whatever a graph may hold
             raise Unsent(f"{type(error).__name__}: {error}") from error
 
-
-@dataclass
-class Answer:
-    """``failure`` says what went wrong, if something did; ``done`` what became of the graphs, where
-    they were not in the cache already; ``cpu_seconds`` what it took."""
-
-    failure: str = ""
-    done: Stitching = field(default_factory=Stitching)
-    cpu_seconds: float = 0.0
+    @staticmethod
+    def fulfil(text: bytes) -> Stitching:
+        """What became of the graphs, where they were not in the cache already."""
+        return fulfilled(text)
 
 
 def layouts(inputs: Sequence[Any]) -> tuple[Any, ...]:

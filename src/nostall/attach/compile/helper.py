@@ -1,14 +1,14 @@
-"""A process that compiles for the program while the program runs.
+"""Processes that work for the program while the program runs.
 
 PyTorch's tracing sets flags that all threads see, so no thread of the program can have Inductor
-compile behind its back; another process can.  What it compiles the program finds in PyTorch's cache
-(:mod:`nostall.attach.compile.errand`).  It is started when there is something to compile, and ended
-when all graphs have chosen, or there has been nothing to do for a while.
+compile behind its back; another process can (:mod:`nostall.attach.compile.errand`).  Threads that
+write kernels would take Python's lock from the program; another process does not
+(:mod:`nostall.attach.compile.writer`).  Each is started when there is something to do for it, and
+ended when all graphs have chosen, or there has been nothing to do for a while.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import pickle
@@ -18,13 +18,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from nostall.attach.compile.errand import COMPILERS, Answer, Errand, fulfilled
+from nostall.attach.compile.background import at_end
+from nostall.attach.compile.errand import Errand
+from nostall.attach.compile.processor import COMPILERS, ENDED, ended, tree
 from nostall.attach.compile.surroundings import Unsent
 
 LEAST_MEMORY = 2 << 30
@@ -41,11 +45,40 @@ NICE = 5
 PROGRAM = f"import torch; from {__name__} import main; main()"
 
 
-class Helper:
-    """The process.  Whoever asks waits for the answer; one at a time."""
+T = TypeVar("T")
+Done = TypeVar("Done", covariant=True)
 
-    def __init__(self) -> None:
-        self._closed = False
+
+class Asked(Protocol[Done]):
+    """An errand: whatever :meth:`fulfil`, in the other process, makes of what is :meth:`written`
+    here."""
+
+    def written(self) -> bytes:
+        """Raises :class:`Unsent`."""
+        ...
+
+    @staticmethod
+    def fulfil(text: bytes) -> Done:
+        """Whatever it raises, who asked is told."""
+        ...
+
+
+@dataclass
+class Answer(Generic[T]):
+    """``failure`` says what went wrong, and ``done`` is None, if something did; ``cpu_seconds``
+    what it took."""
+
+    failure: str = ""
+    done: T | None = None
+    cpu_seconds: float = 0.0
+
+
+class Helper:
+    """A process, on the program's GPU or on none.  Whoever asks waits for the answer; one at a
+    time."""
+
+    def __init__(self, *, on_gpu: bool = True) -> None:
+        self._closed, self._on_gpu = False, on_gpu
         self._new()
 
     def _new(self) -> None:
@@ -63,7 +96,8 @@ class Helper:
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        with ENDED.apart():  # answers have said what it took
+            return self._process is not None and self._process.poll() is None
 
     def begin(self) -> None:
         """Start the process, if there is none; it takes seconds to be ready.  Where it cannot be
@@ -71,18 +105,18 @@ class Helper:
         with self._turn, contextlib.suppress(Exception):
             self._begun()
 
-    def do(self, errand: Errand) -> Answer:
+    def do(self, errand: Asked[T]) -> Answer[T]:
         """What became of it; a failure costs time only."""
         try:
             text = errand.written()
             if len(text) > MOST_BYTES:
                 raise Unsent(f"a graph takes {len(text) >> 20} MB; at most {MOST_BYTES >> 20}")
             with self._turn:
-                return self._asked(text)
+                return self._asked(pickle.dumps((errand.fulfil, text)))
         except Exception as error:  # the program compiles it, as it would without a helper
             return Answer(f"{type(error).__name__}: {error}")
 
-    def _asked(self, text: bytes) -> Answer:
+    def _asked(self, text: bytes) -> Answer[Any]:
         connection = self._begun()
         late = threading.Event()
 
@@ -96,7 +130,7 @@ class Helper:
         try:
             with _unharmed():
                 connection.send_bytes(text)
-            answer: Answer = pickle.loads(connection.recv_bytes())
+            answer: Answer[Any] = pickle.loads(connection.recv_bytes())
         except BaseException as error:
             self._close()
             if late.is_set():
@@ -110,8 +144,9 @@ class Helper:
         """End the process, whatever it does; the next errand starts another one."""
         process = self._process
         if process is not None:
-            process.kill()  # who waits for it is told by the closed connection
-            process.wait()
+            with ENDED.apart():
+                process.kill()  # who waits for it is told by the closed connection
+                process.wait()
 
     def close(self) -> None:
         """End it for good: the program ends."""
@@ -124,7 +159,8 @@ class Helper:
         if self.running and self._connection is not None:
             return self._connection
         self._close()
-        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+        used = self._on_gpu and torch.cuda.is_initialized()
+        gpu = torch.cuda.current_device() if used else -1
         _room(gpu)
         mine, other = Pipe()
         command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM]
@@ -151,10 +187,18 @@ class Helper:
         self._process = self._connection = None
 
 
-HELPER = Helper()
-atexit.register(HELPER.close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=HELPER.forget)
+HELPER, WRITER = Helper(), Helper(on_gpu=False)
+"""Who has Inductor compile, and who explores regions and has their kernels compiled."""
+for _one in (HELPER, WRITER):
+    at_end(_one.close)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_one.forget)
+
+
+def end() -> None:
+    """Nothing more is to be done, for now."""
+    for one in (HELPER, WRITER):
+        one.end()
 
 
 def _room(gpu: int) -> None:
@@ -182,9 +226,10 @@ def _unharmed() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
 
 
-def _answered(text: bytes) -> Answer:
+def _answered(text: bytes) -> Answer[Any]:
     try:
-        return Answer(done=fulfilled(text))
+        fulfil, asked = pickle.loads(text)
+        return Answer(done=fulfil(asked))
     except Exception as error:  # who asked says so, and compiles it
         first = (str(error).strip().splitlines() or [""])[0]
         return Answer(f"{type(error).__name__}: {first[:200]}")
@@ -192,9 +237,7 @@ def _answered(text: bytes) -> Answer:
 
 def _spent() -> float:
     """Processor time of this process and of those that work for it."""
-    from nostall.attach.compile.processor import compiling, ended
-
-    return time.process_time() + ended() + compiling()
+    return tree(os.getpid()) or time.process_time() + ended()
 
 
 def _warmed() -> None:
@@ -207,19 +250,24 @@ def _warmed() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     given = ((8, 8), (8, 1), torch.float32, device, True)
     with config.patch(fx_graph_cache=False):
-        fulfilled(Errand(torch.fx.symbolic_trace(small), (given,), {}, None).written())
+        Errand.fulfil(Errand(torch.fx.symbolic_trace(small), (given,), {}, None).written())
 
 
-def _follow(parent: int) -> None:
-    """End with the program, also amid an errand: who starts it again needs the GPU."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
+def follow(parent: int) -> None:
+    """End with this process's parent, also amid an errand: who starts a program again needs the
+    GPU."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
     """Errands from the program, which uses this GPU or none, until it is gone or has no more."""
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    follow(os.getppid())
     os.nice(NICE)
     told = 0.0
     if (gpu := int(sys.argv[2])) >= 0:

@@ -15,6 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+PROCESSORS: int = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
+_RANKS = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+COMPILERS = max(1, min(8, PROCESSORS // _RANKS - 2))
+"""Processes in which something is compiled at once; ranks of a job share a machine, and two
+processors are the program's: its own thread and that of its backward passes."""
+
 Add = Callable[[float], None]
 Read = Callable[[], float]
 
@@ -71,6 +79,16 @@ class Shared:
             with self._lock:
                 self._deal()
                 self._open.remove(add)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is counted meanwhile belongs to nobody: it has been told otherwise."""
+        with self._lock:
+            self._deal()
+            try:
+                yield
+            finally:
+                self._known = self._read()
 
     def _deal(self) -> None:
         now = self._read()

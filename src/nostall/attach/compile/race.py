@@ -46,22 +46,22 @@ class Racing:
 
 @dataclass
 class Race:
-    """As :class:`Racer`, for each kernel that is put in, within about ``seconds`` in all.  Without
-    a clock there is none."""
+    """As :class:`Racer`, for each kernel that is put in, within about ``seconds`` in all.  With
+    ``most`` 0 there is none."""
 
-    clock: Clock | None
     most: int
     seconds: float
     extent: Extent
     regions: list[Racing] = field(default_factory=list)
 
     def prepare(self, graph: Graph) -> Iterator[str]:
-        """The kernels of a region that will be put in or race for it, by name: to be compiled."""
+        """The kernels of a region that will be put in or race for it, by name: to be compiled.  All
+        that is needed of the process is the store."""
         kept = Kept()
         wanted = self._wanted(stitched_region(graph, kept))
         for step in wanted:
             yield step.kernel
-        if self.clock is None or not self.most or graph.varying is not None:
+        if not self.most or graph.varying is not None:
             return
         racing = Racing(graph, {})
         for step in wanted:
@@ -77,13 +77,13 @@ class Race:
         if racing.kernels:
             self.regions.append(racing)
 
-    def run(self, device: torch.device) -> None:
+    def run(self, device: torch.device, clock: Clock) -> None:
         """Measure what has not been measured yet, and keep regions with the faster plans.  What
         fails leaves the modelled ones."""
-        if not self.regions or self.clock is None or not Ranks.here().leads:
+        if not self.regions or not Ranks.here().leads:
             return
         try:
-            self._run(device, self.clock, Kept())
+            self._run(device, clock, Kept())
         except Exception as error:  # the graph is stitched all the same
             say_once(f"plans were not raced: {type(error).__name__}: {error}")
 

@@ -7,7 +7,7 @@ import os
 import pickle
 import pickletools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,19 @@ FOLDERS = ("NOSTALL_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 class Unsent(Exception):
     """A compilation that no other process can do."""
+
+
+def folders() -> dict[str, str | None]:
+    """Where this process keeps everything, as far as it was told."""
+    return {name: os.environ.get(name) for name in FOLDERS}
+
+
+def put_folders(found: Mapping[str, str | None]) -> None:
+    """Have this process keep everything there."""
+    for name, value in found.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Surroundings:
         return cls(
             inductor=inductor.save_config(),
             functorch=functorch.save_config(),
-            folders={name: os.environ.get(name) for name in FOLDERS},
+            folders=folders(),
             device=torch.cuda.current_device() if started else None,
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
@@ -71,10 +84,7 @@ class Surroundings:
 
         inductor.load_config(self.inductor)
         functorch.load_config(self.functorch)
-        for name, value in self.folders.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        put_folders(self.folders)
         if self.device is not None:
             torch.cuda.set_device(self.device)
         for (read, write), value in zip(_FLAGS, self.flags, strict=True):

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch._subclasses import FakeTensor
 
+from nostall.attach.compile import helper
 from nostall.attach.compile.background import Preparation, progress
 from nostall.attach.compile.duel import AllSlower
-from nostall.attach.compile.helper import HELPER
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
 from nostall.attach.compile.parts import Stitching
@@ -246,7 +246,7 @@ class Switch:
         self._make, self._candidate = _gone, None
         STEPS.undecided.discard(self)
         if not STEPS.undecided:
-            HELPER.end()
+            helper.end()
         progress(str(self.report), last=True)
         _log.info("nostall: %s", self.report)
 

@@ -1,0 +1,126 @@
+"""Kernels that a process without a GPU explores, writes and has Triton compile.
+
+Threads of the program's own process would have to take Python's lock from it: a step that launches
+a thousand kernels gives it away as often, and waits up to 5 ms for it each time.  Whoever needs a
+kernel later finds its region in the store and its binary in Triton's cache.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+from nostall.attach.compile.helper import follow
+from nostall.attach.compile.operator import resolve
+from nostall.attach.compile.processor import COMPILERS
+from nostall.attach.compile.race import Race, Racing
+from nostall.attach.compile.surroundings import folders, put_folders
+from nostall.fusion.graph import Graph
+
+
+@dataclass(frozen=True)
+class Written:
+    """Kernels by name, and the plans that race for them."""
+
+    kernels: tuple[str, ...]
+    racing: tuple[Racing, ...]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """An errand: kernels for regions as ``race`` prepares them.  They are being compiled for
+    ``target`` (Triton's word for an architecture) when the answer comes."""
+
+    graphs: tuple[Graph, ...]
+    race: Race
+    target: Any
+    folders: dict[str, str | None] = field(default_factory=folders)
+
+    def written(self) -> bytes:
+        """For :meth:`fulfil`."""
+        return pickle.dumps(self)
+
+    @staticmethod
+    def fulfil(text: bytes) -> Written:
+        asked: Writing = pickle.loads(text)
+        put_folders(asked.folders)
+        known: dict[str, None] = {}
+        for graph in asked.graphs:
+            for kernel in asked.race.prepare(graph):
+                if kernel not in known:
+                    known[kernel] = None
+                    _WORKERS.begin(kernel, asked.target, asked.folders)
+        return Written(tuple(known), tuple(asked.race.regions))
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """An errand: wait for all that is being compiled."""
+
+    def written(self) -> bytes:
+        """For :meth:`fulfil`."""
+        return b""
+
+    @staticmethod
+    def fulfil(text: bytes) -> None:
+        _WORKERS.wait()
+
+
+class _Workers:
+    """Processes of the process that fulfils errands; they share what it has imported."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._begun: list[Future[None]] = []
+
+    def begin(self, kernel: str, target: Any, places: dict[str, str | None]) -> None:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                COMPILERS, multiprocessing.get_context("fork"), follow, (os.getpid(),)
+            )
+        self._begun.append(self._pool.submit(_compile, kernel, target, places))
+
+    def wait(self) -> None:
+        """Until nothing is being compiled.  What has failed is compiled by who needs it."""
+        begun, self._begun = self._begun, []
+        wait(begun)
+
+
+_WORKERS = _Workers()
+
+
+def _compile(kernel: str, target: Any, places: dict[str, str | None]) -> None:
+    put_folders(places)
+    # Compilers need no more than the name of the architecture: there is no context on a GPU.
+    triton.runtime.driver.set_active(Architecture(target))
+    resolve(kernel).warm(torch.device("cuda"))
+
+
+class Architecture:
+    """As much of a driver as Triton asks before it compiles."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    @property
+    def launcher_cls(self) -> Any:
+        """What Triton has compiled for each signature, too, in some versions."""
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        return CudaLauncher
