@@ -7,9 +7,10 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
 - ``inductor``, ``nostall``: a program's start by torch.compile and by the backend, with empty
   caches and then with warm ones: seconds (of the clock and of all processors) of the first step and
   until the backend has chosen.
-- ``first``, only where it is asked for: ``--pairs`` pairs of first steps by the two, each in a
-  process with empty caches of its own; who goes first alternates, and one process before them,
-  which is not recorded, has read every file from the disk.
+- ``first`` and ``again``, only where they are asked for: ``--pairs`` pairs of first steps by the
+  two, each in a process with empty caches of its own, or with the caches that ``inductor`` and
+  ``nostall`` have left, run by the same command; who goes first alternates, and processes before
+  them, which are not recorded, have read every file from the disk.
 - ``steady``: torch.compile (twice: the null), the backend, its stitched version whatever it costs
   (``always``), and eager, in turns: seconds per step in a loop, where the host may be what takes
   longest, and as replayed CUDA graphs of the whole step, where only the GPU counts.  Kernels that
@@ -43,10 +44,12 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.fusion_backend_models import models
-from benchmarks.fusion_backend_run import FIRST, PAIRED, SIDE_BY_SIDE, UNRECORDED, Setup
+from benchmarks.fusion_backend_run import AGAIN, FIRST, PAIRED, SIDE_BY_SIDE, Setup
 from benchmarks.gpus import spread, visible
 
-PARTS = (*FIRST, PAIRED, *SIDE_BY_SIDE)
+IN_PAIRS = {PAIRED: 40, AGAIN: 15}
+"""Seconds for one process of a pair."""
+PARTS = (*FIRST, *IN_PAIRS, *SIDE_BY_SIDE)
 STATES = ("cold", "warm")
 THREADS = 16
 """With which Inductor compiles, of each GPU's share of a machine."""
@@ -56,8 +59,8 @@ EXPECTED = {
 }
 ELSE = {"inductor": 50, "nostall": 75, "steady": 50, "autotuned": 100, "graphs": 80}
 """Seconds by which parts are dealt out; nothing is measured against them."""
-FIRST_STEP = 40
-"""Seconds for a process of :data:`PAIRED`."""
+ALONE = {"inductor", PAIRED}
+"""Parts of a model of which no other needs anything, but for :data:`AGAIN`."""
 SLACK = 60.0
 INTERPRETED = 8.0
 """So many times as long it takes in Triton's interpreter."""
@@ -74,8 +77,8 @@ class Job:
     @property
     def expected(self) -> float:
         """Seconds."""
-        if self.setup.part == PAIRED:
-            return self.slower * FIRST_STEP * (1 + 2 * self.setup.pairs)
+        if self.setup.part in IN_PAIRS:
+            return self.slower * IN_PAIRS[self.setup.part] * (1 + 2 * self.setup.pairs)
         return self.slower * EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
 
     @property
@@ -90,7 +93,7 @@ class Job:
 
 def run(job: Job) -> str:
     """A line about what was found.  Raises :class:`Ended` where there is nothing."""
-    if job.setup.part == PAIRED:
+    if job.setup.part in IN_PAIRS:
         return pairs(job)
     setup = replace(job.setup, seconds=job.most)
     if setup.part in SIDE_BY_SIDE:
@@ -119,13 +122,18 @@ def pairs(job: Job) -> str:
     """First steps in turns; those that are there already are not taken again."""
     out, setup = Path(job.setup.out), job.setup
     known = len(json.loads(out.read_text())["runs"]) if out.exists() else 0
-    most = job.slower * FIRST_STEP
-    for method in [UNRECORDED, *order(setup.pairs)[known:]]:
+    most, cold = job.slower * IN_PAIRS[setup.part], setup.part == PAIRED
+    unrecorded = ["nostall"] if cold else [*FIRST]
+    for at, method in enumerate([*unrecorded, *order(setup.pairs)[known:]]):
         if monotonic() + most > job.until:
             break
-        place = Path(job.caches) / setup.part
-        shutil.rmtree(place, ignore_errors=True)
-        process(replace(setup, state=method, seconds=most + SLACK), place, job.until)
+        place = Path(job.caches) / (setup.part if cold else method)
+        if cold:
+            shutil.rmtree(place, ignore_errors=True)
+        elif not place.exists():
+            raise Ended(f"no caches are there; add {method} to --parts")
+        one = replace(setup, state=method, recorded=at >= len(unrecorded), seconds=most + SLACK)
+        process(one, place, job.until)
     if not out.exists():
         raise Ended("no time is left")
     return line(json.loads(out.read_text()))
@@ -193,9 +201,10 @@ def dealt(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
     queues: list[list[Job]] = [[] for _ in range(gpus)]
     late = [job for job in jobs if job.setup.part in SIDE_BY_SIDE and job.setup.part != "steady"]
     groups: dict[tuple[str, str], list[Job]] = {}
+    warm = any(job.setup.part == AGAIN for job in jobs)
     for job in jobs:
         if job not in late:
-            alone = job.setup.part if job.setup.part in ("inductor", PAIRED) else ""
+            alone = job.setup.part if job.setup.part in ({PAIRED} if warm else ALONE) else ""
             groups.setdefault((job.setup.model, alone), []).append(job)
 
     def length(group: Sequence[Job]) -> float:
@@ -211,7 +220,7 @@ def dealt(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
 def wanted(options: argparse.Namespace, until: float) -> list[Job]:
     """Every part of every model that is not complete."""
     jobs = []
-    parts = options.parts.split(",") if options.parts else [p for p in PARTS if p != PAIRED]
+    parts = options.parts.split(",") if options.parts else [p for p in PARTS if p not in IN_PAIRS]
     place = Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
     for model in models(options.small):
         if not any(part in model for part in options.models.split(",")):

@@ -16,7 +16,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.fusion_backend_models import models
-from benchmarks.fusion_backend_run import PAIRED, SIDE_BY_SIDE
+from benchmarks.fusion_backend_run import AGAIN, PAIRED, SIDE_BY_SIDE
 from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
 from nostall.core.run import write_atomically
@@ -67,10 +67,13 @@ def page(found: Mapping[str, Model]) -> str:
     waits = {name: rows for name in found if (rows := _waits(name)) is not None}
     if waits:
         parts += [_WAITING, _table(_WAITING_COLUMNS, [[n, *rows] for n, rows in waits.items()])]
-    firsts = {name: ratios for name, m in found.items() if (ratios := _paired(m))}
-    if firsts:
-        parts += [_PAIRS, _when(found[name][PAIRED] for name in firsts)]
-        parts += [_table(_PAIR_COLUMNS, [_pairs(*one) for one in firsts.items()])]
+    pairs = {name: every for name, m in found.items() if any(every := _every_pair(m))}
+    if pairs:
+        taken = [found[name][part] for name in pairs for part in _IN_PAIRS if part in found[name]]
+        rows = [
+            [name, *(c for one in every for c in _spread(one))] for name, every in pairs.items()
+        ]
+        parts += [_PAIRS, _when(taken), _table(_PAIR_COLUMNS, rows)]
     if modes:
         columns = ["model", *(c for mode in MODES.values() for c in (f"mode {mode}", "again"))]
         parts += ["## Other modes\n", _MODES, _table(columns, [_mode(*m) for m in modes.items()])]
@@ -122,10 +125,10 @@ _MODES = (
 )
 _PAIRS = (
     wrapped(
-        "First steps with empty caches once more, in processes that took turns: the ratio of every "
-        "pair's two, nostall's over Inductor's. Who goes first alternates; a process before them, "
-        "which is not recorded, has read every file from the disk. In the table above Inductor's "
-        "came second."
+        "First steps once more, in processes that took turns, with empty caches (*cold*) and with "
+        "what a run of each has left (*warm*): the ratio of every pair's two, nostall's over "
+        "Inductor's. Who goes first alternates; processes before them, which are not recorded, "
+        "have read every file from the disk. In the table above one came after the other."
     )
     + "\n"
 )
@@ -140,7 +143,11 @@ _WAITING = (
     + "\n"
 )
 _WAITING_COLUMNS = ("model", *("races", "kernels", "stitched version", "whole graphs", "in all"))
-_PAIR_COLUMNS = ("model", "first step, nostall / Inductor", "least to most", "pairs")
+_IN_PAIRS = (PAIRED, AGAIN)
+_PAIR_COLUMNS = (
+    *("model", "cold, nostall / Inductor", "least to most", "pairs"),
+    *("warm, nostall / Inductor", "least to most", "pairs"),
+)
 
 
 def _when(results: Iterable[Mapping[str, Any]]) -> str:
@@ -239,17 +246,23 @@ def _waits(name: str) -> list[str] | None:
     return [f"{one:.1f} → {other:.1f}" for one, other in pairs]
 
 
-def _paired(model: Model) -> list[float]:
+def _every_pair(model: Model) -> list[list[float]]:
+    return [_paired(model, part) for part in _IN_PAIRS]
+
+
+def _paired(model: Model, part: str) -> list[float]:
     """Of every pair that is whole, nostall's first step over Inductor's."""
-    runs = model[PAIRED]["runs"] if PAIRED in model else []
+    runs = model[part]["runs"] if part in model else []
     pairs = zip(runs[::2], runs[1::2], strict=False)
     taken = [{one["method"]: one["first_s"] for one in pair} for pair in pairs]
     return [pair["nostall"] / pair["inductor"] for pair in taken]
 
 
-def _pairs(name: str, ratios: Sequence[float]) -> list[str]:
+def _spread(ratios: Sequence[float]) -> list[str]:
+    if not ratios:
+        return [NONE, "", "0"]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return [name, f"{geometric_mean(ratios):.2f}x", spread, str(len(ratios))]
+    return [f"{geometric_mean(ratios):.2f}x", spread, str(len(ratios))]
 
 
 def _mode(name: str, model: Model) -> list[str]:

@@ -76,15 +76,16 @@ SIDE_BY_SIDE = {
 """Parts in which methods are timed in turns; everything is compared with the first one."""
 FIRST = {"inductor": "compile", "nostall": "nostall"}
 """Parts that are about how a program starts, and by which method."""
-PAIRED = "first"
-"""The part that starts programs by both of these methods in turns, one process for each."""
-UNRECORDED = "unrecorded"
+PAIRED, AGAIN = "first", "again"
+"""The parts that start programs by both of these methods in turns, one process for each: with empty
+caches, and with those that the two parts have left."""
 
 
 @dataclass(frozen=True)
 class Setup:
     """``seconds``: that the process may take; ``measured_s``: for each set of times; ``state``: of
-    the caches, or who is to start of a pair; ``pairs``: that there are in all."""
+    the caches, or who is to start of a pair; ``recorded``: whether that is looked at; ``pairs``:
+    that there are in all."""
 
     model: str
     part: str
@@ -95,6 +96,7 @@ class Setup:
     small: bool = False
     seconds: float = 200.0
     measured_s: float = 4.0
+    recorded: bool = True
     pairs: int = 2
 
 
@@ -246,9 +248,8 @@ def waited(steps: Sequence[float]) -> dict[str, Any]:
 
 def one_of_pairs(model: Model, setup: Setup, before: list[Any]) -> list[Any]:
     """A first step and nothing else, behind those of ``before``."""
-    method = "nostall" if setup.state == UNRECORDED else setup.state
-    _, _, found = started(model, method, setup)
-    return before if setup.state == UNRECORDED else [*before, {"method": method, **found}]
+    _, _, found = started(model, setup.state, setup)
+    return [*before, {"method": setup.state, **found}] if setup.recorded else before
 
 
 def duels() -> list[dict[str, Any]]:
@@ -362,7 +363,7 @@ def main() -> None:
     def keep(**found: Any) -> None:
         save(out, **about, **found)
 
-    if setup.part == PAIRED:
+    if setup.part in (PAIRED, AGAIN):
         runs = json.loads(out.read_text())["runs"] if out.exists() else []
         runs = one_of_pairs(model, setup, runs)
         keep(runs=runs, complete=len(runs) == 2 * setup.pairs)

@@ -168,7 +168,8 @@ def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold
     assert found["states"][-1] == "stitched" and found["left"] == 0
     # Forward and backward, and what every kernel was compared with.
     assert found["hits"] >= 3
-    assert found["seconds"] == ["ahead", "background", "compared", "duels", "plain", "stitched"]
+    own = {"background", "compared", "duels", "plain", "stitched"}
+    assert set(found["seconds"]) == own | {"ahead", "compiled", "written"}
     assert not found["not ahead"]
     assert cold["ahead"]["errands"] == ["Writing: ", "Compiling: "]
     assert not cold["ahead"]["running"]

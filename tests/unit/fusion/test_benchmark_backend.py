@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,17 @@ class Processes:
         self.fails_at = fails_at
 
     def __call__(self, setup: Setup, caches: Path, until: float) -> None:
-        assert not caches.exists(), "everybody starts with empty caches"
-        caches.mkdir(parents=True)
-        self.started.append(setup.state)
+        if setup.part == "first":
+            assert not caches.exists(), "everybody starts with empty caches"
+            caches.mkdir(parents=True)
+        else:
+            assert caches.name == setup.state, "everybody starts with what it has left"
+        self.started.append(setup.state if setup.recorded else f"({setup.state})")
         if len(self.started) == self.fails_at:
             raise benchmark.Ended("no luck")
         out = Path(setup.out)
         runs = json.loads(out.read_text())["runs"] if out.exists() else []
-        if setup.state != "unrecorded":
+        if setup.recorded:
             runs.append({"method": setup.state, "first_s": 10.0 + len(runs)})
         out.write_text(json.dumps({"runs": runs}))
 
@@ -116,11 +120,11 @@ def test_first_steps_are_taken_in_turns_and_an_interrupted_part_goes_on(
     monkeypatch.setattr(benchmark, "process", processes)
     with pytest.raises(benchmark.Ended, match="no luck"):
         benchmark.run(paired(out))
-    assert processes.started == ["unrecorded", "nostall", "inductor", "inductor"]
+    assert processes.started == ["(nostall)", "nostall", "inductor", "inductor"]
     processes = Processes()
     monkeypatch.setattr(benchmark, "process", processes)
     told = benchmark.run(paired(out))
-    assert processes.started == ["unrecorded", "inductor", "nostall"]
+    assert processes.started == ["(nostall)", "inductor", "nostall"]
     assert told == "nostall 10.0 s, inductor 11.0 s, inductor 12.0 s, nostall 13.0 s"
 
 
@@ -129,7 +133,7 @@ def test_no_first_step_begins_that_would_end_too_late(
 ) -> None:
     processes = Processes()
     monkeypatch.setattr(benchmark, "process", processes)
-    late = time.monotonic() + benchmark.FIRST_STEP - 1
+    late = time.monotonic() + benchmark.IN_PAIRS["first"] - 1
     with pytest.raises(benchmark.Ended, match="no time"):
         benchmark.run(paired(tmp_path / "x.json", late))
     assert processes.started == []
@@ -137,15 +141,37 @@ def test_no_first_step_begins_that_would_end_too_late(
     assert [len(queue) for queue in benchmark.dealt(jobs, 2)] == [1, 1]
 
 
+def test_warm_starts_are_taken_in_turns_from_what_both_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = benchmark.wanted(options(tmp_path, parts="inductor,nostall,again", models="dien"), 0.0)
+    (queue, *others) = benchmark.dealt(jobs, 2)
+    assert [part for _, part in parts(queue)] == ["inductor", "nostall", "again"]
+    assert others == [[]]
+    processes = Processes()
+    monkeypatch.setattr(benchmark, "process", processes)
+    job = replace(queue[-1], until=time.monotonic() + 1e6, caches=str(tmp_path))
+    with pytest.raises(benchmark.Ended, match="add inductor to --parts"):
+        benchmark.run(job)
+    for name in ("inductor", "nostall"):
+        (tmp_path / name).mkdir()
+    benchmark.run(job)
+    both = ["nostall", "inductor"]
+    assert processes.started == ["(inductor)", "(nostall)", *both, *reversed(both)]
+
+
 def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
     every = [("nostall", 11.0), ("inductor", 10.0), ("inductor", 10.0), ("nostall", 9.0)]
     runs = [{"method": method, "first_s": seconds} for method, seconds in every]
-    assert backend_page._paired({}) == []
-    ratios = backend_page._paired({"first": {"runs": [*runs, runs[0]]}})
-    assert backend_page._pairs("model", ratios) == ["model", "0.99x", "0.90 to 1.10", "2"]
+    assert backend_page._paired({}, "first") == []
+    ratios = backend_page._paired({"first": {"runs": [*runs, runs[0]]}}, "first")
+    assert backend_page._spread(ratios) == ["0.99x", "0.90 to 1.10", "2"]
     begun = {"date": "2026-01-02T03:04:05", "gpu": "G", "torch": "2", "dtype": "bfloat16"}
     page = backend_page.page({"model": {"first": {**begun, "runs": runs}}})
-    assert "| model | 0.99x | 0.90 to 1.10 | 2 |" in page
+    never = "not measured |  | 0"
+    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} |" in page
+    page = backend_page.page({"model": {"again": {**begun, "runs": runs}}})
+    assert f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 |" in page
 
 
 def test_a_process_of_a_pair_adds_its_first_step(
@@ -154,9 +180,9 @@ def test_a_process_of_a_pair_adds_its_first_step(
     out = tmp_path / "x.json"
     said = {"first_s": 1.5, "first_cpu_s": 2.5}
     monkeypatch.setattr(process, "started", lambda model, method, setup: (None, None, dict(said)))
-    for state in ("unrecorded", "nostall", "inductor"):
+    for state, recorded in (("nostall", False), ("nostall", True), ("inductor", True)):
         setup = {"model": "dien-train", "part": "first", "out": str(out), "state": state}
-        setup |= {"device": "none", "small": True, "pairs": 1}
+        setup |= {"device": "none", "small": True, "pairs": 1, "recorded": recorded}
         monkeypatch.setattr(sys, "argv", ["", json.dumps(setup)])
         process.main()
         found = json.loads(out.read_text())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
@@ -19,14 +19,16 @@ from triton.runtime import driver
 from nostall.attach.compile.background import Preparation
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.errand import Errand, layouts
-from nostall.attach.compile.helper import HELPER, WRITER, Answer
+from nostall.attach.compile.helper import HELPER, WRITER, Answer, Asked, Helper
 from nostall.attach.compile.hosts import Host, InductorHost
 from nostall.attach.compile.parts import Selection, Stitching
-from nostall.attach.compile.race import Race
+from nostall.attach.compile.race import Race, Racing
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
-from nostall.attach.compile.writer import Compiling, Writing, Written
+from nostall.attach.compile.writer import Compiling, Writing
 from nostall.fusion.graph import Graph
+
+T = TypeVar("T")
 
 
 class Ahead:
@@ -41,18 +43,19 @@ class Ahead:
         if not self._report.reason:
             HELPER.begin()
 
-    def written(self, graphs: Sequence[Graph], race: Race, device: torch.device) -> Written | None:
-        """Kernels for regions, which are being compiled; None where that has to be done here."""
+    def written(
+        self, graphs: Sequence[Graph], race: Race, device: torch.device
+    ) -> Sequence[Racing] | None:
+        """The plans that race for regions, which have been stitched and whose kernels are being
+        compiled; None where that has to be done here."""
         target = target_of(device)
         if target is None or self._report.reason:
             return None
-        answer = WRITER.do(Writing(tuple(graphs), race, target))
-        self._preparation.add_cpu_seconds(answer.cpu_seconds)
-        return answer.done
+        return self._asked("written", WRITER, Writing(tuple(graphs), race, target)).done
 
     def wait(self) -> None:
         """Until all of them are compiled."""
-        self._preparation.add_cpu_seconds(WRITER.do(Compiling()).cpu_seconds)
+        self._asked("compiled", WRITER, Compiling())
 
     def duels(self, duels: Duels, host: Host) -> None:
         """Compile what kernels are compared with, for about as long as comparisons may take."""
@@ -92,11 +95,14 @@ class Ahead:
     def _answer(self, errand: Errand) -> Answer[Stitching]:
         if self._report.reason:
             return Answer("the graph has chosen")
+        return self._asked("ahead", HELPER, errand)
+
+    def _asked(self, what: str, process: Helper, errand: Asked[T]) -> Answer[T]:
         began = time.perf_counter()
-        answer = HELPER.do(errand)
+        answer = process.do(errand)
         self._preparation.add_cpu_seconds(answer.cpu_seconds)
         seconds = self._report.seconds
-        seconds["ahead"] = seconds.get("ahead", 0.0) + time.perf_counter() - began
+        seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
         return answer
 
 

@@ -280,17 +280,16 @@ class _Graph:
             return
         if not self.unsent:
             self.ahead.begin()
-        written = self.ahead.written(graphs, self.race, self.device)
-        if written is not None:
-            self.race.regions += written.racing
+        racing = self.ahead.written(graphs, self.race, self.device)
+        if racing is not None:
+            self.race.regions += racing
+            # To load a binary takes milliseconds, but half a second where a thread has to ask a
+            # program for Python's lock: who needs one loads it.
             yield self.ahead.wait
-        every = self._prepared(graphs) if written is None else written.kernels
+            return
+        every = (kernel for graph in graphs for kernel in self.race.prepare(graph))
         for kernel in dict.fromkeys(every):
             yield partial(_warm, kernel, self.device)
-
-    def _prepared(self, graphs: Sequence[Graph]) -> Iterator[str]:
-        for graph in graphs:
-            yield from self.race.prepare(graph)
 
     def _plain(self, module: GraphModule, observe: Observer | None = None) -> Compiled:
         spare = apart(module)

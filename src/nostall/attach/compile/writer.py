@@ -26,17 +26,9 @@ from nostall.fusion.graph import Graph
 
 
 @dataclass(frozen=True)
-class Written:
-    """Kernels by name, and the plans that race for them."""
-
-    kernels: tuple[str, ...]
-    racing: tuple[Racing, ...]
-
-
-@dataclass(frozen=True)
 class Writing:
-    """An errand: kernels for regions as ``race`` prepares them.  They are being compiled for
-    ``target`` (Triton's word for an architecture) when the answer comes."""
+    """An errand: stitch regions, as ``race`` prepares them.  Their kernels are being compiled for
+    ``target`` (Triton's word for an architecture) when the answer comes: the plans that race."""
 
     graphs: tuple[Graph, ...]
     race: Race
@@ -48,16 +40,16 @@ class Writing:
         return pickle.dumps(self)
 
     @staticmethod
-    def fulfil(text: bytes) -> Written:
+    def fulfil(text: bytes) -> tuple[Racing, ...]:
         asked: Writing = pickle.loads(text)
         put_folders(asked.folders)
-        known: dict[str, None] = {}
+        begun = set[str]()
         for graph in asked.graphs:
             for kernel in asked.race.prepare(graph):
-                if kernel not in known:
-                    known[kernel] = None
+                if kernel not in begun:
+                    begun.add(kernel)
                     _WORKERS.begin(kernel, asked.target, asked.folders)
-        return Written(tuple(known), tuple(asked.race.regions))
+        return tuple(asked.race.regions)
 
 
 @dataclass(frozen=True)
