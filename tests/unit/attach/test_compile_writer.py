@@ -16,8 +16,10 @@ triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 
 from nostall.attach.compile import ahead, writer  # noqa: E402
+from nostall.attach.compile import helper as helping  # noqa: E402
 from nostall.attach.compile.helper import Helper  # noqa: E402
 from nostall.attach.compile.operator import resolve  # noqa: E402
 from nostall.attach.compile.race import Race  # noqa: E402
@@ -78,6 +80,33 @@ def test_the_program_finds_kernels_in_the_store_and_their_binaries_in_tritons_ca
         resolve(kernel).warm(torch.device("cuda"))
     assert binaries(tmp_path / "TRITON_CACHE_DIR") == made
     assert answer.cpu_seconds > 0
+
+
+INDUCTORS = """
+import os
+from torch._inductor.runtime import compile_tasks
+compile_tasks._set_triton_ptxas_path = lambda: os.environ.update(
+    TRITON_PTXAS_PATH={0!r}, TRITON_PTXAS_BLACKWELL_PATH={0!r}
+)
+"""
+OLDER = """#!/bin/sh
+if [ "$1" = --version ]; then echo "Cuda compilation tools, release 12.0, V12.0.1"; exit; fi
+exec {0} "$@"
+"""
+
+
+def test_kernels_are_compiled_by_the_ptxas_that_inductor_takes(
+    process: Helper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names in Triton's cache tell its version: nobody finds what another one has made."""
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text(OLDER.format(get_ptxas(HOPPER.arch).path))
+    ptxas.chmod(0o755)
+    monkeypatch.setattr(helping, "PROGRAM", INDUCTORS.format(str(ptxas)) + helping.PROGRAM)
+    assert not process.do(Writing((normed(8),), race(), HOPPER)).failure
+    process.do(Compiling())
+    (text,) = (path.read_text() for path in (tmp_path / "TRITON_CACHE_DIR").rglob("*.ptx"))
+    assert "\n.version 8.0\n" in text
 
 
 def test_a_region_that_cannot_be_written_is_a_failure_of_its_errand(process: Helper) -> None:

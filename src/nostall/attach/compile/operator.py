@@ -6,8 +6,8 @@ kernel in the store, whatever it did before.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,19 @@ from nostall.attach.compile.records import Kept, KernelRecord
 from nostall.fusion.codegen.kernel import BadTensor, load_source
 from nostall.fusion.varying import resized
 
+
+def as_inductor_compiles() -> None:
+    """PyTorch may bring a ptxas of its own, which Inductor has Triton take from its first
+    compilation on.  What is compiled before that, or by a process without one, is another binary
+    under another name: nobody would find it later.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+        _set_triton_ptxas_path()
+
+
+as_inductor_compiles()
 _LIBRARY = torch.library.Library("nostall", "DEF")
 _LIBRARY.define(
     "stitched(Tensor[] inputs, str kernel) -> Tensor[]",
@@ -128,7 +141,7 @@ def launch(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:
 _observers: list[set[str]] = []
 
 
-@contextmanager
+@contextlib.contextmanager
 def observed() -> Iterator[set[str]]:
     """The names of all kernels that are called meanwhile, by any thread: backward passes have
     their own."""
