@@ -23,7 +23,8 @@ from nostall.core.run import write_atomically
 
 FOLDER = RESULTS / "fusion_backend"
 BLOCKING, AHEAD = (RESULTS / f"fusion_backend_{name}" for name in ("blocking", "ahead"))
-"""Starts: when the program compiled the stitched version itself, and since another process does."""
+"""Starts: when the program compiled the stitched version itself, and when another process did, but
+the program wrote kernels and had them compiled."""
 PAGE = RESULTS.parents[1] / "docs" / "compile_measured.md"
 MODES = {"autotuned": "max-autotune-no-cudagraphs", "graphs": "reduce-overhead"}
 NONE = "not measured"
@@ -136,13 +137,17 @@ _WAITING = (
     wrapped(
         "What a program does on its own thread until it has chosen, in seconds: races of plans, "
         "comparisons of kernels with what Inductor makes of the same operators, the stitched "
-        "version, comparisons of whole graphs. [Before](../benchmarks/results/"
-        "fusion_backend_blocking) it compiled all of it; [now](../benchmarks/results/"
-        "fusion_backend_ahead) another process compiles, and the program takes that from the cache."
+        "version, comparisons of whole graphs. [First](../benchmarks/results/"
+        "fusion_backend_blocking) it compiled all of it; [then](../benchmarks/results/"
+        "fusion_backend_ahead) another process had Inductor compile, while threads of the program "
+        "wrote kernels; at last, in the runs of the table above, a third one writes those. *Held "
+        "up*, as above: then → at last."
     )
     + "\n"
 )
-_WAITING_COLUMNS = ("model", *("races", "kernels", "stitched version", "whole graphs", "in all"))
+_WAITING_COLUMNS = (
+    *("model", "races", "kernels", "stitched version", "whole graphs", "in all", "held up"),
+)
 _IN_PAIRS = (PAIRED, AGAIN)
 _PAIR_COLUMNS = (
     *("model", "cold, nostall / Inductor", "least to most", "pairs"),
@@ -233,17 +238,18 @@ def _start(name: str, model: Model) -> list[str]:
 
 
 def _waits(name: str) -> list[str] | None:
-    """Seconds before, and now."""
-    places = [folder / f"{name}.nostall.json" for folder in (BLOCKING, AHEAD)]
+    """Seconds first, then, and at last."""
+    places = [folder / f"{name}.nostall.json" for folder in (BLOCKING, AHEAD, FOLDER)]
     if not all(place.exists() for place in places):
         return None
-    graphs = [json.loads(place.read_text())["starts"]["cold"]["graphs"] for place in places]
+    starts = [json.loads(place.read_text())["starts"]["cold"] for place in places]
     stages = ("raced", "duels", "stitched", "compared")
-    before, now = (
-        [sum(g["seconds"].get(x, 0.0) for g in every) for x in stages] for every in graphs
-    )
-    pairs = [*zip(before, now, strict=True), (sum(before), sum(now))]
-    return [f"{one:.1f} → {other:.1f}" for one, other in pairs]
+    taken = [
+        [sum(g["seconds"].get(x, 0.0) for g in start["graphs"]) for x in stages] for start in starts
+    ]
+    rows = [*zip(*taken, strict=True), tuple(map(sum, taken))]
+    rows += [tuple(start["held_up_s"] for start in starts if "held_up_s" in start)]
+    return [" → ".join(f"{one:.1f}" for one in row) for row in rows]
 
 
 def _every_pair(model: Model) -> list[list[float]]:

@@ -14,14 +14,14 @@ Choose = Literal["measure", "stitched", "inductor"]
 Rest = Literal["inductor", "eager"]
 Keep = Literal["faster", "all"]
 RACED = 4
-"""Fewer than a :class:`~nostall.fusion.codegen.racing.Racer` takes by itself: the program's own
-process compiles all of them."""
+"""Fewer than a :class:`~nostall.fusion.codegen.racing.Racer` takes by itself: the program waits for
+the race."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """``extent``: which kernels are put in.  ``choose``: by measurement, or always the same.
-    ``background``: stitch regions in a thread while Inductor's version runs.  ``seconds``: about
+    ``background``: stitch regions elsewhere while Inductor's version runs.  ``seconds``: about
     how long a comparison may take.  ``rest``: who compiles what is not stitched.  ``race``: how
     many of the modelled best plans of each kernel are measured before that beside the best of every
     scheme, 0 for no race.  ``keep``: of the kernels those that are measured to be faster than what
