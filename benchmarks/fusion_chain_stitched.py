@@ -23,7 +23,7 @@ from nostall.fusion.codegen.racing import Racer
 from nostall.fusion.codegen.region import StitchedGraph, cover, stitch
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.fusion.codegen.twins import with_twins
-from nostall.fusion.fuse import explored
+from nostall.fusion.explored import explored
 from nostall.fusion.graph import Graph
 from nostall.gpu.clock import ReplayClock
 

@@ -28,22 +28,11 @@ from nostall.fusion.codegen import eager
 from nostall.fusion.codegen.choice import first_choice
 from nostall.fusion.codegen.program import size_of
 from nostall.fusion.codegen.region import Choice, StitchedGraph, stitch
-from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.explore import explore
-from nostall.fusion.finishing import finished
+from nostall.fusion.explored import explored
 from nostall.fusion.graph import Graph
-from nostall.fusion.parting import parted, unpacked
-from nostall.fusion.plan import members
 from nostall.fusion.regions import regions
 
 Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
-
-
-def explored(graph: Graph) -> list[tuple[int, ...]]:
-    """The published explorer's plan; where one kernel takes longer than several would it is parted,
-    and what follows sums over rows is joined to them."""
-    groups = [members(group) for group in explore(Delta(graph)).plan.groups]
-    return finished(graph, unpacked(graph, parted(graph, groups)))
 
 
 @dataclass

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def test_kernels_are_compiled_by_the_ptxas_that_inductor_takes(
     ptxas = tmp_path / "ptxas"
     ptxas.write_text(OLDER.format(get_ptxas(HOPPER.arch).path))
     ptxas.chmod(0o755)
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     monkeypatch.setattr(helping, "PROGRAM", INDUCTORS.format(str(ptxas)) + helping.PROGRAM)
     assert not process.do(Writing((normed(8),), race(), HOPPER)).failure
     process.do(Compiling())
@@ -119,17 +121,32 @@ def test_a_region_that_cannot_be_written_is_a_failure_of_its_errand(process: Hel
     assert process.running, "the next one may be written"
 
 
-def test_a_compiler_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_compile", dies)
-    workers = writer._Workers()
-    workers.begin("a kernel", HOPPER, {})
-    began = time.monotonic()
+def test_a_worker_that_dies_is_not_waited_for_and_others_come(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    workers, asked, began = (
+        writer._Workers(),
+        Writing((normed(8),), race(), HOPPER),
+        time.monotonic(),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_compile", dies)
+        assert workers.written(asked) == []
+        workers.wait()
+        with pytest.raises(BrokenProcessPool):
+            workers.written(asked)
+    monkeypatch.setattr(writer, "_compile", lasts)
+    assert workers.written(asked) == []
     workers.wait()
     assert time.monotonic() - began < 30
 
 
 def dies(*_: Any) -> None:
     os._exit(1)
+
+
+def lasts(*_: Any) -> None: ...
 
 
 ENDS = """

@@ -21,7 +21,7 @@ from nostall.fusion.codegen.choice import first_choice
 from nostall.fusion.codegen.launching import launch_specs
 from nostall.fusion.codegen.legal import Choice
 from nostall.fusion.codegen.region import stitch
-from nostall.fusion.fuse import explored
+from nostall.fusion.explored import explored
 from nostall.fusion.graph import Graph
 from nostall.tuning.source import compile_triton
 

@@ -10,8 +10,8 @@ from tests.unit.fusion.operator_graphs import norm_gradient
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.legal import generate
+from nostall.fusion.explored import explored
 from nostall.fusion.finishing import finished
-from nostall.fusion.fuse import explored
 
 
 def weight_gradient(rows: int = 4096) -> Graph:

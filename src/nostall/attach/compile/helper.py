@@ -27,7 +27,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from nostall.attach.compile.background import at_end
-from nostall.attach.compile.errand import Errand
 from nostall.attach.compile.processor import COMPILERS, ENDED, ended, tree
 from nostall.attach.compile.surroundings import Unsent
 
@@ -243,6 +242,8 @@ def _spent() -> float:
 def _warmed() -> None:
     """Compile something small: what Inductor and Triton load for that takes seconds."""
     from torch._inductor import config
+
+    from nostall.attach.compile.errand import Errand
 
     def small(x: torch.Tensor) -> torch.Tensor:
         return x.softmax(-1)

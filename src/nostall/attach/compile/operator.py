@@ -7,6 +7,7 @@ kernel in the store, whatever it did before.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -25,6 +26,8 @@ def as_inductor_compiles() -> None:
     compilation on.  What is compiled before that, or by a process without one, is another binary
     under another name: nobody would find it later.
     """
+    if "TRITON_PTXAS_PATH" in os.environ:
+        return  # by the user, or by the program that started this process
     with contextlib.suppress(ImportError, AttributeError):
         from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 

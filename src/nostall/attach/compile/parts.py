@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
@@ -20,6 +20,7 @@ from torch.fx import Node as FxNode
 
 from nostall.attach.compile.records import Kept, RegionRecord, StepRecord
 from nostall.attach.compile.region import stitched_region
+from nostall.attach.compile.settings import Extent
 from nostall.attach.delivery import say_once
 from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
@@ -28,10 +29,6 @@ from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.operations import COMPUTE
 from nostall.fusion.regions import Region, regions
 from nostall.fusion.varying import varies
-
-Extent = Literal["reductions", "all"]
-"""Which kernels are put in: those with reductions (a chain of elementwise operators is what
-Inductor does well, and can hide in its matrix products), or all."""
 
 
 @dataclass

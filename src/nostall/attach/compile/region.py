@@ -10,7 +10,7 @@ import triton
 
 from nostall.attach.compile.records import Kept, RegionRecord, StepRecord, code_version
 from nostall.fusion.codegen.region import Choice, StitchedGraph, stitch
-from nostall.fusion.fuse import explored
+from nostall.fusion.explored import explored
 from nostall.fusion.graph import Graph
 from nostall.fusion.operations import COMPUTE
 

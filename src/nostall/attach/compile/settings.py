@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-from nostall.attach.compile.parts import Extent
 from nostall.core.errors import BadInput
 
 PREFIX = "nostall."
+Extent = Literal["reductions", "all"]
+"""Which kernels are put in: those with reductions (a chain of elementwise operators is what
+Inductor does well, and can hide in its matrix products), or all."""
 Choose = Literal["measure", "stitched", "inductor"]
 Rest = Literal["inductor", "eager"]
 Keep = Literal["faster", "all"]

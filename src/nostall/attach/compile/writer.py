@@ -10,7 +10,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,9 @@ from nostall.attach.compile.race import Race, Racing
 from nostall.attach.compile.surroundings import folders, put_folders
 from nostall.fusion.graph import Graph
 
+Places = Mapping[str, str | None]
+"""Of :func:`folders`."""
+
 
 @dataclass(frozen=True)
 class Writing:
@@ -33,7 +38,7 @@ class Writing:
     graphs: tuple[Graph, ...]
     race: Race
     target: Any
-    folders: dict[str, str | None] = field(default_factory=folders)
+    folders: Places = field(default_factory=folders)
 
     def written(self) -> bytes:
         """For :meth:`fulfil`."""
@@ -42,14 +47,7 @@ class Writing:
     @staticmethod
     def fulfil(text: bytes) -> tuple[Racing, ...]:
         asked: Writing = pickle.loads(text)
-        put_folders(asked.folders)
-        begun = set[str]()
-        for graph in asked.graphs:
-            for kernel in asked.race.prepare(graph):
-                if kernel not in begun:
-                    begun.add(kernel)
-                    _WORKERS.begin(kernel, asked.target, asked.folders)
-        return tuple(asked.race.regions)
+        return tuple(_WORKERS.written(asked))
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,28 @@ class _Workers:
         self._pool: ProcessPoolExecutor | None = None
         self._begun: list[Future[None]] = []
 
-    def begin(self, kernel: str, target: Any, places: dict[str, str | None]) -> None:
+    def written(self, asked: Writing) -> list[Racing]:
+        """Raises whatever fails in one of them, or :class:`BrokenProcessPool` where one died."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                COMPILERS, multiprocessing.get_context("fork"), follow, (os.getpid(),)
-            )
-        self._begun.append(self._pool.submit(_compile, kernel, target, places))
+            context = multiprocessing.get_context("fork")
+            self._pool = ProcessPoolExecutor(COMPILERS, context, follow, (os.getpid(),))
+        try:
+            return self._written(self._pool, asked)
+        except BrokenProcessPool:
+            self._pool = None
+            raise
+
+    def _written(self, pool: ProcessPoolExecutor, asked: Writing) -> list[Racing]:
+        racing, known = list[Racing](), set[str]()
+        each = [pool.submit(_prepared, graph, asked.race, asked.folders) for graph in asked.graphs]
+        for one in each:
+            kernels, regions = one.result()
+            racing += regions
+            for kernel in kernels:
+                if kernel not in known:
+                    known.add(kernel)
+                    self._begun.append(pool.submit(_compile, kernel, asked.target, asked.folders))
+        return racing
 
     def wait(self) -> None:
         """Until nothing is being compiled.  What has failed is compiled by who needs it."""
@@ -88,7 +102,12 @@ class _Workers:
 _WORKERS = _Workers()
 
 
-def _compile(kernel: str, target: Any, places: dict[str, str | None]) -> None:
+def _prepared(graph: Graph, race: Race, places: Places) -> tuple[list[str], list[Racing]]:
+    put_folders(places)
+    return list(race.prepare(graph)), race.regions
+
+
+def _compile(kernel: str, target: Any, places: Places) -> None:
     put_folders(places)
     # Compilers need no more than the name of the architecture: there is no context on a GPU.
     triton.runtime.driver.set_active(Architecture(target))

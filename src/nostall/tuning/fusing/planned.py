@@ -21,7 +21,7 @@ from nostall.fusion.codegen.program import Program
 from nostall.fusion.codegen.region import scheduled, stitch
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore, greedy, refined
-from nostall.fusion.fuse import explored
+from nostall.fusion.explored import explored
 from nostall.fusion.graph import Graph
 from nostall.fusion.plan import mask_of
 from nostall.fusion.regions import Region, regions
