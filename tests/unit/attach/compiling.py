@@ -28,6 +28,7 @@ from nostall.attach.compile.helper import HELPER, WRITER, Answer
 from nostall.attach.compile.operator import STITCHED as OPERATOR
 from nostall.attach.compile.operator import observed
 from nostall.attach.compile.records import Kept
+from nostall.attach.compile.writer import Written
 from nostall.core.measurement import Kind
 from nostall.fusion.codegen.interpreted import prepare
 from nostall.gpu.clock import RecordedClock, Run, Samples
@@ -189,6 +190,7 @@ def helped() -> dict[str, Any]:
     options = {**ALL_DUELS, "nostall.rest": "inductor", "pattern_matcher": False}
     places = [os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"]]
     asked, written, result = HELPER.do, WRITER.do, dict[str, Any]()
+    target = ahead.target_of
     ahead.target_of = lambda device: "nothing is compiled in an interpreter"
     errands: list[str] = []
 
@@ -200,6 +202,11 @@ def helped() -> dict[str, Any]:
     def fails(errand: Any) -> Any:
         return Answer("no luck")
 
+    def dies(errand: Any) -> Any:
+        return Answer(done=Written(died=True))
+
+    HELPER.do, WRITER.do = asked, dies  # type: ignore[method-assign]
+    result["died"] = trained("wide", Loses(), options)
     for name, do, write in (("helped", asked, writes), ("alone", fails, fails)):
         HELPER.do, WRITER.do = do, write  # type: ignore[method-assign]
         os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = (
@@ -208,6 +215,7 @@ def helped() -> dict[str, Any]:
         for run in (name, f"{name}, again"):
             result[run] = trained("wide", Loses(), options)
     HELPER.do, WRITER.do = asked, written  # type: ignore[method-assign]
+    ahead.target_of = target
     os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = places
     running = HELPER.running or WRITER.running
     return {**result, "running": running, "errands": errands}
@@ -304,7 +312,7 @@ def dynamic() -> dict[str, Any]:
     ways = {
         "eager": ("wide", at_once, (6, 7, 16, 6, 17)),
         "again": ("wide", at_once, (6, 7, 16, 17)),
-        "background": ("wide", {**EAGER, "nostall.extent": "all"}, (6, *[7, 8] * 2000, 16, 17)),
+        "background": ("wide", {**EAGER, "nostall.extent": "all"}, (6, *[7, 8] * 300, 16, 17)),
         # Without gradients nothing is left for a C++ compiler.
         "inductor": ("narrow", {**STITCHED, "pattern_matcher": False}, (6, 7, 16, 6)),
     }

@@ -184,6 +184,12 @@ def test_where_no_other_process_compiles_the_program_does(cold: Any) -> None:
     assert max(found["apart"], helped["apart"]) < 1e-4
 
 
+def test_where_a_process_died_that_compiled_kernels_the_program_does_not_try(cold: Any) -> None:
+    found = cold["ahead"]["died"]
+    assert found["states"][-1] == "inductor"
+    assert found["reason"] == "not stitched: Died: a process ended while it compiled kernels"
+
+
 @pytest.mark.parametrize("which", ["helped", "alone"])
 def test_the_next_run_finds_the_stitched_version_as_a_whole(cold: Any, which: str) -> None:
     """Nothing is traced again; where another process compiles, not even once by the program."""

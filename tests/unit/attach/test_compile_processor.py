@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,9 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from nostall.attach.compile import background, processor
+from nostall.attach.compile import helper as helping
 from nostall.attach.compile.background import Preparation
+from nostall.attach.compile.helper import Helper
 from nostall.attach.compile.processor import Shared, compiling, counted, ended, tree
 
 BURN = """
@@ -52,6 +55,24 @@ def test_a_process_that_was_waited_for_counts_once() -> None:
     with counted(other.append):
         pass
     assert sum(other) < MOST / 2
+
+
+def test_what_a_process_has_told_itself_does_not_count_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = Shared(ended)
+    monkeypatch.setattr(processor, "ENDED", children)
+    monkeypatch.setattr(helping, "ENDED", children)
+    monkeypatch.setattr(helping, "PROGRAM", f"{BURN}time.sleep(60)")
+    helper, found = Helper(on_gpu=False), list[float]()
+    helper.begin()
+    assert helper._process is not None
+    end = time.monotonic() + 20
+    while tree(helper._process.pid) < LEAST and time.monotonic() < end:
+        time.sleep(0.01)
+    with counted(found.append):
+        helper.end()
+    assert sum(found) < LEAST / 2
 
 
 @pytest.mark.usefixtures("apart")

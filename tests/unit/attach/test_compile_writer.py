@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +15,14 @@ import pytest
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
+from tests.unit.attach.regions import HOPPER, bordered, normed, race  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 
-from nostall.attach.compile import ahead, writer  # noqa: E402
 from nostall.attach.compile import helper as helping  # noqa: E402
+from nostall.attach.compile import writer  # noqa: E402
 from nostall.attach.compile.helper import Helper  # noqa: E402
 from nostall.attach.compile.operator import resolve  # noqa: E402
-from nostall.attach.compile.race import Race  # noqa: E402
-from nostall.attach.compile.writer import Architecture, Compiling, Writing  # noqa: E402
-from nostall.fusion.build import Builder  # noqa: E402
-from nostall.fusion.graph import Graph  # noqa: E402
-
-HOPPER = GPUTarget("cuda", 90, 32)
-
-
-def normed(rows: int) -> Graph:
-    """Rows, each divided by its sum."""
-    build = Builder()
-    x = build.input((rows, 768))
-    return build.graph(build("div", x, build("sum", x, dims=(1,), keepdim=True)))
-
-
-def race() -> Race:
-    return Race(2, 1.0, "reductions")
+from nostall.attach.compile.writer import Architecture, Compiling, Writing, Written  # noqa: E402
 
 
 @pytest.fixture
@@ -61,9 +44,12 @@ def test_the_program_finds_kernels_in_the_store_and_their_binaries_in_tritons_ca
     # Large enough that its plans race.
     graphs = (normed(1 << 20), normed(1 << 20), normed(8))
     answer = process.do(Writing(graphs, race(), HOPPER))
-    assert not answer.failure and answer.done is not None
-    assert process.do(Compiling()).failure == ""
-    racing = answer.done
+    assert answer.done is not None and not answer.done.failures
+    compiled = process.do(Compiling())
+    assert compiled.done == Written()
+    # The process itself only waits.
+    assert compiled.cpu_seconds > 0.1
+    racing = answer.done.racing
     assert [one.graph for one in racing] == [graphs[0]] * 2
 
     # What was found is what this process would have found.
@@ -80,7 +66,76 @@ def test_the_program_finds_kernels_in_the_store_and_their_binaries_in_tritons_ca
     for kernel in kernels:
         resolve(kernel).warm(torch.device("cuda"))
     assert binaries(tmp_path / "TRITON_CACHE_DIR") == made
-    assert answer.cpu_seconds > 0
+
+
+def test_where_things_are_kept_may_change_between_two_errands(
+    process: Helper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name in ("one", "other"):
+        for variable in ("NOSTALL_HOME", "TRITON_CACHE_DIR"):
+            monkeypatch.setenv(variable, str(tmp_path / name / variable))
+        process.do(Writing((normed(8),), race(), HOPPER))
+        process.do(Compiling())
+        files = [path.name for path in sorted((tmp_path / name).rglob("*.*"))]
+        found.append([name for name in files if name.endswith((".cubin", ".py", ".json"))])
+    assert found[0] == found[1]
+    assert any(name.endswith(".cubin") for name in found[0])
+
+
+def test_regions_that_race_already_are_not_told_again(process: Helper) -> None:
+    asked = Writing((normed(1 << 20),), race(), HOPPER)
+    first = process.do(asked).done
+    assert first is not None
+    known = race()
+    known.regions += first.racing
+    again = process.do(Writing((normed(1 << 21),), known, HOPPER)).done
+    assert again is not None
+    assert [one.graph for one in again.racing] == [normed(1 << 21)]
+
+
+def test_workers_end_with_the_process(process: Helper) -> None:
+    process.do(Writing(tuple(normed(1 << at) for at in range(15, 21)), race(), HOPPER))
+    assert process._process is not None
+    children = [*(Path("/proc") / str(process._process.pid) / "task").glob("*/children")]
+    workers = [Path("/proc") / pid for text in children for pid in text.read_text().split()]
+    assert workers
+    process.end()
+    end = time.monotonic() + 20
+    while any(map(Path.exists, workers)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(Path.exists, workers))
+
+
+ASKED = """
+from triton.backends.nvidia.compiler import get_ptxas_version
+before = get_ptxas_version(90)
+from nostall.attach.compile import operator
+print("12.0" in before, "12.0" in get_ptxas_version(90))
+"""
+
+
+def test_who_has_asked_for_the_version_before_is_told_again(tmp_path: Path) -> None:
+    """A program may have compiled by Inductor, or kernels of its own."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_PTXAS_PATH"}
+    text = INDUCTORS.format(str(older(tmp_path))) + ASKED
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", text],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout.split() == ["False", "True"]
+
+
+def older(place: Path) -> Path:
+    """A ptxas that says that it is of another version."""
+    ptxas = place / "ptxas"
+    ptxas.write_text(OLDER.format(get_ptxas(HOPPER.arch).path))
+    ptxas.chmod(0o755)
+    return ptxas
 
 
 INDUCTORS = """
@@ -100,46 +155,57 @@ def test_kernels_are_compiled_by_the_ptxas_that_inductor_takes(
     process: Helper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names in Triton's cache tell its version: nobody finds what another one has made."""
-    ptxas = tmp_path / "ptxas"
-    ptxas.write_text(OLDER.format(get_ptxas(HOPPER.arch).path))
-    ptxas.chmod(0o755)
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
-    monkeypatch.setattr(helping, "PROGRAM", INDUCTORS.format(str(ptxas)) + helping.PROGRAM)
+    program = INDUCTORS.format(str(older(tmp_path))) + helping.PROGRAM
+    monkeypatch.setattr(helping, "PROGRAM", program)
     assert not process.do(Writing((normed(8),), race(), HOPPER)).failure
     process.do(Compiling())
     (text,) = (path.read_text() for path in (tmp_path / "TRITON_CACHE_DIR").rglob("*.ptx"))
     assert "\n.version 8.0\n" in text
 
 
-def test_a_region_that_cannot_be_written_is_a_failure_of_its_errand(process: Helper) -> None:
-    build = Builder()
-    x = build.input((8, 768))
-    opaque = build.opaque("a border", x, shape=(8,), dtype="float32")
-    graph = build.graph(opaque)
-    answer = process.do(Writing((graph,), race(), HOPPER))
-    assert answer.done is None and "opaque" in answer.failure
-    assert process.running, "the next one may be written"
+def test_a_region_that_cannot_be_written_costs_no_other(process: Helper, tmp_path: Path) -> None:
+    done = process.do(Writing((bordered(), normed(1 << 20)), race(), HOPPER)).done
+    assert done is not None and len(done.racing) == 1
+    (failure,) = done.failures
+    assert "opaque" in failure
+    assert process.do(Compiling()).done == Written()
+    assert binaries(tmp_path / "TRITON_CACHE_DIR")
+
+
+def test_what_cannot_be_compiled_is_said(process: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/nowhere")
+    assert process.do(Writing((normed(1 << 20),), race(), HOPPER)).done is not None
+    done = process.do(Compiling()).done
+    assert done is not None and not done.died
+    (failure,) = done.failures
+    assert "nowhere" in failure
 
 
 def test_a_worker_that_dies_is_not_waited_for_and_others_come(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    workers, asked, began = (
-        writer._Workers(),
-        Writing((normed(8),), race(), HOPPER),
-        time.monotonic(),
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "_compile", dies)
-        assert workers.written(asked) == []
-        workers.wait()
-        with pytest.raises(BrokenProcessPool):
-            workers.written(asked)
+    workers, asked = writer._Workers(), Writing((normed(8),), race(), HOPPER)
+    for name in ("_compile", "_prepared"):
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, name, dies)
+            done = [workers.written(asked), workers.compiled()]
+        assert any(one.died for one in done)
     monkeypatch.setattr(writer, "_compile", lasts)
-    assert workers.written(asked) == []
-    workers.wait()
-    assert time.monotonic() - began < 30
+    assert workers.written(asked) == Written()
+    assert workers.compiled() == Written()
+
+
+def test_who_waits_for_long_asks_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    monkeypatch.setattr(writer, "_compile", lasts_longer)
+    monkeypatch.setattr(writer, "AT_ONCE_S", 0.1)
+    workers = writer._Workers()
+    workers.written(Writing((normed(8),), race(), HOPPER))
+    assert workers.compiled() == Written(left=1)
+    monkeypatch.setattr(writer, "AT_ONCE_S", 30.0)
+    assert workers.compiled() == Written()
 
 
 def dies(*_: Any) -> None:
@@ -149,35 +215,5 @@ def dies(*_: Any) -> None:
 def lasts(*_: Any) -> None: ...
 
 
-ENDS = """
-import sys, threading, time
-from nostall.attach.compile import switch, helper
-from nostall.attach.compile.ahead import Ahead
-from nostall.attach.compile.background import Preparation
-from nostall.attach.compile.report import GraphReport
-helper.PROGRAM = "import time; time.sleep(60)"
-preparation = Preparation()
-ahead = Ahead(preparation, GraphReport())
-preparation.add(lambda: [ahead.wait])
-preparation.start()
-while not helper.WRITER.running:
-    time.sleep(0.01)
-print(time.monotonic(), flush=True)
-"""
-
-
-def test_a_program_that_ends_does_not_wait_for_what_other_processes_compile() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", ENDS]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert time.monotonic() - float(ran.stdout) < 8
-
-
-def test_where_binaries_are_not_kept_or_not_needed_no_other_process_compiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(triton.runtime.driver, "_active", Architecture(HOPPER))
-    assert ahead.target_of(torch.device("cuda")) == HOPPER
-    assert ahead.target_of(torch.device("cpu")) is None
-    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
-    assert ahead.target_of(torch.device("cuda")) is None
+def lasts_longer(*_: Any) -> None:
+    time.sleep(2.0)

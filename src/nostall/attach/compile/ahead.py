@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from triton import knobs
 from triton.runtime import driver
 
-from nostall.attach.compile.background import Preparation
+from nostall.attach.compile.background import Preparation, ending
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.errand import Errand, layouts
 from nostall.attach.compile.helper import HELPER, WRITER, Answer, Asked, Helper
@@ -25,18 +25,21 @@ from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.race import Race, Racing
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
-from nostall.attach.compile.writer import Compiling, Writing
+from nostall.attach.compile.writer import Compiling, Writing, Written
+from nostall.attach.delivery import say_once
 from nostall.fusion.graph import Graph
 
 T = TypeVar("T")
 
 
 class Ahead:
-    """``done``: what became of the stitched version's graphs, once they have been compiled."""
+    """``done``: what became of the stitched version's graphs, once they have been compiled;
+    ``died``: whether a process did that compiled kernels, as the program might if it did so."""
 
     def __init__(self, preparation: Preparation, report: GraphReport) -> None:
         self._preparation, self._report = preparation, report
         self.done: Stitching | None = None
+        self.died = False
 
     def begin(self) -> None:
         """There will be something to compile."""
@@ -49,13 +52,32 @@ class Ahead:
         """The plans that race for regions, which have been stitched and whose kernels are being
         compiled; None where that has to be done here."""
         target = target_of(device)
-        if target is None or self._report.reason:
-            return None
-        return self._asked("written", WRITER, Writing(tuple(graphs), race, target)).done
+        if target is None or self._unneeded:
+            return () if self._unneeded else None
+        return self._told(self._asked("written", WRITER, Writing(tuple(graphs), race, target)))
 
     def wait(self) -> None:
         """Until all of them are compiled."""
-        self._asked("compiled", WRITER, Compiling())
+        while not self._unneeded and WRITER.running:
+            answer = self._asked("compiled", WRITER, Compiling())
+            self._told(answer)
+            if answer.done is None or not answer.done.left:
+                return
+
+    def _told(self, answer: Answer[Written]) -> Sequence[Racing] | None:
+        done = answer.done
+        if self._unneeded:
+            return ()
+        for failure in (answer.failure,) if done is None else done.failures:
+            say_once(f"stitching in the background failed: {failure}")
+        if done is None:
+            return None
+        self.died = self.died or done.died
+        return done.racing
+
+    @property
+    def _unneeded(self) -> bool:
+        return bool(self._report.reason) or ending()
 
     def duels(self, duels: Duels, host: Host) -> None:
         """Compile what kernels are compared with, for about as long as comparisons may take."""
@@ -110,4 +132,7 @@ def target_of(device: torch.device) -> Any:
     """What Triton compiles for, where another process can do that: into a cache."""
     if device.type != "cuda" or knobs.compilation.always_compile:
         return None
-    return driver.active.get_current_target()
+    try:
+        return driver.active.get_current_target()
+    except Exception:  # who compiles here says what is wrong
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from torch.fx import GraphModule
 
 from nostall.attach.compile import operator as kernels
 from nostall.attach.compile.ahead import Ahead
-from nostall.attach.compile.background import Preparation, Task
+from nostall.attach.compile.background import Preparation, Task, quietly
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.hosts import (
     Compiled,
@@ -107,7 +108,7 @@ class _Graph:
         self.race = Race(raced, settings.seconds, settings.extent)
         self.duels = Duels(race_clock, settings, dict(patches))
         self.observed: list[Graph] = []
-        self.unwritten: list[Graph] = []
+        self.unwritten = deque[Graph]()
 
     @property
     def unsent(self) -> str:
@@ -172,6 +173,8 @@ class _Graph:
             self.preparation.add_last(partial(self.ahead.duels, self.duels, self.host.uncaptured))
 
         def make(args: Sequence[Any], chosen: Chosen | None) -> Candidate | None:
+            if self.ahead.died:
+                raise Died("a process ended while it compiled kernels")
             if self.chosen is None:
                 self.chosen = chosen or self._found()
                 selection = self._selection(self.chosen)
@@ -275,7 +278,9 @@ class _Graph:
 
     def _write(self) -> Iterator[Task]:
         """Have regions stitched, by another process or here."""
-        graphs, self.unwritten = self.unwritten, []
+        graphs = list[Graph]()
+        while self.unwritten:  # others may add to it meanwhile
+            graphs.append(self.unwritten.popleft())
         if not graphs:
             return
         if not self.unsent:
@@ -287,9 +292,13 @@ class _Graph:
             # program for Python's lock: who needs one loads it.
             yield self.ahead.wait
             return
-        every = (kernel for graph in graphs for kernel in self.race.prepare(graph))
-        for kernel in dict.fromkeys(every):
-            yield partial(_warm, kernel, self.device)
+        known = set[str]()
+        for graph in graphs:
+            with quietly():
+                for kernel in self.race.prepare(graph):
+                    if kernel not in known:
+                        known.add(kernel)
+                        yield partial(_warm, kernel, self.device)
 
     def _plain(self, module: GraphModule, observe: Observer | None = None) -> Compiled:
         spare = apart(module)
@@ -321,6 +330,10 @@ def _warm(kernel: str, device: torch.device) -> None:
 
 def _look_away(module: GraphModule) -> None:
     """There is nothing to prepare."""
+
+
+class Died(Exception):
+    """Whatever ended a process that did the same might end the program."""
 
 
 class _Failed(Exception):

@@ -1,14 +1,15 @@
-"""Work behind the program's back, what compiling took, and a line about it.
+"""Work behind the program's back, and a line about it.
 
-Only our own part runs in threads: exploring regions, writing kernels, Triton.  PyTorch's tracing
-sets flags that all threads see (a compiled function called meanwhile raises), so it is left to the
-program's own thread, where it finds every region stitched already.
+Threads ask other processes and wait for them.  Where none can explore regions, write kernels and
+have Triton compile them, one thread does; PyTorch's tracing sets flags that all threads see (a
+compiled function called meanwhile raises), so no thread of the program has Inductor compile.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from nostall.attach.delivery import say_once
 
 Task = Callable[[], None]
 Work = Callable[[], Iterable[Task]]
-"""Finds what can be done by any thread at any time."""
+"""Finds what there is to do."""
 
 PATIENCE = 10.0
 """Seconds that the end of a program waits at most for what has begun."""
@@ -33,12 +34,27 @@ _busy, _ended = threading.Lock(), threading.Event()
 """Held by whatever runs; nothing begins when the program has ended."""
 
 
+def _forked() -> None:
+    """A child has none of its parent's threads, which hold these."""
+    global _turn, _busy
+    _turn, _busy = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 _closing: list[Callable[[], None]] = []
 
 
 def at_end(close: Callable[[], None]) -> None:
     """What ends something that a thread may be waiting for, when the program ends."""
     _closing.append(close)
+
+
+def ending() -> bool:
+    """Whether the program ends."""
+    return _ended.is_set()
 
 
 def _end() -> None:
@@ -109,11 +125,11 @@ class Preparation:
             began = time.perf_counter()
             tasks: list[Task] = []
             for work in works:
-                with _quietly(), _on(device):
+                with quietly(), _on(device):
                     tasks.extend(work())
             found.set()
             for task in tasks:
-                with _busy, _quietly(), _on(device):
+                with _busy, quietly(), _on(device):
                     if not _ended.is_set():
                         task()
             with self._lock:
@@ -125,7 +141,7 @@ class Preparation:
         found.wait()
         with self._counted():
             for task in last:
-                with _quietly(), _on(device):
+                with quietly(), _on(device):
                     if not _ended.is_set():
                         task()
         with self._lock:
@@ -156,7 +172,7 @@ def _on(device: int | None) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """A thread of the program says what fails, once, and goes on."""
     try:
         yield

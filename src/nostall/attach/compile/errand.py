@@ -46,7 +46,7 @@ class Errand:
     surroundings: Surroundings = field(default_factory=Surroundings.here)
 
     def written(self) -> bytes:
-        """For :func:`fulfilled`.  Raises :class:`Unsent`."""
+        """For :meth:`fulfil`.  Raises :class:`Unsent`."""
         from torch.fx._graph_pickler import GraphPickler, Options
 
         nodes = self.module.graph.find_nodes(op="placeholder")
@@ -61,8 +61,37 @@ class Errand:
 
     @staticmethod
     def fulfil(text: bytes) -> Stitching:
-        """What became of the graphs, where they were not in the cache already."""
-        return fulfilled(text)
+        """Compile what was :meth:`written`, forward and backward: what became of the graphs, where
+        they were not in the cache already."""
+        from torch._guards import TracingContext, tracing
+        from torch._inductor import config as inductor
+        from torch._subclasses import FakeTensorMode
+        from torch.fx._graph_pickler import GraphPickler
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        mode, done = FakeTensorMode(shape_env=ShapeEnv()), Stitching()
+        read: Any = GraphPickler.loads(text, mode)
+        module, told, inputs, patches, selection, surroundings = read
+        module = apart(module)
+        host = InductorHost(patches)
+        for node, (source, kind) in zip(
+            module.graph.find_nodes(op="placeholder"), told, strict=True
+        ):
+            setattr(node, SOURCE, source)
+            if kind is not None:
+                node.meta["tensor_dict"] = {STATIC: kind}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(surroundings.set(traced=selection is not None))
+            compilers = min(COMPILERS, inductor.compile_threads or COMPILERS)
+            stack.enter_context(inductor.patch(compile_threads=compilers))
+            _know(module, inputs, mode)
+            stack.enter_context(tracing(TracingContext(mode)))
+            fakes = [_fake(value, mode) for value in inputs]
+            if selection is None:
+                host.plain(module, fakes)
+            else:
+                host.stitched(module, fakes, selection, done)
+        return done
 
 
 def layouts(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -88,37 +117,6 @@ def layouts(inputs: Sequence[Any]) -> tuple[Any, ...]:
         shape, strides = tuple(value.shape), tuple(value.stride())
         found.append((shape, strides, value.dtype, value.device, value.requires_grad))
     return tuple(found)
-
-
-def fulfilled(text: bytes) -> Stitching:
-    """Compile what :meth:`Errand.written` says, forward and backward."""
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config as inductor
-    from torch._subclasses import FakeTensorMode
-    from torch.fx._graph_pickler import GraphPickler
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode, done = FakeTensorMode(shape_env=ShapeEnv()), Stitching()
-    read: Any = GraphPickler.loads(text, mode)
-    module, told, inputs, patches, selection, surroundings = read
-    module = apart(module)
-    host = InductorHost(patches)
-    for node, (source, kind) in zip(module.graph.find_nodes(op="placeholder"), told, strict=True):
-        setattr(node, SOURCE, source)
-        if kind is not None:
-            node.meta["tensor_dict"] = {STATIC: kind}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(surroundings.set(traced=selection is not None))
-        compilers = min(COMPILERS, inductor.compile_threads or COMPILERS)
-        stack.enter_context(inductor.patch(compile_threads=compilers))
-        _know(module, inputs, mode)
-        stack.enter_context(tracing(TracingContext(mode)))
-        fakes = [_fake(value, mode) for value in inputs]
-        if selection is None:
-            host.plain(module, fakes)
-        else:
-            host.stitched(module, fakes, selection, done)
-    return done
 
 
 def _know(module: GraphModule, inputs: Sequence[Any], mode: Any) -> None:

@@ -35,7 +35,7 @@ LEAST_MEMORY = 2 << 30
 MOST_BYTES = 64 << 20
 """Of a graph with all that it holds."""
 PATIENCE_S = 600.0
-"""For one compilation."""
+"""For one answer."""
 IDLE_S = 60.0
 """Without an errand; the next one starts another process."""
 NICE = 5
@@ -95,7 +95,7 @@ class Helper:
 
     @property
     def running(self) -> bool:
-        with ENDED.apart():  # answers have said what it took
+        with ENDED.apart():  # answers have said what it took, but for an errand amid which it ends
             return self._process is not None and self._process.poll() is None
 
     def begin(self) -> None:
@@ -153,8 +153,7 @@ class Helper:
         self.end()
 
     def _begun(self) -> Connection:
-        if self._closed:
-            raise Unsent("the program ends")
+        self._still_open()
         if self.running and self._connection is not None:
             return self._connection
         self._close()
@@ -177,7 +176,16 @@ class Helper:
                 },
             )
         self._connection = mine
+        try:
+            self._still_open()
+        except Unsent:
+            self._close()
+            raise
         return mine
+
+    def _still_open(self) -> None:
+        if self._closed:
+            raise Unsent("the program ends")
 
     def _close(self) -> None:
         self.end()
@@ -230,8 +238,13 @@ def _answered(text: bytes) -> Answer[Any]:
         fulfil, asked = pickle.loads(text)
         return Answer(done=fulfil(asked))
     except Exception as error:  # who asked says so, and compiles it
-        first = (str(error).strip().splitlines() or [""])[0]
-        return Answer(f"{type(error).__name__}: {first[:200]}")
+        return Answer(said(error))
+
+
+def said(error: BaseException) -> str:
+    """In one line."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first[:200]}"
 
 
 def _spent() -> float:
@@ -266,6 +279,18 @@ def follow(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+_program: list[Connection] = []
+"""To the program, in a process that works for it."""
+
+
+def belong(parent: int) -> None:
+    """In a process that was forked by one of ours: end with it.  Who waits for its answers is told
+    when it is gone, so nobody else holds its connection."""
+    while _program:
+        _program.pop().close()
+    follow(parent)
+
+
 def main() -> None:
     """Errands from the program, which uses this GPU or none, until it is gone or has no more."""
     follow(os.getppid())
@@ -276,6 +301,7 @@ def main() -> None:
             torch.cuda.set_device(gpu)
             _warmed()
     with Connection(int(sys.argv[1])) as connection:
+        _program.append(connection)
         while connection.poll(IDLE_S):
             try:
                 text = connection.recv_bytes()

@@ -20,18 +20,23 @@ from nostall.attach.compile.records import Kept, KernelRecord
 from nostall.fusion.codegen.kernel import BadTensor, load_source
 from nostall.fusion.varying import resized
 
+PTXAS = "TRITON_PTXAS_PATH"
+
 
 def as_inductor_compiles() -> None:
     """PyTorch may bring a ptxas of its own, which Inductor has Triton take from its first
     compilation on.  What is compiled before that, or by a process without one, is another binary
     under another name: nobody would find it later.
     """
-    if "TRITON_PTXAS_PATH" in os.environ:
+    if PTXAS in os.environ:
         return  # by the user, or by the program that started this process
     with contextlib.suppress(ImportError, AttributeError):
         from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+        from triton.backends.nvidia.compiler import get_ptxas_version
 
         _set_triton_ptxas_path()
+        if PTXAS in os.environ:
+            get_ptxas_version.cache_clear()  # whoever has asked before was told of another one
 
 
 as_inductor_compiles()

@@ -1,7 +1,7 @@
 """Processor time that compiling takes: of a thread, and of the processes that work for it.
 
 Triton has ptxas started and waits for it; Inductor keeps processes that compile.  Accounts that
-are open at the same time share what such processes take: nothing is counted twice, or lost.
+are open at the same time share what such processes take: nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class Shared:
         self._open: list[Add] = []
         self._known = 0.0
 
+    def forget(self) -> None:
+        """In a process that was forked: nobody has an account."""
+        self._lock, self._open = threading.Lock(), []
+
     @contextlib.contextmanager
     def open(self, add: Add) -> Iterator[None]:
         """An account: ``add`` is given seconds until the end."""
@@ -99,6 +103,9 @@ class Shared:
 
 
 ENDED, COMPILING = Shared(ended), Shared(compiling)
+if hasattr(os, "register_at_fork"):
+    for _one in (ENDED, COMPILING):
+        os.register_at_fork(after_in_child=_one.forget)
 
 
 @contextlib.contextmanager

@@ -17,12 +17,14 @@ class GraphReport:
 
     ``state`` is what its calls run now.  ``refused`` counts (reason, operator) of what was left to
     others, ``left`` the kernels among it because what Inductor makes is not slower.  ``seconds``:
-    wall time of compiling the plain and the stitched version and of comparing them (``ahead``: of
-    another process, which compiles before the program does; ``not_ahead`` says why it did not);
+    wall time of compiling the plain and the stitched version and of comparing them (``written``,
+    ``compiled``: of another process, which writes kernels and has them compiled; ``ahead``: of
+    one that has Inductor compile before the program does; ``not_ahead`` says why it did not);
     ``cpu_seconds``: processor time of all that the graph's stitched version took: the threads that
-    stitched and compared, ptxas, and Inductor's processes while they compiled it (with whatever
-    other process the program has waited for meanwhile; graphs that are stitched at the same time
-    share what processes took).  The version that runs first is the program's own.
+    stitched and compared, those processes with all that work for them, ptxas, and Inductor's
+    processes while they compiled it (with whatever other process the program has waited for
+    meanwhile; graphs that are stitched at the same time share what processes took).  The version
+    that runs first is the program's own.
     """
 
     graph: str = ""

@@ -29,12 +29,14 @@ def folders() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in FOLDERS}
 
 
-def put_folders(found: Mapping[str, str | None]) -> None:
-    """Have this process keep everything there."""
+def put_folders(found: Mapping[str, str | None]) -> bool:
+    """Have this process keep everything there; whether it did not before."""
+    before = folders()
     for name, value in found.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+    return folders() != before
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,41 @@ import pickle
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import triton
 
-from nostall.attach.compile.helper import follow
+from nostall.attach.compile.helper import belong, said
 from nostall.attach.compile.operator import resolve
 from nostall.attach.compile.processor import COMPILERS
 from nostall.attach.compile.race import Race, Racing
 from nostall.attach.compile.surroundings import folders, put_folders
+from nostall.fusion.codegen.kernel import forget_sources
 from nostall.fusion.graph import Graph
 
 Places = Mapping[str, str | None]
 """Of :func:`folders`."""
+AT_ONCE_S = 60.0
+"""Seconds for one answer: who waits for longer asks again."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What has been done: the plans that race, and what went wrong.  ``left`` kernels are still
+    being compiled; ``died``: one of the processes did, amid something."""
+
+    racing: tuple[Racing, ...] = ()
+    failures: tuple[str, ...] = ()
+    left: int = 0
+    died: bool = False
 
 
 @dataclass(frozen=True)
 class Writing:
-    """An errand: stitch regions, as ``race`` prepares them.  Their kernels are being compiled for
-    ``target`` (Triton's word for an architecture) when the answer comes: the plans that race."""
+    """An errand: stitch regions, as ``race`` prepares them.  When the answer comes their kernels
+    are being compiled for ``target`` (Triton's word for an architecture)."""
 
     graphs: tuple[Graph, ...]
     race: Race
@@ -42,25 +56,25 @@ class Writing:
 
     def written(self) -> bytes:
         """For :meth:`fulfil`."""
-        return pickle.dumps(self)
+        return pickle.dumps(replace(self, race=replace(self.race, regions=[])))
 
     @staticmethod
-    def fulfil(text: bytes) -> tuple[Racing, ...]:
+    def fulfil(text: bytes) -> Written:
         asked: Writing = pickle.loads(text)
-        return tuple(_WORKERS.written(asked))
+        return _WORKERS.written(asked)
 
 
 @dataclass(frozen=True)
 class Compiling:
-    """An errand: wait for all that is being compiled."""
+    """An errand: wait for what is being compiled, :data:`AT_ONCE_S` at most."""
 
     def written(self) -> bytes:
         """For :meth:`fulfil`."""
         return b""
 
     @staticmethod
-    def fulfil(text: bytes) -> None:
-        _WORKERS.wait()
+    def fulfil(text: bytes) -> Written:
+        return _WORKERS.compiled()
 
 
 class _Workers:
@@ -70,45 +84,66 @@ class _Workers:
         self._pool: ProcessPoolExecutor | None = None
         self._begun: list[Future[None]] = []
 
-    def written(self, asked: Writing) -> list[Racing]:
-        """Raises whatever fails in one of them, or :class:`BrokenProcessPool` where one died."""
+    def written(self, asked: Writing) -> Written:
+        """Explore regions side by side, and have their kernels compiled."""
+        try:
+            return self._written(asked, self._started())
+        except BrokenProcessPool:
+            self._pool, self._begun = None, []
+            return Written(died=True)
+
+    def _written(self, asked: Writing, pool: ProcessPoolExecutor) -> Written:
+        racing, failures, known = list[Racing](), list[str](), set[str]()
+        race, places = asked.race, asked.folders
+        for region in [pool.submit(_prepared, one, race, places) for one in asked.graphs]:
+            error = region.exception()
+            if isinstance(error, BrokenProcessPool):
+                raise error
+            if error is not None:  # one region is not worth the others
+                failures.append(said(error))
+                continue
+            kernels, plans = region.result()
+            racing += plans
+            new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in known]
+            known.update(new)
+            self._begun += [pool.submit(_compile, one, asked.target, places) for one in new]
+        return Written(tuple(racing), tuple(failures))
+
+    def compiled(self) -> Written:
+        """What has been compiled since this was asked last."""
+        done, left = wait(self._begun, AT_ONCE_S)
+        self._begun = [one for one in self._begun if one in left]
+        errors = [error for one in done if (error := one.exception()) is not None]
+        died = any(isinstance(error, BrokenProcessPool) for error in errors)
+        if died:
+            self._pool, self._begun = None, []
+        failures = dict.fromkeys(said(error) for error in errors)
+        return Written((), tuple(failures), len(self._begun), died)
+
+    def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("fork")
-            self._pool = ProcessPoolExecutor(COMPILERS, context, follow, (os.getpid(),))
-        try:
-            return self._written(self._pool, asked)
-        except BrokenProcessPool:
-            self._pool = None
-            raise
-
-    def _written(self, pool: ProcessPoolExecutor, asked: Writing) -> list[Racing]:
-        racing, known = list[Racing](), set[str]()
-        each = [pool.submit(_prepared, graph, asked.race, asked.folders) for graph in asked.graphs]
-        for one in each:
-            kernels, regions = one.result()
-            racing += regions
-            for kernel in kernels:
-                if kernel not in known:
-                    known.add(kernel)
-                    self._begun.append(pool.submit(_compile, kernel, asked.target, asked.folders))
-        return racing
-
-    def wait(self) -> None:
-        """Until nothing is being compiled.  What has failed is compiled by who needs it."""
-        begun, self._begun = self._begun, []
-        wait(begun)
+            self._pool = ProcessPoolExecutor(COMPILERS, context, belong, (os.getpid(),))
+        return self._pool
 
 
 _WORKERS = _Workers()
 
 
+def _at(places: Places) -> None:
+    """Keep everything there; what is in memory would not be written there again."""
+    if put_folders(places):
+        forget_sources()
+        resolve.cache_clear()
+
+
 def _prepared(graph: Graph, race: Race, places: Places) -> tuple[list[str], list[Racing]]:
-    put_folders(places)
+    _at(places)
     return list(race.prepare(graph)), race.regions
 
 
 def _compile(kernel: str, target: Any, places: Places) -> None:
-    put_folders(places)
+    _at(places)
     # Compilers need no more than the name of the architecture: there is no context on a GPU.
     triton.runtime.driver.set_active(Architecture(target))
     resolve(kernel).warm(torch.device("cuda"))

@@ -172,6 +172,11 @@ def _imported(path: Path) -> Any:
     return module
 
 
+def forget_sources() -> None:
+    """Import every source anew: Triton keeps what it has compiled for one in memory."""
+    _imported.cache_clear()
+
+
 @functools.cache
 def _needs_triton() -> None:
     allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"

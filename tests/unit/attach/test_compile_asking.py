@@ -1,0 +1,214 @@
+"""What a program asks of the process that writes its kernels, and what it does without one."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from tests.unit.attach.regions import HOPPER, bordered, normed, race  # noqa: E402
+
+from nostall.attach.compile import ahead, backend  # noqa: E402
+from nostall.attach.compile.ahead import Ahead  # noqa: E402
+from nostall.attach.compile.backend import _Graph  # noqa: E402
+from nostall.attach.compile.background import Preparation  # noqa: E402
+from nostall.attach.compile.helper import Answer  # noqa: E402
+from nostall.attach.compile.race import Racing  # noqa: E402
+from nostall.attach.compile.report import GraphReport  # noqa: E402
+from nostall.attach.compile.writer import Architecture, Written  # noqa: E402
+from nostall.fusion.graph import Graph  # noqa: E402
+
+
+class Process:
+    """Answers as it was told; ``asked`` are the errands."""
+
+    running = True
+
+    def __init__(self, *answers: Answer[Any]) -> None:
+        self.answers, self.asked = list(answers), list[str]()
+
+    def do(self, errand: Any) -> Answer[Any]:
+        self.asked.append(type(errand).__name__)
+        return self.answers.pop(0)
+
+
+def asking(monkeypatch: pytest.MonkeyPatch, process: Process, reason: str = "") -> Ahead:
+    monkeypatch.setattr(ahead, "WRITER", process)
+    monkeypatch.setattr(ahead, "target_of", lambda device: HOPPER)
+    return Ahead(Preparation(), GraphReport(reason=reason))
+
+
+CUDA = torch.device("cuda")
+
+
+def test_a_program_asks_until_everything_is_compiled_and_says_what_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    racing = Racing(normed(8), {})
+    process = Process(
+        Answer(done=Written((racing,), ("BadFusion: no luck",)), cpu_seconds=2.0),
+        Answer(done=Written(left=3), cpu_seconds=1.0),
+        Answer(done=Written(failures=("OSError: no room",))),
+    )
+    one = asking(monkeypatch, process)
+    with caplog.at_level(logging.WARNING, "nostall"):
+        assert one.written((), race(), CUDA) == (racing,)
+        one.wait()
+    assert process.asked == ["Writing", "Compiling", "Compiling"]
+    assert [what in caplog.text for what in ("no luck", "no room")] == [True, True]
+    assert one._preparation.cpu_seconds == 3.0
+    assert not one.died
+
+
+def test_where_the_process_fails_the_program_does_its_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = asking(monkeypatch, Process(Answer("EOFError: gone")))
+    with caplog.at_level(logging.WARNING, "nostall"):
+        assert one.written((), race(), CUDA) is None
+    assert "EOFError: gone" in caplog.text
+
+
+def test_nothing_is_asked_for_a_graph_that_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process()
+    one = asking(monkeypatch, process, reason="faster as a whole")
+    assert one.written((), race(), CUDA) == ()
+    one.wait()
+    assert process.asked == []
+
+
+def test_a_graph_that_chooses_meanwhile_needs_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process is ended then, which is no failure."""
+    one = asking(monkeypatch, process := Process())
+
+    def do(errand: Any) -> Answer[Any]:
+        one._report.reason = "faster as a whole"
+        return Answer("EOFError: gone")
+
+    monkeypatch.setattr(process, "do", do)
+    with caplog.at_level(logging.WARNING, "nostall"):
+        assert one.written((), race(), CUDA) == ()
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("which", ["Writing", "Compiling"])
+def test_where_a_worker_died_the_program_does_not_try(
+    monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    written = Answer(done=Written(died=which == "Writing"))
+    one = asking(monkeypatch, Process(written, Answer(done=Written(died=True))))
+    one.written((), race(), CUDA)
+    assert one.died == (which == "Writing")
+    one.wait()
+    assert one.died
+
+
+def graph_of(found: Any, *graphs: Graph) -> Any:
+    """As much of a graph of the backend as its regions need; ``found`` is what another process
+    tells."""
+    told = SimpleNamespace(written=lambda *_: found, wait="wait")
+    one = SimpleNamespace(ahead=told, race=race(), unwritten=deque(graphs), unsent="not needed")
+    one.device = CUDA
+    return one
+
+
+def test_regions_that_were_written_elsewhere_race_and_are_waited_for() -> None:
+    racing = (Racing(normed(8), {}),)
+    one = graph_of(racing, normed(8))
+    assert [*_Graph._write(one)] == ["wait"]
+    assert one.race.regions == [*racing] and not one.unwritten
+    assert [*_Graph._write(one)] == [], "there is nothing more to write"
+
+
+def test_regions_that_nobody_else_writes_are_written_here_each_kernel_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    warmed: list[str] = []
+    monkeypatch.setattr(backend, "_warm", lambda kernel, device: warmed.append(kernel))
+    one = graph_of(None, normed(1 << 20), bordered(), normed(1 << 20), normed(8))
+    with caplog.at_level(logging.WARNING, "nostall"):
+        for task in _Graph._write(one):
+            task()
+    assert "opaque" in caplog.text
+    expected = {kernel for rows in (1 << 20, 8) for kernel in race().prepare(normed(rows))}
+    assert sorted(warmed) == sorted(expected)
+
+
+ENDS = """
+import sys, threading, time
+from nostall.attach.compile import switch, helper, background
+from nostall.attach.compile.ahead import Ahead
+from nostall.attach.compile.background import Preparation
+from nostall.attach.compile.report import GraphReport
+helper.PROGRAM = "import time; time.sleep(60)"
+preparation = Preparation()
+ahead = Ahead(preparation, GraphReport())
+helper.WRITER.begin()
+preparation.add(lambda: [ahead.wait])
+preparation.start()
+while not background._busy.locked():
+    time.sleep(0.01)
+print(time.monotonic(), flush=True)
+"""
+
+
+def test_a_program_that_ends_does_not_wait_for_what_other_processes_compile() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", ENDS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert time.monotonic() - float(ran.stdout) < 8
+
+
+FORKS = """
+import os, sys, threading, time
+from nostall.attach.compile import background, processor
+preparation = background.Preparation()
+begun, go = threading.Event(), threading.Event()
+preparation.add(lambda: [lambda: begun.set() or (go.wait(60) and None)])
+preparation.start()
+begun.wait()
+if os.fork() == 0:
+    other = background.Preparation()
+    other.add(lambda: [lambda: None])
+    other.start()
+    while not other.ready:
+        time.sleep(0.01)
+    sys.exit()
+began = time.monotonic()
+_, status = os.wait()
+print(status, time.monotonic() - began, flush=True)
+go.set()
+"""
+
+
+def test_a_forked_child_of_a_program_waits_for_none_of_its_threads() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    status, seconds = ran.stdout.split()
+    assert status == "0" and float(seconds) < 5
+
+
+def test_where_binaries_are_not_kept_or_not_needed_no_other_process_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton.runtime.driver, "_active", Architecture(HOPPER))
+    assert ahead.target_of(torch.device("cuda")) == HOPPER
+    assert ahead.target_of(torch.device("cpu")) is None
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
+    assert ahead.target_of(torch.device("cuda")) is None
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", False)
+    monkeypatch.setattr(triton.runtime.driver, "_active", object())
+    assert ahead.target_of(torch.device("cuda")) is None, "there is no driver"
