@@ -103,6 +103,23 @@ def test_a_graph_that_chooses_meanwhile_needs_nothing(
     assert not caplog.text
 
 
+def test_a_compilation_that_does_not_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE_S", 0.0)
+    every = [Answer(done=Written(left=left)) for left in (3, 2, 2)]
+    one = asking(monkeypatch, process := Process(*every))
+
+    def end() -> None:
+        process.running = False
+
+    monkeypatch.setattr(process, "end", end, raising=False)
+    with caplog.at_level(logging.WARNING, "nostall"):
+        one.wait()
+    assert one.died and "2 kernels are not compiled" in caplog.text
+    assert not process.running and not process.answers
+
+
 @pytest.mark.parametrize("which", ["Writing", "Compiling"])
 def test_where_a_worker_died_the_program_does_not_try(
     monkeypatch: pytest.MonkeyPatch, which: str
@@ -180,7 +197,9 @@ begun, go = threading.Event(), threading.Event()
 preparation.add(lambda: [lambda: begun.set() or (go.wait(60) and None)])
 preparation.start()
 begun.wait()
+preparation._lock.acquire()
 if os.fork() == 0:
+    preparation.start()
     other = background.Preparation()
     other.add(lambda: [lambda: None])
     other.start()
@@ -188,6 +207,7 @@ if os.fork() == 0:
         time.sleep(0.01)
     sys.exit()
 began = time.monotonic()
+preparation._lock.release()
 _, status = os.wait()
 print(status, time.monotonic() - began, flush=True)
 go.set()

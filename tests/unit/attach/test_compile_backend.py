@@ -187,7 +187,9 @@ def test_where_no_other_process_compiles_the_program_does(cold: Any) -> None:
 def test_where_a_process_died_that_compiled_kernels_the_program_does_not_try(cold: Any) -> None:
     found = cold["ahead"]["died"]
     assert found["states"][-1] == "inductor"
-    assert found["reason"] == "not stitched: Died: a process ended while it compiled kernels"
+    assert found["reason"] == (
+        "not stitched: Died: kernels could not be compiled by another process"
+    )
 
 
 @pytest.mark.parametrize("which", ["helped", "alone"])

@@ -110,15 +110,17 @@ def test_workers_end_with_the_process(process: Helper) -> None:
 ASKED = """
 from triton.backends.nvidia.compiler import get_ptxas_version
 before = get_ptxas_version(90)
+{}
 from nostall.attach.compile import operator
 print("12.0" in before, "12.0" in get_ptxas_version(90))
 """
 
 
-def test_who_has_asked_for_the_version_before_is_told_again(tmp_path: Path) -> None:
-    """A program may have compiled by Inductor, or kernels of its own."""
+@pytest.mark.parametrize("meanwhile", ["", "compile_tasks._set_triton_ptxas_path()"])
+def test_who_has_asked_for_the_version_before_is_told_again(tmp_path: Path, meanwhile: str) -> None:
+    """A program may have compiled kernels of its own, and by Inductor."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_PTXAS_PATH"}
-    text = INDUCTORS.format(str(older(tmp_path))) + ASKED
+    text = INDUCTORS.format(str(older(tmp_path))) + ASKED.format(meanwhile)
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", text],
         env=environment,
@@ -195,6 +197,62 @@ def test_a_worker_that_dies_is_not_waited_for_and_others_come(
     monkeypatch.setattr(writer, "_compile", lasts)
     assert workers.written(asked) == Written()
     assert workers.compiled() == Written()
+
+
+class Strange(Exception):
+    """It cannot be read from its pickle."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+def test_whatever_fails_in_a_worker_is_no_death(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: Any) -> None:
+        raise Strange("no", "luck")
+
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    monkeypatch.setattr(writer, "resolve", fails)
+    workers = writer._Workers()
+    assert workers.written(Writing((normed(8),), race(), HOPPER)) == Written()
+    assert workers.compiled() == Written(failures=("Strange: no luck",))
+    monkeypatch.setattr(writer, "_at", fails)
+    workers = writer._Workers()
+    done = workers.written(Writing((normed(8),), race(), HOPPER))
+    assert done == Written(failures=("Strange: no luck",))
+
+
+def test_a_worker_that_died_before_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    monkeypatch.setattr(writer, "_compile", lasts)
+    workers, asked = writer._Workers(), Writing((normed(8),), race(), HOPPER)
+    workers.written(asked)
+    workers.compiled()
+    assert workers._pool is not None
+    for one in workers._pool._processes.values():
+        one.kill()
+        one.join()
+    assert workers.written(asked) == Written()
+    assert workers.compiled() == Written()
+
+
+def test_who_comes_next_does_not_wait_for_what_is_not_needed_any_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    monkeypatch.setattr(writer, "COMPILERS", 1)
+    monkeypatch.setattr(writer, "_compile", lasts_longer)
+    workers = writer._Workers()
+    every = tuple(normed(rows) for rows in range(8, 48))
+    workers.written(Writing(every, race(), HOPPER, owner=1))
+    assert len(workers._begun) == len(every)
+    began = time.monotonic()
+    workers.written(Writing((normed(7),), race(), HOPPER, owner=2))
+    assert workers.compiled() == Written()
+    assert time.monotonic() - began < 30
 
 
 def test_who_waits_for_long_asks_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from triton.runtime import driver
 from nostall.attach.compile.background import Preparation, ending
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.errand import Errand, layouts
-from nostall.attach.compile.helper import HELPER, WRITER, Answer, Asked, Helper
+from nostall.attach.compile.helper import HELPER, PATIENCE_S, WRITER, Answer, Asked, Helper
 from nostall.attach.compile.hosts import Host, InductorHost
 from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.race import Race, Racing
@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 class Ahead:
     """``done``: what became of the stitched version's graphs, once they have been compiled;
-    ``died``: whether a process did that compiled kernels, as the program might if it did so."""
+    ``died``: whether a process did that compiled kernels, or would not end: the program might do
+    the same."""
 
     def __init__(self, preparation: Preparation, report: GraphReport) -> None:
         self._preparation, self._report = preparation, report
@@ -51,18 +52,29 @@ class Ahead:
     ) -> Sequence[Racing] | None:
         """The plans that race for regions, which have been stitched and whose kernels are being
         compiled; None where that has to be done here."""
+        if self._unneeded:
+            return ()
         target = target_of(device)
-        if target is None or self._unneeded:
-            return () if self._unneeded else None
-        return self._told(self._asked("written", WRITER, Writing(tuple(graphs), race, target)))
+        if target is None:
+            return None
+        return self._told(
+            self._asked("written", WRITER, Writing(tuple(graphs), race, target, id(self)))
+        )
 
     def wait(self) -> None:
-        """Until all of them are compiled."""
+        """Until all of them are compiled, or for :data:`PATIENCE_S` none is."""
+        left, until = math.inf, math.inf
         while not self._unneeded and WRITER.running:
             answer = self._asked("compiled", WRITER, Compiling())
             self._told(answer)
             if answer.done is None or not answer.done.left:
                 return
+            if answer.done.left < left:
+                left, until = answer.done.left, time.perf_counter() + PATIENCE_S
+            elif time.perf_counter() > until:
+                say_once(f"stitching in the background failed: {left} kernels are not compiled")
+                WRITER.end()
+                self.died = True
 
     def _told(self, answer: Answer[Written]) -> Sequence[Racing] | None:
         done = answer.done

@@ -174,7 +174,7 @@ class _Graph:
 
         def make(args: Sequence[Any], chosen: Chosen | None) -> Candidate | None:
             if self.ahead.died:
-                raise Died("a process ended while it compiled kernels")
+                raise Died("kernels could not be compiled by another process")
             if self.chosen is None:
                 self.chosen = chosen or self._found()
                 selection = self._selection(self.chosen)
@@ -333,7 +333,7 @@ def _look_away(module: GraphModule) -> None:
 
 
 class Died(Exception):
-    """Whatever ended a process that did the same might end the program."""
+    """Whatever ended a process that did the same, or kept it, might end or keep the program."""
 
 
 class _Failed(Exception):

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -38,6 +39,8 @@ def _forked() -> None:
     """A child has none of its parent's threads, which hold these."""
     global _turn, _busy
     _turn, _busy = threading.Lock(), threading.Lock()
+    for one in list(_every):
+        one.forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -50,6 +53,9 @@ _closing: list[Callable[[], None]] = []
 def at_end(close: Callable[[], None]) -> None:
     """What ends something that a thread may be waiting for, when the program ends."""
     _closing.append(close)
+
+
+_every: WeakSet[Preparation] = WeakSet()
 
 
 def ending() -> bool:
@@ -74,11 +80,16 @@ class Preparation:
     ``cpu_seconds`` (of all its threads, and the compilers that they started) say what it took."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.forget()
+        _every.add(self)
         self._open = 0
         self._waiting: list[Work] = []
         self._last: list[Task] = []
         self.seconds = self.cpu_seconds = 0.0
+
+    def forget(self) -> None:
+        """In a process that was forked: who holds the lock is not there."""
+        self._lock = threading.Lock()
 
     @property
     def ready(self) -> bool:

@@ -28,15 +28,15 @@ def as_inductor_compiles() -> None:
     compilation on.  What is compiled before that, or by a process without one, is another binary
     under another name: nobody would find it later.
     """
-    if PTXAS in os.environ:
-        return  # by the user, or by the program that started this process
     with contextlib.suppress(ImportError, AttributeError):
-        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
-        from triton.backends.nvidia.compiler import get_ptxas_version
+        if PTXAS not in os.environ:
+            from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
-        _set_triton_ptxas_path()
+            _set_triton_ptxas_path()
         if PTXAS in os.environ:
-            get_ptxas_version.cache_clear()  # whoever has asked before was told of another one
+            from triton.backends.nvidia.compiler import get_ptxas_version
+
+            get_ptxas_version.cache_clear()  # who asked before it was set was told of another one
 
 
 as_inductor_compiles()

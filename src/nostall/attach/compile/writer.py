@@ -47,11 +47,13 @@ class Written:
 @dataclass(frozen=True)
 class Writing:
     """An errand: stitch regions, as ``race`` prepares them.  When the answer comes their kernels
-    are being compiled for ``target`` (Triton's word for an architecture)."""
+    are being compiled for ``target`` (Triton's word for an architecture); those of other owners
+    are not any more."""
 
     graphs: tuple[Graph, ...]
     race: Race
     target: Any
+    owner: int = 0
     folders: Places = field(default_factory=folders)
 
     def written(self) -> bytes:
@@ -82,27 +84,31 @@ class _Workers:
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
-        self._begun: list[Future[None]] = []
+        self._begun: list[Future[str]] = []
+        self._owner = 0
 
     def written(self, asked: Writing) -> Written:
         """Explore regions side by side, and have their kernels compiled."""
-        try:
-            return self._written(asked, self._started())
-        except BrokenProcessPool:
-            self._pool, self._begun = None, []
-            return Written(died=True)
+        if asked.owner != self._owner:
+            for one in self._begun:
+                one.cancel()
+            self._owner, self._begun = asked.owner, []
+        for is_new in (self._pool is None, True):
+            try:
+                return self._written(asked, self._started())
+            except BrokenProcessPool:
+                self._pool, self._begun = None, []
+                if is_new:  # or it may have been broken before
+                    break
+        return Written(died=True)
 
     def _written(self, asked: Writing, pool: ProcessPoolExecutor) -> Written:
         racing, failures, known = list[Racing](), list[str](), set[str]()
         race, places = asked.race, asked.folders
         for region in [pool.submit(_prepared, one, race, places) for one in asked.graphs]:
-            error = region.exception()
-            if isinstance(error, BrokenProcessPool):
-                raise error
-            if error is not None:  # one region is not worth the others
-                failures.append(said(error))
-                continue
-            kernels, plans = region.result()
+            kernels, plans, failure = region.result()
+            if failure:  # one region is not worth the others
+                failures.append(failure)
             racing += plans
             new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in known]
             known.update(new)
@@ -113,12 +119,12 @@ class _Workers:
         """What has been compiled since this was asked last."""
         done, left = wait(self._begun, AT_ONCE_S)
         self._begun = [one for one in self._begun if one in left]
-        errors = [error for one in done if (error := one.exception()) is not None]
-        died = any(isinstance(error, BrokenProcessPool) for error in errors)
-        if died:
+        try:
+            failures = dict.fromkeys(failure for one in done if (failure := one.result()))
+        except BrokenProcessPool:
             self._pool, self._begun = None, []
-        failures = dict.fromkeys(said(error) for error in errors)
-        return Written((), tuple(failures), len(self._begun), died)
+            return Written(died=True)
+        return Written((), tuple(failures), len(self._begun))
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -137,16 +143,28 @@ def _at(places: Places) -> None:
         resolve.cache_clear()
 
 
-def _prepared(graph: Graph, race: Race, places: Places) -> tuple[list[str], list[Racing]]:
-    _at(places)
-    return list(race.prepare(graph)), race.regions
+# Failures come back as texts: an error that cannot be pickled would look like a death.
 
 
-def _compile(kernel: str, target: Any, places: Places) -> None:
-    _at(places)
-    # Compilers need no more than the name of the architecture: there is no context on a GPU.
-    triton.runtime.driver.set_active(Architecture(target))
-    resolve(kernel).warm(torch.device("cuda"))
+def _prepared(graph: Graph, race: Race, places: Places) -> tuple[list[str], list[Racing], str]:
+    kernels = list[str]()
+    try:
+        _at(places)
+        kernels += race.prepare(graph)
+    except Exception as error:
+        return kernels, race.regions, said(error)
+    return kernels, race.regions, ""
+
+
+def _compile(kernel: str, target: Any, places: Places) -> str:
+    try:
+        _at(places)
+        # Compilers need no more than the name of the architecture: nothing is on a GPU.
+        triton.runtime.driver.set_active(Architecture(target))
+        resolve(kernel).warm(torch.device("cuda"))
+    except Exception as error:
+        return said(error)
+    return ""
 
 
 class Architecture:
