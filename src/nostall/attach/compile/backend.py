@@ -288,8 +288,7 @@ class _Graph:
         racing = self.ahead.written(graphs, self.race, self.device)
         if racing is not None:
             self.race.regions += racing
-            # To load a binary takes milliseconds, but half a second where a thread has to ask a
-            # program for Python's lock: who needs one loads it.
+            # Who needs a kernel loads its binary, which takes milliseconds.
             yield self.ahead.wait
             return
         known = set[str]()
