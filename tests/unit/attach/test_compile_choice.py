@@ -202,6 +202,21 @@ def test_all_that_there_is_to_do_is_found_before_something_is_done() -> None:
     done(preparation)
 
 
+def test_where_no_thread_can_be_started_inductors_version_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    versions, preparation = Versions(), Preparation()
+    graph = made(versions, preparation=preparation)
+    preparation.add(lambda: [])
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with caplog.at_level(logging.WARNING, "nostall"):
+        assert calls(graph, versions, 3) == ["plain"] * 3
+    assert "can't start new thread" in caplog.text
+
+
 def test_all_processor_time_of_tasks_counts() -> None:
     def task() -> None:
         end = time.thread_time() + 0.05

@@ -174,7 +174,10 @@ class Preparation:
 
 def _thread(work: Callable[..., None], *args: Any) -> None:
     """No program waits for it when it ends."""
-    threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True).start()
+    try:
+        threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True).start()
+    except RuntimeError as error:  # the graph is never ready, and Inductor's version goes on
+        say_once(f"nothing is stitched in the background: {error}")
 
 
 def _on(device: int | None) -> contextlib.AbstractContextManager[Any]:
