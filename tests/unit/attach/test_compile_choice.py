@@ -210,7 +210,7 @@ def test_where_no_thread_can_be_started_inductors_version_goes_on(
 
     versions, preparation = Versions(), Preparation()
     graph = made(versions, preparation=preparation)
-    preparation.add(lambda: [])
+    preparation.add(list)
     monkeypatch.setattr(threading.Thread, "start", start)
     with caplog.at_level(logging.WARNING, "nostall"):
         assert calls(graph, versions, 3) == ["plain"] * 3
