@@ -130,26 +130,11 @@ class _Here:
 
 def _prepare(folder: Path, capability: int) -> None:
     import triton
+    from triton.backends.compiler import GPUTarget
+
+    from nostall.attach.compile.writer import Architecture
 
     _Here.folder = folder
     os.nice(_POLITE)
     # Compilers need no more than the name of the architecture; no context is made on the GPU.
-    triton.runtime.driver.set_active(Architecture(capability))
-
-
-class Architecture:
-    """As much of a driver as Triton asks before it compiles."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
+    triton.runtime.driver.set_active(Architecture(GPUTarget("cuda", capability, 32)))

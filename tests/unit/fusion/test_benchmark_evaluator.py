@@ -19,11 +19,12 @@ from benchmarks import fusion_evaluator
 from benchmarks.fusion_chain_programs import CHAINS
 from benchmarks.fusion_chain_stitched import graph_of
 from benchmarks.fusion_evaluator import Job
-from benchmarks.fusion_evaluator_compile import Architecture, awaited
+from benchmarks.fusion_evaluator_compile import awaited
 from benchmarks.fusion_evaluator_sample import plan_of, sample, told, work_of
 from benchmarks.fusion_evaluator_summary import first, ratios, regret, summary
 from tests.unit.fusion.process import in_the_interpreter
 
+from nostall.attach.compile.writer import Architecture
 from nostall.fusion.codegen.choice import modelled_seconds
 from nostall.fusion.codegen.plan import plans
 from nostall.fusion.codegen.race import candidates
@@ -88,6 +89,7 @@ def launched(job: Job) -> dict[str, Any]:
     many entries that added to Triton's cache."""
     import torch
     import triton
+    from triton.backends.compiler import GPUTarget
 
     from nostall.fusion.codegen.kernel import load
 
@@ -96,7 +98,7 @@ def launched(job: Job) -> dict[str, Any]:
     known = awaited(job.here.folder, [program.key for program in programs], monotonic() + 60)
     cache = Path(os.environ["TRITON_CACHE_DIR"])
     before = set(cache.rglob("*"))
-    triton.runtime.driver.set_active(Idle(90))
+    triton.runtime.driver.set_active(Idle(GPUTarget("cuda", 90, 32)))
     for program in programs:
         graph = program.graph
         inputs, outputs = (
