@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-PROCESSORS: int = (
+_PROCESSORS: int = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 )
 _RANKS = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-COMPILERS = max(1, min(8, PROCESSORS // _RANKS - 2))
+COMPILERS = max(1, min(8, _PROCESSORS // _RANKS - 2))
 """Processes in which something is compiled at once; ranks of a job share a machine, and two
 processors are the program's: its own thread and that of its backward passes."""
 

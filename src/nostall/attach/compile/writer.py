@@ -143,15 +143,12 @@ def _at(places: Places) -> None:
         resolve.cache_clear()
 
 
-# Failures come back as texts: an error that cannot be pickled would look like a death.
-
-
 def _prepared(graph: Graph, race: Race, places: Places) -> tuple[list[str], list[Racing], str]:
     kernels = list[str]()
     try:
         _at(places)
         kernels += race.prepare(graph)
-    except Exception as error:
+    except Exception as error:  # as a text: one that cannot be pickled would look like a death
         return kernels, race.regions, said(error)
     return kernels, race.regions, ""
 
@@ -162,7 +159,7 @@ def _compile(kernel: str, target: Any, places: Places) -> str:
         # Compilers need no more than the name of the architecture: nothing is on a GPU.
         triton.runtime.driver.set_active(Architecture(target))
         resolve(kernel).warm(torch.device("cuda"))
-    except Exception as error:
+    except Exception as error:  # likewise
         return said(error)
     return ""
 
