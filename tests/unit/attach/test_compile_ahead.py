@@ -31,8 +31,8 @@ from nostall.attach.compile.errand import Errand, layouts  # noqa: E402
 from nostall.attach.compile.helper import HELPER, Answer, Helper  # noqa: E402
 from nostall.attach.compile.hosts import EagerHost, InductorHost, inductor_patches  # noqa: E402
 from nostall.attach.compile.module import apart  # noqa: E402
-from nostall.attach.compile.parts import Selection  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
+from nostall.attach.compile.selection import Selection  # noqa: E402
 from nostall.attach.compile.surroundings import Surroundings, Unsent  # noqa: E402
 
 # PyTorch's own modules warn of each other.

@@ -18,13 +18,13 @@ torch = pytest.importorskip("torch")
 
 from tests.unit.attach.regions import HOPPER, bordered, normed, race  # noqa: E402
 
-from nostall.attach.compile import ahead, backend  # noqa: E402
+from nostall.attach.compile import ahead, undecided  # noqa: E402
 from nostall.attach.compile.ahead import Ahead  # noqa: E402
-from nostall.attach.compile.backend import _Graph  # noqa: E402
 from nostall.attach.compile.background import Preparation  # noqa: E402
 from nostall.attach.compile.helper import Answer  # noqa: E402
 from nostall.attach.compile.race import Racing  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
+from nostall.attach.compile.undecided import Undecided  # noqa: E402
 from nostall.attach.compile.writer import Architecture, Written  # noqa: E402
 from nostall.fusion.graph import Graph  # noqa: E402
 
@@ -137,16 +137,16 @@ def graph_of(found: Any, *graphs: Graph) -> Any:
     tells."""
     told = SimpleNamespace(written=lambda *_: found, wait="wait")
     one = SimpleNamespace(ahead=told, race=race(), unwritten=deque(graphs), unsent="not needed")
-    one.device = CUDA
+    one.versions = SimpleNamespace(device=CUDA)
     return one
 
 
 def test_regions_that_were_written_elsewhere_race_and_are_waited_for() -> None:
     racing = (Racing(normed(8), {}),)
     one = graph_of(racing, normed(8))
-    assert [*_Graph._write(one)] == ["wait"]
+    assert [*Undecided._write(one)] == ["wait"]
     assert one.race.regions == [*racing] and not one.unwritten
-    assert [*_Graph._write(one)] == [], "there is nothing more to write"
+    assert [*Undecided._write(one)] == [], "there is nothing more to write"
 
 
 def test_regions_that_nobody_else_writes_are_written_here_each_kernel_once(
@@ -154,10 +154,10 @@ def test_regions_that_nobody_else_writes_are_written_here_each_kernel_once(
 ) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
     warmed: list[str] = []
-    monkeypatch.setattr(backend, "_warm", lambda kernel, device: warmed.append(kernel))
+    monkeypatch.setattr(undecided, "warm", lambda kernel, device: warmed.append(kernel))
     one = graph_of(None, normed(1 << 20), bordered(), normed(1 << 20), normed(8))
     with caplog.at_level(logging.WARNING, "nostall"):
-        for task in _Graph._write(one):
+        for task in Undecided._write(one):
             task()
     assert "opaque" in caplog.text
     expected = {kernel for rows in (1 << 20, 8) for kernel in race().prepare(normed(rows))}

@@ -26,11 +26,11 @@ from nostall.attach.compile.background import Preparation, Task  # noqa: E402
 from nostall.attach.compile.duel import AllSlower  # noqa: E402
 from nostall.attach.compile.judge import Call, Differs, NotStitched, judge  # noqa: E402
 from nostall.attach.compile.operator import note, observed  # noqa: E402
-from nostall.attach.compile.parts import Stitching  # noqa: E402
 from nostall.attach.compile.ranks import Chosen, Ranks  # noqa: E402
 from nostall.attach.compile.records import ChoiceRecord, Kept, RegionRecord  # noqa: E402
 from nostall.attach.compile.region import region_key, stitched_region  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
+from nostall.attach.compile.selection import Stitching  # noqa: E402
 from nostall.attach.compile.switch import Candidate, Rules, Switch  # noqa: E402
 from nostall.gpu.clock import RecordedClock  # noqa: E402
 

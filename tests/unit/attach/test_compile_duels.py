@@ -17,9 +17,10 @@ from torch.fx import GraphModule, Interpreter  # noqa: E402
 
 from nostall.attach.compile import duel  # noqa: E402
 from nostall.attach.compile.duel import AllSlower, Duels  # noqa: E402
-from nostall.attach.compile.parts import Selection, Stitching, owners, parts_of  # noqa: E402
+from nostall.attach.compile.parts import owners, parts_of  # noqa: E402
 from nostall.attach.compile.records import Kept  # noqa: E402
 from nostall.attach.compile.rivals import Rival, copied, rivals  # noqa: E402
+from nostall.attach.compile.selection import Selection, Stitching  # noqa: E402
 from nostall.attach.compile.settings import Settings  # noqa: E402
 from nostall.core.measurement import Kind  # noqa: E402
 from nostall.fusion.capture import inference_graph  # noqa: E402

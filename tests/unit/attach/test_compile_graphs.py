@@ -21,13 +21,13 @@ from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 from nostall.attach.compile import hosts, parts, rewrite  # noqa: E402
 from nostall.attach.compile.backend import Backend  # noqa: E402
 from nostall.attach.compile.naming import graph_key, unfit  # noqa: E402
-from nostall.attach.compile.parts import Selection  # noqa: E402
 from nostall.attach.compile.records import ChoiceRecord, Kept, KernelRecord  # noqa: E402
 from nostall.attach.compile.region import (  # noqa: E402
     raced_region,
     region_key,
     stitched_region,
 )
+from nostall.attach.compile.selection import Selection  # noqa: E402
 from nostall.attach.compile.settings import Settings, settings_of  # noqa: E402
 from nostall.core.errors import BadInput, BadRun  # noqa: E402
 from nostall.fusion.codegen.choice import first_choice  # noqa: E402

@@ -21,10 +21,10 @@ from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.errand import Errand, layouts
 from nostall.attach.compile.helper import HELPER, PATIENCE_S, WRITER, Answer, Asked, Helper
 from nostall.attach.compile.hosts import Host, InductorHost
-from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.race import Race, Racing
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
+from nostall.attach.compile.selection import Selection, Stitching
 from nostall.attach.compile.writer import Compiling, Writing, Written
 from nostall.attach.delivery import say_once
 from nostall.fusion.graph import Graph

@@ -24,9 +24,10 @@ from nostall.attach.compile.hosts import Host, InductorHost
 from nostall.attach.compile.module import as_traced
 from nostall.attach.compile.naming import graph_key
 from nostall.attach.compile.operator import resolve
-from nostall.attach.compile.parts import Selection, Stitching, parts_of
+from nostall.attach.compile.parts import parts_of
 from nostall.attach.compile.records import DuelRecord, Kept
 from nostall.attach.compile.rivals import Rival, copied, rivals
+from nostall.attach.compile.selection import Selection, Stitching
 from nostall.attach.compile.settings import Settings
 from nostall.attach.compile.surroundings import Surroundings
 from nostall.attach.delivery import say_once

@@ -22,8 +22,8 @@ from torch.fx import GraphModule, Interpreter
 
 from nostall.attach.compile.hosts import InductorHost
 from nostall.attach.compile.module import apart
-from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.processor import COMPILERS
+from nostall.attach.compile.selection import Selection, Stitching
 from nostall.attach.compile.surroundings import Surroundings, Unsent
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]

@@ -17,10 +17,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 
-from nostall.attach.compile.parts import Selection, Stitching
 from nostall.attach.compile.records import Kept, code_version
-from nostall.attach.compile.rewrite import rewrite
-from nostall.fusion.capture.trace import decompositions
+from nostall.attach.compile.selection import Selection, Stitching
 
 Compiled = Callable[..., Any]
 Observer = Callable[[GraphModule], None]
@@ -194,6 +192,9 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
             one(graph)
         done = _current.get()
         if done is not None:
+            # Where PyTorch's caches have the graph nobody needs what finds kernels.
+            from nostall.attach.compile.rewrite import rewrite
+
             rewrite(graph.owning_module, Kept(), self.selection, done)
 
     def uuid(self) -> Any:
@@ -243,6 +244,8 @@ class EagerHost:
     def stitched(
         self, module: GraphModule, inputs: Sequence[Any], selection: Selection, done: Stitching
     ) -> Compiled:
+        from nostall.attach.compile.rewrite import rewrite
+
         def change(graph: GraphModule) -> None:
             rewrite(graph, Kept(), selection, done)
 
@@ -254,6 +257,8 @@ class EagerHost:
     ) -> Compiled:
         from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
+
+        from nostall.fusion.capture.trace import decompositions
 
         def compiler(graph: GraphModule, _: Sequence[Any]) -> Any:
             change(graph)

@@ -19,13 +19,13 @@ from triton.runtime import driver
 
 from nostall.attach.compile.records import KernelRecord, TensorRecord
 from nostall.attach.delivery import say_once
-from nostall.fusion.codegen.kernel import aligned, options
+from nostall.fusion.codegen.kernel import ALIGNED, aligned, options
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
-ALIGNED = 15
-"""Bits of an address that are 0 where Triton may assume that it is a multiple of 16."""
+ODD = ALIGNED - 1
+"""Bits of an address that are 0 where Triton may assume that it is aligned."""
 
 
 class Launcher:
@@ -78,7 +78,7 @@ class Launcher:
         ]
         results = made[: len(self.outputs)]
         # Triton interprets without a binary; one for other addresses is good for all, but slow.
-        usable = None not in binaries and not any(x.data_ptr() & ALIGNED for x in tensors)
+        usable = None not in binaries and not any(x.data_ptr() & ODD for x in tensors)
         number = inputs[0].get_device()
         # What has taken over asks here for what it leaves to Triton.
         if usable and number not in self._settled and not (_watched() or _capturing()):
@@ -101,7 +101,7 @@ class Launcher:
         lines += [f"{x} = empty(*made_{x})" for x in made]
         lines += [f"a{x} = {x}.data_ptr()" for x in every]
         lines += [
-            f"if ({' | '.join(f'a{x}' for x in every)}) & {ALIGNED} or watched():",
+            f"if ({' | '.join(f'a{x}' for x in every)}) & {ODD} or watched():",
             "    return first(inputs)",
             "stream = stream_of(device)",
         ]

@@ -50,12 +50,12 @@ def graph_key(
     patches: Mapping[str, Any],
 ) -> str:
     """sha256 of everything that a choice between two versions of this graph depends on."""
-    here = next((x.device for x in inputs if isinstance(x, Tensor)), None)
+    here = device_of(inputs)
     lines = [
         code_version(),
         torch.__version__,
         triton.__version__,
-        device_name(inputs),
+        device_name(here),
         f"{settings.extent} {settings.rest} {settings.race} {settings.keep}",
         f"{torch.is_grad_enabled()}",
         *(f"{name}={_said(value)}" for name, value in sorted(patches.items())),
@@ -65,12 +65,14 @@ def graph_key(
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def device_name(inputs: Sequence[Any]) -> str:
-    """The GPU that the inputs are on, or that there is none."""
-    device = next((x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu"))
-    if device.type != "cuda":
-        return "no GPU"
-    return str(torch.cuda.get_device_name(device))
+def device_of(inputs: Sequence[Any]) -> torch.device:
+    """Where the inputs are; that is the processor where no tensor is among them."""
+    return next((x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu"))
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU that this is, or that there is none."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "no GPU"
 
 
 def symbols(inputs: Sequence[Any]) -> set[str]:

@@ -7,9 +7,8 @@ out.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.compile.records import Kept, RegionRecord, StepRecord
+from nostall.attach.compile.records import Kept, StepRecord
 from nostall.attach.compile.region import stitched_region
-from nostall.attach.compile.settings import Extent
+from nostall.attach.compile.selection import Selection, Stitching
 from nostall.attach.delivery import say_once
 from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
@@ -29,35 +28,6 @@ from nostall.fusion.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.operations import COMPUTE
 from nostall.fusion.regions import Region, regions
 from nostall.fusion.varying import varies
-
-
-@dataclass
-class Stitching:
-    """What became of the graphs of one compilation: kernels put in, by name, and what was left to
-    others, counted as (reason, operator)."""
-
-    kernels: list[str] = field(default_factory=list)
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which kernels are put in: by ``extent``, without the parts ``left`` (by key) to Inductor.
-    ``regions`` (by name) are stitched like that, others as the store has them."""
-
-    extent: Extent = "reductions"
-    left: frozenset[str] = frozenset()
-    regions: Mapping[str, RegionRecord] = field(default_factory=dict, hash=False)
-
-    def takes(self, part: Part) -> bool:
-        return (self.extent == "all" or part.reduces) and part.key not in self.left
-
-    @property
-    def name(self) -> list[Any]:
-        """Whatever decides about the kernels."""
-        regions = [f"{key} {record.model_dump_json()}" for key, record in self.regions.items()]
-        text = "\n".join(sorted(regions))
-        return [self.extent, sorted(self.left), hashlib.sha256(text.encode()).hexdigest()]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ import torch
 from nostall.attach.compile.records import Kept, RegionRecord, Version
 from nostall.core.launch import Strict
 
+FOLLOWS = "rank 0 has chosen"
+
 
 @dataclass(frozen=True)
 class Chosen:

@@ -13,20 +13,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
 import nostall.fusion
 from nostall.core.launch import Strict
 from nostall.core.measurement import Comparison, Kind
-from nostall.fusion.codegen.program import Program, Sized
 from nostall.fusion.graph import Node
 from nostall.fusion.varying import Extent, Total, resized, varies
 from nostall.store import home
 from nostall.store.answers import keep_record
 from nostall.store.artefacts import Artefacts, name
 from nostall.store.errors import BadStore
+
+if TYPE_CHECKING:
+    from nostall.fusion.codegen.program import Program, Sized
 
 SOURCE, JSON = "py", "json"
 

@@ -19,8 +19,9 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from nostall.attach.compile.operator import STITCHED
-from nostall.attach.compile.parts import Part, Selection, Stitching, parts_of
+from nostall.attach.compile.parts import Part, parts_of
 from nostall.attach.compile.records import Kept
+from nostall.attach.compile.selection import Selection, Stitching
 from nostall.fusion.capture import Captured
 from nostall.fusion.varying import varies
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,29 +17,19 @@ from nostall.attach.compile.background import Preparation, progress
 from nostall.attach.compile.duel import AllSlower
 from nostall.attach.compile.hosts import Compiled
 from nostall.attach.compile.judge import Call, Differs, NotStitched, changes, judge
-from nostall.attach.compile.parts import Stitching
 from nostall.attach.compile.processor import counted
-from nostall.attach.compile.ranks import Chosen, Ranks
+from nostall.attach.compile.ranks import FOLLOWS, Chosen, Ranks
 from nostall.attach.compile.records import ChoiceRecord, ComparisonRecord, Kept, Version
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.steps import STEPS, capturing
+from nostall.attach.compile.versions import Candidate
 from nostall.attach.delivery import say_once
 from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")
 
-FOLLOWS = "rank 0 has chosen"
 BEGIN_AT_CALL = 2
 """By then the first step is over, and nothing of it waited for us."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A stitched version, ready to run, and how it came to be."""
-
-    run: Compiled
-    done: Stitching
-    chosen: Chosen = field(default_factory=lambda: Chosen("stitched"))
 
 
 Make = Callable[[Sequence[Any], Chosen | None], Candidate | None]

@@ -15,7 +15,7 @@ def is_zero(scalar: str) -> str:
 
 
 ALIGNED = 16
-"""What Triton looks for in counts and addresses when it chooses how wide accesses are."""
+"""What Triton looks for in counts when it chooses how wide accesses are."""
 
 
 def is_specialised(of: Schedule) -> bool:

@@ -7,19 +7,23 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
-from nostall.fusion.codegen.frame import ALIGNED
-from nostall.fusion.codegen.program import Program
 from nostall.fusion.graph import Node
 from nostall.fusion.varying import resized
 from nostall.store.artefacts import Artefacts
 from nostall.store.store import home
+
+if TYPE_CHECKING:
+    from nostall.fusion.codegen.program import Program
+
+ALIGNED = 16
+"""Bytes: where an address is a multiple of it Triton may say so to the compiler, and does."""
 
 
 class BadTensor(BadInput):
