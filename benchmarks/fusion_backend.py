@@ -9,8 +9,7 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
   until the backend has chosen.
 - ``first`` and ``again``, only where they are asked for: ``--pairs`` pairs of first steps by the
   two, each in a process with empty caches of its own, or with the caches that ``inductor`` and
-  ``nostall`` have left, run by the same command; who goes first alternates, and processes before
-  them, which are not recorded, have read every file from the disk.
+  ``nostall`` have left, run by the same command; who goes first alternates.
 - ``steady``: torch.compile (twice: the null), the backend, its stitched version whatever it costs
   (``always``), and eager, in turns: seconds per step in a loop, where the host may be what takes
   longest, and as replayed CUDA graphs of the whole step, where only the GPU counts.  Kernels that
@@ -18,6 +17,10 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
 - ``autotuned``, ``graphs``: the same loop in the modes max-autotune-no-cudagraphs and
   reduce-overhead, and torch.compile's mode once more with a model of its own, as each of them has:
   two copies of one version are not equally fast.  They come last.
+
+Before a GPU's first start a process that is not recorded has read what all need from the disk;
+before a model's ``first`` one did that runs this model.  Python's bytecode is kept, as where
+packages were installed: without it half of a warm start is Python compiling PyTorch.
 
 OUT is a folder with one JSON for each model and part, and what the processes said in ``logs``.
 What is complete is left out, so an interrupted run goes on.  No part begins that is expected to end
@@ -78,7 +81,9 @@ class Job:
     def expected(self) -> float:
         """Seconds."""
         if self.setup.part in IN_PAIRS:
-            return self.slower * IN_PAIRS[self.setup.part] * (1 + 2 * self.setup.pairs)
+            pairs = self.setup.pairs if self.setup.recorded else 0
+            unrecorded = int(self.setup.part == PAIRED)
+            return self.slower * IN_PAIRS[self.setup.part] * (unrecorded + 2 * pairs)
         return self.slower * EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
 
     @property
@@ -93,6 +98,9 @@ class Job:
 
 def run(job: Job) -> str:
     """A line about what was found.  Raises :class:`Ended` where there is nothing."""
+    if not job.setup.recorded:
+        process(replace(job.setup, seconds=job.most), Path(job.caches), job.until)
+        return "not recorded: files were read"
     if job.setup.part in IN_PAIRS:
         return pairs(job)
     setup = replace(job.setup, seconds=job.most)
@@ -123,7 +131,7 @@ def pairs(job: Job) -> str:
     out, setup = Path(job.setup.out), job.setup
     known = len(json.loads(out.read_text())["runs"]) if out.exists() else 0
     most, cold = job.slower * IN_PAIRS[setup.part], setup.part == PAIRED
-    unrecorded = ["nostall"] if cold else [*FIRST]
+    unrecorded = ["nostall"] if cold else []
     for at, method in enumerate([*unrecorded, *order(setup.pairs)[known:]]):
         if monotonic() + most > job.until:
             break
@@ -153,6 +161,8 @@ def process(setup: Setup, caches: Path, until: float) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(root() / "bytecode"),
     }
     given = json.dumps(asdict(replace(setup, seconds=seconds)))
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.fusion_backend_run", given]
@@ -221,7 +231,6 @@ def wanted(options: argparse.Namespace, until: float) -> list[Job]:
     """Every part of every model that is not complete."""
     jobs = []
     parts = options.parts.split(",") if options.parts else [p for p in PARTS if p not in IN_PAIRS]
-    place = Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
     for model in models(options.small):
         if not any(part in model for part in options.models.split(",")):
             continue
@@ -240,8 +249,29 @@ def wanted(options: argparse.Namespace, until: float) -> list[Job]:
                 measured_s=options.measured,
                 pairs=options.pairs,
             )
-            jobs.append(Job(setup, until, str(place / model)))
+            jobs.append(Job(setup, until, str(root() / model)))
     return jobs
+
+
+def root() -> Path:
+    """Where caches of every sort are."""
+    return Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
+
+
+def headed(jobs: list[Job]) -> list[Job]:
+    """A queue, with a start in front that reads from the disk what the others find in memory."""
+    starts = [job for job in jobs if job.setup.part in FIRST]
+    if not starts:
+        return jobs
+    nowhere = root() / "unrecorded"
+    setup = replace(
+        starts[0].setup,
+        part=PAIRED,
+        state="nostall",
+        recorded=False,
+        out=str(nowhere / f"{starts[0].setup.model}.json"),
+    )
+    return [Job(setup, starts[0].until, str(nowhere / setup.model)), *jobs]
 
 
 def expected(job: Job) -> float:
@@ -266,7 +296,7 @@ def main() -> None:
         sys.exit("there is no GPU here; run this on one, or give --small --device cpu")
     began = monotonic()
     jobs = wanted(options, began + options.limit)
-    queues = dealt(jobs, len(gpus))
+    queues = [headed(queue) for queue in dealt(jobs, len(gpus))]
     answered = set()
     for answer in spread(run, queues, gpus, began + options.limit, expected):
         setup = answer.job.setup

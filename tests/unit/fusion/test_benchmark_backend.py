@@ -151,13 +151,32 @@ def test_warm_starts_are_taken_in_turns_from_what_both_have_left(
     processes = Processes()
     monkeypatch.setattr(benchmark, "process", processes)
     job = replace(queue[-1], until=time.monotonic() + 1e6, caches=str(tmp_path))
-    with pytest.raises(benchmark.Ended, match="add inductor to --parts"):
+    with pytest.raises(benchmark.Ended, match="add nostall to --parts"):
         benchmark.run(job)
     for name in ("inductor", "nostall"):
         (tmp_path / name).mkdir()
     benchmark.run(job)
-    both = ["nostall", "inductor"]
-    assert processes.started == ["(inductor)", "(nostall)", *both, *reversed(both)]
+    assert processes.started == ["nostall", "inductor", "inductor", "nostall"]
+
+
+def test_a_start_that_is_not_recorded_reads_files_before_the_first_one_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = benchmark.wanted(options(tmp_path, parts="inductor,steady", models="dien"), 1e9)
+    (queue,) = benchmark.dealt(jobs, 1)
+    first, *others = benchmark.headed(queue)
+    assert others == queue and not first.setup.recorded
+    assert first.caches not in {job.caches for job in queue}
+    assert Path(first.setup.out).parent != tmp_path
+    assert first.expected == benchmark.IN_PAIRS["first"]
+    processes = Processes()
+    monkeypatch.setattr(benchmark, "process", processes)
+    (tmp_path / "x").mkdir()
+    setup = replace(first.setup, out=str(tmp_path / "x" / "read.json"))
+    assert "not recorded" in benchmark.run(replace(first, setup=setup, caches=str(tmp_path / "y")))
+    assert processes.started == ["(nostall)"]
+    steady = benchmark.wanted(options(tmp_path, parts="steady", models="dien"), 1e9)
+    assert benchmark.headed(steady) == steady
 
 
 def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
