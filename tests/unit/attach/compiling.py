@@ -24,7 +24,7 @@ from nostall.attach.compile import ahead, parts
 from nostall.attach.compile import race as plans
 from nostall.attach.compile.backend import Backend
 from nostall.attach.compile.direct import FUNCTION
-from nostall.attach.compile.helper import HELPER, WRITER, Answer
+from nostall.attach.compile.helper import HELPER, SECOND, WRITER, Answer
 from nostall.attach.compile.operator import STITCHED as OPERATOR
 from nostall.attach.compile.operator import observed
 from nostall.attach.compile.records import Kept
@@ -190,9 +190,15 @@ def helped() -> dict[str, Any]:
     options = {**ALL_DUELS, "nostall.rest": "inductor", "pattern_matcher": False}
     places = [os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"]]
     asked, written, result = HELPER.do, WRITER.do, dict[str, Any]()
-    target = ahead.target_of
+    target, many = ahead.target_of, (ahead.MANY, ahead.COMPILERS)
     ahead.target_of = lambda device: "nothing is compiled in an interpreter"
+    ahead.MANY, ahead.COMPILERS = 1, 8
     errands: list[str] = []
+    both = set[str]()
+
+    def asks(errand: Any) -> Any:
+        both.update(name for name, one in (("first", HELPER), ("second", SECOND)) if one.running)
+        return asked(errand)
 
     def writes(errand: Any) -> Any:
         answer = written(errand)
@@ -205,20 +211,21 @@ def helped() -> dict[str, Any]:
     def dies(errand: Any) -> Any:
         return Answer(done=Written(died=True))
 
-    HELPER.do, WRITER.do = asked, dies  # type: ignore[method-assign]
+    WRITER.do = dies  # type: ignore[method-assign]
     result["died"] = trained("wide", Loses(), options)
-    for name, do, write in (("helped", asked, writes), ("alone", fails, fails)):
+    for name, do, write in (("helped", asks, writes), ("alone", fails, fails)):
         HELPER.do, WRITER.do = do, write  # type: ignore[method-assign]
         os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = (
             f"{place}-{name}" for place in places
         )
         for run in (name, f"{name}, again"):
             result[run] = trained("wide", Loses(), options)
+        ahead.MANY, ahead.COMPILERS = many
     HELPER.do, WRITER.do = asked, written  # type: ignore[method-assign]
     ahead.target_of = target
     os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = places
-    running = HELPER.running or WRITER.running
-    return {**result, "running": running, "errands": errands}
+    running = HELPER.running or SECOND.running or WRITER.running
+    return {**result, "running": running, "errands": errands, "processes": sorted(both)}
 
 
 def duelled() -> dict[str, Any]:

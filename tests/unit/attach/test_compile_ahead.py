@@ -302,7 +302,7 @@ def test_a_graph_that_has_chosen_sends_nothing(monkeypatch: pytest.MonkeyPatch) 
     for reason, expected in (("chosen", []), ("", ["begin", "do"])):
         preparation, report = Preparation(), GraphReport(reason=reason)
         ahead = Ahead(preparation, report)
-        ahead.begin()
+        ahead.begin(1)
         graph = torch.fx.symbolic_trace(nn.ReLU())
         assert ahead.stitched(graph, [torch.ones(3)], {}, Selection())
         end = time.monotonic() + 30

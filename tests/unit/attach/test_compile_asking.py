@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +25,7 @@ from nostall.attach.compile import ahead, undecided  # noqa: E402
 from nostall.attach.compile.ahead import Ahead  # noqa: E402
 from nostall.attach.compile.background import Preparation  # noqa: E402
 from nostall.attach.compile.helper import Answer  # noqa: E402
+from nostall.attach.compile.hosts import InductorHost  # noqa: E402
 from nostall.attach.compile.race import Racing  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
 from nostall.attach.compile.undecided import Undecided  # noqa: E402
@@ -130,6 +134,91 @@ def test_where_a_worker_died_the_program_does_not_try(
     assert one.died == (which == "Writing")
     one.wait()
     assert one.died
+
+
+class Rivals:
+    """In place of a graph's duels: what Inductor has to compile for them, numbered."""
+
+    modules = ("forward",)
+
+    def __init__(self, many: int) -> None:
+        self.many, self.asked = many, 0
+
+    def errands(self, host: Any) -> Iterator[int]:
+        self.asked += 1
+        yield from range(self.many)
+
+
+def helping(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    """``plain``: Inductor's first compilation took that long."""
+    one = asking(monkeypatch, Process())
+    one._report.seconds["plain"] = 60.0
+    return one
+
+
+def test_two_processes_share_what_kernels_are_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, rivals = helping(monkeypatch), Rivals(9)
+    taken: dict[str, list[int]] = {"first": [], "second": []}
+    other = threading.Event()
+
+    def process(name: str) -> Any:
+        def do(errand: int) -> Answer[Any]:
+            taken[name].append(errand)
+            # The first one has to wait for its first answer until all else is done.
+            if name == "first":
+                other.wait(30)
+            elif errand == 8:
+                other.set()
+            return Answer(cpu_seconds=1.0)
+
+        return SimpleNamespace(do=do, running=True)
+
+    first, second = process("first"), process("second")
+    monkeypatch.setattr(ahead, "HELPER", first)
+    threads = [
+        threading.Thread(target=one.duels, args=(rivals, InductorHost({}), who))
+        for who in (first, second)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(taken["first"] + taken["second"]) == [*range(9)]
+    assert len(taken["first"]) == 1 and rivals.asked == 1
+    assert one._preparation.cpu_seconds == 9.0
+
+
+def test_a_second_process_that_was_not_started_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, rivals = helping(monkeypatch), Rivals(3)
+    asleep = SimpleNamespace(running=False)
+    one.duels(rivals, InductorHost({}), asleep)  # type: ignore[arg-type]
+    assert rivals.asked == 0
+    monkeypatch.setattr(ahead, "HELPER", process := Process(*[Answer("no luck")] * 3))
+    one.duels(rivals, InductorHost({}), process)  # type: ignore[arg-type]
+    assert len(process.asked) == 1, "the program compiles what is left"
+
+
+@pytest.mark.parametrize(
+    ("regions", "processors", "begun"),
+    [(5, 8, ["first"]), (6, 8, ["first", "second"]), (6, 3, ["first"])],
+)
+def test_a_second_process_is_started_for_many_regions_where_it_has_a_processor(
+    monkeypatch: pytest.MonkeyPatch, regions: int, processors: int, begun: list[str]
+) -> None:
+    said: list[str] = []
+    for name, what in (("HELPER", "first"), ("SECOND", "second")):
+        begin = partial(said.append, what)
+        monkeypatch.setattr(ahead, name, SimpleNamespace(begin=begin))
+    monkeypatch.setattr(ahead, "COMPILERS", processors)
+    asking(monkeypatch, Process()).begin(regions)
+    assert said == begun
+    said.clear()
+    asking(monkeypatch, Process(), reason="faster as a whole").begin(regions)
+    assert said == []
 
 
 def graph_of(found: Any, *graphs: Graph) -> Any:

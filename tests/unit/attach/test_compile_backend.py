@@ -172,6 +172,7 @@ def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold
     assert set(found["seconds"]) == own | {"ahead", "compiled", "written"}
     assert not found["not ahead"]
     assert cold["ahead"]["errands"] == ["Writing: ", "Compiling: "]
+    assert cold["ahead"]["processes"] == ["first", "second"]
     assert not cold["ahead"]["running"]
 
 

@@ -7,8 +7,9 @@ needed.
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,8 +20,17 @@ from triton.runtime import driver
 from nostall.attach.compile.background import Preparation, ending
 from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.errand import Errand, layouts
-from nostall.attach.compile.helper import HELPER, PATIENCE_S, WRITER, Answer, Asked, Helper
+from nostall.attach.compile.helper import (
+    HELPER,
+    PATIENCE_S,
+    SECOND,
+    WRITER,
+    Answer,
+    Asked,
+    Helper,
+)
 from nostall.attach.compile.hosts import Host, InductorHost
+from nostall.attach.compile.processor import COMPILERS
 from nostall.attach.compile.race import Race, Racing
 from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
@@ -31,6 +41,12 @@ from nostall.fusion.graph import Graph
 
 T = TypeVar("T")
 
+MANY = 6
+"""Regions, from which on a second process takes some of what kernels are compared with; it takes
+as long to be ready as three of those take."""
+FEW_PROCESSORS = 4
+"""For compilers, of which fewer leave none for a second process."""
+
 
 class Ahead:
     """``done``: what became of the stitched version's graphs, once they have been compiled;
@@ -39,13 +55,17 @@ class Ahead:
 
     def __init__(self, preparation: Preparation, report: GraphReport) -> None:
         self._preparation, self._report = preparation, report
+        self._lock = threading.Lock()
+        self._rivals: Iterator[Errand] | None = None
         self.done: Stitching | None = None
         self.died = False
 
-    def begin(self) -> None:
-        """There will be something to compile."""
+    def begin(self, regions: int) -> None:
+        """There will be something to compile: about so many graphs, and one that is all of them."""
         if not self._report.reason:
             HELPER.begin()
+            if regions >= MANY and COMPILERS >= FEW_PROCESSORS:
+                SECOND.begin()
 
     def written(
         self, graphs: Sequence[Graph], race: Race, device: torch.device
@@ -91,16 +111,27 @@ class Ahead:
     def _unneeded(self) -> bool:
         return bool(self._report.reason) or ending()
 
-    def duels(self, duels: Duels, host: Host) -> None:
-        """Compile what kernels are compared with, for about as long as comparisons may take."""
+    def duels(self, duels: Duels, host: Host, process: Helper) -> None:
+        """Have this process compile what kernels are compared with, beside others that do, for
+        about as long as comparisons may take."""
         if not (Ranks.here().leads and duels.modules and isinstance(host, InductorHost)):
             return
         until = math.inf
-        for errand in duels.errands(host):
-            if self._answer(errand).failure or time.perf_counter() > until:
+        while process is HELPER or process.running:
+            errand = self._rival(duels, host)
+            if errand is None or self._answer(errand, process).failure:
+                return
+            if time.perf_counter() > until:
                 return
             # From when that process is there.
             until = min(until, time.perf_counter() + self._report.seconds["plain"])
+
+    def _rival(self, duels: Duels, host: InductorHost) -> Errand | None:
+        """The next one that nobody compiles."""
+        with self._lock:
+            if self._rivals is None:
+                self._rivals = duels.errands(host)
+            return next(self._rivals, None)
 
     def stitched(
         self,
@@ -117,7 +148,7 @@ class Ahead:
             return False
 
         def work() -> None:
-            answer = self._answer(errand)
+            answer = self._answer(errand, HELPER)
             self.done = answer.done
             if not self._report.reason:
                 self._report.not_ahead = answer.failure
@@ -126,17 +157,18 @@ class Ahead:
         self._preparation.start()
         return True
 
-    def _answer(self, errand: Errand) -> Answer[Stitching]:
+    def _answer(self, errand: Errand, process: Helper) -> Answer[Stitching]:
         if self._report.reason:
             return Answer("the graph has chosen")
-        return self._asked("ahead", HELPER, errand)
+        return self._asked("ahead", process, errand)
 
     def _asked(self, what: str, process: Helper, errand: Asked[T]) -> Answer[T]:
         began = time.perf_counter()
         answer = process.do(errand)
         self._preparation.add_cpu_seconds(answer.cpu_seconds)
-        seconds = self._report.seconds
-        seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
+        with self._lock:
+            seconds = self._report.seconds
+            seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
         return answer
 
 

@@ -103,8 +103,8 @@ class Preparation:
             self._waiting.append(work)
 
     def add_last(self, task: Task) -> None:
-        """Something to do beside the tasks, once all of them have been found: for which a thread
-        waits that has nothing else to do."""
+        """Something to do beside the tasks and other such, once all tasks have been found: for
+        which a thread waits that has nothing else to do."""
         with self._lock:
             self._open += 1
             self._last.append(task)
@@ -127,8 +127,8 @@ class Preparation:
             _thread(self._run, waiting, found, device)
         else:
             found.set()
-        if last:
-            _thread(self._end_with, last, found, device)
+        for task in last:
+            _thread(self._end_with, task, found, device)
 
     def _run(self, works: Sequence[Work], found: threading.Event, device: int | None) -> None:
         """First everything is found, then it is done."""
@@ -147,16 +147,14 @@ class Preparation:
                 self.seconds += time.perf_counter() - began
                 self._open -= len(works)
 
-    def _end_with(self, last: Sequence[Task], found: threading.Event, device: int | None) -> None:
+    def _end_with(self, task: Task, found: threading.Event, device: int | None) -> None:
         """Other graphs need not wait for this."""
         found.wait()
-        with self._counted():
-            for task in last:
-                with quietly(), _on(device):
-                    if not _ended.is_set():
-                        task()
+        with self._counted(), quietly(), _on(device):
+            if not _ended.is_set():
+                task()
         with self._lock:
-            self._open -= len(last)
+            self._open -= 1
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

@@ -194,9 +194,11 @@ class Helper:
         self._process = self._connection = None
 
 
-HELPER, WRITER = Helper(), Helper(on_gpu=False)
-"""Who has Inductor compile, and who explores regions and has their kernels compiled."""
-for _one in (HELPER, WRITER):
+HELPER, SECOND, WRITER = Helper(), Helper(), Helper(on_gpu=False)
+"""Who has Inductor compile, alone or with a second one; who explores regions and has their kernels
+compiled."""
+_EVERY = HELPER, SECOND, WRITER
+for _one in _EVERY:
     at_end(_one.close)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_one.forget)
@@ -204,7 +206,7 @@ for _one in (HELPER, WRITER):
 
 def end() -> None:
     """Nothing more is to be done, for now."""
-    for one in (HELPER, WRITER):
+    for one in _EVERY:
         one.end()
 
 

@@ -19,7 +19,8 @@ class GraphReport:
     others, ``left`` the kernels among it because what Inductor makes is not slower.  ``seconds``:
     wall time of compiling the plain and the stitched version and of comparing them (``written``,
     ``compiled``: of another process, which writes kernels and has them compiled; ``ahead``: of
-    one that has Inductor compile before the program does; ``not_ahead`` says why it did not);
+    those that have Inductor compile before the program does, added up; ``not_ahead`` says why none
+    did);
     ``cpu_seconds``: processor time of all that the graph's stitched version took: the threads that
     stitched and compared, those processes with all that work for them, ptxas, and Inductor's
     processes while they compiled it (with whatever other process the program has waited for

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from nostall.attach.compile.ahead import Ahead
 from nostall.attach.compile.background import Preparation, Task, quietly
 from nostall.attach.compile.duel import Duels
+from nostall.attach.compile.helper import HELPER, SECOND
 from nostall.attach.compile.module import Traced
 from nostall.attach.compile.naming import device_name
 from nostall.attach.compile.parts import regions_of
@@ -84,7 +85,8 @@ class Undecided:
         self.report.not_ahead = self.unsent
         if not self.unsent:
             host = self.versions.host.uncaptured
-            self.preparation.add_last(partial(self.ahead.duels, self.duels, host))
+            for process in (HELPER, SECOND):
+                self.preparation.add_last(partial(self.ahead.duels, self.duels, host, process))
         return Switch(plain, partial(self._make, spare), rules, self.report)
 
     def _make(
@@ -155,7 +157,7 @@ class Undecided:
         if not graphs:
             return
         if not self.unsent:
-            self.ahead.begin()
+            self.ahead.begin(len(graphs))
         racing = self.ahead.written(graphs, self.race, self.versions.device)
         if racing is not None:
             self.race.regions += racing
