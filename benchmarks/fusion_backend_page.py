@@ -113,7 +113,8 @@ _STARTS = (
         "nostall's seconds (Inductor's in brackets). *cold*: with empty caches. *chosen*: from the "
         "beginning until the version that stays runs. Processor seconds are those of all processes "
         "until then. *Held up*: what steps took between the first one and the choice beyond the "
-        "usual step, all together, with the longest steps."
+        "usual step, all together, with the longest steps. One process of each, with Python's "
+        "bytecode at hand, as where packages were installed."
     )
     + "\n"
 )
@@ -128,8 +129,9 @@ _PAIRS = (
     wrapped(
         "First steps once more, in processes that took turns, with empty caches (*cold*) and with "
         "what a run of each has left (*warm*): the ratio of every pair's two, nostall's over "
-        "Inductor's. Who goes first alternates; processes before them, which are not recorded, "
-        "have read every file from the disk. In the table above one came after the other."
+        "Inductor's. Who goes first alternates; processes before them have read every file from "
+        "the disk. In the table above one came after the other. Cold ones of before 2026-11-25 "
+        "had Python compile PyTorch each time, which made all starts longer."
     )
     + "\n"
 )
@@ -140,8 +142,9 @@ _WAITING = (
         "version, comparisons of whole graphs. [First](../benchmarks/results/"
         "fusion_backend_blocking) it compiled all of it; [then](../benchmarks/results/"
         "fusion_backend_ahead) another process had Inductor compile, while threads of the program "
-        "wrote kernels; at last, in the runs of the table above, a third one writes those. *Held "
-        "up*, as above: then → at last."
+        "wrote kernels; at last, in the runs of the table above, a third one writes those (and "
+        "for DIEN and the Conformer a fourth one helps the first). *Held up*, as above: then → at "
+        "last."
     )
     + "\n"
 )
