@@ -99,6 +99,7 @@ class Job:
 def run(job: Job) -> str:
     """A line about what was found.  Raises :class:`Ended` where there is nothing."""
     if not job.setup.recorded:
+        shutil.rmtree(job.caches, ignore_errors=True)
         process(replace(job.setup, seconds=job.most), Path(job.caches), job.until)
         return "not recorded: files were read"
     if job.setup.part in IN_PAIRS:
@@ -258,12 +259,12 @@ def root() -> Path:
     return Path(tempfile.gettempdir()) / f"nostall-fusion-backend-{os.getuid()}"
 
 
-def headed(jobs: list[Job]) -> list[Job]:
+def headed(number: int, jobs: list[Job]) -> list[Job]:
     """A queue, with a start in front that reads from the disk what the others find in memory."""
     starts = [job for job in jobs if job.setup.part in FIRST]
     if not starts:
         return jobs
-    nowhere = root() / "unrecorded"
+    nowhere = root() / f"unrecorded-{number}"
     setup = replace(
         starts[0].setup,
         part=PAIRED,
@@ -271,7 +272,7 @@ def headed(jobs: list[Job]) -> list[Job]:
         recorded=False,
         out=str(nowhere / f"{starts[0].setup.model}.json"),
     )
-    return [Job(setup, starts[0].until, str(nowhere / setup.model)), *jobs]
+    return [Job(setup, starts[0].until, str(nowhere / "caches")), *jobs]
 
 
 def expected(job: Job) -> float:
@@ -296,11 +297,12 @@ def main() -> None:
         sys.exit("there is no GPU here; run this on one, or give --small --device cpu")
     began = monotonic()
     jobs = wanted(options, began + options.limit)
-    queues = [headed(queue) for queue in dealt(jobs, len(gpus))]
+    queues = [headed(at, queue) for at, queue in enumerate(dealt(jobs, len(gpus)))]
     answered = set()
     for answer in spread(run, queues, gpus, began + options.limit, expected):
         setup = answer.job.setup
-        answered.add((setup.model, setup.part))
+        if setup.recorded:
+            answered.add((setup.model, setup.part))
         error = answer.error
         told = answer.result if error is None else f"{type(error).__name__}: {error}"
         print(f"[{monotonic() - began:.0f} s] {setup.model}, {setup.part}: {told}", flush=True)

@@ -189,16 +189,18 @@ def helped() -> dict[str, Any]:
     machines, and both once more; what was written for it, and whether those processes are gone."""
     options = {**ALL_DUELS, "nostall.rest": "inductor", "pattern_matcher": False}
     places = [os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"]]
-    asked, written, result = HELPER.do, WRITER.do, dict[str, Any]()
+    written, result = WRITER.do, dict[str, Any]()
     target, many = ahead.target_of, (ahead.MANY, ahead.COMPILERS)
     ahead.target_of = lambda device: "nothing is compiled in an interpreter"
     ahead.MANY, ahead.COMPILERS = 1, 8
     errands: list[str] = []
-    both = set[str]()
+    answered = {"first": list[str](), "second": list[str]()}
+    first, second = HELPER.do, SECOND.do
 
-    def asks(errand: Any) -> Any:
-        both.update(name for name, one in (("first", HELPER), ("second", SECOND)) if one.running)
-        return asked(errand)
+    def asks(name: str, do: Callable[[Any], Any], errand: Any) -> Any:
+        answer = do(errand)
+        answered[name].append(answer.failure)
+        return answer
 
     def writes(errand: Any) -> Any:
         answer = written(errand)
@@ -212,8 +214,12 @@ def helped() -> dict[str, Any]:
         return Answer(done=Written(died=True))
 
     WRITER.do = dies  # type: ignore[method-assign]
+    SECOND.do = partial(asks, "second", second)  # type: ignore[method-assign]
     result["died"] = trained("wide", Loses(), options)
-    for name, do, write in (("helped", asks, writes), ("alone", fails, fails)):
+    for name, do, write in (
+        ("helped", partial(asks, "first", first), writes),
+        ("alone", fails, fails),
+    ):
         HELPER.do, WRITER.do = do, write  # type: ignore[method-assign]
         os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = (
             f"{place}-{name}" for place in places
@@ -221,11 +227,11 @@ def helped() -> dict[str, Any]:
         for run in (name, f"{name}, again"):
             result[run] = trained("wide", Loses(), options)
         ahead.MANY, ahead.COMPILERS = many
-    HELPER.do, WRITER.do = asked, written  # type: ignore[method-assign]
+    HELPER.do, SECOND.do, WRITER.do = first, second, written  # type: ignore[method-assign]
     ahead.target_of = target
     os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = places
     running = HELPER.running or SECOND.running or WRITER.running
-    return {**result, "running": running, "errands": errands, "processes": sorted(both)}
+    return {**result, "running": running, "errands": errands, "answered": answered}
 
 
 def duelled() -> dict[str, Any]:

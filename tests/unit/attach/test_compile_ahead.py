@@ -233,6 +233,38 @@ def test_a_full_gpu_is_left_to_the_program(helper: Helper, monkeypatch: pytest.M
     assert not helper.running
     asked = helper.do(replace(errand(), surroundings=around)).failure
     assert asked == "Unsent: 1024 MB of the GPU are free; at least 2048"
+    # One of two has taken nothing yet when the other one looks.
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
+    second = Helper(most=2)
+    asked = second.do(replace(errand(), surroundings=around)).failure
+    assert asked == "Unsent: 3072 MB of the GPU are free; at least 4096"
+
+
+def test_two_graphs_are_not_written_down_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.13 registers a type for all threads while it does that."""
+    from torch.fx._graph_pickler import GraphPickler
+
+    inside, most = 0, 0
+    original = GraphPickler.dumps
+
+    def dumps(*args: Any) -> bytes:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        found: bytes = original(*args)
+        inside -= 1
+        return found
+
+    monkeypatch.setattr(GraphPickler, "dumps", dumps)
+    around = Surroundings.here()
+    every = [replace(errand(), surroundings=around) for _ in range(4)]
+    threads = [threading.Thread(target=one.written) for one in every]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (inside, most) == (0, 1)
 
 
 def test_what_no_other_process_can_compile_is_told() -> None:

@@ -190,6 +190,42 @@ def test_two_processes_share_what_kernels_are_compared_with(
     assert one._preparation.cpu_seconds == 9.0
 
 
+def test_what_an_answer_took_is_noted_while_another_thread_looks_for_errands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that waits there holds up the end of the program."""
+    one, looked = helping(monkeypatch), threading.Event()
+
+    class Slow(Rivals):
+        def errands(self, host: Any) -> Iterator[int]:
+            looked.wait(30)
+            yield 0
+
+    monkeypatch.setattr(ahead, "HELPER", process := Process(Answer("no luck")))
+    looks = threading.Thread(
+        target=one.duels,
+        args=(Slow(1), InductorHost({}), process),
+    )
+    looks.start()
+    one._asked("compiled", Process(Answer()), "errand")  # type: ignore[arg-type]
+    assert looks.is_alive() and one._report.seconds["compiled"] < 5
+    looked.set()
+    looks.join(60)
+
+
+@pytest.mark.parametrize(("modules", "leads", "begun"), [(1, True, 2), (0, True, 0), (1, False, 0)])
+def test_nothing_is_begun_for_comparisons_that_there_will_not_be(
+    monkeypatch: pytest.MonkeyPatch, modules: int, leads: bool, begun: int
+) -> None:
+    one, told = graph_of((), normed(8), normed(9)), list[int]()
+    one.unsent, one.duels = "", SimpleNamespace(modules=["forward"] * modules)
+    one.ahead.begin = told.append
+    here = SimpleNamespace(here=lambda: SimpleNamespace(leads=leads))
+    monkeypatch.setattr(undecided, "Ranks", here)
+    assert [*Undecided._write(one)] == ["wait"]
+    assert told == [begun]
+
+
 def test_a_second_process_that_was_not_started_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -73,6 +73,9 @@ def test_what_a_process_has_told_itself_does_not_count_when_it_ends(
     with counted(found.append):
         helper.end()
     assert sum(found) < LEAST / 2
+    # Nobody asked it, so nobody was told: whoever asks now is, once.
+    assert helper.untold() > LEAST / 2
+    assert helper.untold() == 0.0
 
 
 @pytest.mark.usefixtures("apart")

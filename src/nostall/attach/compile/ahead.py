@@ -42,8 +42,8 @@ from nostall.fusion.graph import Graph
 T = TypeVar("T")
 
 MANY = 6
-"""Regions, from which on a second process takes some of what kernels are compared with; it takes
-as long to be ready as three of those take."""
+"""Regions, from which on a second process takes some of what their kernels are compared with; to be
+ready it takes as long as three of those."""
 FEW_PROCESSORS = 4
 """For compilers, of which fewer leave none for a second process."""
 
@@ -55,16 +55,18 @@ class Ahead:
 
     def __init__(self, preparation: Preparation, report: GraphReport) -> None:
         self._preparation, self._report = preparation, report
-        self._lock = threading.Lock()
+        self._looking, self._telling = threading.Lock(), threading.Lock()
         self._rivals: Iterator[Errand] | None = None
+        self._until = math.inf
         self.done: Stitching | None = None
         self.died = False
 
-    def begin(self, regions: int) -> None:
-        """There will be something to compile: about so many graphs, and one that is all of them."""
+    def begin(self, compared: int) -> None:
+        """There will be something to compile: the whole graph, and what kernels of about so many
+        regions are compared with."""
         if not self._report.reason:
             HELPER.begin()
-            if regions >= MANY and COMPILERS >= FEW_PROCESSORS:
+            if compared >= MANY and COMPILERS >= FEW_PROCESSORS:
                 SECOND.begin()
 
     def written(
@@ -116,19 +118,20 @@ class Ahead:
         about as long as comparisons may take."""
         if not (Ranks.here().leads and duels.modules and isinstance(host, InductorHost)):
             return
-        until = math.inf
         while process is HELPER or process.running:
             errand = self._rival(duels, host)
             if errand is None or self._answer(errand, process).failure:
                 return
-            if time.perf_counter() > until:
-                return
-            # From when that process is there.
-            until = min(until, time.perf_counter() + self._report.seconds["plain"])
+            with self._looking:
+                if time.perf_counter() > self._until:
+                    return
+                # From when the first process is there.
+                end = time.perf_counter() + self._report.seconds["plain"]
+                self._until = min(self._until, end)
 
     def _rival(self, duels: Duels, host: InductorHost) -> Errand | None:
         """The next one that nobody compiles."""
-        with self._lock:
+        with self._looking:
             if self._rivals is None:
                 self._rivals = duels.errands(host)
             return next(self._rivals, None)
@@ -165,10 +168,11 @@ class Ahead:
     def _asked(self, what: str, process: Helper, errand: Asked[T]) -> Answer[T]:
         began = time.perf_counter()
         answer = process.do(errand)
+        taken = time.perf_counter() - began
         self._preparation.add_cpu_seconds(answer.cpu_seconds)
-        with self._lock:
+        with self._telling:
             seconds = self._report.seconds
-            seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
+            seconds[what] = seconds.get(what, 0.0) + taken
         return answer
 
 

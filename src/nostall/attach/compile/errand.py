@@ -12,6 +12,8 @@ thinks of it.  Only stitched versions go there: those are compared with Inductor
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +34,20 @@ ALIGNMENT = 16
 """Bytes: Inductor looks whether inputs begin at a multiple of them."""
 STATIC, SOURCE = "_dynamo_static_input_type", "_dynamo_source"
 """What Dynamo writes beside a parameter, which stays where it is, and beside every input."""
+
+
+_writing = threading.Lock()
+"""PyTorch changes what all threads see while it writes a graph down."""
+
+
+def _forked() -> None:
+    """A child has none of its parent's threads, one of which may hold it."""
+    global _writing
+    _writing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,8 @@ class Errand:
         every = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
         try:
             # A copy, as being written changes a module.
-            return bytes(GraphPickler.dumps((apart(self.module), told, *rest), every))
+            with _writing:
+                return bytes(GraphPickler.dumps((apart(self.module), told, *rest), every))
         except Exception as error:  # whatever a graph may hold
             raise Unsent(f"{type(error).__name__}: {error}") from error
 
@@ -64,6 +81,7 @@ class Errand:
         """Compile what was :meth:`written`, forward and backward: what became of the graphs, where
         they were not in the cache already."""
         from torch._guards import TracingContext, tracing
+        from torch._inductor import compile_fx  # noqa: F401, as graphs call operators it defines
         from torch._inductor import config as inductor
         from torch._subclasses import FakeTensorMode
         from torch.fx._graph_pickler import GraphPickler

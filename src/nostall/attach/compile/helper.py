@@ -74,10 +74,12 @@ class Answer(Generic[T]):
 
 class Helper:
     """A process, on the program's GPU or on none.  Whoever asks waits for the answer; one at a
-    time."""
+    time.  ``most``: of such processes that there may be on that GPU by then; they share the
+    processors for compilers."""
 
-    def __init__(self, *, on_gpu: bool = True) -> None:
-        self._closed, self._on_gpu = False, on_gpu
+    def __init__(self, *, on_gpu: bool = True, most: int = 1) -> None:
+        self._closed, self._on_gpu, self._most = False, on_gpu, most
+        self._told = self._untold = 0.0
         self._new()
 
     def _new(self) -> None:
@@ -130,6 +132,7 @@ class Helper:
             with _unharmed():
                 connection.send_bytes(text)
             answer: Answer[Any] = pickle.loads(connection.recv_bytes())
+            self._told += answer.cpu_seconds
         except BaseException as error:
             self._close()
             if late.is_set():
@@ -142,10 +145,19 @@ class Helper:
     def end(self) -> None:
         """End the process, whatever it does; the next errand starts another one."""
         process = self._process
-        if process is not None:
-            with ENDED.apart():
-                process.kill()  # who waits for it is told by the closed connection
-                process.wait()
+        if process is None:
+            return
+        with ENDED.apart():
+            if process.poll() is None:
+                self._untold += max(0.0, tree(process.pid) - self._told)
+            process.kill()  # who waits for it is told by the closed connection
+            process.wait()
+
+    def untold(self) -> float:
+        """Processor time of processes that were ended amid something or before they were asked, of
+        which no answer has told; each second once."""
+        found, self._untold = self._untold, 0.0
+        return found
 
     def close(self) -> None:
         """End it for good: the program ends."""
@@ -159,7 +171,7 @@ class Helper:
         self._close()
         used = self._on_gpu and torch.cuda.is_initialized()
         gpu = torch.cuda.current_device() if used else -1
-        _room(gpu)
+        _room(gpu, self._most)
         mine, other = Pipe()
         command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM]
         with other:
@@ -172,10 +184,10 @@ class Helper:
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                    "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS),
+                    "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, COMPILERS // self._most)),
                 },
             )
-        self._connection = mine
+        self._connection, self._told = mine, 0.0
         try:
             self._still_open()
         except Unsent:
@@ -194,7 +206,7 @@ class Helper:
         self._process = self._connection = None
 
 
-HELPER, SECOND, WRITER = Helper(), Helper(), Helper(on_gpu=False)
+HELPER, SECOND, WRITER = Helper(), Helper(most=2), Helper(on_gpu=False)
 """Who has Inductor compile, alone or with a second one; who explores regions and has their kernels
 compiled."""
 _EVERY = HELPER, SECOND, WRITER
@@ -204,19 +216,21 @@ for _one in _EVERY:
         os.register_at_fork(after_in_child=_one.forget)
 
 
-def end() -> None:
-    """Nothing more is to be done, for now."""
+def end() -> float:
+    """Nothing more is to be done, for now: seconds of processors that nobody was told of."""
     for one in _EVERY:
         one.end()
+    return sum(one.untold() for one in _EVERY)
 
 
-def _room(gpu: int) -> None:
-    """Raises :class:`Unsent` where the GPU has no room for another process."""
+def _room(gpu: int, processes: int) -> None:
+    """Raises :class:`Unsent` where the GPU has no room for so many: those that begin at the same
+    time have taken nothing yet."""
     if gpu < 0:
         return
-    free, _ = torch.cuda.mem_get_info(gpu)
-    if free < LEAST_MEMORY:
-        raise Unsent(f"{free >> 20} MB of the GPU are free; at least {LEAST_MEMORY >> 20}")
+    (free, _), least = torch.cuda.mem_get_info(gpu), processes * LEAST_MEMORY
+    if free < least:
+        raise Unsent(f"{free >> 20} MB of the GPU are free; at least {least >> 20}")
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ _PROCESSORS: int = (
 )
 _RANKS = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 COMPILERS = max(1, min(8, _PROCESSORS // _RANKS - 2))
-"""Processes in which something is compiled at once; ranks of a job share a machine, and two
-processors are the program's: its own thread and that of its backward passes."""
+"""Processes that compile at once for one that has something compiled; ranks of a job share a
+machine, and two processors are the program's: its own thread and that of its backward passes."""
 
 Add = Callable[[float], None]
 Read = Callable[[], float]

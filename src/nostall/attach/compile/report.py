@@ -20,12 +20,11 @@ class GraphReport:
     wall time of compiling the plain and the stitched version and of comparing them (``written``,
     ``compiled``: of another process, which writes kernels and has them compiled; ``ahead``: of
     those that have Inductor compile before the program does, added up; ``not_ahead`` says why none
-    did);
-    ``cpu_seconds``: processor time of all that the graph's stitched version took: the threads that
-    stitched and compared, those processes with all that work for them, ptxas, and Inductor's
+    did); ``cpu_seconds``: processor time of all that the graph's stitched version took: the threads
+    that stitched and compared, those processes with all that work for them, ptxas, and Inductor's
     processes while they compiled it (with whatever other process the program has waited for
-    meanwhile; graphs that are stitched at the same time share what processes took).  The version
-    that runs first is the program's own.
+    meanwhile; graphs that are stitched at the same time share what processes took, and what one did
+    in vain is that graph's which chooses last).  The version that runs first is the program's own.
     """
 
     graph: str = ""

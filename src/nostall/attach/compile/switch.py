@@ -236,7 +236,7 @@ class Switch:
         self._make, self._candidate = _gone, None
         STEPS.undecided.discard(self)
         if not STEPS.undecided:
-            helper.end()
+            self.report.add_cpu_seconds(helper.end())
         progress(str(self.report), last=True)
         _log.info("nostall: %s", self.report)
 

@@ -23,7 +23,7 @@ from nostall.attach.compile.module import Traced
 from nostall.attach.compile.naming import device_name
 from nostall.attach.compile.parts import regions_of
 from nostall.attach.compile.race import Race
-from nostall.attach.compile.ranks import Chosen
+from nostall.attach.compile.ranks import Chosen, Ranks
 from nostall.attach.compile.records import Kept, RegionRecord
 from nostall.attach.compile.region import region_key, stitched_region
 from nostall.attach.compile.switch import Rules, Switch
@@ -157,7 +157,8 @@ class Undecided:
         if not graphs:
             return
         if not self.unsent:
-            self.ahead.begin(len(graphs))
+            compared = self.duels.modules and Ranks.here().leads
+            self.ahead.begin(len(graphs) if compared else 0)
         racing = self.ahead.written(graphs, self.race, self.versions.device)
         if racing is not None:
             self.race.regions += racing
