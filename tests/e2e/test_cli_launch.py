@@ -52,6 +52,18 @@ def test_a_plan_of_a_module_is_run_and_checked(planned: Path) -> None:
     assert found["measured_iteration_s"] > 0 and found["predicted_iteration_s"] > 0
 
 
+def test_a_rank_that_has_done_its_work_does_not_fail_at_its_end(
+    planned: Path, tmp_path: Path
+) -> None:
+    done = nostall(
+        "launch", planned, "--module", f"{JOBS}:ends_badly", "--steps", 1, "--device", "cpu",
+        "--logs", tmp_path, "--format", "json", **FAST,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    printed = [path.read_text() for path in tmp_path.rglob("stdout.log")]
+    assert printed == ["a thread's last\nasked for at the end\n"] * 2
+
+
 def test_a_killed_rank_ends_the_run_with_one_line(planned: Path, tmp_path: Path) -> None:
     began = time.monotonic()
     done = nostall(

@@ -115,3 +115,27 @@ def dies() -> Job:
         return job.sized(8)
 
     return replace(job, batches=batches)
+
+
+class _Last:
+    """Aborts when the interpreter lets go of everything."""
+
+    def __init__(self, abort: Any) -> None:
+        self.abort = abort
+
+    def __del__(self) -> None:
+        self.abort()
+
+
+def ends_badly() -> Job:
+    """The end of the interpreter aborts, as PyTorch's threads may have it; what was asked for at
+    the program's end is printed before, behind what threads still do."""
+    import atexit
+    import os
+    import sys
+    import threading
+
+    atexit.register(print, "asked for at the end")
+    threading.Timer(1.0, print, ["a thread's last"]).start()
+    sys.kept_to_the_end = _Last(os.abort)  # type: ignore[attr-defined]
+    return chain()

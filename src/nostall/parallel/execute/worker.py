@@ -5,13 +5,15 @@ What went wrong is written to the order's folder, where the launcher looks for i
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
+import threading
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -104,6 +106,19 @@ def _report(path: Path, record: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(record) + "\n").encode())
 
 
+def _end() -> NoReturn:
+    """What jobs have to finish, without the end of the interpreter: in that a rank aborts now and
+    then that has done all its work, as where threads of PyTorch come back to an interpreter that is
+    gone (Python before 3.14)."""
+    shutdown: Any = getattr(threading, "_shutdown")  # noqa: B009, typeshed does not know it
+    shutdown()  # waits for threads, and has pools end theirs
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     given = Path(sys.argv[1])
     main(Order(**json.loads(given.read_text(encoding="utf-8"))), given.parent)
+    _end()
