@@ -292,6 +292,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
+    if unknown := sorted({*filter(None, options.parts.split(","))} - {*PARTS}):
+        parser.error(f"--parts has {', '.join(unknown)}; allowed are {', '.join(PARTS)}")
     gpus = visible() if options.device == "cuda" else [""]
     if not gpus:
         sys.exit("there is no GPU here; run this on one, or give --small --device cpu")

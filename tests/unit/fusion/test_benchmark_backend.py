@@ -72,6 +72,15 @@ def test_what_is_complete_is_left_out(tmp_path: Path) -> None:
     assert parts(jobs) == [("dien-train", "inductor")]
 
 
+def test_a_part_that_there_is_not_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", "out", "--parts", "steady,nothing"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert "--parts has nothing; allowed are inductor, nostall, first" in capsys.readouterr().err
+
+
 def test_a_process_that_fails_or_takes_too_long_costs_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
