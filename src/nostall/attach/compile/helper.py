@@ -79,10 +79,10 @@ class Helper:
 
     def __init__(self, *, on_gpu: bool = True, most: int = 1) -> None:
         self._closed, self._on_gpu, self._most = False, on_gpu, most
-        self._told = self._untold = 0.0
         self._new()
 
     def _new(self) -> None:
+        self._told = self._untold = 0.0
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
