@@ -20,7 +20,7 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
 
 Before a GPU's first start a process that is not recorded has read what all need from the disk;
 before a model's ``first`` one did that runs this model.  Python's bytecode is kept, as where
-packages were installed: without it half of a warm start is Python compiling PyTorch.
+packages were installed: where it may not be, every process compiles PyTorch's modules anew.
 
 OUT is a folder with one JSON for each model and part, and what the processes said in ``logs``.
 What is complete is left out, so an interrupted run goes on.  No part begins that is expected to end

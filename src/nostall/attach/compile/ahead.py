@@ -42,8 +42,8 @@ from nostall.fusion.graph import Graph
 T = TypeVar("T")
 
 MANY = 6
-"""Regions, from which on a second process takes some of what their kernels are compared with; to be
-ready it takes as long as three of those."""
+"""Regions, from which on a second process takes some of what their kernels are compared with; for
+fewer it would hardly be ready in time.  Chosen, not measured."""
 FEW_PROCESSORS = 4
 """For compilers, of which fewer leave none for a second process."""
 
