@@ -11,9 +11,6 @@ from typing import Any, Protocol
 
 import torch
 
-from nostall.core.measurement import Comparison
-from nostall.gpu.clock import EventClock, WallClock
-
 Step = Callable[[], object]
 NAME = 100
 """Characters of a kernel's name that are kept."""
@@ -32,11 +29,15 @@ def synchronized(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def in_turns(runs: Mapping[str, Step], about: Timed) -> dict[str, Any]:
-    """Seconds of each run, taken in turns, and how they compare with the first one's, which runs
-    twice: the null."""
+def in_turns(runs: Mapping[str, Step], about: Timed, base: str = "") -> dict[str, Any]:
+    """Seconds of each run, taken in turns, and how they compare with those of ``base`` (of the
+    first one), which runs twice: the null."""
+    # A program by nostall imports it in its first step, and one by Inductor never.
+    from nostall.core.measurement import Comparison
+    from nostall.gpu.clock import EventClock, WallClock
+
     clock = EventClock() if about.device == "cuda" else WallClock()
-    base = next(iter(runs))
+    base = base or next(iter(runs))
     *rows, null = clock.samples("", [*runs.values(), runs[base]], about.measured_s)
     samples = dict(zip(runs, rows, strict=True))
     compared = {}
@@ -77,7 +78,8 @@ def captured(step: Step) -> Captured:
 
 
 def kernels_of(step: Step) -> dict[str, Any]:
-    """What the GPU runs in one step: number of kernels, their seconds, and both by name."""
+    """What the GPU runs in one step: number of kernels, their seconds, and both by name; copies of
+    memory and what fills it are counted apart."""
     from torch.profiler import ProfilerActivity, profile
 
     step()
@@ -90,12 +92,17 @@ def kernels_of(step: Step) -> dict[str, Any]:
         return {"failed": f"{type(error).__name__}: {error}"}
     count: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
+    copies: Counter[str] = Counter()
     for event in found.events():
-        ours = event.device_type == torch.autograd.DeviceType.CUDA
-        if ours and not event.name.startswith(("Memcpy", "Memset")):
-            count[event.name[:NAME]] += 1
-            seconds[event.name[:NAME]] += 1e-6 * event.time_range.elapsed_us()
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        if event.name.startswith(("Memcpy", "Memset")):
+            copies[event.name] += 1
+            continue
+        count[event.name[:NAME]] += 1
+        seconds[event.name[:NAME]] += 1e-6 * event.time_range.elapsed_us()
     return {
+        "copies": dict(copies),
         "launches": count.total(),
         "busy_s": seconds.total(),
         "by_name": [[name, count[name], spent] for name, spent in seconds.most_common()],

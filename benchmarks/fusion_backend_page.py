@@ -26,7 +26,8 @@ BLOCKING, AHEAD = (RESULTS / f"fusion_backend_{name}" for name in ("blocking", "
 """Starts: when the program compiled the stitched version itself, and when another process did, but
 the program wrote kernels and had them compiled."""
 PAGE = RESULTS.parents[1] / "docs" / "compile_measured.md"
-MODES = {"autotuned": "max-autotune-no-cudagraphs", "graphs": "reduce-overhead"}
+MODE, ROUNDS = "autotuned", "graphs"
+"""Parts in other modes: in one process, and in several."""
 NONE = "not measured"
 
 Model = Mapping[str, Mapping[str, Any]]
@@ -48,7 +49,8 @@ def page(found: Mapping[str, Model]) -> str:
     )
     steady = {name: model["steady"] for name, model in found.items() if "steady" in model}
     starts = {n: m for n, m in found.items() if {"inductor", "nostall"} <= m.keys()}
-    modes = {n: m for n, m in found.items() if MODES.keys() & m.keys()}
+    modes = {n: m[MODE] for n, m in found.items() if MODE in m}
+    rounds = {n: m[ROUNDS] for n, m in found.items() if ROUNDS in m}
     parts = ["# Whole models, measured\n", wrapped(said) + "\n", _summary(steady)]
     parts += [
         "## Steps\n",
@@ -76,8 +78,11 @@ def page(found: Mapping[str, Model]) -> str:
         ]
         parts += [_PAIRS, _when(taken), _table(_PAIR_COLUMNS, rows)]
     if modes:
-        columns = ["model", *(c for mode in MODES.values() for c in (f"mode {mode}", "again"))]
-        parts += ["## Other modes\n", _MODES, _table(columns, [_mode(*m) for m in modes.items()])]
+        parts += ["## max-autotune-no-cudagraphs\n", _MODES, _when(modes.values())]
+        parts += [_table(_MODE_COLUMNS, [_mode(*m) for m in modes.items()])]
+    if rounds:
+        parts += ["## reduce-overhead\n", _ROUNDS, _when(rounds.values())]
+        parts += [_table(_ROUND_COLUMNS, [_rounds(*m) for m in rounds.items()])]
     return "\n".join(parts)
 
 
@@ -125,13 +130,32 @@ _MODES = (
     )
     + "\n"
 )
+_MODE_COLUMNS = ("model", "nostall", "again")
+_ROUNDS = (
+    wrapped(
+        "The same in several processes, which make and time the copies in different orders: the "
+        "ratio to the time of one copy by torch.compile, in the geometric mean and from the least "
+        "to the most. *Untouched*: a copy that goes through the backend with `nostall.choose` "
+        '"inductor", and nothing of ours behind it. *Again*: another copy by torch.compile. The '
+        "copy to which all are compared runs twice in every turn (its null), and is faster than "
+        "equal ones in whichever order; the last ratio is to the time of the other copy, which "
+        "runs once, as nostall's does."
+    )
+    + "\n"
+)
+_ROUND_COLUMNS = (
+    *("model", "step ms", "nostall", "untouched", "again", "nostall beside again"),
+    *("processes", "what it runs"),
+)
 _PAIRS = (
     wrapped(
         "First steps once more, in processes that took turns, with empty caches (*cold*) and with "
         "what a run of each has left (*warm*): the ratio of every pair's two, nostall's over "
         "Inductor's. Who goes first alternates; processes before them have read every file from "
         "the disk. In the table above one came after the other. Cold ones of before 2026-11-25 "
-        "had Python compile PyTorch each time, which made all starts longer."
+        "had Python compile PyTorch each time, which made all starts longer. Until 04:00 UTC "
+        "of that day what the benchmark itself needs of nostall was imported before the clock "
+        "began."
     )
     + "\n"
 )
@@ -274,12 +298,21 @@ def _spread(ratios: Sequence[float]) -> list[str]:
     return [f"{geometric_mean(ratios):.2f}x", spread, str(len(ratios))]
 
 
-def _mode(name: str, model: Model) -> list[str]:
-    cells = [name]
-    for part in MODES:
-        result = model.get(part, {})
-        cells += [_ratio(result, "looped", which) for which in SIDE_BY_SIDE[part][1:]]
-    return cells
+def _mode(name: str, result: Mapping[str, Any]) -> list[str]:
+    return [name, *(_ratio(result, "looped", which) for which in SIDE_BY_SIDE[MODE][1:])]
+
+
+def _rounds(name: str, result: Mapping[str, Any]) -> list[str]:
+    every = result["rounds"]
+    base, ours, untouched, again = SIDE_BY_SIDE[ROUNDS]
+    samples = [one["looped"]["samples_s"] for one in every]
+    cells = [name, f"{1e3 * median(median(one[base]) for one in samples):.2f}"]
+    for slow, quick in ((base, ours), (base, untouched), (base, again), (again, ours)):
+        taken = [zip(one[slow], one[quick], strict=True) for one in samples]
+        ratios = [median(a / b for a, b in pairs) for pairs in taken]
+        cells.append(f"{geometric_mean(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    runs = dict.fromkeys(g["state"] for one in every for g in one["graphs"][ours])
+    return [*cells, str(len(every)), ", ".join(runs)]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

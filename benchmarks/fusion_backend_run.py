@@ -32,7 +32,6 @@ from benchmarks.fusion_backend_clock import (
     synchronized,
 )
 from benchmarks.fusion_backend_models import Model, models
-from benchmarks.provenance import save
 
 if TYPE_CHECKING:
     from nostall.attach.compile.report import GraphReport
@@ -65,15 +64,22 @@ METHODS = {
     "nostall, autotuned": Method("nostall", AUTOTUNE),
     "compile, graphs": Method("inductor", GRAPHS),
     "nostall, graphs": Method("nostall", GRAPHS),
+    "untouched, graphs": Method("nostall", GRAPHS, {"nostall.choose": "inductor"}),
     "compile, autotuned, again": Method("inductor", AUTOTUNE),
     "compile, graphs, again": Method("inductor", GRAPHS),
 }
 SIDE_BY_SIDE = {
     "steady": ("compile", "nostall", "always", "eager"),
     "autotuned": ("compile, autotuned", "nostall, autotuned", "compile, autotuned, again"),
-    "graphs": ("compile, graphs", "nostall, graphs", "compile, graphs, again"),
+    "graphs": (
+        *("compile, graphs", "nostall, graphs"),
+        *("untouched, graphs", "compile, graphs, again"),
+    ),
 }
 """Parts in which methods are timed in turns; everything is compared with the first one."""
+ROUNDS = {"graphs": 4}
+"""Parts in so many processes: each makes the models in another order, as copies of a model are not
+equally fast."""
 FIRST = {"inductor": "compile", "nostall": "nostall"}
 """Parts that are about how a program starts, and by which method."""
 PAIRED, AGAIN = "first", "again"
@@ -85,7 +91,7 @@ caches, and with those that the two parts have left."""
 class Setup:
     """``seconds``: that the process may take; ``measured_s``: for each set of times; ``state``: of
     the caches, or who is to start of a pair; ``recorded``: whether that is looked at; ``pairs``:
-    that there are in all."""
+    that there are in all; ``turn``: of a part in rounds."""
 
     model: str
     part: str
@@ -98,6 +104,7 @@ class Setup:
     measured_s: float = 4.0
     recorded: bool = True
     pairs: int = 2
+    turn: int = 0
 
 
 class Program:
@@ -289,19 +296,22 @@ def told(report: GraphReport) -> dict[str, Any]:
 
 def side_by_side(model: Model, setup: Setup, keep: Callable[..., None]) -> None:
     """All methods of a part in one process.  ``keep`` is called with what is known so far."""
-    found: dict[str, Any] = {}
+    names = SIDE_BY_SIDE[setup.part]
+    made = [*names[setup.turn :], *names[: setup.turn]]
+    found: dict[str, Any] = {"made": made}
     programs: dict[str, Program] = {}
-    for name in SIDE_BY_SIDE[setup.part]:
+    for name in made:
         programs[name] = program = Program(model, METHODS[name], setup)
         program.compile()
         program.step()
-        program.until_chosen(MOST_SHARE * setup.seconds / len(SIDE_BY_SIDE[setup.part]))
+        # Of a part one program has to choose; the others have chosen.
+        program.until_chosen(MOST_SHARE * setup.seconds)
         for _ in range(WARM_UP):
             program.step()
     synchronized(setup.device)
     found["graphs"] = {n: [told(r) for r in p.reports] for n, p in programs.items() if p.reports}
-    found["apart"] = {n: apart(programs, n) for n, p in programs.items() if p.reports}
-    found["looped"] = in_turns({n: p.step for n, p in programs.items()}, setup)
+    found["apart"] = {n: apart(p, programs[names[0]]) for n, p in programs.items() if p.reports}
+    found["looped"] = in_turns({n: p.step for n, p in programs.items()}, setup, names[0])
     keep(**found)
     if setup.device == "cuda":
         if setup.part == "steady":
@@ -326,11 +336,10 @@ def replayed(programs: Mapping[str, Program], setup: Setup) -> dict[str, Any]:
     return {"failed": failed, **(in_turns(runs, setup) if base in runs else {})}
 
 
-def apart(programs: Mapping[str, Program], name: str) -> float:
-    """The largest relative difference (norms) of a result or a gradient from those of the first
-    method, from equal random numbers."""
-    base = next(iter(programs))
-    ours, theirs = (results(programs[which]) for which in (name, base))
+def apart(program: Program, base: Program) -> float:
+    """The largest relative difference (norms) of a result or a gradient from those of another
+    program, from equal random numbers."""
+    ours, theirs = results(program), results(base)
     pairs = [(a.double(), b.double()) for a, b in zip(ours, theirs, strict=True)]
     # Gradients that are 0 but for rounding are compared with the largest.
     floor = 0.1 * max(float(b.square().mean().sqrt()) for _, b in pairs[1:] or pairs)
@@ -361,6 +370,8 @@ def main() -> None:
     about |= {"dtype": setup.dtype, "small": setup.small}
 
     def keep(**found: Any) -> None:
+        from benchmarks.provenance import save  # imports nostall, which is part of its first step
+
         save(out, **about, **found)
 
     if setup.part in (PAIRED, AGAIN):
@@ -371,6 +382,12 @@ def main() -> None:
         before = json.loads(out.read_text())["starts"] if setup.state == "warm" else {}
         starts = {**before, setup.state: first(model, setup)}
         keep(starts=starts, complete=setup.state == "warm")
+    elif setup.part in ROUNDS:
+        rounds = json.loads(out.read_text())["rounds"] if out.exists() else []
+        last: dict[str, Any] = {}
+        side_by_side(model, setup, lambda **found: last.update(found))
+        complete = last.pop("complete") and len(rounds) + 1 == ROUNDS[setup.part]
+        keep(rounds=[*rounds, last], complete=complete)
     else:
         side_by_side(model, setup, keep)
 

@@ -20,7 +20,7 @@ from benchmarks import fusion_backend as benchmark
 from benchmarks import fusion_backend_page as backend_page
 from benchmarks import fusion_backend_run as process
 from benchmarks.fusion_backend_clock import in_turns, processor_seconds
-from benchmarks.fusion_backend_run import Setup
+from benchmarks.fusion_backend_run import SIDE_BY_SIDE, Setup
 from benchmarks.fusion_promises import CHECKS, between
 from benchmarks.record import RESULTS
 
@@ -88,8 +88,9 @@ def test_a_process_that_fails_or_takes_too_long_costs_its_part(
     setup = Setup("none", "steady", str(tmp_path / "x.json"), device="cpu", small=True)
     with pytest.raises(benchmark.Ended, match="KeyError: 'none'"):
         benchmark.process(setup, tmp_path, time.monotonic() + 60)
+    long = replace(setup, model="crnn-infer")
     with pytest.raises(benchmark.Ended, match="more than 1 s"):
-        benchmark.process(setup, tmp_path, time.monotonic() + 1.2)
+        benchmark.process(long, tmp_path, time.monotonic() + 1.2)
     with pytest.raises(benchmark.Ended, match="no time"):
         benchmark.process(setup, tmp_path, time.monotonic())
 
@@ -240,6 +241,7 @@ def test_times_in_turns_are_compared_with_the_first_and_its_null() -> None:
     assert found["base"] == "slow"
     assert found["compared"]["quick"]["verdict"] == "faster"
     assert len(found["null_s"]) == len(found["samples_s"]["quick"])
+    assert in_turns(runs, about, "quick")["compared"]["slow"]["verdict"] == "slower"
 
 
 def test_a_line_says_what_matters() -> None:
@@ -265,3 +267,47 @@ def test_kernels_that_compilers_write_are_counted_apart() -> None:
     result = {"kernels": {"compile": {"by_name": rows[:2]}, "nostall": {"by_name": rows}}}
     cells = backend_page._generated("model", result)
     assert cells == ["model", "2: 3 us", "6: 8 us", "4: 5 us", "not measured"]
+
+
+def test_a_program_by_inductor_does_not_pay_for_our_imports_before_nor_ours_less() -> None:
+    said = "import sys, benchmarks.fusion_backend_run; print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert "torch" in done.stdout and "nostall" not in done.stdout
+
+
+def test_a_part_in_rounds_makes_models_in_other_orders_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, turns = tmp_path / "x.json", list[int]()
+
+    def run(setup: Setup, caches: Path, until: float) -> None:
+        turns.append(setup.turn)
+        if len(turns) == 3:
+            raise benchmark.Ended("no luck")
+        before = json.loads(out.read_text())["rounds"] if out.exists() else []
+        one = {"looped": {"compared": {"x": {"ratio": 1.0, "verdict": "same"}}}, "apart": {}}
+        out.write_text(json.dumps({"rounds": [*before, one]}))
+
+    monkeypatch.setattr(benchmark, "process", run)
+    job = benchmark.Job(Setup("crnn-infer", "graphs", str(out)), 1e9, str(tmp_path))
+    assert job.expected == 60 + 3 * 20
+    with pytest.raises(benchmark.Ended):
+        benchmark.run(job)
+    assert benchmark.run(job).count("looped x 1.000 same") == 4
+    assert turns == [0, 1, 2, 2, 3]
+    out.unlink()
+    benchmark.run(replace(job, until=time.monotonic() + 20))
+    assert turns[5:] == [0], "a round that would end too late is not begun"
+
+
+def test_rounds_are_told_by_their_mean_and_range() -> None:
+    def one(quicker: float) -> dict[str, object]:
+        base, ours, *others = SIDE_BY_SIDE["graphs"]
+        samples = {base: [2e-3, 4e-3], ours: [2e-3 / quicker, 4e-3 / quicker]}
+        samples |= dict.fromkeys(others, (4e-3, 8e-3))
+        return {"looped": {"samples_s": samples}, "graphs": {ours: [{"state": "inductor"}]}}
+
+    cells = backend_page._rounds("m", {"rounds": [one(0.8), one(1.25)]})
+    assert cells[:3] == ["m", "3.00", "1.000 (0.800 to 1.250)"]
+    assert cells[3:5] == ["0.500 (0.500 to 0.500)"] * 2
+    assert cells[5:] == ["2.000 (1.600 to 2.500)", "2", "inductor"]
