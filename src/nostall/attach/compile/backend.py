@@ -118,7 +118,7 @@ class _Graph:
         if undecided is not None:
             return undecided.switch(self.module, spare, self.inputs, kept)
         observe = _look_away if self.versions.observed else None
-        return self.versions.plain(self.module, self.inputs, observe)
+        return self.versions.plain(self.module, self.inputs, observe, spare)
 
     def _undecided(self) -> Undecided:
         from nostall.attach.compile.undecided import Undecided

@@ -81,7 +81,7 @@ class Undecided:
             about=self._about(),
         )
         observe = self._observe if self.versions.observed else None
-        plain = self.versions.plain(module, inputs, observe)
+        plain = self.versions.plain(module, inputs, observe, spare)
         self.report.not_ahead = self.unsent
         if not self.unsent:
             host = self.versions.host.uncaptured

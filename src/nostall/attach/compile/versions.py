@@ -64,16 +64,21 @@ class Versions:
         return self.settings.background or self.varies
 
     def plain(
-        self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        observe: Observer | None = None,
+        spare: GraphModule | None = None,
     ) -> Compiled:
-        """As the user's mode has it, or operator by operator where Inductor cannot compile here."""
-        spare = apart(module)
+        """As the user's mode has it, or operator by operator where Inductor cannot compile here.
+        ``spare``: a copy of the module, where there is one already; it stays as it is."""
+        kept = apart(module) if spare is None else spare
         try:
             return self.timed("plain", lambda: self.host.plain(module, inputs, observe))
         except Unavailable as error:
             say_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
             self.host = EagerHost()
-            return self.timed("plain", lambda: self.host.plain(spare, inputs))
+            return self.timed("plain", lambda: self.host.plain(apart(kept), inputs))
 
     def stitched(
         self,
