@@ -29,7 +29,7 @@ from benchmarks.provenance import head
 from benchmarks.record import Configuration, Options
 from benchmarks.suite_kernels import Entry, build, entries
 from nostall.core import NostallError
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.tuning.source import Source
 
 EXPECTED = 40.0

@@ -19,7 +19,7 @@ from benchmarks.fusion_backend_models import models
 from benchmarks.fusion_backend_run import AGAIN, PAIRED, SIDE_BY_SIDE
 from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 FOLDER = RESULTS / "fusion_backend"
 BLOCKING, AHEAD = (RESULTS / f"fusion_backend_{name}" for name in ("blocking", "ahead"))

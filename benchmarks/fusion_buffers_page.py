@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.readme_regions import region, table
 from benchmarks.record import RESULTS
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 PAGE = RESULTS.parents[1] / "docs" / "fusion_codegen.md"
 FILE = RESULTS / "fusion_buffers.json"

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.fusion_chain_programs import CHAINS
 from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.fusion.hardware import H200
 
 FOLDER = RESULTS / "fusion_chains"

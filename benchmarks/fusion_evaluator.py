@@ -38,7 +38,7 @@ from benchmarks.fusion_evaluator_summary import summary
 from benchmarks.fusion_evaluator_timing import ROUNDS, Here, ablation, kernel_times
 from benchmarks.provenance import save
 from nostall.fusion.codegen.choice import modelled_seconds
-from nostall.store.store import home
+from nostall.store.folder import home
 
 EXPECTED = 12.0
 """Seconds of one chain whose kernels are compiled."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.fusion.codegen.kernel import load_source, options
 from nostall.fusion.codegen.program import Launch, Program
 from nostall.sass.binary.attributes import attributes

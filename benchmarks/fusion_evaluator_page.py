@@ -23,7 +23,7 @@ from benchmarks.fusion_evaluator_summary import FULL, ran, ratios, us
 from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
 from nostall.attach.compile.settings import RACED
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.fusion.codegen.race import HOPELESS
 from nostall.fusion.codegen.racing import CANDIDATES
 

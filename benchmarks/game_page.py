@@ -19,7 +19,7 @@ from benchmarks.game_figure import COLOURS, figure
 from benchmarks.game_summary import PARTS, summary
 from benchmarks.readme_regions import region, table, wrapped
 from benchmarks.record import RESULTS, Record, read
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 RESULT = RESULTS / "game.json"
 PAGE = RESULTS.parents[1] / "docs" / "learning.md"

@@ -26,7 +26,7 @@ from benchmarks.cell import Cell, Open, measure, strategies
 from benchmarks.provenance import head, text
 from benchmarks.record import Configuration, Record, ResultFile, read
 from benchmarks.suite_kernels import Entry, entries
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.gpu import LocalGpu
 
 _OVERHEAD = 15.0

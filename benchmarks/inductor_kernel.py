@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core import BadInput
+from nostall.core.files import write_atomically
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
-from nostall.core.run import write_atomically
 from nostall.gpu import Kernel, LocalGpu
 from nostall.tuning.source import TRITON_TYPES, resolved
 

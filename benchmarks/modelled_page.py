@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.readme_regions import README, region, table
 from benchmarks.record import RESULTS
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 PAGE = RESULTS.parents[1] / "docs" / "modelled.md"
 _STRATEGIES = ("anneal", "sip", "random")

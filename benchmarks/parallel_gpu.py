@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.parallel_gpu_points import Point, cluster_with, make_points
 from benchmarks.parallel_gpu_results import Results
 from benchmarks.parallel_gpu_summary import NO_TIME, show
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.profile import load_profile
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nostall.core.errors import BadInput
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.files import plan_document
 from nostall.parallel.outcome import outcome

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.parallel_gpu_models import MODELS
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.parallel.execute.measure_links import measured_cluster
 from nostall.parallel.execute.run import run_plan
 from nostall.parallel.execute.slow import SlowLinks

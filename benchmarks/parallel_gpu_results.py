@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.parallel_gpu_summary import Records, summary
 from benchmarks.provenance import head
 from nostall.core.errors import BadInput
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 
 @dataclass

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 _PACKAGES = ("nostall", "numpy", "numba", "triton", "nvidia-cuda-nvdisasm")
 _NUMBERS = re.compile(r"\[\n([^][{}\"]*)\]")

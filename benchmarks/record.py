@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchmarks.agreement import agreement
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCHEMA = RESULTS / "schema.json"

@@ -19,7 +19,7 @@ from statistics import geometric_mean, median
 from benchmarks.readme_regions import README, readme, seeds
 from benchmarks.reasons_section import reasons_section
 from benchmarks.record import RESULTS, BadResults, Record, Size, measured_files, read
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import FILE, Agreement
 
 PAGE = RESULTS.parents[1] / "docs" / "results.md"

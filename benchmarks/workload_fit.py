@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.provenance import save
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.workload import Architecture, Hardware, Job, load_hardware, step
 from nostall.workload.hardware import Fit, OperatorFit, fit_curve, fit_operator
 from nostall.workload.jobs.operators import Operator, OperatorKind

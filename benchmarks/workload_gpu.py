@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.provenance import head
 from benchmarks.workload_gpu_counters import count, find_ncu, run_within
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 OPERATORS_S, MODEL_S, RANKS_S, COUNTERS_S = 75.0, 45.0, 75.0, 60.0
 LEAST_S = 8.0

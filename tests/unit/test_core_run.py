@@ -7,7 +7,7 @@ import math
 import pytest
 
 from nostall.core import BadRun, Checkpoint, Run, Trial
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 
 TRIALS = [
     Trial(0, 1.0, True, 1.0, "start", 0, 0.0),

@@ -10,7 +10,7 @@ from nostall.attach import gpu_name
 from nostall.attach.delivery import LOG, MODELLED
 from nostall.core.errors import BadInput, NostallError
 from nostall.sass.binary import toolchain
-from nostall.store import home
+from nostall.store.folder import home
 
 MANAGER = "nostall_triton_cache:Manager"
 _SHIM = Path(__file__).resolve().parent / "shim"

@@ -7,27 +7,17 @@ original, and the reason is said once per process.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
 from nostall.attach import gpu_name
+from nostall.attach.warning import say_once
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.store import Found, Store
 from nostall.store.artefacts import name
 
 MODELLED = "NOSTALL_MODELLED"
 LOG = "NOSTALL_ATTACH_LOG"
-
-_log = logging.getLogger("nostall")
-_said: set[str] = set()
-
-
-def say_once(message: str) -> None:
-    """A warning, the first time it is given in this process."""
-    if message not in _said:
-        _said.add(message)
-        _log.warning("nostall: %s", message)
 
 
 def deliver(

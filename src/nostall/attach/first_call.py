@@ -18,11 +18,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nostall.attach.delivery import say_once
 from nostall.attach.live import source as live_source
+from nostall.attach.warning import say_once
 from nostall.core.errors import NostallError
+from nostall.core.files import write_atomically
 from nostall.core.launch import LaunchSpec, Strict
-from nostall.core.run import write_atomically
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.search import make
 from nostall.store import Row, Store

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json, show_table
 from nostall.core.errors import BadInput
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.export import export_torchtitan

@@ -1,26 +1,31 @@
 """The ground floor: what every level shares.  Imports nothing of ours."""
 
-from nostall.core.errors import (
-    BadBinary,
-    BadHardware,
-    BadInput,
-    BadJob,
-    BadLaunch,
-    BadRun,
-    BadTrace,
-    ContractBroken,
-    IllegalMove,
-    MissingPart,
-    NostallError,
-    UnsupportedArchitecture,
-)
-from nostall.core.launch import Buffer, Constant, LaunchSpec, OtherShape, Scalar
-from nostall.core.measurement import Comparison, Measurement
-from nostall.core.objective import Objective
-from nostall.core.run import Run
-from nostall.core.search import Budget, Checkpoint, Observer, Search, SearchResult, Trial
-from nostall.core.space import Move, Space, Tags
-from nostall.core.tolerance import Tolerance
+from typing import TYPE_CHECKING
+
+from nostall.core.exports import among
+
+if TYPE_CHECKING:
+    from nostall.core.errors import (
+        BadBinary,
+        BadHardware,
+        BadInput,
+        BadJob,
+        BadLaunch,
+        BadRun,
+        BadTrace,
+        ContractBroken,
+        IllegalMove,
+        MissingPart,
+        NostallError,
+        UnsupportedArchitecture,
+    )
+    from nostall.core.launch import Buffer, Constant, LaunchSpec, OtherShape, Scalar
+    from nostall.core.measurement import Comparison, Measurement
+    from nostall.core.objective import Objective
+    from nostall.core.run import Run
+    from nostall.core.search import Budget, Checkpoint, Observer, Search, SearchResult, Trial
+    from nostall.core.space import Move, Space, Tags
+    from nostall.core.tolerance import Tolerance
 
 __all__ = [
     "BadBinary",
@@ -55,3 +60,16 @@ __all__ = [
     "Trial",
     "UnsupportedArchitecture",
 ]
+
+__getattr__ = among(
+    __name__,
+    __all__,
+    "errors",
+    "tolerance",
+    "measurement",
+    "space",
+    "objective",
+    "search",
+    "launch",
+    "run",
+)

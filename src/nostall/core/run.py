@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any, Literal, TextIO
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core.errors import BadRun
+from nostall.core.files import write_atomically
 from nostall.core.search import Checkpoint, Trial
 
 _FIELDS = [f.name for f in dataclasses.fields(Trial)]
@@ -166,26 +165,6 @@ class Run:
         if self._log is not None:
             self._log.close()
             self._log = None
-
-
-def write_atomically(target: Path, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new one, never a part."""
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise BadRun(f"cannot write {target}: {error.strerror}; choose a writable place") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException as error:  # Ctrl-C, too
-        Path(name).unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise BadRun(f"cannot write {target}: {error.strerror}; choose a writable place") from error
 
 
 def _drop_cut_row(path: Path) -> int:

@@ -1,18 +1,23 @@
 """Everything that touches a GPU: candidates are checked and timed in a process of their own."""
 
-from nostall.gpu.device import (
-    CLOCKS,
-    Clock,
-    Device,
-    Kernel,
-    Outcome,
-    Overlapping,
-    Pending,
-    Plan,
-    Timing,
-)
-from nostall.gpu.recorded import Recording, Replay
-from nostall.gpu.worker import LocalGpu
+from typing import TYPE_CHECKING
+
+from nostall.core.exports import among
+
+if TYPE_CHECKING:
+    from nostall.gpu.device import (
+        CLOCKS,
+        Clock,
+        Device,
+        Kernel,
+        Outcome,
+        Overlapping,
+        Pending,
+        Plan,
+        Timing,
+    )
+    from nostall.gpu.recorded import Recording, Replay
+    from nostall.gpu.worker import LocalGpu
 
 __all__ = [
     "CLOCKS",
@@ -28,3 +33,11 @@ __all__ = [
     "Replay",
     "Timing",
 ]
+
+__getattr__ = among(
+    __name__,
+    __all__,
+    "device",
+    "recorded",
+    "worker",
+)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.parallel.outcome import Outcome
 from nostall.parallel.simulate.costs import Transfer
 from nostall.report.plan_text import ranges, sentences, stage_table

@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from nostall import __version__
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.report.carried import carried, has_ablation
 from nostall.report.curve import curve, improvements
 from nostall.report.learning import returns, seeded

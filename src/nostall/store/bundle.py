@@ -17,8 +17,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from nostall.core.errors import BadRun
+from nostall.core.files import write_atomically
 from nostall.core.launch import Strict
-from nostall.core.run import write_atomically
 from nostall.store.artefacts import name
 from nostall.store.errors import BadBundle, BadStore
 from nostall.store.index import Row

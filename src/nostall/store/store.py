@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,11 @@ from pathlib import Path
 from nostall.core.errors import ContractBroken
 from nostall.store.artefacts import Artefacts, name
 from nostall.store.errors import BadStore
+from nostall.store.folder import home
 from nostall.store.index import Index, Origin, Row
 from nostall.store.provenance import Provenance
 
 CUBIN, JSON = "cubin", "json"
-
-
-def home(variables: Mapping[str, str] = os.environ) -> Path:
-    """``NOSTALL_HOME``, or ``~/.cache/nostall``."""
-    chosen = variables.get("NOSTALL_HOME")
-    try:
-        return Path(chosen) if chosen else Path.home() / ".cache" / "nostall"
-    except RuntimeError as error:
-        raise BadStore(f"there is no home folder ({error}); set NOSTALL_HOME") from error
 
 
 @dataclass(frozen=True)

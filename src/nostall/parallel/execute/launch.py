@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nostall.core.errors import NostallError
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan, RunFailed
 from nostall.parallel.execute.failures import Exit, Failure, cause
 from nostall.parallel.execute.order import Order, Ran, error_file, result_file

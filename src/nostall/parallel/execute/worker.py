@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from nostall.core.errors import NostallError
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.failures import Failure, failure_of
 from nostall.parallel.execute.order import Order, Ran, error_file, result_file

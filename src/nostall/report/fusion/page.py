@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core import Run
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.report.fusion.picture import MOST_DRAWN, picture
 from nostall.report.page import NAME
 from nostall.report.units import Scale, amount, several

@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from nostall import __version__
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.report.workload.plots import Line, columns, curves, stacked, steps
 from nostall.workload import Architecture
 from nostall.workload.answers import JobsAnswer, TracesAnswer

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from nostall.core import BadInput
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES
 from nostall.sass.game.messages import heard

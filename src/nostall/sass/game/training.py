@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from nostall.core import BadInput, BadRun, Measurement, Objective
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.sass.game.edits import Edits
 from nostall.sass.game.game import Game
 from nostall.sass.game.learning import Learner, Player, Ppo, Size
