@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -265,7 +266,7 @@ def duels() -> list[dict[str, Any]]:
 
     kept, found = Kept(), []
     for place in sorted((kept.folder / "duels").glob("*.json")):
-        record = DuelRecord.model_validate_json(place.read_text())
+        record = DuelRecord.read(place.read_bytes())
         one: dict[str, Any] = {"plans": [kept.kernel(name)[0].plan for name in record.kernels]}
         one |= {"failure": record.failure, "lost": record.lost}
         if record.failure is None:
@@ -284,7 +285,7 @@ def told(report: GraphReport) -> dict[str, Any]:
         "left": report.left,
         "from_store": report.from_store,
         "refused": [[why, what, count] for (why, what), count in report.refused.items()],
-        "compared": report.compared.model_dump() if report.compared else None,
+        "compared": msgspec.to_builtins(report.compared),
         "seconds": report.seconds,
         "cpu_seconds": report.cpu_seconds,
         "not_ahead": report.not_ahead,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nostall.core.launch import Strict
-from nostall.core.run import write_atomically
+from nostall.core.files import write_atomically
 from nostall.store.errors import BadStore
 
 
-def keep_record(place: Path, record: Strict) -> None:
+def keep_answer(place: Path, text: bytes) -> None:
     """Write an answer down; it appears whole or not at all.  Raises :class:`BadStore`."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -17,4 +16,4 @@ def keep_record(place: Path, record: Strict) -> None:
         raise BadStore(
             f"cannot write {place}: {error.strerror}; set NOSTALL_HOME to a writable folder"
         ) from error
-    write_atomically(place, (record.model_dump_json(indent=1) + "\n").encode())
+    write_atomically(place, text + b"\n")

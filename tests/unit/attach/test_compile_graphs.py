@@ -21,7 +21,12 @@ from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 from nostall.attach.compile import hosts, parts, rewrite  # noqa: E402
 from nostall.attach.compile.backend import Backend  # noqa: E402
 from nostall.attach.compile.naming import graph_key, unfit  # noqa: E402
-from nostall.attach.compile.records import ChoiceRecord, Kept, KernelRecord  # noqa: E402
+from nostall.attach.compile.records import (  # noqa: E402
+    ChoiceRecord,
+    Kept,
+    KernelRecord,
+    TensorRecord,
+)
 from nostall.attach.compile.region import (  # noqa: E402
     raced_region,
     region_key,
@@ -139,6 +144,32 @@ def test_a_damaged_kernel_is_not_run(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(BadStore, match="was changed"):
         kept.kernel(kernel)
+
+
+def choice(about: dict[str, Any]) -> ChoiceRecord:
+    return ChoiceRecord(
+        version="inductor", reason="x", kernels=(), compared=None, about=about, created=""
+    )
+
+
+def test_records_hold_plain_values_whoever_gives_them(tmp_path: Path) -> None:
+    """PyTorch's version is a text of a type of its own."""
+    kept, asked = Kept(tmp_path), choice({"torch": torch.__version__})
+    kept.keep("graph", asked)
+    assert kept.answer(ChoiceRecord, "graph") == asked
+    shape = TensorRecord(shape=torch.Size((2, 3)), strides=(3, 1), dtype="float32")
+    assert TensorRecord.read(shape.json) == shape
+    with pytest.raises(NotImplementedError, match="a record holds <object"):
+        kept.keep("graph", choice({"gpu": object()}))
+
+
+@pytest.mark.parametrize("change", [(b"{", b""), (b"inductor", b"other"), (b"reason", b"reasons")])
+def test_a_choice_that_is_not_understood_is_none(tmp_path: Path, change: tuple[bytes, ...]) -> None:
+    kept = Kept(tmp_path)
+    kept.keep("graph", choice({}))
+    (place,) = (tmp_path / "choices").iterdir()
+    place.write_bytes(place.read_bytes().replace(*change))
+    assert kept.answer(ChoiceRecord, "graph") is None
 
 
 def test_an_emptied_store_has_another_identity(tmp_path: Path) -> None:

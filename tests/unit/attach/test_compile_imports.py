@@ -79,3 +79,11 @@ def test_an_earlier_choice_is_run_without_what_finds_one(
     assert again[:2] == [state, reason] and again[3] == gap
     assert again[2] == (options is not ASKED), "the choice comes from the store"
     assert not {FINDS, DECIDES, "nostall.fusion.explore"} & {*again[4]}
+
+
+def test_neither_the_backend_nor_what_runs_kernels_pays_for_the_packages_they_stand_in() -> None:
+    said = "import sys, nostall.attach.compile.backend, nostall.attach.compile.operator as o"
+    command = [sys.executable, "-c", f"{said}; print(o.STITCHED, *sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    heavy = {"pydantic", "nostall.core.launch", "nostall.store.store", "nostall.fusion.graph"}
+    assert "nostall.stitched" in done.stdout and not heavy & {*done.stdout.split()}

@@ -36,7 +36,7 @@ from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.selection import Selection, Stitching
 from nostall.attach.compile.writer import Compiling, Writing, Written
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 from nostall.fusion.graph import Graph
 
 T = TypeVar("T")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule
 
-from nostall.attach.compile import operator as kernels
 from nostall.attach.compile.hosts import Compiled, inductor_patches
 from nostall.attach.compile.module import Traced, apart
 from nostall.attach.compile.naming import device_of, graph_key, unfit
@@ -17,11 +16,11 @@ from nostall.attach.compile.records import ChoiceRecord, Kept
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.settings import Settings, settings_of
 from nostall.attach.compile.versions import Versions
-from nostall.attach.delivery import say_once
-from nostall.gpu.clock import Clock, EventClock, ReplayClock, WallClock
+from nostall.attach.warning import say_once
 
 if TYPE_CHECKING:
     from nostall.attach.compile.undecided import Undecided
+    from nostall.gpu.clock import Clock
 
 
 class Backend:
@@ -48,10 +47,7 @@ class Backend:
         """A graph, compiled.  Raises what Inductor raises, and :class:`BadInput` for options."""
         settings, others = settings_of(options)
         patches = inductor_patches(mode, others)
-        on_gpu = device_of(inputs).type == "cuda"
-        clock = self._clock or (EventClock() if on_gpu else WallClock())
-        race_clock = self._race_clock or (ReplayClock() if on_gpu else None)
-        one = _Graph(module, inputs, settings, patches, clock, race_clock)
+        one = _Graph(module, inputs, settings, patches, self._clock, self._race_clock)
         self.reports.append(one.report)
         return one.compiled()
 
@@ -76,7 +72,7 @@ class _Graph:
         inputs: Sequence[Any],
         settings: Settings,
         patches: Mapping[str, Any],
-        clock: Clock,
+        clock: Clock | None,
         race_clock: Clock | None,
     ) -> None:
         self.module, self.inputs, self.settings = module, inputs, settings
@@ -122,9 +118,13 @@ class _Graph:
 
     def _undecided(self) -> Undecided:
         from nostall.attach.compile.undecided import Undecided
+        from nostall.gpu.clock import EventClock, ReplayClock, WallClock
 
+        on_gpu = device_of(self.inputs).type == "cuda"
+        clock = self.clock or (EventClock() if on_gpu else WallClock())
+        race_clock = self.race_clock or (ReplayClock() if on_gpu else None)
         traced = Traced(self.inputs) if self.versions.varies else None
-        return Undecided(self.versions, self.patches, self.clock, self.race_clock, traced)
+        return Undecided(self.versions, self.patches, clock, race_clock, traced)
 
     def _earlier(self, kept: Kept, ranks: Ranks) -> Chosen | None:
         """The choice of an earlier run, or of rank 0; None where there is none to go by."""
@@ -139,8 +139,11 @@ class _Graph:
         choice = kept.answer(ChoiceRecord, report.graph)
         if choice is None:
             return None
-        for kernel in choice.kernels if choice.version == "stitched" else ():
-            kernels.resolve(kernel)
+        if choice.version == "stitched":
+            from nostall.attach.compile.operator import resolve
+
+            for kernel in choice.kernels:
+                resolve(kernel)
         report.reason, report.from_store = choice.reason, True
         report.compared, report.kernels = choice.compared, len(choice.kernels)
         report.state = choice.version

@@ -20,7 +20,7 @@ from weakref import WeakSet
 import torch
 
 from nostall.attach.compile.processor import ENDED
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 
 Task = Callable[[], None]
 Work = Callable[[], Iterable[Task]]

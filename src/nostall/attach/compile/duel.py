@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -30,7 +31,7 @@ from nostall.attach.compile.rivals import Rival, copied, rivals
 from nostall.attach.compile.selection import Selection, Stitching
 from nostall.attach.compile.settings import Settings
 from nostall.attach.compile.surroundings import Surroundings
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 from nostall.fusion.codegen.racing import filled
 from nostall.gpu.clock import Clock, Run
 
@@ -138,9 +139,9 @@ def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) ->
         reason = (str(error).strip().splitlines() or [""])[0]
         failure = f"{type(error).__name__}: {reason[:200]}"
         say_once(f"a kernel is put in without a comparison of its own: {failure}")
-        return record.model_copy(update={"failure": failure})
+        return structs.replace(record, failure=failure)
     one, other, null = map(tuple, samples)
-    return record.model_copy(update={"inductor": one, "stitched": other, "null": null})
+    return structs.replace(record, inductor=one, stitched=other, null=null)
 
 
 def _inductors(module: GraphModule, host: Host) -> Run:

@@ -3,7 +3,8 @@
 The first call goes through Triton, which compiles and says which binary it took.  From then on a
 function runs that was written for this kernel and device: memory for the results, then the binary
 itself, by the addresses of the tensors.  How Triton hands arguments over is its own affair, so that
-function has to give the first call's results again, bit by bit, before it takes over.
+function has to give the first call's results again, bit by bit, before it takes over.  So has one
+by a binary as another process would find it; if it does, that process need not ask Triton.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
+from nostall.attach.compile import binaries as kept
 from nostall.attach.compile.records import KernelRecord, TensorRecord
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 from nostall.fusion.codegen.kernel import ALIGNED, aligned, options
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
+Functions = Callable[[], Sequence[Any]]
+"""What Triton has compiled or would, for each launch; imported at the first call."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 ODD = ALIGNED - 1
@@ -31,7 +35,8 @@ ODD = ALIGNED - 1
 class Launcher:
     """A kernel whose sizes are all known, on whichever device is current.  Nothing is checked."""
 
-    def __init__(self, record: KernelRecord, functions: Sequence[Any]) -> None:
+    def __init__(self, record: KernelRecord, functions: Functions) -> None:
+        self._record = record
         self.inputs = [layout(tensor) for tensor in record.inputs]
         self.outputs = [layout(tensor) for tensor in record.outputs]
         self._made = list(self.outputs)
@@ -43,11 +48,12 @@ class Launcher:
         self._functions, self._launches = functions, record.launches
         self._orders = [[names.index(a) for a in launch.arguments] for launch in record.launches]
         self._quick: dict[int, Call] = {}
+        self._sought: set[int] = set()
         self._settled: set[int] = set()
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The outputs for inputs of exactly the shapes, strides and dtypes of :attr:`inputs`."""
-        quick = self._quick.get(inputs[0].get_device())
+        quick = self._quick.get(inputs[0].get_device()) or self._found(inputs[0])
         return self._first(inputs) if quick is None else quick(inputs)
 
     def warm(self) -> None:
@@ -62,6 +68,19 @@ class Launcher:
                 **options(launch),
             )
             _warm_launch(binary)
+
+    def _found(self, tensor: Tensor) -> Call | None:
+        """The function by binaries that another process has left, sought once."""
+        number = tensor.get_device()
+        if number in self._sought or _watched() or _capturing():
+            return None
+        self._sought.add(number)
+        found = kept.find(self._record, tensor.device)
+        if found is None:
+            return None
+        self._settled.add(number)
+        quick = self._quick[number] = self._written(found, tensor.device)
+        return quick
 
     def _first(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """By Triton, which compiles where it has to."""
@@ -86,10 +105,22 @@ class Launcher:
             self._settled.add(number)
             if _gives(quick, inputs, results):
                 self._quick[number] = quick
+                self._leave(binaries, inputs, results)
         return results
 
+    def _leave(
+        self, binaries: Sequence[Any], inputs: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> None:
+        """For other processes, if these binaries do the same as they would find them."""
+        known, device = kept.told(binaries), inputs[0].device
+        if known is None:
+            return
+        with contextlib.suppress(Exception):  # they ask Triton then, as this one did
+            if _gives(self._written(kept.again(known), device), inputs, results):
+                kept.keep(self._record, device, known)
+
     def _each(self) -> Any:
-        return zip(self._functions, self._launches, self._orders, strict=True)
+        return zip(self._functions(), self._launches, self._orders, strict=True)
 
     def _written(self, binaries: Sequence[Any], device: torch.device) -> Call:
         """The function for later calls, as text: loops over a kernel's tensors cost as much as all
@@ -112,8 +143,10 @@ class Launcher:
             "first": self._first,
             "stream_of": _stream_of,
             "device": device.index,
+            "binaries": binaries,  # who drops one may unload it
         }
-        for at, (binary, (_, launch, order)) in enumerate(zip(binaries, self._each(), strict=True)):
+        launches = zip(binaries, self._launches, self._orders, strict=True)
+        for at, (binary, launch, order) in enumerate(launches):
             scope |= {f"run_{at}": binary.run, f"function_{at}": binary.function}
             scope[f"packed_{at}"] = binary.packed_metadata
             arguments = [*(f"a{every[place]}" for place in order), *map(str, launch.counts)]

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nostall.attach.compile.launching import Call, Launcher
+from nostall.attach.compile.launching import Call, Functions, Launcher
 from nostall.attach.compile.records import Kept, KernelRecord
-from nostall.fusion.codegen.kernel import BadTensor, load_source
+from nostall.fusion.codegen.kernel import BadTensor, load_source, needs_triton
 from nostall.fusion.varying import resized
 
 PTXAS = "TRITON_PTXAS_PATH"
@@ -56,7 +56,7 @@ class Runner:
     """A kernel by name.  Called, it checks its inputs and copies those that lie otherwise; what
     calls :meth:`launcher` itself answers for that."""
 
-    def __init__(self, record: KernelRecord, functions: Sequence[Any]) -> None:
+    def __init__(self, record: KernelRecord, functions: Functions) -> None:
         self.record = record
         self._functions = functions
         self._sized: dict[int | None, Launcher] = {}
@@ -121,9 +121,14 @@ class Runner:
 @cache
 def resolve(kernel: str) -> Runner:
     """The kernel of this name, from the store.  Raises :class:`BadStore`."""
+    needs_triton()
     kept = Kept()
     record, source = kept.kernel(kernel)
-    _, functions = load_source(source, [launch.name for launch in record.launches], kept.folder)
+
+    @cache
+    def functions() -> Sequence[Any]:
+        return load_source(source, [launch.name for launch in record.launches], kept.folder)[1]
+
     return Runner(record, functions)
 
 
@@ -183,7 +188,8 @@ def _fake(inputs: list[Tensor], kernel: str) -> list[Tensor]:
 
 
 _LIBRARY.impl("stitched", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("nostall::stitched", _fake, lib=_LIBRARY)
+# Not by ``register_fake``, which looks for its caller's source among all modules there are.
+_LIBRARY.impl("stitched", _fake, "Meta")
 
 STITCHED = torch.ops.nostall.stitched.default
 """What a graph calls: ``STITCHED(inputs, name)``."""

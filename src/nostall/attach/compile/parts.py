@@ -20,7 +20,7 @@ from torch.fx import Node as FxNode
 from nostall.attach.compile.records import Kept, StepRecord
 from nostall.attach.compile.region import stitched_region
 from nostall.attach.compile.selection import Selection, Stitching
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture

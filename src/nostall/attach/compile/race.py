@@ -16,7 +16,7 @@ from nostall.attach.compile.ranks import Ranks
 from nostall.attach.compile.records import Kept, RegionRecord, StepRecord
 from nostall.attach.compile.region import raced_region, stitched_region
 from nostall.attach.compile.settings import Extent
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.choice import first_choice, modelled_seconds
 from nostall.fusion.codegen.emit import emit

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from nostall.attach.compile.records import Kept, RegionRecord, Version
-from nostall.core.launch import Strict
+from nostall.attach.compile.records import Kept, Record, RegionRecord, Version
 
 FOLLOWS = "rank 0 has chosen"
 
@@ -31,7 +30,7 @@ class Chosen:
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
 
 
-class Published(Strict):
+class Published(Record, frozen=True):
     """A choice on its way to machines with stores of their own.  ``kernels``: for each name the
     record and the source, as :meth:`~nostall.attach.compile.records.Kept.written` gives them."""
 
@@ -76,13 +75,13 @@ class Ranks:
             regions=dict(chosen.regions),
             kernels={step.kernel: kept.written(step.kernel) for step in steps},
         )
-        self._store.set(graph, zlib.compress(said.model_dump_json().encode()))
+        self._store.set(graph, zlib.compress(said.json))
 
     def chosen(self, graph: str, kept: Kept) -> Chosen | None:
         """What rank 0 has chosen, if it has; ``kept`` has its kernels then."""
         if self._store is None or not self._store.check([graph]):
             return None
-        said = Published.model_validate_json(zlib.decompress(self._store.get(graph)))
+        said = Published.read(zlib.decompress(self._store.get(graph)))
         for record, source in said.kernels.values():
             kept.take(record, source)
         return Chosen(said.version, frozenset(said.left), said.regions)

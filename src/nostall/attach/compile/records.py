@@ -13,27 +13,54 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError
+import msgspec
+from msgspec import structs
 
 import nostall.fusion
-from nostall.core.launch import Strict
 from nostall.core.measurement import Comparison, Kind
-from nostall.fusion.graph import Node
 from nostall.fusion.varying import Extent, Total, resized, varies
-from nostall.store import home
-from nostall.store.answers import keep_record
+from nostall.store.answers import keep_answer
 from nostall.store.artefacts import Artefacts, name
 from nostall.store.errors import BadStore
+from nostall.store.folder import home
 
 if TYPE_CHECKING:
     from nostall.fusion.codegen.program import Program, Sized
+    from nostall.fusion.graph import Node
 
 SOURCE, JSON = "py", "json"
 
 
-class TensorRecord(Strict):
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record that is read as it was written, or not at all.
+
+    Not pydantic's: to import that takes as long as all else that a program needs which runs an
+    earlier choice.
+    """
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Raises :class:`msgspec.DecodeError`, also where it is not of this form."""
+        return msgspec.json.decode(data, type=cls)
+
+    @property
+    def json(self) -> bytes:
+        """As text; equal records are equal bytes."""
+        return msgspec.json.encode(self, enc_hook=_plain)
+
+
+def _plain(value: object) -> object:
+    """PyTorch's version is a ``str`` of its own, a shape a ``tuple``, a median a ``float``."""
+    kinds: tuple[type[Any], ...] = (str, int, float, tuple)
+    for kind in kinds:
+        if isinstance(value, kind):
+            return kind(value)
+    raise NotImplementedError(f"a record holds {value!r}; allowed are plain values and records")
+
+
+class TensorRecord(Record, frozen=True):
     """What lies in memory: sizes and strides in elements."""
 
     shape: tuple[int, ...]
@@ -41,7 +68,7 @@ class TensorRecord(Strict):
     dtype: str
 
 
-class ExtentRecord(Strict):
+class ExtentRecord(Record, frozen=True, tag="extent"):
     """A number that changes with the size that varies (:class:`nostall.fusion.varying.Extent`)."""
 
     whole: Number
@@ -49,7 +76,7 @@ class ExtentRecord(Strict):
     unit: int
 
 
-class TotalRecord(Strict):
+class TotalRecord(Record, frozen=True, tag="total"):
     """A sum of such numbers."""
 
     extents: tuple[Number, ...]
@@ -59,7 +86,7 @@ Number = int | ExtentRecord | TotalRecord
 """A plain one, or one that changes."""
 
 
-class LaunchRecord(Strict):
+class LaunchRecord(Record, frozen=True):
     """One launch; ``arguments`` name tensors ``p0``, ``p1`` … (inputs, then outputs) and
     workspaces.  ``aligned``: tensors that begin at an odd place are copied first.  ``follows``: it
     may be launched before the kernel before it has ended."""
@@ -73,13 +100,13 @@ class LaunchRecord(Strict):
     follows: bool = False
 
 
-class WorkspaceRecord(Strict):
+class WorkspaceRecord(Record, frozen=True):
     name: str
     dtype: str
     elements: Number
 
 
-class KernelRecord(Strict):
+class KernelRecord(Record, frozen=True, kw_only=True):
     """A stitched kernel without the graph that it came from; ``source`` names its file.
 
     ``varying`` stands for a size that is known at run time only (:mod:`nostall.fusion.varying`).
@@ -140,27 +167,28 @@ class KernelRecord(Strict):
             return resized(_told(number), self.varying, size)
 
         def tensor(one: TensorRecord) -> TensorRecord:
-            return one.model_copy(update={"shape": tuple(map(plain, one.shape))})
+            return structs.replace(one, shape=tuple(map(plain, one.shape)))
 
         def launch(one: LaunchRecord) -> LaunchRecord:
-            numbers = {"counts": tuple(map(plain, one.counts)), "grid": tuple(map(plain, one.grid))}
-            return one.model_copy(update=numbers)
+            blocks, more = one.grid
+            return structs.replace(
+                one, counts=tuple(map(plain, one.counts)), grid=(plain(blocks), plain(more))
+            )
 
         def space(one: WorkspaceRecord) -> WorkspaceRecord:
-            return one.model_copy(update={"elements": plain(one.elements)})
+            return structs.replace(one, elements=plain(one.elements))
 
-        return self.model_copy(
-            update={
-                "varying": None,
-                "inputs": tuple(map(tensor, self.inputs)),
-                "outputs": tuple(map(tensor, self.outputs)),
-                "launches": tuple(map(launch, self.launches)),
-                "workspaces": tuple(map(space, self.workspaces)),
-            }
+        return structs.replace(
+            self,
+            varying=None,
+            inputs=tuple(map(tensor, self.inputs)),
+            outputs=tuple(map(tensor, self.outputs)),
+            launches=tuple(map(launch, self.launches)),
+            workspaces=tuple(map(space, self.workspaces)),
         )
 
 
-class StepRecord(Strict):
+class StepRecord(Record, frozen=True):
     """One kernel of a region.  Numbers are nodes of the region's graph."""
 
     kernel: str
@@ -170,7 +198,7 @@ class StepRecord(Strict):
     reduces: bool
 
 
-class RegionRecord(Strict):
+class RegionRecord(Record, frozen=True, kw_only=True):
     """How a region is stitched; ``refused`` counts why operators of it are not."""
 
     schema_version: Literal[1] = 1
@@ -178,7 +206,7 @@ class RegionRecord(Strict):
     refused: dict[str, int]
 
 
-class ComparisonRecord(Strict):
+class ComparisonRecord(Record, frozen=True):
     """Seconds of one run of the whole graph, taken in turns, and what they say (a ratio above 1:
     the stitched version is faster)."""
 
@@ -201,7 +229,7 @@ class ComparisonRecord(Strict):
 Version = Literal["stitched", "inductor"]
 
 
-class ChoiceRecord(Strict):
+class ChoiceRecord(Record, frozen=True, kw_only=True):
     """Which version of one graph runs, and why; ``kernels`` are all that the stitched one calls,
     ``left`` the parts (:class:`~nostall.attach.compile.parts.Part`) that it leaves to Inductor,
     ``regions`` (by name) those that were known when it was compiled."""
@@ -211,13 +239,13 @@ class ChoiceRecord(Strict):
     reason: str
     kernels: tuple[str, ...]
     left: tuple[str, ...] = ()
-    regions: dict[str, RegionRecord] = Field(default_factory=dict)
+    regions: dict[str, RegionRecord] = {}
     compared: ComparisonRecord | None
     about: dict[str, str]
     created: str
 
 
-class DuelRecord(Strict):
+class DuelRecord(Record, frozen=True, kw_only=True):
     """Seconds of what Inductor makes of some operators, of the ``kernels`` that compute them, and
     of the former again (the null), taken in turns."""
 
@@ -246,11 +274,29 @@ class DuelRecord(Strict):
         return found.verdict
 
 
-Answer = TypeVar("Answer", RegionRecord, ChoiceRecord, DuelRecord)
-SORTS: dict[type[Strict], str] = {
+class BinaryRecord(Record, frozen=True):
+    """A binary in Triton's cache: its ``name`` there, the ``file`` that says the rest, and of its
+    source the type of each argument and the values of those that are constants."""
+
+    name: str
+    file: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[tuple[int, ...], bool | int | float | str | None], ...]
+
+
+class BinariesRecord(Record, frozen=True, kw_only=True):
+    """Those of a kernel's launches, for a GPU, a PyTorch and a Triton."""
+
+    schema_version: Literal[1] = 1
+    binaries: tuple[BinaryRecord, ...]
+
+
+Answer = TypeVar("Answer", RegionRecord, ChoiceRecord, DuelRecord, BinariesRecord)
+SORTS: dict[type[Record], str] = {
     RegionRecord: "regions",
     ChoiceRecord: "choices",
     DuelRecord: "duels",
+    BinariesRecord: "binaries",
 }
 """Folders of answers."""
 
@@ -283,14 +329,14 @@ class Kept:
     def put(self, program: Program) -> str:
         """Keep a program; the name of its record."""
         self.artefacts.put(program.source.encode(), SOURCE)
-        return self.artefacts.put(KernelRecord.of(program).model_dump_json().encode(), JSON)
+        return self.artefacts.put(KernelRecord.of(program).json, JSON)
 
     def kernel(self, kernel: str) -> tuple[KernelRecord, str]:
         """The record of this name and the source; :class:`BadStore` where one is missing or was
         changed."""
         try:
-            record = KernelRecord.model_validate_json(self.artefacts.get(kernel, JSON))
-        except ValidationError as error:
+            record = KernelRecord.read(self.artefacts.get(kernel, JSON))
+        except msgspec.DecodeError as error:
             raise BadStore(
                 f"kernel {kernel[:12]} is of another version of nostall; empty the store, or set "
                 "NOSTALL_HOME to another folder"
@@ -310,15 +356,17 @@ class Kept:
     def answer(self, kind: type[Answer], key: str) -> Answer | None:
         """What is kept under a key; None where there is nothing that this version understands."""
         try:
-            return kind.model_validate_json(self._place(kind, key).read_bytes())
-        except (OSError, ValidationError):
+            return kind.read(self._place(kind, key).read_bytes())
+        except (OSError, msgspec.DecodeError):
             return None
 
-    def keep(self, key: str, record: RegionRecord | ChoiceRecord | DuelRecord) -> None:
+    def keep(
+        self, key: str, record: RegionRecord | ChoiceRecord | DuelRecord | BinariesRecord
+    ) -> None:
         """Write an answer down; it appears whole or not at all."""
-        keep_record(self._place(type(record), key), record)
+        keep_answer(self._place(type(record), key), msgspec.json.format(record.json, indent=1))
 
-    def _place(self, kind: type[Strict], key: str) -> Path:
+    def _place(self, kind: type[Record], key: str) -> Path:
         return self.folder / SORTS[kind] / f"{key}.json"
 
 

@@ -43,6 +43,6 @@ class Selection:
     @property
     def name(self) -> list[Any]:
         """Whatever decides about the kernels."""
-        regions = [f"{key} {record.model_dump_json()}" for key, record in self.regions.items()]
+        regions = [f"{key} {record.json.decode()}" for key, record in self.regions.items()]
         text = "\n".join(sorted(regions))
         return [self.extent, sorted(self.left), hashlib.sha256(text.encode()).hexdigest()]

@@ -23,7 +23,7 @@ from nostall.attach.compile.records import ChoiceRecord, ComparisonRecord, Kept,
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.steps import STEPS, capturing
 from nostall.attach.compile.versions import Candidate
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")

@@ -28,7 +28,7 @@ from nostall.attach.compile.records import Kept, RegionRecord
 from nostall.attach.compile.region import region_key, stitched_region
 from nostall.attach.compile.switch import Rules, Switch
 from nostall.attach.compile.versions import Candidate, Versions, warm
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 from nostall.fusion.graph import Graph
 from nostall.gpu.clock import Clock
 

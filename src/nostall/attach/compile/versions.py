@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import GraphModule
 
-from nostall.attach.compile import operator as kernels
 from nostall.attach.compile.hosts import (
     Compiled,
     EagerHost,
@@ -25,7 +24,7 @@ from nostall.attach.compile.ranks import Chosen
 from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.selection import Selection, Stitching
 from nostall.attach.compile.settings import Settings
-from nostall.attach.delivery import say_once
+from nostall.attach.warning import say_once
 
 T = TypeVar("T")
 
@@ -126,4 +125,6 @@ class Versions:
 
 def warm(kernel: str, device: torch.device) -> None:
     """Compile a kernel, and load it where it would be loaded at its first launch."""
-    kernels.resolve(kernel).warm(device)
+    from nostall.attach.compile.operator import resolve
+
+    resolve(kernel).warm(device)

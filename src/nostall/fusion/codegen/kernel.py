@@ -14,13 +14,13 @@ from torch import Tensor
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
-from nostall.fusion.graph import Node
 from nostall.fusion.varying import resized
 from nostall.store.artefacts import Artefacts
-from nostall.store.store import home
+from nostall.store.folder import home
 
 if TYPE_CHECKING:
     from nostall.fusion.codegen.program import Program
+    from nostall.fusion.graph import Node
 
 ALIGNED = 16
 """Bytes: where an address is a multiple of it Triton may say so to the compiler, and does."""
@@ -159,7 +159,7 @@ def load_source(
     source: str, names: Sequence[str], folder: Path | None = None
 ) -> tuple[Path, tuple[Any, ...]]:
     """The file of a source as in :func:`load`, and the kernels of these names in it."""
-    _needs_triton()
+    needs_triton()
     artefacts = Artefacts(folder if folder is not None else home() / "fusion")
     name = artefacts.put(source.encode(), "py")
     artefacts.get(name, "py")
@@ -182,7 +182,8 @@ def forget_sources() -> None:
 
 
 @functools.cache
-def _needs_triton() -> None:
+def needs_triton() -> None:
+    """Raises :class:`MissingPart` where there is no Triton, or one that is not known."""
     allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"
     try:
         import triton

@@ -28,8 +28,8 @@ from nostall.fusion.codegen.program import Program
 from nostall.fusion.codegen.race import candidates, fastest, likeliest, neighbours
 from nostall.fusion.codegen.schedule import Schedule
 from nostall.gpu.clock import Clock, Run
-from nostall.store import home
-from nostall.store.answers import keep_record
+from nostall.store.answers import keep_answer
+from nostall.store.folder import home
 
 CANDIDATES = 8
 """Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
@@ -95,7 +95,7 @@ class Racer:
         found = _kept(place)
         if found is None or found.plans != tuple(map(str, every)):
             found = self._raced(programs)
-            keep_record(place, found)
+            keep_answer(place, found.model_dump_json(indent=1).encode())
         self.told.append(found)
         return every[found.winner]
 
