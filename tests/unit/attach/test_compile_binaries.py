@@ -136,6 +136,17 @@ def test_what_gives_other_results_as_it_would_be_found_is_not_left(
     assert not (Kept().folder / "binaries").exists()
 
 
+def test_nothing_is_left_for_one_size_of_many(
+    gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = operator.resolve(kernel).launcher(64)
+    inputs = [torch.ones(s).as_strided(s, t).to(d) for s, t, d in launcher.inputs]
+    launcher(inputs)
+    assert len(gpu.launchers) == 1 and not (Kept().folder / "binaries").exists()
+    process(kernel, monkeypatch)
+    assert len(gpu.launchers) == 3 and (Kept().folder / "binaries").exists()
+
+
 @pytest.mark.parametrize("change", ["cache", "record", "variables", "hook", "torch"])
 def test_triton_is_asked_where_the_binary_may_be_another(
     gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str

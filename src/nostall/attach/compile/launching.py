@@ -33,10 +33,11 @@ ODD = ALIGNED - 1
 
 
 class Launcher:
-    """A kernel whose sizes are all known, on whichever device is current.  Nothing is checked."""
+    """A kernel whose sizes are all known, on whichever device is current.  Nothing is checked.
+    ``shared``: whether its binaries are sought where other processes leave theirs, and left."""
 
-    def __init__(self, record: KernelRecord, functions: Functions) -> None:
-        self._record = record
+    def __init__(self, record: KernelRecord, functions: Functions, *, shared: bool = True) -> None:
+        self._record, self._shared = record, shared
         self.inputs = [layout(tensor) for tensor in record.inputs]
         self.outputs = [layout(tensor) for tensor in record.outputs]
         self._made = list(self.outputs)
@@ -72,7 +73,7 @@ class Launcher:
     def _found(self, tensor: Tensor) -> Call | None:
         """The function by binaries that another process has left, sought once."""
         number = tensor.get_device()
-        if number in self._sought or _watched() or _capturing():
+        if not self._shared or number in self._sought or _watched() or _capturing():
             return None
         self._sought.add(number)
         found = kept.find(self._record, tensor.device)
@@ -105,7 +106,8 @@ class Launcher:
             self._settled.add(number)
             if _gives(quick, inputs, results):
                 self._quick[number] = quick
-                self._leave(binaries, inputs, results)
+                if self._shared:
+                    self._leave(binaries, inputs, results)
         return results
 
     def _leave(

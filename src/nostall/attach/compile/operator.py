@@ -75,7 +75,9 @@ class Runner:
         if found is None:
             if len(self._sized) >= MOST_SIZES:
                 self._sized.clear()
-            found = self._sized[size] = Launcher(self.record.at(size), self._functions)
+            # One size of many would pay more for being left than others gain by finding it.
+            record, shared = self.record.at(size), size is None
+            found = self._sized[size] = Launcher(record, self._functions, shared=shared)
         return found
 
     @property
