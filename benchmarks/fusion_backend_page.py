@@ -26,7 +26,7 @@ BLOCKING, AHEAD = (RESULTS / f"fusion_backend_{name}" for name in ("blocking", "
 """Starts: when the program compiled the stitched version itself, and when another process did, but
 the program wrote kernels and had them compiled."""
 PAGE = RESULTS.parents[1] / "docs" / "compile_measured.md"
-MODE, ROUNDS = "autotuned", "graphs"
+IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 """Parts in other modes: in one process, and in several."""
 NONE = "not measured"
 
@@ -49,8 +49,8 @@ def page(found: Mapping[str, Model]) -> str:
     )
     steady = {name: model["steady"] for name, model in found.items() if "steady" in model}
     starts = {n: m for n, m in found.items() if {"inductor", "nostall"} <= m.keys()}
-    modes = {n: m[MODE] for n, m in found.items() if MODE in m}
-    rounds = {n: m[ROUNDS] for n, m in found.items() if ROUNDS in m}
+    modes = {n: m[IN_ONE] for n, m in found.items() if IN_ONE in m}
+    rounds = {n: m[IN_ROUNDS] for n, m in found.items() if IN_ROUNDS in m}
     parts = ["# Whole models, measured\n", wrapped(said) + "\n", _summary(steady)]
     parts += [
         "## Steps\n",
@@ -167,8 +167,8 @@ _WAITING = (
         "fusion_backend_blocking) it compiled all of it; [then](../benchmarks/results/"
         "fusion_backend_ahead) another process had Inductor compile, while threads of the program "
         "wrote kernels; at last, in the runs of the table above, a third one writes those (and "
-        "for DIEN and the Conformer a fourth one helps the first). *Held up*, as above: then → at "
-        "last."
+        "where there are many regions a fourth one helps the first). *Held up*, as above: then → "
+        "at last."
     )
     + "\n"
 )
@@ -299,12 +299,12 @@ def _spread(ratios: Sequence[float]) -> list[str]:
 
 
 def _mode(name: str, result: Mapping[str, Any]) -> list[str]:
-    return [name, *(_ratio(result, "looped", which) for which in SIDE_BY_SIDE[MODE][1:])]
+    return [name, *(_ratio(result, "looped", which) for which in SIDE_BY_SIDE[IN_ONE][1:])]
 
 
 def _rounds(name: str, result: Mapping[str, Any]) -> list[str]:
     every = result["rounds"]
-    base, ours, untouched, again = SIDE_BY_SIDE[ROUNDS]
+    base, ours, untouched, again = SIDE_BY_SIDE[IN_ROUNDS]
     samples = [one["looped"]["samples_s"] for one in every]
     cells = [name, f"{1e3 * median(median(one[base]) for one in samples):.2f}"]
     for slow, quick in ((base, ours), (base, untouched), (base, again), (again, ours)):

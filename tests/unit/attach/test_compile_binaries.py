@@ -147,7 +147,7 @@ def test_nothing_is_left_for_one_size_of_many(
     assert len(gpu.launchers) == 3 and (Kept().folder / "binaries").exists()
 
 
-@pytest.mark.parametrize("change", ["cache", "record", "variables", "hook", "torch"])
+@pytest.mark.parametrize("change", ["cache", "record", "variables", "hook", "debug", "torch"])
 def test_triton_is_asked_where_the_binary_may_be_another(
     gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str
 ) -> None:
@@ -161,6 +161,8 @@ def test_triton_is_asked_where_the_binary_may_be_another(
         monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
     elif change == "hook":
         monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **_: None)
+    elif change == "debug":
+        monkeypatch.setattr(triton.knobs.runtime, "debug", True)
     else:
         monkeypatch.setattr(torch, "__version__", "3.0")
     with pytest.raises(pytest.fail.Exception, match="Triton was asked"):

@@ -36,10 +36,10 @@ def find(record: KernelRecord, device: torch.device) -> list[Any] | None:
     """The compiled kernels of a record's launches, loaded, as another process had them run here;
     None where there are none, or somebody wants to see how kernels are compiled."""
     try:
-        if _watched():
+        if _hooked():
             return None
         known = Kept().answer(BinariesRecord, _key(record, device))
-        return None if known is None else [_compiled(one) for one in known.binaries]
+        return None if known is None else again(known)
     except Exception as error:  # Triton's own way is always there
         _log.debug("nostall: binaries are not found: %s", error, exc_info=error)
         return None
@@ -49,7 +49,7 @@ def told(binaries: Sequence[Any]) -> BinariesRecord | None:
     """What another process has to know to :func:`find` these; None where that cannot be said."""
     try:
         return BinariesRecord(binaries=tuple(map(_told, binaries)))
-    except Exception as error:
+    except Exception as error:  # they run all the same; the next process asks Triton
         _log.debug("nostall: binaries are not kept: %s", error, exc_info=error)
         return None
 
@@ -94,8 +94,9 @@ def _compiled(known: BinaryRecord) -> Any:
     return found
 
 
-def _watched() -> bool:
-    """Whether something hooks into how Triton compiles, or nothing is to come from its cache."""
+def _hooked() -> bool:
+    """Whether something hooks into how Triton compiles, asks for other binaries than usual, or
+    nothing is to come from the cache."""
     compilation, runtime = knobs.compilation, knobs.runtime
     hooks = ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook")
     return bool(
@@ -103,5 +104,7 @@ def _watched() -> bool:
         or compilation.always_compile
         or compilation.override
         or compilation.listener
+        or getattr(runtime, "debug", False)
+        or getattr(compilation, "instrumentation_mode", "")
         or any(getattr(runtime, name, None) is not None for name in hooks)
     )

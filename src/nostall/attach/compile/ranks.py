@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from nostall.attach.compile.records import Kept, Record, RegionRecord, Version
+from nostall.attach.compile.record import Record
+from nostall.attach.compile.records import Kept, RegionRecord, Version
 
 FOLLOWS = "rank 0 has chosen"
 

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import structs
 
 import nostall.fusion
+from nostall.attach.compile.record import Record
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.varying import Extent, Total, resized, varies
 from nostall.store.answers import keep_answer
@@ -31,33 +32,6 @@ if TYPE_CHECKING:
     from nostall.fusion.graph import Node
 
 SOURCE, JSON = "py", "json"
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that is read as it was written, or not at all.
-
-    Not pydantic's: to import that takes as long as all else that a program needs which runs an
-    earlier choice.
-    """
-
-    @classmethod
-    def read(cls, data: bytes) -> Self:
-        """Raises :class:`msgspec.DecodeError`, also where it is not of this form."""
-        return msgspec.json.decode(data, type=cls)
-
-    @property
-    def json(self) -> bytes:
-        """As text; equal records are equal bytes."""
-        return msgspec.json.encode(self, enc_hook=_plain)
-
-
-def _plain(value: object) -> object:
-    """PyTorch's version is a ``str`` of its own, a shape a ``tuple``, a median a ``float``."""
-    kinds: tuple[type[Any], ...] = (str, int, float, tuple)
-    for kind in kinds:
-        if isinstance(value, kind):
-            return kind(value)
-    raise NotImplementedError(f"a record holds {value!r}; allowed are plain values and records")
 
 
 class TensorRecord(Record, frozen=True):
@@ -239,7 +213,7 @@ class ChoiceRecord(Record, frozen=True, kw_only=True):
     reason: str
     kernels: tuple[str, ...]
     left: tuple[str, ...] = ()
-    regions: dict[str, RegionRecord] = {}
+    regions: dict[str, RegionRecord] = msgspec.field(default_factory=dict)
     compared: ComparisonRecord | None
     about: dict[str, str]
     created: str
