@@ -9,7 +9,8 @@ For every model of ``benchmarks.fusion_backend_models``, each part in processes 
   until the backend has chosen.
 - ``first`` and ``again``, only where they are asked for: ``--pairs`` pairs of first steps by the
   two, each in a process with empty caches of its own, or with the caches that ``inductor`` and
-  ``nostall`` have left, run by the same command; who goes first alternates.
+  ``nostall`` have left, run by the same command; who goes first alternates.  ``again`` has a third
+  one, with every stitched kernel put in, as the choice may be Inductor's version.
 - ``steady``: torch.compile (twice: the null), the backend, its stitched version whatever it costs
   (``always``), and eager, in turns: seconds per step in a loop, where the host may be what takes
   longest, and as replayed CUDA graphs of the whole step, where only the GPU counts.  Kernels that
@@ -49,11 +50,21 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.fusion_backend_models import models
-from benchmarks.fusion_backend_run import AGAIN, FIRST, PAIRED, ROUNDS, SIDE_BY_SIDE, Setup
+from benchmarks.fusion_backend_run import (
+    AGAIN,
+    FIRST,
+    PAIRED,
+    ROUNDS,
+    SIDE_BY_SIDE,
+    STARTED,
+    Setup,
+)
 from benchmarks.gpus import spread, visible
 
 IN_PAIRS = {PAIRED: 25, AGAIN: 8}
 """Seconds for one process of a pair."""
+LEFT_BY = {**{method: method for method in FIRST}, "always": "nostall"}
+"""The part whose caches a warm start of a pair finds."""
 PARTS = (*FIRST, *IN_PAIRS, *SIDE_BY_SIDE)
 STATES = ("cold", "warm")
 THREADS = 16
@@ -87,8 +98,9 @@ class Job:
         """Seconds."""
         if self.setup.part in IN_PAIRS:
             pairs = self.setup.pairs if self.setup.recorded else 0
-            unrecorded = int(self.setup.part == PAIRED)
-            return self.slower * IN_PAIRS[self.setup.part] * (unrecorded + 2 * pairs)
+            methods = len(STARTED[self.setup.part])
+            recorded = IN_PAIRS[self.setup.part] * methods * pairs
+            return self.slower * (IN_PAIRS[PAIRED] + recorded)
         first = EXPECTED.get(self.setup.model, ELSE)[self.setup.part]
         more = ROUNDS.get(self.setup.part, 1) - 1
         return self.slower * (first + more * self.round)
@@ -134,10 +146,11 @@ def run(job: Job) -> str:
     return line(json.loads(Path(setup.out).read_text()))
 
 
-def order(pairs: int) -> list[str]:
-    """Who starts, one after the other; each goes first as often as the other, where it can."""
-    methods = list(FIRST)
-    return [method for at in range(pairs) for method in (methods if at % 2 else methods[::-1])]
+def order(part: str, pairs: int) -> list[str]:
+    """Who starts, one after the other; each goes first as often as the others, where it can."""
+    methods = list(STARTED[part])
+    firsts = [at % len(methods) for at in range(pairs)]
+    return [method for at in firsts for method in (*methods[at:], *methods[:at])]
 
 
 def pairs(job: Job) -> str:
@@ -145,15 +158,16 @@ def pairs(job: Job) -> str:
     out, setup = Path(job.setup.out), job.setup
     known = len(json.loads(out.read_text())["runs"]) if out.exists() else 0
     most, cold = job.slower * IN_PAIRS[setup.part], setup.part == PAIRED
-    unrecorded = ["nostall"] if cold else []
-    for at, method in enumerate([*unrecorded, *order(setup.pairs)[known:]]):
+    # The stitched version is compiled once, where it was not chosen.
+    unrecorded = ["nostall" if cold else "always"]
+    for at, method in enumerate([*unrecorded, *order(setup.part, setup.pairs)[known:]]):
         if monotonic() + most > job.until:
             break
-        place = Path(job.caches) / (setup.part if cold else method)
+        place = Path(job.caches) / (setup.part if cold else LEFT_BY[method])
         if cold:
             shutil.rmtree(place, ignore_errors=True)
         elif not place.exists():
-            raise Ended(f"no caches are there; add {method} to --parts")
+            raise Ended(f"no caches are there; add {LEFT_BY[method]} to --parts")
         one = replace(setup, state=method, recorded=at >= len(unrecorded), seconds=most + SLACK)
         process(one, place, job.until)
     if not out.exists():

@@ -179,6 +179,7 @@ _IN_PAIRS = (PAIRED, AGAIN)
 _PAIR_COLUMNS = (
     *("model", "cold, nostall / Inductor", "least to most", "pairs"),
     *("warm, nostall / Inductor", "least to most", "pairs"),
+    *("warm, all kernels / Inductor", "least to most", "pairs"),
 )
 
 
@@ -280,15 +281,18 @@ def _waits(name: str) -> list[str] | None:
 
 
 def _every_pair(model: Model) -> list[list[float]]:
-    return [_paired(model, part) for part in _IN_PAIRS]
+    return [*(_paired(model, part) for part in _IN_PAIRS), _paired(model, AGAIN, "always")]
 
 
-def _paired(model: Model, part: str) -> list[float]:
-    """Of every pair that is whole, nostall's first step over Inductor's."""
+def _paired(model: Model, part: str, method: str = "nostall") -> list[float]:
+    """Of every pair that is whole, a method's first step over Inductor's."""
     runs = model[part]["runs"] if part in model else []
-    pairs = zip(runs[::2], runs[1::2], strict=False)
-    taken = [{one["method"]: one["first_s"] for one in pair} for pair in pairs]
-    return [pair["nostall"] / pair["inductor"] for pair in taken]
+    size = len({one["method"] for one in runs}) or 1
+    taken = [
+        {one["method"]: one["first_s"] for one in runs[at : at + size]}
+        for at in range(0, len(runs) - size + 1, size)
+    ]
+    return [pair[method] / pair["inductor"] for pair in taken if method in pair]
 
 
 def _spread(ratios: Sequence[float]) -> list[str]:

@@ -84,8 +84,10 @@ equally fast."""
 FIRST = {"inductor": "compile", "nostall": "nostall"}
 """Parts that are about how a program starts, and by which method."""
 PAIRED, AGAIN = "first", "again"
-"""The parts that start programs by both of these methods in turns, one process for each: with empty
+"""The parts that start programs by several methods in turns, one process for each: with empty
 caches, and with those that the two parts have left."""
+STARTED = {PAIRED: FIRST, AGAIN: {**FIRST, "always": "always"}}
+"""By which methods: where caches are warm also by the stitched version, whatever was chosen."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,11 @@ def nostall_backend(device: str) -> Any:
     """On a processor with recorded times by which stitched versions win: kernels that are
     interpreted never would."""
     from nostall.attach.compile.backend import Backend
-    from nostall.gpu.clock import RecordedClock
 
     if device == "cuda":
         return Backend()
+    from nostall.gpu.clock import RecordedClock
+
     faster = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
     return Backend(faster, faster)
 
@@ -214,7 +217,7 @@ class Watch:
 def started(model: Model, part: str, setup: Setup) -> tuple[Program, Watch, dict[str, Any]]:
     """A program behind its first step, and what that took, from before anything of the compiler is
     imported."""
-    program = Program(model, METHODS[FIRST[part]], setup)
+    program = Program(model, METHODS[STARTED[AGAIN][part]], setup)
     with torch.no_grad():
         # Contexts and libraries of the GPU are there.
         torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype)).mm(
@@ -378,7 +381,7 @@ def main() -> None:
     if setup.part in (PAIRED, AGAIN):
         runs = json.loads(out.read_text())["runs"] if out.exists() else []
         runs = one_of_pairs(model, setup, runs)
-        keep(runs=runs, complete=len(runs) == 2 * setup.pairs)
+        keep(runs=runs, complete=len(runs) == len(STARTED[setup.part]) * setup.pairs)
     elif setup.part in FIRST:
         before = json.loads(out.read_text())["starts"] if setup.state == "warm" else {}
         starts = {**before, setup.state: first(model, setup)}

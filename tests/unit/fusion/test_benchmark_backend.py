@@ -111,7 +111,7 @@ class Processes:
             assert not caches.exists(), "everybody starts with empty caches"
             caches.mkdir(parents=True)
         else:
-            assert caches.name == setup.state, "everybody starts with what it has left"
+            assert caches.name == benchmark.LEFT_BY[setup.state], "what it has left is there"
         self.started.append(setup.state if setup.recorded else f"({setup.state})")
         if len(self.started) == self.fails_at:
             raise benchmark.Ended("no luck")
@@ -130,12 +130,12 @@ def test_first_steps_are_taken_in_turns_and_an_interrupted_part_goes_on(
     monkeypatch.setattr(benchmark, "process", processes)
     with pytest.raises(benchmark.Ended, match="no luck"):
         benchmark.run(paired(out))
-    assert processes.started == ["(nostall)", "nostall", "inductor", "inductor"]
+    assert processes.started == ["(nostall)", "inductor", "nostall", "nostall"]
     processes = Processes()
     monkeypatch.setattr(benchmark, "process", processes)
     told = benchmark.run(paired(out))
-    assert processes.started == ["(nostall)", "inductor", "nostall"]
-    assert told == "nostall 10.0 s, inductor 11.0 s, inductor 12.0 s, nostall 13.0 s"
+    assert processes.started == ["(nostall)", "nostall", "inductor"]
+    assert told == "inductor 10.0 s, nostall 11.0 s, nostall 12.0 s, inductor 13.0 s"
 
 
 def test_no_first_step_begins_that_would_end_too_late(
@@ -166,7 +166,11 @@ def test_warm_starts_are_taken_in_turns_from_what_both_have_left(
     for name in ("inductor", "nostall"):
         (tmp_path / name).mkdir()
     benchmark.run(job)
-    assert processes.started == ["nostall", "inductor", "inductor", "nostall"]
+    assert processes.started == [
+        "(always)",
+        *("inductor", "nostall", "always"),
+        *("nostall", "always", "inductor"),
+    ]
 
 
 def test_a_start_that_is_not_recorded_reads_files_before_the_first_one_that_is(
@@ -201,9 +205,12 @@ def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
     begun = {"date": "2026-01-02T03:04:05", "gpu": "G", "torch": "2", "dtype": "bfloat16"}
     page = backend_page.page({"model": {"first": {**begun, "runs": runs}}})
     never = "not measured |  | 0"
-    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} |" in page
+    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} |" in page
     page = backend_page.page({"model": {"again": {**begun, "runs": runs}}})
-    assert f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 |" in page
+    assert f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 | {never} |" in page
+    third = {"method": "always", "first_s": 12.0}
+    page = backend_page.page({"model": {"again": {**begun, "runs": [*runs[:2], third, runs[2]]}}})
+    assert f"{never} | 1.10x | 1.10 to 1.10 | 1 | 1.20x | 1.20 to 1.20 | 1 |" in page
 
 
 def test_a_process_of_a_pair_adds_its_first_step(
