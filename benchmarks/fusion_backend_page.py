@@ -74,7 +74,8 @@ def page(found: Mapping[str, Model]) -> str:
     if pairs:
         taken = [found[name][part] for name in pairs for part in _IN_PAIRS if part in found[name]]
         rows = [
-            [name, *(c for one in every for c in _spread(one))] for name, every in pairs.items()
+            [name, *(c for one in every for c in _spread(one)), _thread(found[name])]
+            for name, every in pairs.items()
         ]
         parts += [_PAIRS, _when(taken), _table(_PAIR_COLUMNS, rows)]
     if modes:
@@ -151,11 +152,13 @@ _PAIRS = (
     wrapped(
         "First steps once more, in processes that took turns, with empty caches (*cold*) and with "
         "what a run of each has left (*warm*): the ratio of every pair's two, nostall's over "
-        "Inductor's. Who goes first alternates; processes before them have read every file from "
-        "the disk. In the table above one came after the other. Cold ones of before 2026-11-25 "
-        "had Python compile PyTorch each time, which made all starts longer. Until 04:00 UTC "
-        "of that day what the benchmark itself needs of nostall was imported before the clock "
-        "began."
+        "Inductor's. Warm ones were also taken by the version with every stitched kernel put in "
+        "(*all kernels*), as nostall may have chosen Inductor's, and nothing else ran beside them "
+        "but those of another model. *Thread*: the same ratios of the processor time of the "
+        "program's main thread alone. Who goes first changes; processes before them have read "
+        "every file from the disk. In the table above one came after the other. Cold ones of "
+        "before 2026-11-25 had Python compile PyTorch each time, which made all starts longer, and "
+        "what the benchmark itself needs of nostall was imported before their clock began."
     )
     + "\n"
 )
@@ -180,6 +183,7 @@ _PAIR_COLUMNS = (
     *("model", "cold, nostall / Inductor", "least to most", "pairs"),
     *("warm, nostall / Inductor", "least to most", "pairs"),
     *("warm, all kernels / Inductor", "least to most", "pairs"),
+    "warm, thread: nostall, all kernels",
 )
 
 
@@ -284,12 +288,19 @@ def _every_pair(model: Model) -> list[list[float]]:
     return [*(_paired(model, part) for part in _IN_PAIRS), _paired(model, AGAIN, "always")]
 
 
-def _paired(model: Model, part: str, method: str = "nostall") -> list[float]:
+def _thread(model: Model) -> str:
+    """Where it was taken."""
+    every = [_paired(model, AGAIN, method, "first_thread_s") for method in _OURS]
+    return ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one) or NONE
+
+
+def _paired(model: Model, part: str, method: str = "nostall", what: str = "first_s") -> list[float]:
     """Of every pair that is whole, a method's first step over Inductor's."""
     runs = model[part]["runs"] if part in model else []
+    runs = [one for one in runs if what in one]
     size = len({one["method"] for one in runs}) or 1
     taken = [
-        {one["method"]: one["first_s"] for one in runs[at : at + size]}
+        {one["method"]: one[what] for one in runs[at : at + size]}
         for at in range(0, len(runs) - size + 1, size)
     ]
     return [pair[method] / pair["inductor"] for pair in taken if method in pair]

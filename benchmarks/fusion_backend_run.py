@@ -20,7 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -174,8 +173,7 @@ class Program:
 
 
 def nostall_backend(device: str) -> Any:
-    """On a processor with recorded times by which stitched versions win: kernels that are
-    interpreted never would."""
+    """On a processor with recorded times by which stitched versions win: interpreted none does."""
     from nostall.attach.compile.backend import Backend
 
     if device == "cuda":
@@ -202,27 +200,27 @@ def own_code(module: nn.Module) -> Callable[..., Any]:
 
 
 class Watch:
-    """Seconds of the clock and of all processors since it was made."""
+    """Seconds of the clock, of all processors, of this thread."""
 
     def __init__(self) -> None:
         self._began, self._spent = time.perf_counter(), processor_seconds()
+        self._thread = time.thread_time()
 
     def said(self, until: str) -> dict[str, Any]:
         return {
             f"{until}_s": time.perf_counter() - self._began,
             f"{until}_cpu_s": processor_seconds() - self._spent,
+            f"{until}_thread_s": time.thread_time() - self._thread,
         }
 
 
 def started(model: Model, part: str, setup: Setup) -> tuple[Program, Watch, dict[str, Any]]:
-    """A program behind its first step, and what that took, from before anything of the compiler is
-    imported."""
+    """A program behind its first step, and what that took with all that is imported for it."""
     program = Program(model, METHODS[STARTED[AGAIN][part]], setup)
     with torch.no_grad():
         # Contexts and libraries of the GPU are there.
-        torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype)).mm(
-            torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype))
-        )
+        ones = torch.ones(8, 8, device=setup.device, dtype=getattr(torch, setup.dtype))
+        ones.mm(ones)
     synchronized(setup.device)
     watch = Watch()
     program.compile()
@@ -281,6 +279,8 @@ def duels() -> list[dict[str, Any]]:
 
 def told(report: GraphReport) -> dict[str, Any]:
     """A report for a result file; samples stay in it."""
+    import msgspec  # nostall's first step imports it
+
     return {
         "state": report.state,
         "reason": report.reason,

@@ -278,6 +278,34 @@ def test_a_run_that_knows_its_choice_finds_what_pytorch_cached_before(
     assert first == second
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_without_a_compiler_pytorchs_operators_run_whether_there_was_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: bool
+) -> None:
+    def compile_fx(module: Any, inputs: Any, config_patches: Any) -> Any:
+        raise InvalidCxxCompiler
+
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    inductor = SimpleNamespace(compile_fx=compile_fx)
+    monkeypatch.setitem(sys.modules, "torch._inductor.compile_fx", inductor)
+    monkeypatch.setattr("triton.knobs.runtime.interpret", True)
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    inputs = [torch.ones(3, 4), torch.full((3, 4), 2.0)]
+    if known:
+        name = graph_key(traced(2.0), inputs, Settings(), hosts.inductor_patches(None, None))
+        choice = ChoiceRecord(
+            version="inductor", reason="slower", kernels=(), compared=None, about={}, created=""
+        )
+        Kept().keep(name, choice)
+    backend = Backend()
+    module = traced(2.0)
+    run = backend(module, inputs)
+    assert backend.reports[0].from_store == known
+    found, wanted = run(*inputs), traced(2.0)(*inputs)
+    assert torch.equal(*(x[0] if isinstance(x, (list, tuple)) else x for x in (found, wanted)))
+
+
 def test_nodes_are_put_behind_what_they_read_and_never_past_a_change_in_place() -> None:
     aten = torch.ops.aten
     graph = FxGraph()

@@ -205,12 +205,13 @@ def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
     begun = {"date": "2026-01-02T03:04:05", "gpu": "G", "torch": "2", "dtype": "bfloat16"}
     page = backend_page.page({"model": {"first": {**begun, "runs": runs}}})
     never = "not measured |  | 0"
-    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} |" in page
+    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} | not measured |" in page
+    runs = [{**one, "first_thread_s": 4.0} for one in runs]
     page = backend_page.page({"model": {"again": {**begun, "runs": runs}}})
-    assert f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 | {never} |" in page
-    third = {"method": "always", "first_s": 12.0}
+    assert f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 | {never} | 1.00x |" in page
+    third = {"method": "always", "first_s": 12.0, "first_thread_s": 5.0}
     page = backend_page.page({"model": {"again": {**begun, "runs": [*runs[:2], third, runs[2]]}}})
-    assert f"{never} | 1.10x | 1.10 to 1.10 | 1 | 1.20x | 1.20 to 1.20 | 1 |" in page
+    assert f"{never} | 1.10x | 1.10 to 1.10 | 1 | 1.20x | 1.20 to 1.20 | 1 | 1.00x, 1.25x |" in page
 
 
 def test_a_process_of_a_pair_adds_its_first_step(

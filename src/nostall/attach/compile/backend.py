@@ -102,19 +102,20 @@ class _Graph:
             kept, ranks = Kept(), Ranks.here()
             self.report.graph = graph_key(self.module, self.inputs, self.settings, self.patches)
             chosen = self._earlier(kept, ranks)
-            spare = apart(self.module)
             if chosen is not None and chosen.version == "stitched":
                 # A stored choice that no longer works costs nothing else.
-                run = self.versions.stitched(spare, self.inputs, chosen).run
+                run = self.versions.stitched(apart(self.module), self.inputs, chosen).run
                 self.report.state = "stitched"
                 return run
             undecided = self._undecided() if chosen is None else None
+            spare = apart(self.module) if undecided is not None else None
         except Exception as error:  # the user's program is worth more than any gain
             raise _Failed from error
-        if undecided is not None:
+        if undecided is not None and spare is not None:
             return undecided.switch(self.module, spare, self.inputs, kept)
         observe = _look_away if self.versions.observed else None
-        return self.versions.plain(self.module, self.inputs, observe, spare)
+        # Inductor was there when this was chosen: a copy would be the longest of what we do here.
+        return self.versions.plain(self.module, self.inputs, observe, self.module)
 
     def _undecided(self) -> Undecided:
         from nostall.attach.compile.undecided import Undecided

@@ -70,7 +70,7 @@ class Versions:
         spare: GraphModule | None = None,
     ) -> Compiled:
         """As the user's mode has it, or operator by operator where Inductor cannot compile here.
-        ``spare``: a copy of the module, where there is one already; it stays as it is."""
+        ``spare``: what is compiled then, and stays as it is; without one the module is copied."""
         kept = apart(module) if spare is None else spare
         try:
             return self.timed("plain", lambda: self.host.plain(module, inputs, observe))
