@@ -158,7 +158,7 @@ def pairs(job: Job) -> str:
     out, setup = Path(job.setup.out), job.setup
     known = len(json.loads(out.read_text())["runs"]) if out.exists() else 0
     most, cold = job.slower * IN_PAIRS[setup.part], setup.part == PAIRED
-    # The stitched version is compiled once, where it was not chosen.
+    # The first one reads files; of warm ones it has the stitched version there, chosen or not.
     unrecorded = ["nostall" if cold else "always"]
     for at, method in enumerate([*unrecorded, *order(setup.part, setup.pairs)[known:]]):
         if monotonic() + most > job.until:
@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", default="", help="only those whose name has one of these parts")
     parser.add_argument("--parts", default="", help=f"of {','.join(PARTS)}")
-    parser.add_argument("--pairs", type=int, default=2, help="of first steps, in the part first")
+    parser.add_argument("--pairs", type=int, default=2, help="of first steps, in first and again")
     parser.add_argument("--limit", type=float, default=300, help="seconds for everything")
     parser.add_argument("--each", type=float, default=200, help="seconds for one process")
     parser.add_argument("--measured", type=float, default=4, help="seconds for each set of times")

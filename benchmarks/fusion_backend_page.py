@@ -289,7 +289,7 @@ def _every_pair(model: Model) -> list[list[float]]:
 
 
 def _thread(model: Model) -> str:
-    """Where it was taken."""
+    """Of nostall's first steps and of those with all kernels, where that time was taken."""
     every = [_paired(model, AGAIN, method, "first_thread_s") for method in _OURS]
     return ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one) or NONE
 

@@ -70,7 +70,8 @@ class Versions:
         spare: GraphModule | None = None,
     ) -> Compiled:
         """As the user's mode has it, or operator by operator where Inductor cannot compile here.
-        ``spare``: what is compiled then, and stays as it is; without one the module is copied."""
+        ``spare`` is compiled then: a copy, or the module in whatever form Inductor left it; without
+        it the module is copied before."""
         kept = apart(module) if spare is None else spare
         try:
             return self.timed("plain", lambda: self.host.plain(module, inputs, observe))
