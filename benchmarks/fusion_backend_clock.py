@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -134,3 +136,28 @@ def processor_seconds() -> float:
             above = parent.get(above, 0)
         total += seconds if above else 0.0
     return total
+
+
+class Watch:
+    """Seconds of the clock, of all processors, of this thread, and of those in which Python's
+    garbage collector goes through everything there is."""
+
+    def __init__(self) -> None:
+        self._began, self._spent = time.perf_counter(), processor_seconds()
+        self._thread = time.thread_time()
+        self._collected = self._since = 0.0
+        gc.callbacks.append(self._heard)
+
+    def _heard(self, phase: str, about: Mapping[str, int]) -> None:
+        if about["generation"] == 2:
+            now = time.perf_counter()
+            self._collected += now - self._since if phase == "stop" else 0.0
+            self._since = now
+
+    def said(self, until: str) -> dict[str, Any]:
+        return {
+            f"{until}_s": time.perf_counter() - self._began,
+            f"{until}_cpu_s": processor_seconds() - self._spent,
+            f"{until}_thread_s": time.thread_time() - self._thread,
+            f"{until}_collector_s": self._collected,
+        }

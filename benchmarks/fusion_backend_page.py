@@ -16,7 +16,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.fusion_backend_models import models
-from benchmarks.fusion_backend_run import AGAIN, PAIRED, SIDE_BY_SIDE
+from benchmarks.fusion_backend_run import AGAIN, PAIRED, SIDE_BY_SIDE, STARTED
 from benchmarks.readme_regions import wrapped
 from benchmarks.record import RESULTS
 from nostall.core.files import write_atomically
@@ -74,7 +74,7 @@ def page(found: Mapping[str, Model]) -> str:
     if pairs:
         taken = [found[name][part] for name in pairs for part in _IN_PAIRS if part in found[name]]
         rows = [
-            [name, *(c for one in every for c in _spread(one)), _thread(found[name])]
+            [name, *(c for one in every for c in _spread(one)), *_inside(found[name])]
             for name, every in pairs.items()
         ]
         parts += [_PAIRS, _when(taken), _table(_PAIR_COLUMNS, rows)]
@@ -155,10 +155,12 @@ _PAIRS = (
         "Inductor's. Warm ones were also taken by the version with every stitched kernel put in "
         "(*all kernels*), as nostall may have chosen Inductor's, and nothing else ran beside them "
         "but those of another model. *Thread*: the same ratios of the processor time of the "
-        "program's main thread alone. Who goes first changes; processes before them have read "
-        "every file from the disk. In the table above one came after the other. Cold ones of "
-        "before 2026-11-25 had Python compile PyTorch each time, which made all starts longer, and "
-        "what the benchmark itself needs of nostall was imported before their clock began."
+        "program's main thread alone. *Collector*: seconds (medians) in which Python's garbage "
+        "collector went through all objects there are. Who goes first changes; processes before "
+        "them have read every file from the disk. In the table above one came after the other. "
+        "Cold ones of before 2026-11-25 had Python compile PyTorch each time, which made all "
+        "starts longer, and what the benchmark itself needs of nostall was imported before their "
+        "clock began."
     )
     + "\n"
 )
@@ -184,6 +186,7 @@ _PAIR_COLUMNS = (
     *("warm, nostall / Inductor", "least to most", "pairs"),
     *("warm, all kernels / Inductor", "least to most", "pairs"),
     "warm, thread: nostall, all kernels",
+    "warm, collector: Inductor, nostall, all kernels",
 )
 
 
@@ -288,10 +291,13 @@ def _every_pair(model: Model) -> list[list[float]]:
     return [*(_paired(model, part) for part in _IN_PAIRS), _paired(model, AGAIN, "always")]
 
 
-def _thread(model: Model) -> str:
-    """Of nostall's first steps and of those with all kernels, where that time was taken."""
+def _inside(model: Model) -> tuple[str, str]:
+    """What the main thread and the collector did in warm first steps, where that was looked at."""
     every = [_paired(model, AGAIN, method, "first_thread_s") for method in _OURS]
-    return ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one) or NONE
+    thread = ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one)
+    name, runs = "first_collector_s", model[AGAIN]["runs"] if AGAIN in model else []
+    taken = [[r[name] for r in runs if r["method"] == one and name in r] for one in STARTED[AGAIN]]
+    return thread or NONE, ", ".join(f"{median(one):.2f} s" for one in taken if one) or NONE
 
 
 def _paired(model: Model, part: str, method: str = "nostall", what: str = "first_s") -> list[float]:

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from benchmarks.fusion_backend_clock import (
     Captured,
+    Watch,
     captured,
     in_turns,
     kernels_of,
-    processor_seconds,
     synchronized,
 )
 from benchmarks.fusion_backend_models import Model, models
@@ -197,21 +197,6 @@ def own_code(module: nn.Module) -> Callable[..., Any]:
 
 
 # -- how a program starts --------------------------------------------------------------------------
-
-
-class Watch:
-    """Seconds of the clock, of all processors, of this thread."""
-
-    def __init__(self) -> None:
-        self._began, self._spent = time.perf_counter(), processor_seconds()
-        self._thread = time.thread_time()
-
-    def said(self, until: str) -> dict[str, Any]:
-        return {
-            f"{until}_s": time.perf_counter() - self._began,
-            f"{until}_cpu_s": processor_seconds() - self._spent,
-            f"{until}_thread_s": time.thread_time() - self._thread,
-        }
 
 
 def started(model: Model, part: str, setup: Setup) -> tuple[Program, Watch, dict[str, Any]]:

@@ -5,16 +5,28 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+
+_paused: ContextVar[bool] = ContextVar("paused", default=False)
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """For code that makes very many objects which all stay: looking through them again and again
     costs an eighth of the time and finds nothing."""
-    was_on = gc.isenabled()
+    if not gc.isenabled():
+        yield
+        return
     gc.disable()
+    mark = _paused.set(True)
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        _paused.reset(mark)
+        gc.enable()
+
+
+def resume() -> None:
+    """End this thread's pause early: what comes now takes long, and leaves much behind."""
+    if _paused.get():
+        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ pytest.importorskip("torch")
 from benchmarks import fusion_backend as benchmark
 from benchmarks import fusion_backend_page as backend_page
 from benchmarks import fusion_backend_run as process
-from benchmarks.fusion_backend_clock import in_turns, processor_seconds
+from benchmarks.fusion_backend_clock import Watch, in_turns, processor_seconds
 from benchmarks.fusion_backend_run import SIDE_BY_SIDE, Setup
 from benchmarks.fusion_promises import CHECKS, between
 from benchmarks.record import RESULTS
@@ -204,14 +205,18 @@ def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
     assert backend_page._spread(ratios) == ["0.99x", "0.90 to 1.10", "2"]
     begun = {"date": "2026-01-02T03:04:05", "gpu": "G", "torch": "2", "dtype": "bfloat16"}
     page = backend_page.page({"model": {"first": {**begun, "runs": runs}}})
-    never = "not measured |  | 0"
-    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} | not measured |" in page
+    never, nothing = "not measured |  | 0", "not measured | not measured"
+    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} | {nothing} |" in page
     runs = [{**one, "first_thread_s": 4.0} for one in runs]
     page = backend_page.page({"model": {"again": {**begun, "runs": runs}}})
-    assert f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 | {never} | 1.00x |" in page
+    assert (
+        f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 | {never} | 1.00x | not measured |" in page
+    )
     third = {"method": "always", "first_s": 12.0, "first_thread_s": 5.0}
+    third |= {"first_collector_s": 0.5}
     page = backend_page.page({"model": {"again": {**begun, "runs": [*runs[:2], third, runs[2]]}}})
-    assert f"{never} | 1.10x | 1.10 to 1.10 | 1 | 1.20x | 1.20 to 1.20 | 1 | 1.00x, 1.25x |" in page
+    warm = "1.10x | 1.10 to 1.10 | 1 | 1.20x | 1.20 to 1.20 | 1 | 1.00x, 1.25x | 0.50 s |"
+    assert f"{never} | {warm}" in page
 
 
 def test_a_process_of_a_pair_adds_its_first_step(
@@ -228,6 +233,17 @@ def test_a_process_of_a_pair_adds_its_first_step(
         found = json.loads(out.read_text())
         assert found["complete"] == (state == "inductor")
     assert found["runs"] == [{"method": m, **said} for m in ("nostall", "inductor")]
+
+
+def test_a_watch_tells_what_the_collector_took_of_everything_there_is() -> None:
+    watch = Watch()
+    gc.collect(0)
+    assert watch.said("first")["first_collector_s"] == 0.0
+    began = time.perf_counter()
+    gc.collect()
+    taken = time.perf_counter() - began
+    assert 0.0 < watch.said("first")["first_collector_s"] <= taken
+    gc.callbacks.remove(watch._heard)
 
 
 def test_processor_time_of_children_counts_while_they_run_and_after() -> None:

@@ -17,6 +17,7 @@ from nostall.attach.compile.report import GraphReport
 from nostall.attach.compile.settings import Settings, settings_of
 from nostall.attach.compile.versions import Versions
 from nostall.attach.warning import say_once
+from nostall.core import collector
 
 if TYPE_CHECKING:
     from nostall.attach.compile.undecided import Undecided
@@ -103,8 +104,10 @@ class _Graph:
             self.report.graph = graph_key(self.module, self.inputs, self.settings, self.patches)
             chosen = self._earlier(kept, ranks)
             if chosen is not None and chosen.version == "stitched":
-                # A stored choice that no longer works costs nothing else.
-                run = self.versions.stitched(apart(self.module), self.inputs, chosen).run
+                # A stored choice that no longer works costs nothing else.  What comes from caches
+                # stays; the collector would go through all of PyTorch for it, perhaps twice.
+                with collector.paused():
+                    run = self.versions.stitched(apart(self.module), self.inputs, chosen).run
                 self.report.state = "stitched"
                 return run
             undecided = self._undecided() if chosen is None else None
@@ -113,9 +116,10 @@ class _Graph:
             raise _Failed from error
         if undecided is not None and spare is not None:
             return undecided.switch(self.module, spare, self.inputs, kept)
-        observe = _look_away if self.versions.observed else None
         # Inductor was there when this was chosen: a copy would be the longest of what we do here.
-        return self.versions.plain(self.module, self.inputs, observe, self.module)
+        observe = _compiles if self.versions.observed else None
+        with collector.paused():
+            return self.versions.plain(self.module, self.inputs, observe, self.module)
 
     def _undecided(self) -> Undecided:
         from nostall.attach.compile.undecided import Undecided
@@ -153,8 +157,9 @@ class _Graph:
         return chosen
 
 
-def _look_away(module: GraphModule) -> None:
-    """There is nothing to prepare."""
+def _compiles(module: GraphModule) -> None:
+    """There is nothing to prepare, but PyTorch's caches do not have the graph."""
+    collector.resume()
 
 
 class _Failed(Exception):

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from nostall.attach.compile.records import Kept, code_version
 from nostall.attach.compile.selection import Selection, Stitching
+from nostall.core import collector
 
 Compiled = Callable[..., Any]
 Observer = Callable[[GraphModule], None]
@@ -112,6 +113,8 @@ class InductorHost:
         patches = dict(self.patches)
         if observe is not None and self._before is None:
             patches[PASS] = ObservingPass(observe)
+        else:
+            collector.resume()  # nobody tells whether a cache has the graph
         try:
             found: Compiled = compile_fx(module, inputs, config_patches=patches)
         except Exception as error:  # all but a missing compiler is raised again
@@ -192,6 +195,7 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
             one(graph)
         done = _current.get()
         if done is not None:
+            collector.resume()
             # Where PyTorch's caches have the graph nobody needs what finds kernels.
             from nostall.attach.compile.rewrite import rewrite
 
@@ -247,6 +251,7 @@ class EagerHost:
         from nostall.attach.compile.rewrite import rewrite
 
         def change(graph: GraphModule) -> None:
+            collector.resume()
             rewrite(graph, Kept(), selection, done)
 
         with _whole():
