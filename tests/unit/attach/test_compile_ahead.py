@@ -35,9 +35,6 @@ from nostall.attach.compile.report import GraphReport  # noqa: E402
 from nostall.attach.compile.selection import Selection  # noqa: E402
 from nostall.attach.compile.surroundings import Surroundings, Unsent  # noqa: E402
 
-# PyTorch's own modules warn of each other.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
 LISTENS = """
 import pickle, sys
 from multiprocessing.connection import Connection

@@ -24,9 +24,6 @@ from nostall.fusion.codegen.kernel import forget_sources  # noqa: E402
 from nostall.fusion.codegen.plan import KernelPlan  # noqa: E402
 from nostall.fusion.codegen.region import scheduled  # noqa: E402
 
-# PyTorch's own modules warn of each other.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
 
 class Gpu:
     """Triton's driver up to its last calls.  Every launch fills the kernel's results, its last

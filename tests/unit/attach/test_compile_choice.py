@@ -34,10 +34,6 @@ from nostall.attach.compile.selection import Stitching  # noqa: E402
 from nostall.attach.compile.switch import Candidate, Rules, Switch  # noqa: E402
 from nostall.gpu.clock import RecordedClock  # noqa: E402
 
-# PyTorch's own modules warn of each other.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
-
 FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})
 SAME = RecordedClock({"*": [[1.0] * 12, [1.0] * 12, [1.0] * 12]})
 SLOWER = RecordedClock({"*": [[1.0] * 12, [2.0] * 12, [1.0] * 12]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import sys
 from collections.abc import Iterator
@@ -21,9 +22,6 @@ from nostall.attach.compile.backend import Backend  # noqa: E402
 from nostall.attach.compile.records import ChoiceRecord, Kept, Version  # noqa: E402
 from nostall.attach.compile.report import GraphReport  # noqa: E402
 
-# PyTorch's own modules warn of each other.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["on", "off"])
 def before(request: pytest.FixtureRequest) -> Iterator[bool]:
@@ -34,6 +32,21 @@ def before(request: pytest.FixtureRequest) -> Iterator[bool]:
         assert gc.isenabled() == request.param
     finally:
         gc.enable()
+
+
+def test_what_the_first_graph_needs_is_imported_with_the_backend_without_collections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, bool] = {}
+    real = builtins.__import__
+
+    def spied(name: str, *rest: Any, **named: Any) -> Any:
+        seen.setdefault(name, gc.isenabled())
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", spied)
+    Backend()
+    assert seen["torch._inductor.compile_fx"] is False
 
 
 class Caches:

@@ -26,9 +26,6 @@ from nostall.core.measurement import Kind  # noqa: E402
 from nostall.fusion.capture import inference_graph  # noqa: E402
 from nostall.gpu.clock import Run, Samples  # noqa: E402
 
-# PyTorch's own modules warn of each other.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
 
 class Block(nn.Module):
     """Norm, product, softmax under a mask that is computed, moments, product, norm of a view."""

@@ -46,9 +46,6 @@ from nostall.gpu import clock  # noqa: E402
 from nostall.gpu.clock import RecordedClock, WallClock  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
 
-# PyTorch's own modules warn of each other.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
 
 def test_options_are_ours_or_inductors() -> None:
     given = {"nostall.extent": "all", "nostall.seconds": 2, "max_autotune": True}

@@ -28,9 +28,6 @@ from nostall.fusion.codegen.kernel import BadTensor  # noqa: E402
 from nostall.fusion.codegen.plan import KernelPlan  # noqa: E402
 from nostall.fusion.codegen.region import scheduled  # noqa: E402
 
-# PyTorch's own modules warn of each other.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
 
 def written(p0: Any, p1: Any, p2: Any, w: Any, count: Any) -> None:
     """The source of a kernel, for Triton."""

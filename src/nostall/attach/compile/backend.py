@@ -33,6 +33,7 @@ class Backend:
     """
 
     def __init__(self, clock: Clock | None = None, race_clock: Clock | None = None) -> None:
+        _prepare()
         self._clock, self._race_clock = clock, race_clock
         self.reports: list[GraphReport] = []
         self.__name__ = "nostall"
@@ -58,10 +59,6 @@ class Backend:
 
         if torch.cuda.is_available():
             reset_cudagraph_trees()
-
-
-nostall = Backend()
-"""The backend that ``backend="nostall"`` names."""
 
 
 class _Graph:
@@ -157,6 +154,13 @@ class _Graph:
         return chosen
 
 
+def _prepare() -> None:
+    """Import what the first graph needs, as torch.compile does for Inductor when it is called."""
+    # All of it stays, and is most of what fills the collector up to another round in a first step.
+    with collector.paused():
+        import torch._inductor.compile_fx  # noqa: F401
+
+
 def _compiles(module: GraphModule) -> None:
     """There is nothing to prepare, but PyTorch's caches do not have the graph."""
     collector.resume()
@@ -164,3 +168,7 @@ def _compiles(module: GraphModule) -> None:
 
 class _Failed(Exception):
     """Something of ours failed before there was anything to run."""
+
+
+nostall = Backend()
+"""The backend that ``backend="nostall"`` names."""
