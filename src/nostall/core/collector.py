@@ -26,7 +26,20 @@ def paused() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def settled() -> Iterator[None]:
+    """The same for what a program does once: whatever there is then counts as old, without a look
+    at it.  Often would be too often, as who is old is seldom looked at again."""
+    with paused():
+        yield
+        # Who keeps objects apart in that way himself would find them among the others.
+        if _paused.get() and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+
+
 def resume() -> None:
     """End this thread's pause early: what comes now takes long, and leaves much behind."""
     if _paused.get():
+        _paused.set(False)
         gc.enable()

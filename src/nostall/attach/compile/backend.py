@@ -103,7 +103,7 @@ class _Graph:
             if chosen is not None and chosen.version == "stitched":
                 # A stored choice that no longer works costs nothing else.  What comes from caches
                 # stays; the collector would go through all of PyTorch for it, perhaps twice.
-                with collector.paused():
+                with collector.settled():
                     run = self.versions.stitched(apart(self.module), self.inputs, chosen).run
                 self.report.state = "stitched"
                 return run
@@ -115,7 +115,7 @@ class _Graph:
             return undecided.switch(self.module, spare, self.inputs, kept)
         # Inductor was there when this was chosen: a copy would be the longest of what we do here.
         observe = _compiles if self.versions.observed else None
-        with collector.paused():
+        with collector.settled():
             return self.versions.plain(self.module, self.inputs, observe, self.module)
 
     def _undecided(self) -> Undecided:
@@ -157,7 +157,7 @@ class _Graph:
 def _prepare() -> None:
     """Import what the first graph needs, as torch.compile does for Inductor when it is called."""
     # All of it stays, and is most of what fills the collector up to another round in a first step.
-    with collector.paused():
+    with collector.settled():
         import torch._inductor.compile_fx  # noqa: F401
 
 
