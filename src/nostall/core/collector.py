@@ -28,8 +28,10 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """The same for what a program does once: whatever there is then counts as old, without a look
-    at it.  Often would be too often, as who is old is seldom looked at again."""
+    """The same for what a program does once: what was made counts as old then, without a look at
+    it.  Often would be too often, as who is old is seldom looked at again."""
+    if gc.isenabled():
+        gc.collect(1)  # garbage of before, which may hold tensors, does not get old with it
     with paused():
         yield
         # Who keeps objects apart in that way himself would find them among the others.

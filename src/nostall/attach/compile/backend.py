@@ -107,11 +107,11 @@ class _Graph:
                     run = self.versions.stitched(apart(self.module), self.inputs, chosen).run
                 self.report.state = "stitched"
                 return run
-            undecided = self._undecided() if chosen is None else None
-            spare = apart(self.module) if undecided is not None else None
+            open_choice = (self._undecided(), apart(self.module)) if chosen is None else None
         except Exception as error:  # the user's program is worth more than any gain
             raise _Failed from error
-        if undecided is not None and spare is not None:
+        if open_choice is not None:
+            undecided, spare = open_choice
             return undecided.switch(self.module, spare, self.inputs, kept)
         # Inductor was there when this was chosen: a copy would be the longest of what we do here.
         observe = _compiles if self.versions.observed else None
