@@ -24,7 +24,7 @@ from nostall.attach.compile import ahead, parts
 from nostall.attach.compile import race as plans
 from nostall.attach.compile.backend import Backend
 from nostall.attach.compile.direct import FUNCTION
-from nostall.attach.compile.helper import HELPER, SECOND, WRITER, Answer
+from nostall.attach.compile.helper import HELPER, HELPERS, WRITER, Answer
 from nostall.attach.compile.operator import STITCHED as OPERATOR
 from nostall.attach.compile.operator import observed
 from nostall.attach.compile.records import Kept
@@ -190,12 +190,12 @@ def helped() -> dict[str, Any]:
     options = {**ALL_DUELS, "nostall.rest": "inductor", "pattern_matcher": False}
     places = [os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"]]
     written, result = WRITER.do, dict[str, Any]()
-    target, many = ahead.target_of, (ahead.MANY, ahead.COMPILERS)
+    target, many = ahead.target_of, (ahead.REGIONS, ahead.COMPILERS)
     ahead.target_of = lambda device: "nothing is compiled in an interpreter"
-    ahead.MANY, ahead.COMPILERS = 1, 8
+    ahead.REGIONS, ahead.COMPILERS = 1, 8
     errands: list[str] = []
-    answered = {"first": list[str](), "second": list[str]()}
-    first, second = HELPER.do, SECOND.do
+    answered = {"first": list[str](), "others": list[str]()}
+    first, *others = (process.do for process in HELPERS)
 
     def asks(name: str, do: Callable[[Any], Any], errand: Any) -> Any:
         answer = do(errand)
@@ -214,7 +214,8 @@ def helped() -> dict[str, Any]:
         return Answer(done=Written(died=True))
 
     WRITER.do = dies  # type: ignore[method-assign]
-    SECOND.do = partial(asks, "second", second)  # type: ignore[method-assign]
+    for process, do in zip(HELPERS[1:], others, strict=True):
+        process.do = partial(asks, "others", do)  # type: ignore[method-assign]
     result["died"] = trained("wide", Loses(), options)
     for name, do, write in (
         ("helped", partial(asks, "first", first), writes),
@@ -226,11 +227,13 @@ def helped() -> dict[str, Any]:
         )
         for run in (name, f"{name}, again"):
             result[run] = trained("wide", Loses(), options)
-        ahead.MANY, ahead.COMPILERS = many
-    HELPER.do, SECOND.do, WRITER.do = first, second, written  # type: ignore[method-assign]
+        ahead.REGIONS, ahead.COMPILERS = many
+    WRITER.do = written  # type: ignore[method-assign]
+    for process, do in zip(HELPERS, (first, *others), strict=True):
+        process.do = do  # type: ignore[method-assign]
     ahead.target_of = target
     os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = places
-    running = HELPER.running or SECOND.running or WRITER.running
+    running = any(process.running for process in (*HELPERS, WRITER))
     return {**result, "running": running, "errands": errands, "answered": answered}
 
 

@@ -39,12 +39,13 @@ LISTENS = """
 import pickle, sys
 from multiprocessing.connection import Connection
 connection = Connection(int(sys.argv[1]))
+connection.recv_bytes()  # the GPU that it may use
 """
 
 
 @pytest.fixture
 def helper() -> Iterator[Helper]:
-    found = Helper()
+    found = Helper("torch")
     yield found
     found.end()
 
@@ -157,6 +158,44 @@ def test_a_process_that_cannot_be_started_is_a_failure_and_no_error(
     assert not helper.running
 
 
+NEEDED = """
+import os, pathlib
+pathlib.Path(os.environ["NEEDED"]).write_text(str(os.getpid()))
+"""
+
+
+def test_a_process_that_was_started_has_what_it_needs_and_waits_for_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "needed.py").write_text(NEEDED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NEEDED", str(found := tmp_path / "found"))
+    # It has to wait for longer than processes that have nothing more to do.
+    program = f"import {helping.__name__} as h; h.IDLE_S = 0.1; h._place = h._answered = print; "
+    program += "h.main()"
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    helper, gpus = Helper("needed"), list[int]()
+    monkeypatch.setattr(helping, "_room", lambda gpu, processes: gpus.append(gpu))
+    helper.start()
+    end = time.monotonic() + 60
+    while not (found.exists() and found.read_text()) and time.monotonic() < end:
+        time.sleep(0.01)
+    process = helper._process
+    assert process is not None and found.read_text() == str(process.pid)
+    time.sleep(0.5)
+    helper.start()
+    assert helper.running and gpus == [], "nothing was taken, and nothing has ended"
+    helper.begin()
+    assert helper._process is process and gpus == [-1]
+    assert process.wait(60) == 0, "nobody asked it anything"
+
+
+def test_nobody_waits_for_the_start_of_a_process_that_has_an_errand(helper: Helper) -> None:
+    with helper._turn:
+        helper.start()
+    assert not helper.running
+
+
 def test_a_process_that_is_ended_answers_nobody(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +271,7 @@ def test_a_full_gpu_is_left_to_the_program(helper: Helper, monkeypatch: pytest.M
     assert asked == "Unsent: 1024 MB of the GPU are free; at least 2048"
     # One of two has taken nothing yet when the other one looks.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
-    second = Helper(most=2)
+    second = Helper("torch", most=2)
     asked = second.do(replace(errand(), surroundings=around)).failure
     assert asked == "Unsent: 3072 MB of the GPU are free; at least 4096"
 

@@ -52,7 +52,7 @@ def asking(monkeypatch: pytest.MonkeyPatch, process: Process, reason: str = "") 
     return Ahead(Preparation(), GraphReport(reason=reason))
 
 
-CUDA = torch.device("cuda")
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 def test_a_program_asks_until_everything_is_compiled_and_says_what_failed(
@@ -238,23 +238,74 @@ def test_a_second_process_that_was_not_started_takes_nothing(
     assert len(process.asked) == 1, "the program compiles what is left"
 
 
+def noting(monkeypatch: pytest.MonkeyPatch, processors: int) -> list[str]:
+    """What processes are told, where there are so many processors for compilers."""
+    said: list[str] = []
+
+    def process(name: str) -> Any:
+        told = {what: partial(said.append, f"{name} {what}s") for what in ("start", "begin")}
+        return SimpleNamespace(**told)
+
+    monkeypatch.setattr(ahead, "HELPERS", tuple(map(process, ("first", "second", "third"))))
+    monkeypatch.setattr(ahead, "COMPILERS", processors)
+    monkeypatch.setattr(ahead, "WRITER", process("writer"))
+    monkeypatch.setattr(ahead, "target_of", lambda device: HOPPER if device == CUDA else None)
+    return said
+
+
 @pytest.mark.parametrize(
     ("regions", "processors", "begun"),
-    [(5, 8, ["first"]), (6, 8, ["first", "second"]), (6, 3, ["first"])],
+    [(0, 8, 1), (5, 8, 1), (6, 8, 2), (9, 8, 3), (99, 8, 3), (99, 5, 2), (99, 3, 1)],
 )
-def test_a_second_process_is_started_for_many_regions_where_it_has_a_processor(
-    monkeypatch: pytest.MonkeyPatch, regions: int, processors: int, begun: list[str]
+def test_more_processes_begin_for_many_regions_where_they_have_processors(
+    monkeypatch: pytest.MonkeyPatch, regions: int, processors: int, begun: int
 ) -> None:
-    said: list[str] = []
-    for name, what in (("HELPER", "first"), ("SECOND", "second")):
-        begin = partial(said.append, what)
-        monkeypatch.setattr(ahead, name, SimpleNamespace(begin=begin))
-    monkeypatch.setattr(ahead, "COMPILERS", processors)
-    asking(monkeypatch, Process()).begin(regions)
-    assert said == begun
+    said = noting(monkeypatch, processors)
+    Ahead(Preparation(), GraphReport()).begin(regions)
+    assert said == ["first begins", "second begins", "third begins"][:begun]
     said.clear()
-    asking(monkeypatch, Process(), reason="faster as a whole").begin(regions)
+    Ahead(Preparation(), GraphReport(reason="faster as a whole")).begin(regions)
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("device", "regions", "processors", "started"),
+    [
+        (CUDA, 7, 6, ["first starts", "second starts", "writer starts"]),
+        (CPU, 0, 6, ["first starts"]),
+        (CUDA, 99, 5, []),
+    ],
+)
+def test_processes_start_during_the_first_step_only_where_there_are_processors_left(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    regions: int,
+    processors: int,
+    started: list[str],
+) -> None:
+    said = noting(monkeypatch, processors)
+    Ahead(Preparation(), GraphReport()).start(device, regions)
+    assert said == started
+
+
+@pytest.mark.parametrize(
+    ("unsent", "regions", "started"),
+    [("", 2, [2]), ("", 0, []), ("nothing is done in the background", 2, [])],
+)
+def test_processes_start_when_there_are_regions_and_other_processes_may_compile(
+    monkeypatch: pytest.MonkeyPatch, unsent: str, regions: int, started: list[int]
+) -> None:
+    monkeypatch.setattr(undecided, "regions_of", lambda module: [normed(8)] * regions)
+    one, told = graph_of(()), list[int]()
+    one.unsent, one.observed = unsent, list[Graph]()
+    one.duels = SimpleNamespace(modules=["forward"], add=lambda module: None)
+    one.versions = SimpleNamespace(
+        device=CUDA, varies=False, settings=SimpleNamespace(background=True)
+    )
+    one.preparation, one._write = Preparation(), None
+    one.ahead.start = lambda device, compared: told.append(compared)
+    Undecided._observe(one, "a graph")  # type: ignore[arg-type]
+    assert told == started
 
 
 def graph_of(found: Any, *graphs: Graph) -> Any:
@@ -263,6 +314,7 @@ def graph_of(found: Any, *graphs: Graph) -> Any:
     told = SimpleNamespace(written=lambda *_: found, wait="wait")
     one = SimpleNamespace(ahead=told, race=race(), unwritten=deque(graphs), unsent="not needed")
     one.versions = SimpleNamespace(device=CUDA)
+    one._compared = partial(Undecided._compared, one)
     return one
 
 

@@ -173,8 +173,8 @@ def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold
     assert not found["not ahead"]
     assert cold["ahead"]["errands"] == ["Writing: ", "Compiling: "]
     # Two processes share what kernels are compared with.
-    first, second = (cold["ahead"]["answered"][name] for name in ("first", "second"))
-    assert first and second and {*first, *second} == {""}
+    first, others = (cold["ahead"]["answered"][name] for name in ("first", "others"))
+    assert first and others and {*first, *others} == {""}
     assert not cold["ahead"]["running"]
 
 

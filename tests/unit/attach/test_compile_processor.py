@@ -64,7 +64,7 @@ def test_what_a_process_has_told_itself_does_not_count_when_it_ends(
     monkeypatch.setattr(processor, "ENDED", children)
     monkeypatch.setattr(helping, "ENDED", children)
     monkeypatch.setattr(helping, "PROGRAM", f"{BURN}time.sleep(60)")
-    helper, found = Helper(on_gpu=False), list[float]()
+    helper, found = Helper("torch", on_gpu=False), list[float]()
     helper.begin()
     assert helper._process is not None
     end = time.monotonic() + 20

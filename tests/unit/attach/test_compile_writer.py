@@ -29,7 +29,7 @@ from nostall.attach.compile.writer import Architecture, Compiling, Writing, Writ
 def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Helper]:
     for name in ("NOSTALL_HOME", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    found = Helper(on_gpu=False)
+    found = Helper("torch", on_gpu=False)
     yield found
     found.end()
 

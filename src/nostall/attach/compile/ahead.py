@@ -22,8 +22,8 @@ from nostall.attach.compile.duel import Duels
 from nostall.attach.compile.errand import Errand, layouts
 from nostall.attach.compile.helper import (
     HELPER,
+    HELPERS,
     PATIENCE_S,
-    SECOND,
     WRITER,
     Answer,
     Asked,
@@ -41,11 +41,11 @@ from nostall.fusion.graph import Graph
 
 T = TypeVar("T")
 
-MANY = 6
-"""Regions, from which on a second process takes some of what their kernels are compared with; for
-fewer it would hardly be ready in time.  Chosen, not measured."""
-FEW_PROCESSORS = 4
-"""For compilers, of which fewer leave none for a second process."""
+REGIONS = 3
+"""For each process, from which on a second and a third one take some of what their kernels are
+compared with; for fewer they would hardly be ready in time.  Chosen, not measured."""
+PROCESSORS = 2
+"""For each process, of those for compilers: where there are fewer it would take the others'."""
 
 
 class Ahead:
@@ -61,13 +61,26 @@ class Ahead:
         self.done: Stitching | None = None
         self.died = False
 
+    def start(self, device: torch.device, compared: int) -> None:
+        """There may be something to do, once the first step is over: processes that have imported
+        by then what they need are seconds earlier.  Where processors are few, Inductor has all."""
+        if PROCESSORS * len(HELPERS) > COMPILERS:
+            return
+        for process in self._helping(compared):
+            process.start()
+        if target_of(device) is not None:
+            WRITER.start()
+
     def begin(self, compared: int) -> None:
         """There will be something to compile: the whole graph, and what kernels of about so many
         regions are compared with."""
         if not self._report.reason:
-            HELPER.begin()
-            if compared >= MANY and COMPILERS >= FEW_PROCESSORS:
-                SECOND.begin()
+            for process in self._helping(compared):
+                process.begin()
+
+    def _helping(self, compared: int) -> list[Helper]:
+        count = min(compared // REGIONS, COMPILERS // PROCESSORS)
+        return [*HELPERS[: max(1, count)]]
 
     def written(
         self, graphs: Sequence[Graph], race: Race, device: torch.device

@@ -3,13 +3,15 @@
 PyTorch's tracing sets flags that all threads see, so no thread of the program can have Inductor
 compile behind its back; another process can (:mod:`nostall.attach.compile.errand`).  Threads that
 write kernels would take Python's lock from the program; another process does not
-(:mod:`nostall.attach.compile.writer`).  Each is started when there is something to do for it, and
-ended when all graphs have chosen, or there has been nothing to do for a while.
+(:mod:`nostall.attach.compile.writer`).  Each is started when there will be something to do for it,
+takes memory of a GPU when there is, and is ended when all graphs have chosen, or there has been
+nothing to do for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import signal
@@ -74,15 +76,17 @@ class Answer(Generic[T]):
 
 class Helper:
     """A process, on the program's GPU or on none.  Whoever asks waits for the answer; one at a
-    time.  ``most``: of such processes that there may be on that GPU by then; they share the
-    processors for compilers."""
+    time.  ``needs``: a module that it imports before it is asked.  ``most``: of such processes that
+    there may be on that GPU by then; they share the processors for compilers."""
 
-    def __init__(self, *, on_gpu: bool = True, most: int = 1) -> None:
-        self._closed, self._on_gpu, self._most = False, on_gpu, most
+    def __init__(self, needs: str, *, on_gpu: bool = True, most: int = 1) -> None:
+        self._needs, self._on_gpu, self._most = needs, on_gpu, most
+        self._closed = False
         self._new()
 
     def _new(self) -> None:
         self._told = self._untold = 0.0
+        self._placed = False
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -100,9 +104,22 @@ class Helper:
         with ENDED.apart():  # answers have said what it took, but for what it was amid
             return self._process is not None and self._process.poll() is None
 
+    def start(self) -> None:
+        """Start the process, if there is none; it takes seconds to import what it needs, and
+        nothing of a GPU.  Nobody waits, and where it cannot be started the first errand says why.
+        """
+        if not self._turn.acquire(blocking=False):
+            return  # whoever asks it something has started it
+        try:
+            with contextlib.suppress(Exception):
+                self._started()
+        finally:
+            self._turn.release()
+
     def begin(self) -> None:
-        """Start the process, if there is none; it takes seconds to be ready.  Where it cannot be
-        started the first errand says why."""
+        """Let the process, which is started if there is none, onto the program's GPU, for what it
+        is asked then; it takes a second or more to be ready.  Where that fails the first errand
+        says why."""
         with self._turn, contextlib.suppress(Exception):
             self._begun()
 
@@ -165,18 +182,28 @@ class Helper:
         self.end()
 
     def _begun(self) -> Connection:
+        connection = self._connection
+        if self._placed and self.running and connection is not None:
+            return connection
+        used = self._on_gpu and torch.cuda.is_initialized()
+        gpu = torch.cuda.current_device() if used else -1
+        _room(gpu, self._most)
+        connection = self._started()
+        with _unharmed():
+            connection.send_bytes(str(gpu).encode())
+        self._placed = True
+        return connection
+
+    def _started(self) -> Connection:
         self._still_open()
         if self.running and self._connection is not None:
             return self._connection
         self._close()
-        used = self._on_gpu and torch.cuda.is_initialized()
-        gpu = torch.cuda.current_device() if used else -1
-        _room(gpu, self._most)
         mine, other = Pipe()
         command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM]
         with other:
             self._process = subprocess.Popen(
-                [*command, str(other.fileno()), str(gpu)],
+                [*command, str(other.fileno()), self._needs],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -187,7 +214,7 @@ class Helper:
                     "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, COMPILERS // self._most)),
                 },
             )
-        self._connection, self._told = mine, 0.0
+        self._connection, self._told, self._placed = mine, 0.0, False
         try:
             self._still_open()
         except Unsent:
@@ -206,10 +233,12 @@ class Helper:
         self._process = self._connection = None
 
 
-HELPER, SECOND, WRITER = Helper(), Helper(most=2), Helper(on_gpu=False)
-"""Who has Inductor compile, alone or with a second one; who explores regions and has their kernels
+_INDUCTOR, _WRITER = "torch._inductor.compile_fx", "nostall.attach.compile.writer"
+HELPERS = tuple(Helper(_INDUCTOR, most=most) for most in (1, 2, 3))
+HELPER, WRITER = HELPERS[0], Helper(_WRITER, on_gpu=False)
+"""Who has Inductor compile, alone or with others; who explores regions and has their kernels
 compiled."""
-_EVERY = HELPER, SECOND, WRITER
+_EVERY = *HELPERS, WRITER
 for _one in _EVERY:
     at_end(_one.close)
     if hasattr(os, "register_at_fork"):
@@ -311,21 +340,25 @@ def main() -> None:
     """Errands from the program, which uses this GPU or none, until it is gone or has no more."""
     follow(os.getppid())
     os.nice(NICE)
+    with contextlib.suppress(Exception):  # the first errand says what is wrong
+        importlib.import_module(sys.argv[2])
     told = 0.0
-    if (gpu := int(sys.argv[2])) >= 0:
-        with contextlib.suppress(Exception):  # the first errand says what is wrong
-            torch.cuda.set_device(gpu)
-            _warmed()
-    with Connection(int(sys.argv[1])) as connection:
+    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(EOFError):
         _program.append(connection)
+        if connection.poll(PATIENCE_S):
+            _place(int(connection.recv_bytes()))
         while connection.poll(IDLE_S):
-            try:
-                text = connection.recv_bytes()
-            except EOFError:
-                break
-            answer = _answered(text)
+            answer = _answered(connection.recv_bytes())
             spent = _spent()
             # The process's own start belongs to the first one.
             answer.cpu_seconds, told = spent - told, spent
             connection.send_bytes(pickle.dumps(answer))
     os._exit(0)  # what those that work for it still do is for nobody
+
+
+def _place(gpu: int) -> None:
+    """From now on this GPU is used, or none if negative."""
+    if gpu >= 0:
+        with contextlib.suppress(Exception):  # the first errand says what is wrong
+            torch.cuda.set_device(gpu)
+            _warmed()

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from nostall.attach.compile.ahead import Ahead
 from nostall.attach.compile.background import Preparation, Task, quietly
 from nostall.attach.compile.duel import Duels
-from nostall.attach.compile.helper import HELPER, SECOND
+from nostall.attach.compile.helper import HELPERS
 from nostall.attach.compile.module import Traced
 from nostall.attach.compile.naming import device_name
 from nostall.attach.compile.parts import regions_of
@@ -85,7 +85,7 @@ class Undecided:
         self.report.not_ahead = self.unsent
         if not self.unsent:
             host = self.versions.host.uncaptured
-            for process in (HELPER, SECOND):
+            for process in HELPERS:
                 self.preparation.add_last(partial(self.ahead.duels, self.duels, host, process))
         return Switch(plain, partial(self._make, spare), rules, self.report)
 
@@ -148,6 +148,8 @@ class Undecided:
             return
         if self.versions.settings.background:
             self.preparation.add(self._write)
+            if self.observed and not self.unsent:
+                self.ahead.start(self.versions.device, self._compared(len(self.observed)))
 
     def _write(self) -> Iterator[Task]:
         """Have regions stitched, by another process or here."""
@@ -157,8 +159,7 @@ class Undecided:
         if not graphs:
             return
         if not self.unsent:
-            compared = self.duels.modules and Ranks.here().leads
-            self.ahead.begin(len(graphs) if compared else 0)
+            self.ahead.begin(self._compared(len(graphs)))
         racing = self.ahead.written(graphs, self.race, self.versions.device)
         if racing is not None:
             self.race.regions += racing
@@ -172,6 +173,10 @@ class Undecided:
                     if kernel not in known:
                         known.add(kernel)
                         yield partial(warm, kernel, self.versions.device)
+
+    def _compared(self, regions: int) -> int:
+        """How many of so many are compared here with what Inductor makes of them."""
+        return regions if self.duels.modules and Ranks.here().leads else 0
 
     def _about(self) -> dict[str, str]:
         patches = sorted(self.patches.items())
