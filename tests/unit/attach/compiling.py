@@ -154,9 +154,11 @@ def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, 
     module, x = made(model)
     function = torch.compile(module, backend=backend, options={**EAGER, **options})
     found, states, called, after = [], [], [], 0
+    started: list[bool] = []
     while after < 2 and len(states) < MOST_CALLS:
         with observed() as names:
             found.append(results(function, module, x))
+        started.append(HELPER.running and WRITER.running)
         (report,) = backend.reports
         states.append(report.state)
         called.append(len(names) > 0)
@@ -167,6 +169,7 @@ def trained(model: str, race: SecondWins, options: dict[str, Any]) -> dict[str, 
     return {
         "states": states,
         "called": called,
+        "started": started,
         "apart": max(apart(a, b) for a, b in zip(found, wanted, strict=True)),
         "from store": report.from_store,
         "reason": report.reason,
@@ -227,11 +230,11 @@ def helped() -> dict[str, Any]:
         )
         for run in (name, f"{name}, again"):
             result[run] = trained("wide", Loses(), options)
-        ahead.REGIONS, ahead.COMPILERS = many
+        ahead.REGIONS, ahead.COMPILERS = many[0], 1
     WRITER.do = written  # type: ignore[method-assign]
     for process, do in zip(HELPERS, (first, *others), strict=True):
         process.do = do  # type: ignore[method-assign]
-    ahead.target_of = target
+    ahead.target_of, (ahead.REGIONS, ahead.COMPILERS) = target, many
     os.environ["NOSTALL_HOME"], os.environ["TORCHINDUCTOR_CACHE_DIR"] = places
     running = any(process.running for process in (*HELPERS, WRITER))
     return {**result, "running": running, "errands": errands, "answered": answered}

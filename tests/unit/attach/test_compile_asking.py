@@ -297,7 +297,7 @@ def test_processes_start_when_there_are_regions_and_other_processes_may_compile(
 ) -> None:
     monkeypatch.setattr(undecided, "regions_of", lambda module: [normed(8)] * regions)
     one, told = graph_of(()), list[int]()
-    one.unsent, one.observed = unsent, list[Graph]()
+    one.report, one.observed = GraphReport(not_ahead=unsent), list[Graph]()
     one.duels = SimpleNamespace(modules=["forward"], add=lambda module: None)
     one.versions = SimpleNamespace(
         device=CUDA, varies=False, settings=SimpleNamespace(background=True)

@@ -171,6 +171,7 @@ def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold
     own = {"background", "compared", "duels", "plain", "stitched"}
     assert set(found["seconds"]) == own | {"ahead", "compiled", "written"}
     assert not found["not ahead"]
+    assert found["started"][0], "they import what they need while Inductor compiles"
     assert cold["ahead"]["errands"] == ["Writing: ", "Compiling: "]
     # Two processes share what kernels are compared with.
     first, others = (cold["ahead"]["answered"][name] for name in ("first", "others"))
@@ -181,6 +182,7 @@ def test_another_process_compiles_and_the_program_takes_that_from_the_cache(cold
 def test_where_no_other_process_compiles_the_program_does(cold: Any) -> None:
     found, helped = cold["ahead"]["alone"], cold["ahead"]["helped"]
     assert found["hits"] == 0
+    assert not found["started"][0], "Inductor has what few processors there are"
     assert "compiled by the program itself: no luck" in found["explained"]
     assert found["states"][-1] == "stitched"
     assert (found["kernels"], found["digest"]) == (helped["kernels"], helped["digest"])

@@ -81,9 +81,10 @@ class Undecided:
             about=self._about(),
         )
         observe = self._observe if self.versions.observed else None
-        plain = self.versions.plain(module, inputs, observe, spare)
+        # Asked for before the pass that observes is among Inductor's.
         self.report.not_ahead = self.unsent
-        if not self.unsent:
+        plain = self.versions.plain(module, inputs, observe, spare)
+        if not self.report.not_ahead:
             host = self.versions.host.uncaptured
             for process in HELPERS:
                 self.preparation.add_last(partial(self.ahead.duels, self.duels, host, process))
@@ -148,7 +149,7 @@ class Undecided:
             return
         if self.versions.settings.background:
             self.preparation.add(self._write)
-            if self.observed and not self.unsent:
+            if self.observed and not self.report.not_ahead:
                 self.ahead.start(self.versions.device, self._compared(len(self.observed)))
 
     def _write(self) -> Iterator[Task]:
