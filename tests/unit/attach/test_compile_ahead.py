@@ -171,7 +171,7 @@ def test_a_process_that_was_started_has_what_it_needs_and_waits_for_its_gpu(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NEEDED", str(found := tmp_path / "found"))
     # It has to wait for longer than processes that have nothing more to do.
-    program = f"import {helping.__name__} as h; h.IDLE_S = 0.1; h._place = h._answered = print; "
+    program = f"import {helping.__name__} as h; h.IDLE_S = 1.0; h._place = h._answered = print; "
     program += "h.main()"
     monkeypatch.setattr(helping, "PROGRAM", program)
     helper, gpus = Helper("needed"), list[int]()
@@ -182,12 +182,23 @@ def test_a_process_that_was_started_has_what_it_needs_and_waits_for_its_gpu(
         time.sleep(0.01)
     process = helper._process
     assert process is not None and found.read_text() == str(process.pid)
-    time.sleep(0.5)
+    time.sleep(1.5)
     helper.start()
-    assert helper.running and gpus == [], "nothing was taken, and nothing has ended"
+    assert helper.running and not helper.begun
+    assert gpus == [], "nothing was taken, and nothing has ended"
     helper.begin()
-    assert helper._process is process and gpus == [-1]
+    assert helper.begun and helper._process is process and gpus == [-1]
     assert process.wait(60) == 0, "nobody asked it anything"
+
+
+def test_a_process_that_nobody_lets_begin_ends(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"import {helping.__name__} as h; h.PATIENCE_S = 0.1; h.main()"
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    helper.start()
+    assert helper._process is not None
+    assert helper._process.wait(60) == 0
 
 
 def test_nobody_waits_for_the_start_of_a_process_that_has_an_errand(helper: Helper) -> None:

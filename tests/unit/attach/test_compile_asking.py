@@ -173,7 +173,7 @@ def test_two_processes_share_what_kernels_are_compared_with(
                 other.set()
             return Answer(cpu_seconds=1.0)
 
-        return SimpleNamespace(do=do, running=True)
+        return SimpleNamespace(do=do, begun=True)
 
     first, second = process("first"), process("second")
     monkeypatch.setattr(ahead, "HELPER", first)
@@ -230,7 +230,7 @@ def test_a_second_process_that_was_not_started_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, rivals = helping(monkeypatch), Rivals(3)
-    asleep = SimpleNamespace(running=False)
+    asleep = SimpleNamespace(begun=False)
     one.duels(rivals, InductorHost({}), asleep)  # type: ignore[arg-type]
     assert rivals.asked == 0
     monkeypatch.setattr(ahead, "HELPER", process := Process(*[Answer("no luck")] * 3))

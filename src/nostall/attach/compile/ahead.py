@@ -131,7 +131,7 @@ class Ahead:
         about as long as comparisons may take."""
         if not (Ranks.here().leads and duels.modules and isinstance(host, InductorHost)):
             return
-        while process is HELPER or process.running:
+        while process is HELPER or process.begun:
             errand = self._rival(duels, host)
             if errand is None or self._answer(errand, process).failure:
                 return

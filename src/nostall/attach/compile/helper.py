@@ -104,6 +104,11 @@ class Helper:
         with ENDED.apart():  # answers have said what it took, but for what it was amid
             return self._process is not None and self._process.poll() is None
 
+    @property
+    def begun(self) -> bool:
+        """Whether it runs, and may use what :meth:`begin` lets it use."""
+        return self._placed and self.running
+
     def start(self) -> None:
         """Start the process, if there is none; it takes seconds to import what it needs, and
         nothing of a GPU.  Nobody waits, and where it cannot be started the first errand says why.
@@ -183,7 +188,7 @@ class Helper:
 
     def _begun(self) -> Connection:
         connection = self._connection
-        if self._placed and self.running and connection is not None:
+        if self.begun and connection is not None:
             return connection
         used = self._on_gpu and torch.cuda.is_initialized()
         gpu = torch.cuda.current_device() if used else -1
@@ -345,8 +350,9 @@ def main() -> None:
     told = 0.0
     with Connection(int(sys.argv[1])) as connection, contextlib.suppress(EOFError):
         _program.append(connection)
-        if connection.poll(PATIENCE_S):
-            _place(int(connection.recv_bytes()))
+        if not connection.poll(PATIENCE_S):
+            os._exit(0)  # the program compiles only, or has stopped
+        _place(int(connection.recv_bytes()))
         while connection.poll(IDLE_S):
             answer = _answered(connection.recv_bytes())
             spent = _spent()
