@@ -307,6 +307,13 @@ def test_processes_start_when_there_are_regions_and_other_processes_may_compile(
     Undecided._observe(one, "a graph")  # type: ignore[arg-type]
     assert told == started
 
+    def fails(*given: Any) -> None:
+        raise OSError("no luck")
+
+    one.ahead.start = fails
+    Undecided._observe(one, "another")  # type: ignore[arg-type]
+    assert one.preparation._waiting == [None, None], "Inductor's compilation goes on"
+
 
 def graph_of(found: Any, *graphs: Graph) -> Any:
     """As much of a graph of the backend as its regions need; ``found`` is what another process

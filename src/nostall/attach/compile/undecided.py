@@ -149,7 +149,8 @@ class Undecided:
             return
         if self.versions.settings.background:
             self.preparation.add(self._write)
-            if self.observed and not self.report.not_ahead:
+        if self.observed and not self.report.not_ahead:
+            with quietly():  # likewise
                 self.ahead.start(self.versions.device, self._compared(len(self.observed)))
 
     def _write(self) -> Iterator[Task]:
