@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -37,7 +38,7 @@ Model = Mapping[str, Mapping[str, Any]]
 def page(found: Mapping[str, Model]) -> str:
     """The whole page."""
     every = [result for model in found.values() for result in model.values()]
-    gpus = ", ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in every}))
+    gpus = "; ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in every}))
     said = (
         "Written by `python -m benchmarks.fusion_backend_page` from "
         "[these files](../benchmarks/results/fusion_backend), which hold every sample "
@@ -74,7 +75,7 @@ def page(found: Mapping[str, Model]) -> str:
     if pairs:
         taken = [found[name][part] for name in pairs for part in _IN_PAIRS if part in found[name]]
         rows = [
-            [name, *(c for one in every for c in _spread(one)), *_inside(found[name])]
+            [name, *_where(found[name]), *chain(*map(_spread, every)), *_inside(found[name])]
             for name, every in pairs.items()
         ]
         parts += [_PAIRS, _when(taken), _table(_PAIR_COLUMNS, rows)]
@@ -173,7 +174,7 @@ _WAITING = (
         "fusion_backend_ahead) another process had Inductor compile, while threads of the program "
         "wrote kernels; at last, in the runs of the table above, a third one writes those (and "
         "where there are many regions a fourth one helps the first). *Held up*, as above: then → "
-        "at last."
+        "at last. First and then are of an H200."
     )
     + "\n"
 )
@@ -182,7 +183,8 @@ _WAITING_COLUMNS = (
 )
 _IN_PAIRS = (PAIRED, AGAIN)
 _PAIR_COLUMNS = (
-    *("model", "cold, nostall / Inductor", "least to most", "pairs"),
+    *("model", "cold on", "warm on"),
+    *("cold, nostall / Inductor", "least to most", "pairs"),
     *("warm, nostall / Inductor", "least to most", "pairs"),
     *("warm, all kernels / Inductor", "least to most", "pairs"),
     "warm, thread: nostall, all kernels",
@@ -191,9 +193,18 @@ _PAIR_COLUMNS = (
 
 
 def _when(results: Iterable[Mapping[str, Any]]) -> str:
-    """Parts of a page may be of different states of the code."""
-    dates = sorted(result["date"] for result in results)
-    return f"Measured from {dates[0][:16]} to {dates[-1][:16]} UTC.\n" if dates else ""
+    """Parts of a page may be of different states of the code, and of different GPUs."""
+    taken = list(results)
+    if not taken:
+        return ""
+    dates = sorted(result["date"][:16] for result in taken)
+    gpus = " and ".join(sorted({_short(result) for result in taken}))
+    return wrapped(f"Measured from {dates[0]} to {dates[-1]} UTC on {gpus}.") + "\n"
+
+
+def _short(result: Mapping[str, Any]) -> str:
+    """A GPU's name without its maker and its memory."""
+    return str(result["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
 def _summary(steady: Mapping[str, Mapping[str, Any]]) -> str:
@@ -289,6 +300,10 @@ def _waits(name: str) -> list[str] | None:
 
 def _every_pair(model: Model) -> list[list[float]]:
     return [*(_paired(model, part) for part in _IN_PAIRS), _paired(model, AGAIN, "always")]
+
+
+def _where(model: Model) -> list[str]:
+    return [_short(model[part]) if part in model else "" for part in _IN_PAIRS]
 
 
 def _inside(model: Model) -> tuple[str, str]:

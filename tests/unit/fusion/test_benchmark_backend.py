@@ -206,12 +206,12 @@ def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
     begun = {"date": "2026-01-02T03:04:05", "gpu": "G", "torch": "2", "dtype": "bfloat16"}
     page = backend_page.page({"model": {"first": {**begun, "runs": runs}}})
     never, nothing = "not measured |  | 0", "not measured | not measured"
-    assert f"| model | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} | {nothing} |" in page
+    assert f"| model | G |  | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} | {nothing} |" in page
     runs = [{**one, "first_thread_s": 4.0} for one in runs]
     page = backend_page.page({"model": {"again": {**begun, "runs": runs}}})
-    assert (
-        f"| model | {never} | 0.99x | 0.90 to 1.10 | 2 | {never} | 1.00x | not measured |" in page
-    )
+    warm = f"0.99x | 0.90 to 1.10 | 2 | {never} | 1.00x | not measured |"
+    assert f"| model |  | G | {never} | {warm}" in page
+    assert "Measured from 2026-01-02T03:04 to 2026-01-02T03:04 UTC on G." in page
     third = {"method": "always", "first_s": 12.0, "first_thread_s": 5.0}
     third |= {"first_collector_s": 0.5}
     page = backend_page.page({"model": {"again": {**begun, "runs": [*runs[:2], third, runs[2]]}}})
