@@ -70,7 +70,9 @@ def page(found: Mapping[str, Model]) -> str:
     ]
     waits = {name: rows for name in found if (rows := _waits(name)) is not None}
     if waits:
-        parts += [_WAITING, _table(_WAITING_COLUMNS, [[n, *rows] for n, rows in waits.items()])]
+        before = [load(folder)[n]["nostall"] for folder in (BLOCKING, AHEAD) for n in waits]
+        parts += [_WAITING, _when(before, "First and then were measured")]
+        parts += [_table(_WAITING_COLUMNS, [[n, *rows] for n, rows in waits.items()])]
     pairs = {name: every for name, m in found.items() if any(every := _every_pair(m))}
     if pairs:
         taken = [found[name][part] for name in pairs for part in _IN_PAIRS if part in found[name]]
@@ -174,7 +176,7 @@ _WAITING = (
         "fusion_backend_ahead) another process had Inductor compile, while threads of the program "
         "wrote kernels; at last, in the runs of the table above, a third one writes those (and "
         "where there are many regions a fourth one helps the first). *Held up*, as above: then → "
-        "at last. First and then are of an H200."
+        "at last."
     )
     + "\n"
 )
@@ -192,14 +194,14 @@ _PAIR_COLUMNS = (
 )
 
 
-def _when(results: Iterable[Mapping[str, Any]]) -> str:
+def _when(results: Iterable[Mapping[str, Any]], what: str = "Measured") -> str:
     """Parts of a page may be of different states of the code, and of different GPUs."""
     taken = list(results)
     if not taken:
         return ""
     dates = sorted(result["date"][:16] for result in taken)
     gpus = " and ".join(sorted({_short(result) for result in taken}))
-    return wrapped(f"Measured from {dates[0]} to {dates[-1]} UTC on {gpus}.") + "\n"
+    return wrapped(f"{what} from {dates[0]} to {dates[-1]} UTC on {gpus}.") + "\n"
 
 
 def _short(result: Mapping[str, Any]) -> str:
