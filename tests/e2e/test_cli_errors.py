@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, nostall, refused
-from tests.unit.cubin_builder import Part, elf, text
+from tests.unit.sass.binary.cubin_builder import Part, elf, text
 
 GOOD = SMALL.read_bytes()
 

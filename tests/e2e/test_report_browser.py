@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks.kill_resume import Synthetic, kernel
+from benchmarks.sass.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
 from nostall.report import write_report
-from nostall.report.loaded_run import load
+from nostall.report.tune.run_data import load
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.source import compile_triton

@@ -12,8 +12,8 @@ from nostall.sass import Program
 from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.program import Function, Instruction
-from nostall.sass.safety.dependence import order_findings
 from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.order import order_findings
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.safety.symbolic import SymbolicValidator
 from nostall.sass.safety.verdict import Finding

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import save
+from benchmarks.harness.result_file import save
 
 from tests.mutations.judging import KINDS, mutants, opinions
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from benchmarks.parallel_instances import LAYOUTS, random_chain, random_cluster
+from benchmarks.parallel.instances import LAYOUTS, random_chain, random_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

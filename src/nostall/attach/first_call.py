@@ -29,7 +29,7 @@ from nostall.store import Row, Store
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.kernel_file import one_line
 from nostall.tuning.source import Source
-from nostall.tuning.stored import record
+from nostall.tuning.store_records import record
 
 _AROUND = 300.0
 """Seconds that starting, racing and deciding may take beside the search itself."""

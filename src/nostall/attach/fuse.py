@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nostall.core.errors import MissingPart
 
 if TYPE_CHECKING:
-    from nostall.attach.compile.report import GraphReport
+    from nostall.attach.torch_compile.report import GraphReport
 
 
 class Fused:
@@ -48,7 +48,7 @@ def fuse(
             f"{error}; stitched kernels need PyTorch and Triton: "
             "pip install 'nostall[torch,triton]'"
         ) from error
-    from nostall.attach.compile.backend import Backend
+    from nostall.attach.torch_compile.backend import Backend
 
     backend = Backend()
     if mode and mode != "default" and options:

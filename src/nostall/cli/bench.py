@@ -8,7 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from nostall.cli.checks import (
+from nostall.cli.console import Format, FormatOption, out, show_json, show_table
+from nostall.cli.inputs import ArchOption, read_cubin
+from nostall.cli.inputs import source as read_source
+from nostall.cli.measuring_options import (
     ChecksOption,
     ColdOption,
     SanitizerOption,
@@ -17,14 +20,11 @@ from nostall.cli.checks import (
     clock,
     enough,
 )
-from nostall.cli.checks import tolerance as read_tolerance
-from nostall.cli.console import Format, FormatOption, out, show_json, show_table
-from nostall.cli.inputs import ArchOption, read_cubin
-from nostall.cli.inputs import source as read_source
+from nostall.cli.measuring_options import tolerance as read_tolerance
 from nostall.core import BadInput, Comparison
 from nostall.gpu import Kernel, LocalGpu, Outcome, Plan, Timing
 from nostall.gpu import sanitizer as compute_sanitizer
-from nostall.tuning.measured import Decision, decide
+from nostall.tuning.gpu_objective import Decision, decide
 from nostall.tuning.source import Source
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.characterized import show_jobs, show_traces
+from nostall.cli.characterize_tables import show_jobs, show_traces
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.reading import Reading
 from nostall.core.errors import BadInput, BadJob, BadTrace

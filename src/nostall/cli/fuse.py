@@ -96,7 +96,7 @@ def fuse(
         told = {"run": str(run.path), "result": run.record.result}
         show_json({**told, **document.model_dump(mode="json")})
         return
-    from nostall.cli.fused import show_document, show_explanation
+    from nostall.cli.fuse_tables import show_document, show_explanation
 
     if show:
         _print_sources(document, run)

@@ -9,7 +9,7 @@ from pathlib import Path
 from nostall import farm
 from nostall.core import BadInput, Search
 from nostall.gpu import Device, Kernel, LocalGpu
-from nostall.tuning.chains import Chains
+from nostall.tuning.farm_search import Chains
 from nostall.tuning.job import Settings
 from nostall.tuning.source import Source
 from nostall.tuning.strategies import strategy

@@ -23,8 +23,8 @@ from nostall.parallel.plan import POLICIES, Policy, Workload
 from nostall.parallel.plan.workload import ADAM_FP32, DEFAULT_GLOBAL_BATCH, HALF
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
 from nostall.parallel.profile import Profile, load_profile
-from nostall.report.gantt import write_gantt
-from nostall.report.plan_text import sentences, stage_table
+from nostall.report.plan.gantt import write_gantt
+from nostall.report.plan.text import sentences, stage_table
 
 _PYTHON = re.compile(r"\.py(:|$)")
 

@@ -11,7 +11,7 @@ import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.store import BadStore, Row, Store, bundle
-from nostall.tuning.stored import import_bundle, refusal
+from nostall.tuning.store_records import import_bundle, refusal
 
 app = typer.Typer(
     help="Optimised cubins that were kept: list, look at, remove, take elsewhere.",

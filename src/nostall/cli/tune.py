@@ -14,7 +14,12 @@ from typing import Annotated
 
 import typer
 
-from nostall.cli.checks import (
+from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
+from nostall.cli.inputs import ArchOption, best_assembled, read_bytes
+from nostall.cli.inputs import source as read_source
+from nostall.cli.interruption import Interruption
+from nostall.cli.measuring import measuring
+from nostall.cli.measuring_options import (
     ChecksOption,
     ColdOption,
     SanitizerOption,
@@ -23,12 +28,7 @@ from nostall.cli.checks import (
     clock,
     enough,
 )
-from nostall.cli.checks import tolerance as read_tolerance
-from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
-from nostall.cli.inputs import ArchOption, best_assembled, read_bytes
-from nostall.cli.inputs import source as read_source
-from nostall.cli.interruption import Interruption
-from nostall.cli.measuring import measuring
+from nostall.cli.measuring_options import tolerance as read_tolerance
 from nostall.cli.progress import Progress
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.gpu import sanitizer as compute_sanitizer
@@ -39,7 +39,7 @@ from nostall.tuning.assemblers import ASSEMBLER
 from nostall.tuning.job import Settings, Tuned, describe
 from nostall.tuning.job import tune as run_job
 from nostall.tuning.source import Source
-from nostall.tuning.stored import record
+from nostall.tuning.store_records import record
 from nostall.tuning.strategies import LOGS, POLICY
 from nostall.tuning.strategies import strategy as strategy_named
 

@@ -20,7 +20,7 @@ CONNECTING = 10.0
 PATIENCE = 20.0
 """Seconds to wait for a worker when there is none: at the start, and when the last one is lost."""
 _POLL = 1.0
-_DEAF = {"preload": ["nostall.farm.deaf"]}
+_DEAF = {"preload": ["nostall.farm.ignore_sigint"]}
 """A local worker's option: Ctrl-C in a terminal reaches it, too, and is not meant for it."""
 _GONE = "the Dask scheduler is gone; start the run anew"
 

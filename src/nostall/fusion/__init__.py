@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from nostall.core.exports import among
 
 if TYPE_CHECKING:
-    from nostall.fusion.build import Builder
     from nostall.fusion.errors import BadCapture, BadFusion, BadGraph
-    from nostall.fusion.graph import Graph, Node
-    from nostall.fusion.operations import OPERATIONS, Operation
+    from nostall.fusion.graph.builder import Builder
+    from nostall.fusion.graph.graph import Graph, Node
+    from nostall.fusion.graph.operations import OPERATIONS, Operation
 
 __all__ = [
     "OPERATIONS",
@@ -25,7 +25,7 @@ __getattr__ = among(
     __name__,
     __all__,
     "errors",
-    "operations",
-    "graph",
-    "build",
+    "graph.operations",
+    "graph.graph",
+    "graph.builder",
 )

@@ -24,13 +24,13 @@ from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import SEEDS, seeded
 from nostall.fusion.capture.slicing import sliced_first
 from nostall.fusion.capture.trace import decompositions
-from nostall.fusion.codegen import eager
-from nostall.fusion.codegen.choice import first_choice
-from nostall.fusion.codegen.program import size_of
-from nostall.fusion.codegen.region import Choice, StitchedGraph, stitch
-from nostall.fusion.explored import explored
-from nostall.fusion.graph import Graph
-from nostall.fusion.regions import regions
+from nostall.fusion.codegen.cost.default_plan import first_choice
+from nostall.fusion.codegen.emit.program import size_of
+from nostall.fusion.codegen.runtime import eager
+from nostall.fusion.codegen.runtime.stitched_graph import Choice, StitchedGraph, stitch
+from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.regions import regions
 
 Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
 
@@ -67,7 +67,7 @@ def fuse(
     It is traced when it is called, again for other shapes.  ``dynamic`` is that of
     ``torch.compile``: with True, or None and ``mark_dynamic``, one leading dimension may change
     without that.  ``choice`` takes the plan of each kernel: the modelled best one, or
-    by measurement (:class:`~nostall.fusion.codegen.racing.Racer`).  What cannot be stitched runs as
+    by measurement (:class:`~nostall.fusion.codegen.autotune.autotuner.Racer`).  What cannot be stitched runs as
     it was and is counted in :attr:`Fused.refused`.
     """
     from torch._dynamo.backends.common import aot_autograd

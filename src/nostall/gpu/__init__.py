@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         Plan,
         Timing,
     )
-    from nostall.gpu.recorded import Recording, Replay
+    from nostall.gpu.replayed_device import Recording, Replay
     from nostall.gpu.worker import LocalGpu
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from nostall.core.errors import BadInput, NostallError
 from nostall.gpu.device import Kernel, Outcome, Pending, Plan
-from nostall.gpu.foresight import Foreseeing, Messages, Slots
+from nostall.gpu.prefetch import Foreseeing, Messages, Slots
 
 _FIRST_SHARE = 16
 """Samples that are asked for at once to begin with."""

@@ -21,9 +21,9 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import NO_TAGS, M, S, Tags
-from nostall.search.ahead import Ahead
 from nostall.search.loop import Point, Task, begin, move_to, run, settle
 from nostall.search.memo import Memo
+from nostall.search.prefetch import Ahead
 
 DRIFT, STROLL, COOL, AGAIN = 0, 1, 2, 3
 """The phases of a search, in this order; ``AGAIN`` interrupts the cooling."""

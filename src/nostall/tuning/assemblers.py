@@ -25,7 +25,7 @@ from nostall.sass import Program, validate
 from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import Schedule
-from nostall.tuning.measured import decide
+from nostall.tuning.gpu_objective import decide
 from nostall.tuning.source import Source
 
 ASSEMBLER = "assembler"

@@ -7,7 +7,7 @@ from typing import Any
 from nostall.core import Tolerance
 from nostall.core.measurement import Kind
 from nostall.sass import Verdict
-from nostall.tuning.measured import Decision
+from nostall.tuning.gpu_objective import Decision
 
 _INTERVALS = ("ratio", "low", "high", "null_low", "null_high")
 

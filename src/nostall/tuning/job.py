@@ -40,11 +40,11 @@ from nostall.sass.safety.identity import rules
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
 from nostall.tuning.evidence import compared_how, comparison_of, notes_on, verdict_of
-from nostall.tuning.judged import JudgedCheckpoints
-from nostall.tuning.measured import Decision, MeasuredSchedules, decide, race
-from nostall.tuning.resuming import FINALISTS, RULES, resumed
+from nostall.tuning.gpu_objective import Decision, MeasuredSchedules, decide, race
+from nostall.tuning.resume import FINALISTS, RULES, resumed
 from nostall.tuning.source import Source
 from nostall.tuning.strategies import LEARNING
+from nostall.tuning.verified_checkpoints import JudgedCheckpoints
 
 
 @dataclass(frozen=True)

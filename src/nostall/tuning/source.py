@@ -22,7 +22,7 @@ from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin, check_architecture
 from nostall.tuning.kernel_file import imported, jit_function, launch_in, one_line
-from nostall.tuning.target import told
+from nostall.tuning.triton_target import told
 
 TRITON_TYPES = {
     "f16": "fp16",

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.test_tuning_measured import Pretended
 
 import nostall
 from nostall.attach import first_call, live
 from nostall.core import BadInput, BadLaunch, LaunchSpec
 from nostall.store import Store
 from nostall.tuning.source import load_cubin
+from tests.unit.tuning.test_gpu_objective import Pretended
 
 ROOT = Path(__file__).resolve().parents[3]
 NVCC = ROOT / "examples" / "nvcc"

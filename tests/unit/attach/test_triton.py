@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.corpus.catalogue import OLD_TRITON
-from tests.unit.attach.processes import World, emptied, make
 
 from nostall.store import Store
+from tests.corpus.catalogue import OLD_TRITON
+from tests.unit.attach.torch_compile.processes import World, emptied, make
 
 pytest.importorskip("triton")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from nostall.fusion.build import Builder
-from nostall.fusion.graph import Graph, Node
+from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.graph import Graph, Node
 
 Shape = tuple[int, ...]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver as real
+
 from tests.unit.gpu.ptx import Entry, Machine, parse
 
 OK = real.CUresult.CUDA_SUCCESS

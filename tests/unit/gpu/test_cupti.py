@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.gpu.fake_driver import FakeDriver, Program
 
 from nostall.core import LaunchSpec, MissingPart
 from nostall.gpu import cupti
 from nostall.gpu.cupti import Activity, CuptiTimer
 from nostall.gpu.driver import Arguments, Cuda, Loaded
 from nostall.gpu.timing import Flush
+from tests.unit.gpu.fake_driver import FakeDriver, Program
 
 RECORD = 168
 """Bytes of a kernel's record in this pretended version."""

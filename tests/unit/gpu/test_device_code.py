@@ -8,11 +8,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from tests.unit.gpu.fake_driver import NAMES, FakeDriver
-from tests.unit.gpu.ptx import Machine, parse
 
 from nostall.core.launch import ScalarType
 from nostall.gpu import device_code
+from tests.unit.gpu.fake_driver import NAMES, FakeDriver
+from tests.unit.gpu.ptx import Machine, parse
 
 DTYPES = [*get_args(ScalarType), "f8e4m3", "f8e5m2"]
 NUMPY = {"f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8", "f8e4m3": "u1", "f8e5m2": "u1"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.gpu.fake_driver import FakeDriver, Program
 
 from nostall.core import BadInput, Buffer, Comparison, LaunchSpec, MissingPart, OtherShape, Scalar
 from nostall.core.tolerance import Tolerance
@@ -16,6 +15,7 @@ from nostall.gpu import Kernel, Plan
 from nostall.gpu.checking import CAREFUL
 from nostall.gpu.driver import Cuda
 from nostall.gpu.engine import Engine
+from tests.unit.gpu.fake_driver import FakeDriver, Program
 
 ORIGINAL, GOOD, WRONG = b"original", b"good", b"wrong"
 LAUNCH = LaunchSpec(

@@ -93,11 +93,10 @@ def test_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_child_runs_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.unit.gpu.fake_driver import FakeDriver, Program
-    from tests.unit.gpu.test_engine import LAUNCH, doubling
-
     from nostall.gpu import sanitized
     from nostall.gpu.driver import Cuda
+    from tests.unit.gpu.fake_driver import FakeDriver, Program
+    from tests.unit.gpu.test_engine import LAUNCH, doubling
 
     driver = FakeDriver({b"changed": Program(doubling())})
     monkeypatch.setattr(sanitized, "Cuda", lambda ordinal: Cuda(ordinal, driver))

@@ -16,12 +16,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from tests.unit.parallel.cases import servers
-
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.profile import Layer, Profile
 from nostall.parallel.simulate import simulate
 from nostall.parallel.slices import Slices
+from tests.unit.parallel.cases import servers
 
 RANKS = 4
 STEPS = 5
@@ -112,10 +111,10 @@ def main(folder: Path, start: str = "fork") -> int:
 def prepared() -> dict[str, Any]:
     """All models, with what the ranks will need of them traced."""
     import torch
-    from tests.unit.parallel import jobs
 
     import nostall.parallel.execute.run  # noqa: F401 - before the fork, once for all
     from nostall.parallel.module import Model
+    from tests.unit.parallel import jobs
 
     torch.set_num_threads(1)
     models = {

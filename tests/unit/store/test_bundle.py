@@ -6,9 +6,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.unit.store.records import ORIGINAL, keep, provenance
 
 from nostall.store import BadBundle, BadStore, Store, bundle
+from tests.unit.store.records import ORIGINAL, keep, provenance
 
 
 def _exported(tmp_path: Path) -> tuple[Store, Path]:

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.store.records import GPU, keep
 
 from nostall.store import Store
+from tests.unit.store.records import GPU, keep
 
 KILLS = 60
 

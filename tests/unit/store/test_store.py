@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from tests.unit.store.records import GPU, ORIGINAL, keep, modelled, provenance
 
 from nostall.core import ContractBroken
 from nostall.store import BadStore, Row, Store, Verification
 from nostall.store.artefacts import name
+from tests.unit.store.records import GPU, ORIGINAL, keep, modelled, provenance
 
 Damage = Callable[[Store, Row], None]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from nostall.fusion.build import Builder
-from nostall.fusion.operations import Attribute
-from nostall.fusion.shapes import Shape
-from nostall.fusion.varying import varies
+from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.dynamic_size import varies
+from nostall.fusion.graph.operations import Attribute
+from nostall.fusion.graph.shapes import Shape
 
 Value = int | tuple[int, ...]
 """A node of the operator graph, or one for each part of a result of several tensors."""

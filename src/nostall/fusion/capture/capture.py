@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from nostall.fusion.build import Builder
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.capture.randomness import SEEDS
 from nostall.fusion.capture.sizes import Sizes
 from nostall.fusion.errors import BadCapture, BadGraph
-from nostall.fusion.graph import MOST_ELEMENTS, Graph
-from nostall.fusion.operations import DTYPE_BYTES
-from nostall.fusion.shapes import Shape
+from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.graph import MOST_ELEMENTS, Graph
+from nostall.fusion.graph.operations import DTYPE_BYTES
+from nostall.fusion.graph.shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nostall.fusion.capture.call import Call, Unfit, Value
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.capture.statistics import Rule
-from nostall.fusion.operations import OPERATIONS
+from nostall.fusion.graph.operations import OPERATIONS
 
 SEEDS_TOGETHER = 2
 """Of 8 bytes each: tensors begin at multiples of 16."""

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
 from nostall.fusion.capture.drawn import compared, drawn, seed, uniform
 from nostall.fusion.capture.statistics import Rule, mean, reduction, var, var_mean
-from nostall.fusion.codegen.groups import LARGEST
-from nostall.fusion.operations import COMPARISONS, OPERATIONS
-from nostall.fusion.varying import varies
+from nostall.fusion.codegen.loops.dot_axes import LARGEST
+from nostall.fusion.graph.dynamic_size import varies
+from nostall.fusion.graph.operations import COMPARISONS, OPERATIONS
 
 MOST_FLOPS_PER_BYTE = {"float16": 64.0, "bfloat16": 64.0, "float32": 8.0, "float64": 8.0}
 """A batched product is fused where it waits for memory: an H200 does 67e12 fp32 operations a second

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from nostall.fusion.capture.call import dtype_name
-from nostall.fusion.codegen.eager import uniform_numbers
+from nostall.fusion.codegen.runtime.eager import uniform_numbers
 from nostall.gpu.branch import beside
 
 _aten = torch.ops.aten

@@ -1,7 +1,7 @@
 """Sizes of an FX graph as numbers, where one of them may be known at run time only.
 
 PyTorch writes such a size as a symbol.  One symbol is taken, with a prime in its place
-(:mod:`nostall.fusion.varying`); sizes must be multiples of it.
+(:mod:`nostall.fusion.graph.dynamic_size`); sizes must be multiples of it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch.fx import Node
 
 from nostall.fusion.capture.call import Unfit
-from nostall.fusion.shapes import Shape
-from nostall.fusion.varying import stand_in
+from nostall.fusion.graph.dynamic_size import stand_in
+from nostall.fusion.graph.shapes import Shape
 
 
 class Sizes:

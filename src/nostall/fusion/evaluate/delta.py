@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind
-from nostall.fusion.codegen.legal import refused, untemplated
+from nostall.fusion.codegen.generate import refused, untemplated
 from nostall.fusion.evaluate.legality import (
     MOST_ARGUMENTS,
     MOST_OPERATORS,
@@ -30,10 +30,10 @@ from nostall.fusion.evaluate.legality import (
 )
 from nostall.fusion.evaluate.signature import Signature, Signatures
 from nostall.fusion.evaluate.work import Work
-from nostall.fusion.graph import Graph
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.partition import Mask, Plan, mask_of, members
+from nostall.fusion.graph.regions import region
 from nostall.fusion.hardware import H200, Hardware
-from nostall.fusion.plan import Mask, Plan, mask_of, members
-from nostall.fusion.regions import region
 
 _WARPS = 32
 """Warps an SM is taken to hold: the simplified evaluator knows no register counts."""
@@ -173,7 +173,7 @@ class Delta:
         return self._kernel(pieces, legal)
 
     def is_convex(self, mask: Mask) -> bool:
-        """As :meth:`nostall.fusion.graph.Graph.is_convex`, of a mask."""
+        """As :meth:`nostall.fusion.graph.graph.Graph.is_convex`, of a mask."""
         return self.hull(mask) == mask
 
     def hull(self, mask: Mask) -> Mask:

@@ -18,7 +18,7 @@ from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.evaluate.legality import Mapping, connected, mapping
-from nostall.fusion.plan import Mask, Plan, members
+from nostall.fusion.graph.partition import Mask, Plan, members
 
 _BASE_REGISTERS = 24
 """Addresses and indices, assumed."""

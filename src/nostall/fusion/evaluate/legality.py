@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.legal import scheduled
+from nostall.fusion.codegen.generate import scheduled
 from nostall.fusion.evaluate.work import Work
-from nostall.fusion.graph import Graph
-from nostall.fusion.plan import Mask, members
-from nostall.fusion.regions import region
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.partition import Mask, members
+from nostall.fusion.graph.regions import region
 
 MOST_OPERATORS = 64
 """As Inductor's ``max_fusion_size``: longer kernels spill and compile for long."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from nostall.fusion.graph import Graph
-from nostall.fusion.operations import COMPUTE
-from nostall.fusion.plan import Mask, members
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.operations import COMPUTE
+from nostall.fusion.graph.partition import Mask, members
 
 Signature = tuple[int, ...]
 

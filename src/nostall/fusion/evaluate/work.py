@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from nostall.fusion.graph import Graph, Node
-from nostall.fusion.operations import DTYPE_BYTES
-from nostall.fusion.shapes import Shape
+from nostall.fusion.graph.graph import Graph, Node
+from nostall.fusion.graph.operations import DTYPE_BYTES
+from nostall.fusion.graph.shapes import Shape
 
 FEW_ROWS = 64
 """A reduction to fewer results than this is spread over blocks."""

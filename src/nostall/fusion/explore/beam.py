@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore.contraction import Contraction
-from nostall.fusion.operations import COMPUTE
-from nostall.fusion.plan import Mask, Plan, members
+from nostall.fusion.graph.operations import COMPUTE
+from nostall.fusion.graph.partition import Mask, Plan, members
 
 WIDTH = 3
 _HOPE = 0.95

@@ -18,7 +18,7 @@ from nostall.fusion.explore.joining import Score, joined
 from nostall.fusion.explore.packing import packed
 from nostall.fusion.explore.patterns import TOP, candidates
 from nostall.fusion.explore.space import PlanSpace
-from nostall.fusion.plan import Mask, Plan
+from nostall.fusion.graph.partition import Mask, Plan
 from nostall.search import Anneal
 
 _ROUNDS = 10

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore.joining import joined
-from nostall.fusion.plan import Mask, Plan, reads, writes
+from nostall.fusion.graph.partition import Mask, Plan, reads, writes
 
 ROUNDS = 10
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore.contraction import Contraction
 from nostall.fusion.explore.neighbours import neighbours
-from nostall.fusion.plan import Mask, Plan, members
+from nostall.fusion.graph.partition import Mask, Plan, members
 
 Score = Callable[[Mask, Mask], float | None]
 """What joining two kernels is worth; None or nothing above 0: leave them."""

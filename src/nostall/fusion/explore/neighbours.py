@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nostall.fusion.graph import Graph
-from nostall.fusion.plan import Mask, mask_of
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.partition import Mask, mask_of
 
 
 def neighbours(graph: Graph) -> dict[int, Mask]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.plan import Mask, Plan
+from nostall.fusion.graph.partition import Mask, Plan
 
 
 def packed(delta: Delta, plan: Plan) -> Plan:

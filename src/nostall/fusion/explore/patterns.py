@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.plan import Mask
+from nostall.fusion.graph.partition import Mask
 
 TOP = 3
 

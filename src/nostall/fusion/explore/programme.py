@@ -25,7 +25,7 @@ from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.evaluate.legality import MOST_OPERATORS, mapping
 from nostall.fusion.explore.neighbours import neighbours
 from nostall.fusion.explore.relaxation import incidence, relaxed
-from nostall.fusion.plan import Mask, Plan, members
+from nostall.fusion.graph.partition import Mask, Plan, members
 
 MOST_COLUMNS = 200_000
 _MICROSECONDS = 1e6

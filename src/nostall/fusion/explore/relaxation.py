@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from nostall.fusion.plan import Mask
+from nostall.fusion.graph.partition import Mask
 
 _AT_ONCE = 200
 """Columns that join in one round."""

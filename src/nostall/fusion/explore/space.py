@@ -12,7 +12,7 @@ from nostall.core.space import NO_TAGS
 from nostall.fusion.evaluate.delta import Delta
 from nostall.fusion.explore.contraction import Contraction
 from nostall.fusion.explore.neighbours import neighbours
-from nostall.fusion.plan import Mask, Plan, members
+from nostall.fusion.graph.partition import Mask, Plan, members
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from nostall import __version__
 from nostall.core import Run
 from nostall.core.files import write_atomically
 from nostall.report.fusion.picture import MOST_DRAWN, picture
-from nostall.report.page import NAME
+from nostall.report.tune.page import NAME
 from nostall.report.units import Scale, amount, several
 from nostall.tuning.fusing.document import FILE, Document, Pass, load_document
 

@@ -237,7 +237,7 @@ def _objective(
     if objective != "model":
         raise BadInput(
             f"the game got objective={objective!r}; allowed are 'model' or an Objective over the "
-            "kernel's schedules; a measured one is nostall.tuning.measured.MeasuredSchedules"
+            "kernel's schedules; a measured one is nostall.tuning.gpu_objective.MeasuredSchedules"
         )
     if launch is None:
         raise BadInput("the SM model needs to know how the kernel is launched; give launch=...")

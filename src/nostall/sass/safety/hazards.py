@@ -16,13 +16,13 @@ from nostall.sass.program import registers
 from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
-from nostall.sass.safety import pending
+from nostall.sass.safety import in_flight as pending
+from nostall.sass.safety.barrier_distance import near_walls
 from nostall.sass.safety.facts import Facts, facts_of, registers_in
 from nostall.sass.safety.latency import WAITER_GAP, Floors
 from nostall.sass.safety.pairing import Kind
 from nostall.sass.safety.reuse import changed_reuse, stale_reuse
 from nostall.sass.safety.verdict import Finding, at
-from nostall.sass.safety.walls import near_walls
 
 Distances = dict[tuple[int, int, Kind, int], int]
 """(first, second, kind, register) -> cycles, for fixed-latency pairs that are close together."""

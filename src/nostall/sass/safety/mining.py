@@ -25,8 +25,9 @@ from pathlib import Path
 from nostall.core.errors import BadBinary
 from nostall.sass.program import Function, Program
 from nostall.sass.program.opcodes import Pipe, lookup
-from nostall.sass.safety import evidence, pairing, pending
+from nostall.sass.safety import evidence, pairing
 from nostall.sass.safety import facts as fact
+from nostall.sass.safety import in_flight as pending
 from nostall.sass.safety.latency import FAMILY
 
 HORIZON = 48

@@ -19,7 +19,7 @@ from nostall.sass.program import queues, registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
 from nostall.sass.safety.latency import Floors
-from nostall.sass.safety.machine import SETTLED, Machine, Outcome, Terms, proofs_of
+from nostall.sass.safety.symbolic_machine import SETTLED, Machine, Outcome, Terms, proofs_of
 from nostall.sass.safety.verdict import Finding
 
 Arrivals = dict[tuple[int, str], int]

@@ -18,7 +18,7 @@ from nostall.sass.program.program import Function
 from nostall.sass.program.slots import slot_register
 from nostall.sass.safety.latency import Floors
 from nostall.sass.schedule.constraints import BlockScan, BoardUse, Leftover
-from nostall.sass.schedule.dependences import scan
+from nostall.sass.schedule.dependence_scan import scan
 
 Ints = NDArray[np.int32]
 _LONG_AGO = 64

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from nostall.core import BadInput, NostallError, Observer, Run
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.core.launch import LaunchSpec
-from nostall.fusion.codegen.launching import launch_specs
-from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.sass import validate
 from nostall.tuning.fusing.document import Binary, TunedBinary
 from nostall.tuning.fusing.planned import source_file

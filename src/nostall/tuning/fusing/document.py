@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from nostall.core.errors import BadRun
 from nostall.core.launch import Strict
-from nostall.fusion.operations import Kind
+from nostall.fusion.graph.operations import Kind
 
 FILE = "fusion.json"
 
@@ -31,7 +31,7 @@ class Counted(Strict):
 
 class Drawn(Strict):
     """A node of the captured graph; ``reads`` are nodes that it reads, views looked through;
-    ``result``: the program returns it.  ``kind`` is that of :mod:`nostall.fusion.operations`."""
+    ``result``: the program returns it.  ``kind`` is that of :mod:`nostall.fusion.graph.operations`."""
 
     index: int
     name: str

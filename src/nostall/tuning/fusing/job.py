@@ -15,9 +15,9 @@ from typing import Any
 
 from nostall import __version__
 from nostall.core import Observer, Run
-from nostall.fusion.codegen.program import Program
+from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.evaluate import H200
-from nostall.fusion.regions import regions
+from nostall.fusion.graph.regions import regions
 from nostall.sass.binary import toolchain
 from nostall.tuning.fusing.compiled import Compiled, compiled, tuned
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.fusion.capture import Captured
-from nostall.fusion.codegen.choice import first_choice, modelled_seconds
-from nostall.fusion.codegen.kernel import StitchedKernel
-from nostall.fusion.codegen.plan import plans
-from nostall.fusion.codegen.program import Program
-from nostall.fusion.codegen.region import scheduled, stitch
+from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.runtime.kernel import StitchedKernel
+from nostall.fusion.codegen.runtime.stitched_graph import scheduled, stitch
+from nostall.fusion.codegen.tiling.kernel_plan import plans
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore, greedy, refined
-from nostall.fusion.explored import explored
-from nostall.fusion.graph import Graph
-from nostall.fusion.plan import mask_of
-from nostall.fusion.regions import Region, regions
+from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.graph.graph import Graph
+from nostall.fusion.graph.partition import mask_of
+from nostall.fusion.graph.regions import Region, regions
 from nostall.tuning.fusing.document import (
     Counted,
     Drawn,

@@ -1,0 +1,263 @@
+"""What a measured result is: one model, from which ``results/schema.json`` is generated.
+
+    python -m benchmarks.harness.schema            # write benchmarks/results/schema.json
+    python -m benchmarks.harness.schema FILE...    # say whether these files conform
+
+Times are microseconds per launch, taken side by side in one fresh process at the end of a search;
+a ratio is original / candidate time, so above 1 the candidate is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from benchmarks.harness.rank_agreement import agreement
+from nostall.core.files import write_atomically
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SCHEMA = RESULTS / "schema.json"
+ENOUGH = 20
+"""Configurations that a baseline has to have tried."""
+_ROUNDING = 2e-3
+"""How far a ratio may be from that of its samples, which are kept with four digits."""
+
+_DRIFT = 0.05
+"""How far the quotient of the two medians may be from the median of the paired quotients."""
+
+Positive = Field(gt=0, allow_inf_nan=False)
+Size = Literal["published", "filling"]
+"""The problem size: one published for this kernel, or one that fills the GPU."""
+Instructions = Literal["mma", "wgmma"]
+"""What multiplies matrices: warp by warp, or by groups of four warps (Hopper)."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shape(_Strict):
+    """Grid in blocks, block in threads."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
+class Options(_Strict):
+    """One set of Triton compile options; ``tile`` and ``maxnreg`` are null where left alone."""
+
+    num_warps: int = Field(ge=1)
+    num_stages: int = Field(ge=1)
+    tile: tuple[int, ...] | None = None
+    maxnreg: int | None = Field(default=None, ge=1)
+
+
+class Configuration(Options):
+    """Options that were tried; ``us`` is null where they do not compile or run."""
+
+    us: float | None = Field(gt=0, allow_inf_nan=False)
+    failure: str = ""
+
+    @property
+    def options(self) -> Options:
+        return Options.model_validate(self.model_dump(exclude={"us", "failure"}))
+
+
+class Samples(_Strict):
+    """``original[i]``, ``candidate[i]`` and ``null[i]`` (the original again) ran next to each
+    other; microseconds per launch."""
+
+    original: tuple[float, ...] = Field(min_length=2)
+    candidate: tuple[float, ...] = Field(min_length=2)
+    null: tuple[float, ...] = Field(min_length=2)
+    loads: int = Field(default=1, ge=1)
+    """Of so many loads of all three, in equal shares and in this order."""
+
+
+class Modelled(_Strict):
+    """What the SM model says of candidates that were measured, drawn uniformly from all.
+
+    ``us``: (modelled, measured) microseconds per launch of each; ``kendall_tau``: how alike the two
+    rank them (tau-b; null where one of the two tells none apart); ``error``: the median of
+    abs(modelled / measured - 1).
+    """
+
+    us: tuple[tuple[float, float], ...] = Field(min_length=2)
+    kendall_tau: float | None = Field(ge=-1, le=1)
+    error: float = Field(ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Modelled:
+        tau, error = agreement(self.us)
+        same = math.isclose(error, self.error, abs_tol=1e-6)
+        if tau is None or self.kendall_tau is None:
+            same = same and tau is self.kendall_tau
+        else:
+            same = same and math.isclose(tau, self.kendall_tau, abs_tol=1e-6)
+        if not same:
+            raise ValueError(
+                f"kendall_tau and error are {self.kendall_tau}, {self.error}; `us` says {tau}, "
+                f"{error}"
+            )
+        return self
+
+
+class Record(_Strict):
+    """One search on one kernel with one seed.
+
+    ``baseline`` lists the compiler configurations that were tried before, of which the fastest is
+    the original; null says that none was tried and the kernel is as its author wrote it.
+    ``best_us`` is the best candidate, kept or not; ``deployed_ratio`` is what a user gets: 1 where
+    the original is kept.  ``ci_*`` and ``null_*`` bound the bootstrap 95 % intervals of the median
+    ratio; like ``best_us``, ``ratio`` and ``samples`` they are null where the best candidate failed
+    in the end (``failure`` says how).  ``faults`` counts candidates that faulted, hung or computed
+    something else.  ``modelled`` is what the SM model says of the candidates, where it was asked.
+    """
+
+    kernel: str
+    size: Size | None = None
+    instructions: Instructions | None = None
+    shape: Shape
+    strategy: str
+    seed: int = Field(ge=0)
+    kind: Literal["measured"] = "measured"
+    baseline: tuple[Configuration, ...] | None = Field(min_length=ENOUGH)
+    original_us: float = Positive
+    best_us: float | None = Positive
+    ratio: float | None = Positive
+    deployed_ratio: float = Positive
+    ci_low: float | None = Positive
+    ci_high: float | None = Positive
+    null_low: float | None = Positive
+    null_high: float | None = Positive
+    candidates: int = Field(ge=0)
+    faults: int = Field(ge=0)
+    seconds: float = Positive
+    gpu: str
+    driver: str
+    versions: dict[str, str]
+    command: str
+    date: datetime
+    samples: Samples | None
+    modelled: Modelled | None = None
+    failure: str = ""
+    details: dict[str, Any] = {}
+
+    @property
+    def faster(self) -> bool:
+        """Beyond the noise of the original against itself."""
+        if self.ci_low is None or self.null_high is None:
+            return False
+        return self.ci_low > max(1.0, self.null_high)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Record:
+        """The numbers agree with each other and with the samples."""
+        if self.baseline is not None and all(c.us is None for c in self.baseline):
+            raise ValueError("no configuration of the baseline ran")
+        if self.deployed_ratio != 1.0 and not (self.faster and self.deployed_ratio == self.ratio):
+            raise ValueError(
+                f"deployed_ratio is {self.deployed_ratio}; allowed is 1, or the ratio where that "
+                "is faster beyond the null"
+            )
+        judged = [self.ratio, self.best_us, self.ci_low, self.ci_high, self.null_low]
+        judged += [self.null_high]
+        if any((value is None) != bool(self.failure) for value in [*judged, self.samples]):
+            raise ValueError("numbers of the last comparison stand where there is no failure")
+        if self.samples is not None:
+            self._agree(self.samples, *(value for value in judged if value is not None))
+        return self
+
+    def _agree(
+        self,
+        samples: Samples,
+        ratio: float,
+        best: float,
+        low: float,
+        high: float,
+        null_low: float,
+        null_high: float,
+    ) -> None:
+        if len({len(samples.original), len(samples.candidate), len(samples.null)}) != 1:
+            raise ValueError("samples.original, candidate and null differ in length")
+        said = float(np.median(np.divide(samples.original, samples.candidate)))
+        if not math.isclose(said, ratio, rel_tol=_ROUNDING):
+            raise ValueError(f"ratio is {ratio}, the samples say {said:.4f}")
+        if not low <= ratio <= high or null_low > null_high:
+            raise ValueError(f"ratio {ratio} is not in [{low}, {high}], or the null is upside down")
+        if not math.isclose(self.original_us / best, ratio, rel_tol=_DRIFT):
+            raise ValueError(f"original_us / best_us is far from the ratio {ratio}")
+
+
+class ResultFile(_Strict):
+    """A file of GPU results; the head tells of the last run that added to it."""
+
+    date: datetime
+    command: str
+    python: str
+    processor: str
+    versions: dict[str, str]
+    records: tuple[Record, ...]
+
+
+class BadResults(Exception):
+    """A file does not conform; the text names the file, the place and the reason."""
+
+
+def read(path: Path) -> ResultFile:
+    """A result file, or :class:`BadResults`."""
+    try:
+        return ResultFile.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        count = error.error_count()
+        raise BadResults(f"{path}: {where}: {first['msg']} ({count} problems)") from error
+
+
+def measured_files(folder: Path = RESULTS) -> list[Path]:
+    """The files in ``folder`` that hold measured records of kernels."""
+    return [path for path in sorted(folder.glob("*.json")) if _is_measured(path)]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of :class:`ResultFile`."""
+    return ResultFile.model_json_schema()
+
+
+def schema_text() -> str:
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+def _is_measured(path: Path) -> bool:
+    body = json.loads(path.read_text())
+    records = body.get("records") if isinstance(body, Mapping) else None
+    if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
+        return False
+    return any(r.get("kind") == "measured" and "kernel" in r for r in records)
+
+
+def main(paths: list[str]) -> int:
+    if not paths:
+        write_atomically(SCHEMA, schema_text().encode())
+        return 0
+    bad = 0
+    for path in paths:
+        try:
+            print(f"{path}: {len(read(Path(path)).records)} records conform")
+        except BadResults as error:
+            print(error)
+            bad += 1
+    return min(bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

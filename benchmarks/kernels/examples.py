@@ -1,0 +1,47 @@
+"""The example kernels that the benchmarks run over, compiled for sm_90 with the current Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from nostall.core import LaunchSpec
+from nostall.tuning.source import Source, compile_triton, launch_of, load_cubin
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+TRITON = (
+    "gemm_leakyrelu.py:gemm_leakyrelu",
+    "gemm_leakyrelu.py:gemm_leakyrelu@mma",
+    "gemm_leakyrelu.py:gemm_leakyrelu@wgmma",
+    "fused_attention.py:fused_attention",
+    "fused_attention.py:fused_attention@mma",
+    "flash_attention.py:flash_attention",
+    "batched_gemm.py:batched_gemm",
+    "fused_feedforward.py:fused_feedforward",
+    "softmax.py:softmax",
+    "rmsnorm.py:rmsnorm",
+)
+NVCC = ("transpose", "dot_product")
+
+
+Options = tuple[int, int]
+"""Warps and pipeline stages."""
+
+
+def sources(
+    arch: str = "sm_90", options: Mapping[str, Options] | None = None
+) -> Iterator[tuple[str, Source]]:
+    """(name, source) of each example kernel, with other ``options`` than its own where given."""
+    for target in TRITON:
+        path, _, name = target.partition(":")
+        launch = None
+        if options and name in options:
+            warps, stages = options[name]
+            own = launch_of(EXAMPLES / path, name)
+            launch = own.model_copy(update={"num_warps": warps, "num_stages": stages})
+        yield name, compile_triton(EXAMPLES / path, name, launch, arch)
+    for name in NVCC:
+        launch = LaunchSpec.from_toml(EXAMPLES / "nvcc" / f"{name}.toml")
+        yield name, load_cubin(EXAMPLES / "nvcc" / f"{name}.{arch}.cubin", None, launch)

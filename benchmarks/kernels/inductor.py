@@ -1,0 +1,179 @@
+"""One kernel that torch.compile generates, taken out as a cubin with its launch.
+
+    python -m benchmarks.kernels.inductor --out inductor
+
+Compiles layer norm + GELU on the GPU with fresh caches, listens to what Inductor compiles and
+launches, and writes FOLDER/NAME.cubin and FOLDER/NAME.json; ``benchmarks.sass.suite --inductor
+FOLDER`` takes it from there.  Needs a GPU, and torch with Triton; reads names of Inductor that are
+not public (seen in torch 2.13), so another version may need another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nostall.core import BadInput
+from nostall.core.files import write_atomically
+from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
+from nostall.gpu import Kernel, LocalGpu
+from nostall.tuning.source import TRITON_TYPES, resolved
+
+ROWS, COLUMNS = 4096, 1024
+_FLOPS_AN_ELEMENT = 20.0
+"""About: mean, variance, scaling, and a GELU by the error function."""
+NAME = "inductor_layernorm_gelu"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch that Inductor made: its autotuner and the arguments."""
+
+    autotuner: Any
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compilation: Triton's source object, the options, the result."""
+
+    source: Any
+    options: Mapping[str, Any]
+    kernel: Any
+
+
+def taken(launched: Launched, compiled: Sequence[Compiled], flops: float) -> tuple[bytes, Any]:
+    """(cubin, launch) of a launch; :class:`BadInput` where it is not of the simple form."""
+    tuner = launched.autotuner
+    config = tuner.launchers[0].config
+    chosen = _of_config(compiled, config)
+    args = _arguments(tuner.triton_meta, config.kwargs, launched.args)
+    numel = getattr(args.get("xnumel"), "value", None)
+    grid = tuner.inductor_meta.get("grid_type")
+    if grid != "Grid1D" or numel is None:
+        raise BadInput(f"Inductor's grid is {grid!r} over xnumel={numel}; only Grid1D is read here")
+    blocks = -(-int(numel) // int(config.kwargs.get("XBLOCK", 1)))
+    launch = LaunchSpec(
+        grid=(blocks, 1, 1),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        flops=flops,
+    )
+    constants = {name: a.constant for name, a in args.items() if isinstance(a, Constant)}
+    return chosen.kernel.asm["cubin"], resolved(launch, args, constants, chosen.kernel.metadata)
+
+
+def _of_config(compiled: Sequence[Compiled], config: Any) -> Compiled:
+    """The compilation that has the launched configuration."""
+    for one in compiled:
+        names = one.source.fn.arg_names
+        given = {
+            names[key[0]] if isinstance(key, tuple) else key: value
+            for key, value in one.source.constants.items()
+        }
+        warps = one.options.get("num_warps") == config.num_warps
+        stages = one.options.get("num_stages") == config.num_stages
+        if warps and stages and config.kwargs.items() <= given.items():
+            return one
+    raise BadInput(
+        f"none of {len(compiled)} compilations has the launched configuration ({config}); torch "
+        "compiled in another process or took it from a cache"
+    )
+
+
+def _arguments(
+    meta: Mapping[str, Any], fixed: Mapping[str, Any], given: Sequence[Any]
+) -> dict[str, Buffer | Scalar | Constant]:
+    """The launch's arguments by name, in the kernel's order."""
+    signature = meta["signature"]
+    passed = [name for name in signature if name not in fixed]
+    if len(passed) != len(given):
+        raise BadInput(f"Inductor passed {len(given)} arguments, the kernel takes {passed}")
+    values = dict(zip(passed, given, strict=True))
+    types = {theirs: ours for ours, theirs in TRITON_TYPES.items()}
+    found: dict[str, Buffer | Scalar | Constant] = {}
+    for name, kind in signature.items():
+        if name in fixed:
+            found[name] = Constant(name=name, constant=fixed[name])
+        elif kind == "constexpr" or name in meta.get("constants", {}):
+            found[name] = Constant(name=name, constant=values[name])
+        elif kind.startswith("*"):
+            role = "out" if name.startswith("out") else "in"
+            found[name] = Buffer(
+                name=name,
+                dtype=types[kind.lstrip("*k")],
+                shape=tuple(values[name].shape),
+                role="inout" if name.startswith("in_out") else role,
+            )
+        else:
+            found[name] = Scalar(name=name, dtype=types[kind], value=values[name])
+    return found
+
+
+def compile_and_listen() -> tuple[list[Launched], list[Compiled]]:
+    """Run the compiled function once, and keep what Inductor compiled and launched."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    import torch
+    import triton
+    from torch._inductor import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    for name in ("use_static_cuda_launcher", "use_static_triton_launcher"):
+        if hasattr(config, name):
+            setattr(config, name, False)
+    launched: list[Launched] = []
+    compiled: list[Compiled] = []
+    run, build = CachingAutotuner.run, triton.compile
+
+    def listening_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched.append(Launched(self, args))
+        return run(self, *args, **kwargs)
+
+    def listening_build(source: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = build(source, *args, **kwargs)
+        compiled.append(Compiled(source, dict(kwargs.get("options") or {}), kernel))
+        return kernel
+
+    def function(x: Any, weight: Any, bias: Any) -> Any:
+        normal = torch.nn.functional.layer_norm(x, (COLUMNS,), weight, bias)
+        return torch.nn.functional.gelu(normal)
+
+    CachingAutotuner.run, triton.compile = listening_run, listening_build
+    try:
+        x = torch.randn(ROWS, COLUMNS, device="cuda", dtype=torch.float16)
+        w, b = torch.randn(2, COLUMNS, device="cuda", dtype=torch.float16)
+        torch.compile(function)(x, w, b)
+        torch.cuda.synchronize()
+    finally:
+        CachingAutotuner.run, triton.compile = run, build
+    return launched, compiled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="nostall-") as caches:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
+        os.environ["TRITON_CACHE_DIR"] = caches
+        launched, compiled = compile_and_listen()
+    if len(launched) != 1:
+        raise SystemExit(f"Inductor launched {len(launched)} kernels; one fused kernel was wanted")
+    cubin, launch = taken(launched[0], compiled, _FLOPS_AN_ELEMENT * ROWS * COLUMNS)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.out / f"{NAME}.json", launch.model_dump_json(indent=1).encode())
+    write_atomically(options.out / f"{NAME}.cubin", cubin)
+    kernel = compiled[0].kernel.metadata.name
+    with LocalGpu(Kernel(cubin, kernel, launch)) as gpu:
+        outcome = gpu.evaluate(cubin)
+    print(f"{kernel}: grid {launch.grid}, block {launch.block}, {outcome.fate} {outcome.detail}")
+
+
+if __name__ == "__main__":
+    main()

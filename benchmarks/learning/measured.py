@@ -1,0 +1,103 @@
+"""The measured part of docs/learning.md: strategies that learn beside those that do not, on a GPU.
+
+Rows come from benchmarks/results/gpu_game.json, which ``benchmarks.sass.suite`` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import geometric_mean, median
+
+from benchmarks.harness.generated_regions import table, wrapped
+from benchmarks.harness.schema import RESULTS, Record
+
+RESULT = RESULTS / "gpu_game.json"
+TRAINED = (
+    "nostall train --corpus examples/nvcc --corpus examples/gemm_leakyrelu.py:gemm_leakyrelu "
+    "--corpus examples/softmax.py:softmax --rollouts 60 --out learned"
+)
+"""The command that made the policy which ``ppo-trained`` begins with."""
+
+
+def measured(records: Sequence[Record]) -> str:
+    """How it was measured, what is deployed by kernel and strategy, and each run's interval."""
+    strategies = list(dict.fromkeys(r.strategy for r in records))
+    kernels = list(dict.fromkeys(r.kernel for r in records))
+    head = [f"`{s}`" for s in strategies]
+    return "\n\n".join(
+        [
+            wrapped(_origin(records)),
+            table(
+                ["kernel", *head],
+                [
+                    *([k, *_cells(records, k, strategies)] for k in kernels),
+                    ["**geometric mean**", *(f"{_mean(records, s):.4f}" for s in strategies)],
+                    ["candidates, median", *(_candidates(records, s) for s in strategies)],
+                ],
+            ),
+            "Each run, original / candidate with its 95 % interval, in the order of the seeds:",
+            table(
+                ["kernel", *head],
+                [[k, *(_runs(records, k, s) for s in strategies)] for k in kernels],
+            ),
+        ]
+    )
+
+
+def _origin(records: Sequence[Record]) -> str:
+    seeds = len({r.seed for r in records})
+    gpus = " and ".join(sorted({f"{r.gpu} (driver {r.driver})" for r in records}))
+    seconds = sorted({round(r.details["search_s"]) for r in records if r.strategy == "anneal"})
+    nulls = [abs(bound - 1) for r in records for bound in (r.null_low, r.null_high) if bound]
+    return (
+        f"All *measured* on {gpus}, {max(r.date for r in records):%Y-%m-%d}: {seeds} seeds of "
+        f"{' or '.join(map(str, seconds))} seconds of search each, from the fastest compiler "
+        "configuration of each kernel "
+        f"([JSON with samples and nulls](../benchmarks/results/{RESULT.name}); intervals of the "
+        f"nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` begins with a policy that "
+        f"learned on the model, on kernels that are not in this table (`{TRAINED}`). Original / "
+        "candidate time as deployed, 1 where the original is kept: median over seeds, with the "
+        "lowest and highest."
+    )
+
+
+def _of(records: Sequence[Record], kernel: str, strategy: str) -> list[Record]:
+    mine = [r for r in records if (r.kernel, r.strategy) == (kernel, strategy)]
+    return sorted(mine, key=lambda r: r.seed)
+
+
+def _middle(records: Sequence[Record], kernel: str, strategy: str) -> float | None:
+    mine = _of(records, kernel, strategy)
+    return median(r.deployed_ratio for r in mine) if mine else None
+
+
+def _cells(records: Sequence[Record], kernel: str, strategies: Sequence[str]) -> list[str]:
+    middles = {s: _middle(records, kernel, s) for s in strategies}
+    best = max(m for m in middles.values() if m is not None)
+    return [_cell(_of(records, kernel, s), middles[s], best) for s in strategies]
+
+
+def _cell(mine: Sequence[Record], middle: float | None, best: float) -> str:
+    if middle is None:
+        return "–"
+    ratios = [r.deployed_ratio for r in mine]
+    said = f"**{middle:.4f}**" if middle == best > 1 else f"{middle:.4f}"
+    return f"{said} ({min(ratios):.4f}–{max(ratios):.4f})"
+
+
+def _mean(records: Sequence[Record], strategy: str) -> float:
+    kernels = dict.fromkeys(r.kernel for r in records)
+    found = [_middle(records, kernel, strategy) for kernel in kernels]
+    return geometric_mean(m for m in found if m is not None)
+
+
+def _candidates(records: Sequence[Record], strategy: str) -> str:
+    return f"{median(r.candidates for r in records if r.strategy == strategy):,.0f}"
+
+
+def _runs(records: Sequence[Record], kernel: str, strategy: str) -> str:
+    said = [
+        f"{r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]" if r.ratio is not None else r.failure
+        for r in _of(records, kernel, strategy)
+    ]
+    return "<br>".join(said) or "–"

@@ -1,0 +1,79 @@
+"""Steps per second of the assembly game on the model, one core, random legal play.
+
+python -m benchmarks.learning.steps_per_second --out benchmarks/results/game_steps.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from time import perf_counter, process_time
+
+import numpy as np
+
+from benchmarks.harness.result_file import save
+from benchmarks.kernels.examples import sources
+from nostall.sass import Program
+from nostall.sass.game import AssemblyGame
+from nostall.sass.model import SmModel
+from nostall.sass.schedule import ScheduleSpace
+
+
+def steps_per_second(game: AssemblyGame, steps: int, seed: int = 0) -> tuple[float, float]:
+    """(steps per second of processor time, of wall time)."""
+    rng = np.random.default_rng(seed)
+    _, info = game.reset()
+    wall, began = perf_counter(), process_time()
+    for _ in range(steps):
+        legal = np.flatnonzero(info["action_mask"])
+        *_, ended, cut, info = game.step(int(legal[rng.integers(len(legal))]))
+        if ended or cut:
+            _, info = game.reset()
+    return steps / (process_time() - began), steps / (perf_counter() - wall)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--steps", type=int, default=4000)
+    options = parser.parse_args()
+    records = []
+    for name, source in sources(options.arch):
+        program = Program.from_cubin(source.cubin)
+        space = ScheduleSpace(program, program.kernel(source.kernel))
+        assert source.launch is not None
+        model = SmModel(program, space.function, source.launch)
+        for observation in ("matrix", "graph"):
+            game = AssemblyGame(program, model, kernel=source.kernel, observation=observation)
+            if not game.reset()[1]["action_mask"].any():
+                print(f"{name}: no legal move")
+                break
+            steps_per_second(game, 100)  # compiled code is there, and the caches are warm
+            processor, wall = steps_per_second(game, options.steps)
+            alone = _evaluations_per_second(model, game)
+            records.append(
+                {
+                    "kernel": name,
+                    "arch": options.arch,
+                    "observation": observation,
+                    "instructions": len(space.function.instructions),
+                    "actions": int(game.action_space.n),
+                    "issues_per_evaluation": model.trace.length * model.simulated_warps,
+                    "steps_per_second": round(processor),
+                    "steps_per_second_wall": round(wall),
+                    "model_evaluations_per_second": round(alone),
+                }
+            )
+            print(f"{name:24} {observation:7} {records[-1]}", flush=True)
+    save(options.out, kind="modelled", steps=options.steps, records=records)
+
+
+def _evaluations_per_second(model: SmModel, game: AssemblyGame) -> float:
+    began = process_time()
+    model.evaluate([game.game.state] * 300)
+    return 300 / (process_time() - began)
+
+
+if __name__ == "__main__":
+    main()

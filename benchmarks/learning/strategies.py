@@ -1,0 +1,166 @@
+"""Learning against annealing on the model, at equal evaluations.
+
+    python -m benchmarks.learning.strategies --out benchmarks/results/game.json
+
+Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what is
+missing.  ``--jobs`` runs so many at a time, each with one thread.  ``ppo-trained`` begins with a
+policy that learned on the kernels of the other half, for ``--rollouts`` rollouts each; those turns
+are not in its evaluations.  ``sip`` is restarted when its one published run ends.
+``python -m benchmarks.learning.page`` writes docs/learning.md from the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from benchmarks.harness.result_file import save
+from benchmarks.kernels.examples import sources
+from nostall.core import Budget, Checkpoint, Search, Trial
+from nostall.sass.game.cuasmrl import Cuasmrl
+from nostall.sass.game.learning import Ppo
+from nostall.sass.game.policy import load_policy, save_policy
+from nostall.sass.game.ppo import LearnedSearch
+from nostall.sass.game.randomness import kept_apart
+from nostall.sass.game.training import Lesson, train
+from nostall.sass.model import SmModel
+from nostall.sass.schedule import ScheduleSpace
+from nostall.search import Anneal, RandomSearch, Sip
+from nostall.tuning.corpus import modelled
+
+KERNELS = (
+    "batched_gemm",
+    "dot_product",
+    "gemm_leakyrelu",
+    "rmsnorm",
+    "softmax",
+    "transpose",
+)
+
+
+class Curve:
+    """Observer: evaluations and value of each improvement."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+
+    def on_trial(self, trial: Trial) -> None:
+        if not self.points or trial.best < self.points[-1][1]:
+            self.points.append((trial.index + 1, trial.best))
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Nothing to keep."""
+
+
+def strategies(policy: Path) -> dict[str, Search]:
+    """The contestants; ``policy`` is for the kernel that is next."""
+    return {
+        "anneal": Anneal(),
+        "sip": Sip(restarts=True),
+        "random": RandomSearch(),
+        "cuasmrl": Cuasmrl(),
+        "ppo": LearnedSearch(),
+        "ppo-trained": LearnedSearch(policy=policy),
+    }
+
+
+def teach(kernels: Mapping[str, tuple[ScheduleSpace, SmModel]], rollouts: int, path: Path) -> None:
+    """A policy that learned on these kernels; a training that was cut off goes on, one that is done
+    is not repeated."""
+    about = {"kernels": list(kernels), "rollouts": rollouts}
+    if path.exists():
+        found = load_policy(path)[1]["about"]
+        if found != about:
+            raise SystemExit(f"{path} has learned {found}, not {about}; choose another --work")
+        return
+    checkpoint = path.with_suffix(".checkpoint")
+    lessons = [Lesson(name, space, model) for name, (space, model) in kernels.items()]
+    with kept_apart():
+        policy = train(lessons, Ppo(), rollouts, checkpoint=checkpoint)
+    save_policy(policy, path, about)
+
+
+@cache
+def kernel(arch: str, name: str) -> tuple[ScheduleSpace, SmModel]:
+    """The space and the model of an example kernel; each process makes its own."""
+    return next(modelled(source) for other, source in sources(arch) if other == name)
+
+
+def race(
+    arch: str, name: str, strategy: str, policy: Path, evaluations: int, seed: int
+) -> dict[str, Any]:
+    """One run: its gain, its curve and its cost."""
+    space, model = kernel(arch, name)
+    curve, began, search = Curve(), process_time(), strategies(policy)[strategy]
+    found = search.run(space, model, Budget(evaluations=evaluations), seed=seed, observers=[curve])
+    start = found.start_measurement.value
+    return {
+        "kernel": name,
+        "strategy": strategy,
+        "kind": "modelled",
+        "seed": seed,
+        "evaluations": found.evaluations,
+        "stopped": found.stopped,
+        "ratio": found.ratio,
+        "processor_s": round(process_time() - began, 2),
+        "curve": [[at, round(start / best, 6)] for at, best in curve.points],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--evaluations", type=int, default=1024)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rollouts", type=int, default=30, help="of training, per kernel")
+    parser.add_argument("--kernel", nargs="*", default=KERNELS)
+    parser.add_argument("--strategy", nargs="*", default=list(strategies(Path())))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=Path("runs/game"), help="for policies")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    kernels = {n: modelled(s) for n, s in sources(options.arch) if n in options.kernel}
+    names = sorted(kernels)
+    halves = (names[::2], names[1::2])
+    policies = [options.work / f"half{number}.safetensors" for number in (0, 1)]
+    if "ppo-trained" in options.strategy:
+        for number, path in enumerate(policies):
+            if halves[number]:
+                teach({n: kernels[n] for n in halves[number]}, options.rollouts, path)
+    asked = {k: getattr(options, k) for k in ("arch", "evaluations", "rollouts")}
+    asked["kernels"] = names
+    records: list[dict[str, Any]] = []
+    if options.out.exists():
+        before = json.loads(options.out.read_text())
+        if {k: before.get(k) for k in asked} != asked:
+            parser.error(f"{options.out} was made with other settings; choose another file")
+        records = before["records"]
+    done = {(r["kernel"], r["strategy"], r["seed"]) for r in records}
+    jobs = [
+        # A policy that has not seen this kernel.
+        (options.arch, name, strategy, policies[1 - number % 2], options.evaluations, seed)
+        for seed in range(options.seeds)
+        for number, name in enumerate(names)
+        for strategy in options.strategy
+        if (name, strategy, seed) not in done and (strategy != "sip" or kernels[name][1].flops)
+    ]
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for found in as_completed(pool.submit(race, *job) for job in jobs):
+            records.append(found.result())
+            last = records[-1]
+            said = f"{last['kernel']:20} {last['strategy']:12} seed {last['seed']}"
+            print(f"{said} {last['ratio']:.4f} {last['processor_s']:.0f} s", flush=True)
+            save(options.out, **asked, records=records)
+    save(options.out, **asked, records=records)
+
+
+if __name__ == "__main__":
+    main()

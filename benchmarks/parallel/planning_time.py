@@ -1,0 +1,92 @@
+"""Planning time of large problems on one core, and what merging layers costs DAPPLE.
+
+    python -m benchmarks.parallel.planning_time --out benchmarks/results/parallel_scale.json
+
+Times are measured, without compilation (a tiny problem is planned first); plans are modelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.result_file import save
+from benchmarks.parallel.instances import random_chain
+from nostall.parallel.cluster import parse_cluster
+from nostall.parallel.plan import Workload
+from nostall.parallel.planners import Effort, make_plan
+from nostall.parallel.simulate import simulated_s
+
+SIZES = ((30, 1, 8), (100, 2, 8), (300, 2, 8), (300, 4, 8), (1000, 4, 8), (1000, 8, 8))
+"""Layers, servers, GPUs a server."""
+PLANNERS = ("spp", "nostall", "dapple")
+MERGED = (100, 50, 25)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    for planner in PLANNERS:
+        make_plan(_problem(6, 2, 2), planner, Effort(60, 10))
+    growth = []
+    for layers, servers, gpus in SIZES:
+        work = _problem(layers, servers, gpus)
+        for planner in PLANNERS:
+            growth.append(_planned(work, planner))
+            print(growth[-1], flush=True)
+    merging = [_merged(most) for most in MERGED]
+    print(merging)
+    save(options.out, growth=growth, merging=merging)
+
+
+def _problem(layers: int, servers: int, gpus: int) -> Workload:
+    cluster = parse_cluster(
+        f'name = "{servers} x {gpus}"\n[[servers]]\ncount = {servers}\ngpus = {gpus}\n'
+        "memory_gib = 80\nlink = { bandwidth_gbytes = 100, latency_us = 5 }\n"
+        "[network]\nbandwidth_gbytes = 2\nlatency_us = 10\n"
+    )
+    return Workload(random_chain(layers, np.random.default_rng(layers)), cluster, 64)
+
+
+def _planned(work: Workload, planner: str) -> dict[str, Any]:
+    start = perf_counter()
+    plan = make_plan(work, planner, Effort.of(work))
+    seconds = perf_counter() - start
+    modelled = simulated_s(work, plan)
+    return {
+        "layers": len(work.profile),
+        "gpus": len(work.cluster),
+        "planner": planner,
+        "planning_seconds": round(seconds, 2),
+        "modelled_iteration_s": modelled,
+        "modelled_speedup": work.sequential_s / modelled,
+        "stages": len(plan.stages),
+        "policy": plan.policy,
+    }
+
+
+def _merged(most: int) -> dict[str, Any]:
+    """DAPPLE on 100 layers and 16 GPUs with at most ``most`` positions to cut at."""
+    work = _problem(100, 2, 8)
+    # By name, because the package exports a function called dapple.
+    module = importlib.import_module("nostall.parallel.planners.dapple")
+    kept, module.MOST_CUTS = module.MOST_CUTS, most
+    start = perf_counter()
+    plan = make_plan(work, "dapple", Effort.of(work, seconds=120))
+    seconds = perf_counter() - start
+    module.MOST_CUTS = kept
+    return {
+        "cuts": most,
+        "planning_seconds": round(seconds, 2),
+        "modelled_iteration_s": simulated_s(work, plan),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Candidates per second on one, two and more GPUs of this machine.
+
+    python -m benchmarks.sass.farm_throughput --gpus 1 2 4 --out benchmarks/results/gpu_farm.json
+
+One search per GPU for ``--seconds`` each, then race and decision on one GPU, all through Dask as
+``nostall tune --workers`` does it.  Needs as many GPUs, and ``nostall[farm,gpu]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.harness.result_file import save
+from benchmarks.kernels.examples import EXAMPLES
+from nostall import farm
+from nostall.gpu import Kernel, Plan
+from nostall.search import Anneal
+from nostall.tuning.farm_search import Chains
+from nostall.tuning.job import Settings, tune
+from nostall.tuning.source import Source, compile_triton
+
+
+def measure(source: Source, gpus: int, settings: Settings) -> dict[str, Any]:
+    """One run over ``gpus`` GPUs."""
+    assert source.launch is not None
+    opening = farm.Opening(Kernel(source.cubin, source.kernel, source.launch), Plan())
+    began = monotonic()
+    with farm.local(gpus, patience=120) as works:
+        device = farm.FarmDevice(works, opening)
+        about, started = dict(device.about), monotonic()
+        tuned = tune(source, Chains(Anneal(), works, opening), settings, device=device)
+    compared = tuned.decision.comparison if tuned.decision is not None else None
+    return {
+        "gpus": gpus,
+        "kernel": source.kernel,
+        "kind": "measured",
+        "evaluations": tuned.search.evaluations,
+        "search_s": round(tuned.search.seconds, 2),
+        "per_second": round(tuned.search.evaluations / tuned.search.seconds, 1),
+        "starting_s": round(started - began, 2),
+        "seconds": round(monotonic() - started, 2),
+        "ratio": compared.ratio if compared else None,
+        "interval": [compared.low, compared.high] if compared else None,
+        "null": [compared.null_low, compared.null_high] if compared else None,
+        "deployed_ratio": tuned.ratio,
+        "gpu": about,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=15.0, help="of search, per run")
+    parser.add_argument("--kernel", default="gemm_leakyrelu.py:gemm_leakyrelu@mma")
+    options = parser.parse_args()
+    path, _, name = options.kernel.partition(":")
+    source = compile_triton(EXAMPLES / path, name, None, "sm_90")
+    settings = Settings(seconds=options.seconds, objective="gpu")
+    runs = []
+    for gpus in options.gpus:
+        runs.append(measure(source, gpus, settings))
+        print(runs[-1], flush=True)
+    save(options.out, kind="measured", runs=runs)
+
+
+if __name__ == "__main__":
+    main()

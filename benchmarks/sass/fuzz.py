@@ -1,0 +1,67 @@
+"""How nostall takes damaged cubins: counts by outcome, the slowest mutant, the peak of memory.
+
+python -m benchmarks.sass.fuzz --own 100000 --tool 2000 --out benchmarks/results/fuzz.json
+
+``--own`` mutants go through nostall's own parsers, ``--tool`` mutants through nvdisasm and the
+verifier as well.  Exit code 1 when anything but the documented errors was raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.harness import MEMORY, OWN_SECONDS, TOOL_SECONDS, Report, limited
+
+from benchmarks.harness.result_file import save
+
+_SHOWN = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--own", type=int, default=100_000)
+    parser.add_argument("--tool", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=0, help="the first mutant's seed")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    first = options.seed
+    with ThreadPoolExecutor(2) as pool:  # each waits for a child of its own
+        parts = {
+            "own": pool.submit(_through, "own", range(first, first + options.own), 5000),
+            "tool": pool.submit(_through, "tool", range(first, first + options.tool), 100),
+        }
+    found = {name: part.result() for name, part in parts.items()}
+    limits = {
+        "own_seconds": OWN_SECONDS,
+        "tool_seconds": TOOL_SECONDS,
+        "extra_address_space_mib": MEMORY >> 20,
+    }
+    save(options.out, first_seed=first, limits=limits, **found)
+    sys.exit(any(part["failures_count"] for part in found.values()))
+
+
+def _through(which: str, seeds: range, size: int) -> dict[str, Any]:
+    total, start = Report(), time.monotonic()
+    for report in limited(which, seeds, size):
+        total.add(report)
+        done = sum(total.outcomes.values())
+        print(f"{which}: {done} of {len(seeds)}, {len(total.failures)} failures", flush=True)
+    return {
+        "mutants": len(seeds),
+        "seconds": round(time.monotonic() - start, 1),
+        "outcomes": dict(total.outcomes.most_common()),
+        "mutations": dict(total.kinds.most_common()),
+        "failures_count": len(total.failures),
+        "failures": total.failures[:_SHOWN],
+        "slowest": total.slowest,
+        "peak_rss_mib": round(total.peak_rss_mib, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()

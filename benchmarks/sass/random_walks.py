@@ -1,0 +1,186 @@
+"""Random walks over every corpus kernel: is each schedule reached accepted by the verifier?
+
+    python -m benchmarks.sass.random_walks --moves 1000 --out benchmarks/results/random_walks.json
+
+One line of progress per cubin; the result file is written after each, and a second run does only
+what is missing or was made with other code or another cubin.  ``--every N`` takes every N-th
+cubin.  The walk is seeded by the cubin's name, so a failure repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.result_file import save
+from nostall.sass import Program
+from nostall.sass.program import Function
+from nostall.sass.safety.verdict import Verdict
+from nostall.sass.safety.verify import verify_program
+from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.schedule.moves import ScheduleMove
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = (".cache/corpus/*/*.cubin", "tests/corpus/nvcc/*.cubin", "examples/nvcc/*.cubin")
+STOPS = (0.1, 0.4, 1.0)
+"""Parts of the walk after which the state is verified."""
+
+Row = dict[str, Any]
+
+
+def cubins(every: int) -> list[Path]:
+    """Every N-th cubin of the corpus, in a fixed order."""
+    found = sorted(path for place in PLACES for path in ROOT.glob(place))
+    return [path for path in found if not path.name.startswith("refused")][::every]
+
+
+def code_digest() -> str:
+    """Changes with the code and the tables under test."""
+    folder = ROOT / "src" / "nostall" / "sass"
+    digest = hashlib.sha256()
+    for part in ("binary", "program", "safety", "schedule"):
+        for path in sorted((folder / part).rglob("*")):
+            if path.suffix in (".py", ".json"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def judge(program: Program, space: ScheduleSpace, state: Schedule) -> Verdict:
+    """The verdict on a state after it became bytes and was disassembled again."""
+    return verify_program(program, Program.from_cubin(space.impose(state).to_cubin()))
+
+
+def steps(
+    space: ScheduleSpace, seed: int, moves: int
+) -> Iterator[tuple[ScheduleMove | None, Schedule]]:
+    """The states of one walk, the first included; shorter when nothing is offered any more."""
+    rng = np.random.default_rng(seed)
+    state = space.start()
+    yield None, state
+    for _ in range(moves):
+        move = space.propose(state, rng)
+        if move is None:
+            return
+        state = space.apply(state, move)
+        yield move, state
+
+
+def first_refused(
+    program: Program, space: ScheduleSpace, walk: list[tuple[ScheduleMove | None, Schedule]]
+) -> Row:
+    """A move whose state before is accepted and after is refused (by bisection)."""
+    original = judge(program, space, walk[0][1])
+    if not original.safe:
+        found = [f"{finding.half}: {finding}" for finding in original.findings[:4]]
+        return {"step": 0, "move": "the original itself", "findings": found}
+    low, high = 0, len(walk) - 1
+    verdict = judge(program, space, walk[high][1])
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = judge(program, space, walk[middle][1])
+        if found.safe:
+            low = middle
+        else:
+            high, verdict = middle, found
+    move = walk[high][0]
+    text = "" if move is None else space.function.instructions[move.index].text
+    findings = [f"{finding.half}: {finding}" for finding in verdict.findings[:4]]
+    return {"step": high, "move": str(move), "instruction": text, "findings": findings}
+
+
+def walk_function(program: Program, function: Function, seed: int, moves: int) -> Row:
+    """Walk through the schedules of one function and verify three of the states."""
+    space = ScheduleSpace(program, function)
+    began = time.perf_counter()
+    walk = list(steps(space, seed, moves))
+    row: Row = {
+        "function": function.name,
+        "instructions": len(function.instructions),
+        "moves": len(walk) - 1,
+        "seed": seed,
+        "walk_s": round(time.perf_counter() - began, 3),
+    }
+    began = time.perf_counter()
+    for stop in sorted({round(part * (len(walk) - 1)) for part in STOPS}):
+        if not judge(program, space, walk[stop][1]).safe:
+            row["failure"] = first_refused(program, space, walk[: stop + 1])
+            break
+    row["verify_s"] = round(time.perf_counter() - began, 3)
+    row["passed"] = "failure" not in row
+    return row
+
+
+def walk_cubin(path: Path, moves: int) -> list[Row]:
+    """One row per function of a cubin."""
+    program = Program.from_cubin(path.read_bytes())
+    seed = zlib.crc32(path.name.encode())
+    return [walk_function(program, function, seed, moves) for function in program.functions]
+
+
+def summary(rows: dict[str, Row]) -> Row:
+    """Totals over all cubins."""
+    functions = [f for row in rows.values() for f in row["functions"]]
+    return {
+        "cubins": len(rows),
+        "functions": len(functions),
+        "moves": sum(f.get("moves", 0) for f in functions),
+        "passed": sum(f["passed"] for f in functions),
+        "failed": sum(not f["passed"] for f in functions),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Walk, write the file, return 1 when a state was refused."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--moves", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--match", default="", help="only cubins with this in their path")
+    parser.add_argument("--part", default="0/1", help="K/N: cubins K, K+N, K+2N, ... only")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    part, parts = (int(text) for text in options.part.split("/"))
+    code, began = code_digest(), time.monotonic()
+    done: Row = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    rows: dict[str, Row] = done.get("cubins", {})
+    for path in cubins(options.every)[part::parts]:
+        name = str(path.relative_to(ROOT)).removeprefix(".cache/corpus/")
+        if options.match not in name:
+            continue
+        key = {
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "code": code,
+            "asked": options.moves,
+        }
+        if {k: rows.get(name, {}).get(k) for k in key} == key:
+            continue
+        if time.monotonic() - began > options.seconds:
+            print("time is up; run again to go on", file=sys.stderr)
+            break
+        try:
+            functions = walk_cubin(path, options.moves)
+        except Exception:
+            functions = [{"function": "", "passed": False, "error": traceback.format_exc()}]
+        rows[name] = {**key, "functions": functions}
+        for row in functions:
+            state = "ok" if row["passed"] else f"FAILED {row.get('failure', row.get('error'))}"
+            size = f"{row.get('moves', 0)} moves, {row.get('instructions', 0)} instructions"
+            print(f"{name} {row['function'][:30]}: {size}: {state}", flush=True)
+        save(options.out, summary=summary(rows), cubins=dict(sorted(rows.items())))
+    total = summary(rows)
+    print(f"{total['passed']} of {total['functions']} walks accepted, {total['moves']} moves")
+    return 1 if total["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

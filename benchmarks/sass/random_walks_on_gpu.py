@@ -1,0 +1,183 @@
+"""Does a GPU agree with the verifier?  Random schedules, executed and compared bit by bit.
+
+    python -m benchmarks.sass.random_walks_on_gpu --out benchmarks/results/gpu_walks.json
+
+For each kernel of the corpus (Triton, sm_90) random walks over offered moves, and walks that only
+tighten: every step keeps the schedule at most as long as before, so that distances shrink to what
+the rules allow.  The end of each walk runs on several inputs; the first wrong one is traced back to
+the first move that makes it wrong.  Kernels that are not deterministic themselves are counted
+apart.  Needs a GPU of compute capability 9.0 and the built corpus (``make test`` builds it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.harness.result_file import save
+from nostall.core import BadInput, LaunchSpec
+from nostall.gpu import Kernel, LocalGpu, Plan
+from nostall.sass import Program
+from nostall.sass.schedule import Schedule, ScheduleSpace
+
+CORPUS = Path(__file__).resolve().parents[2] / ".cache" / "corpus" / "triton-3.6.0"
+INPUTS = 4
+
+
+class Task(NamedTuple):
+    """One walk of one kernel."""
+
+    name: str
+    tighten: bool
+    seed: int
+    moves: int
+
+
+class Walked(NamedTuple):
+    """Where a walk ended."""
+
+    task: Task
+    cubin: bytes
+    cycles: tuple[int, int]
+
+
+def walk(task: Task) -> Iterator[tuple[ScheduleSpace, Schedule, str]]:
+    """The states of a walk, and the move that led to each."""
+    program = Program.from_cubin((CORPUS / f"{task.name}.cubin").read_bytes())
+    space = ScheduleSpace(program, program.kernel(entry(task.name)["kernel"]))
+    state, rng = space.start(), np.random.default_rng(task.seed)
+    yield space, state, "start"
+    length = int(state.stall.sum())
+    for _ in range(task.moves):
+        move = space.propose(state, rng)
+        if move is None:
+            return
+        after = space.apply(state, move)
+        if task.tighten and int(after.stall.sum()) > length:
+            continue
+        state, length = after, int(after.stall.sum())
+        yield space, state, str(move)
+
+
+def end(task: Task) -> Walked:
+    """The last state of a walk as bytes, and the sum of stalls before and after."""
+    states = [(space, state) for space, state, _ in walk(task)]
+    space, last = states[-1]
+    cycles = (int(states[0][1].stall.sum()), int(last.stall.sum()))
+    return Walked(task, space.impose(last).to_cubin(), cycles)
+
+
+def entry(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CORPUS / "index.json").read_text())[name]
+    return found
+
+
+def culprit(task: Task, gpu: LocalGpu) -> tuple[int, str]:
+    """(number, text) of the first move after which the kernel is wrong, by bisection."""
+    steps = [(space.impose(state).to_cubin(), move) for space, state, move in walk(task)]
+    good, bad = 0, len(steps) - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if gpu.evaluate(steps[middle][0]).fate == "timed":
+            good = middle
+        else:
+            bad = middle
+    return bad, steps[bad][1]
+
+
+def try_kernel(name: str, ends: list[Walked], plan: Plan) -> dict[str, Any]:
+    """Run the ends of all walks of one kernel."""
+    about = entry(name)
+    kernel = Kernel(
+        (CORPUS / f"{name}.cubin").read_bytes(),
+        about["kernel"],
+        LaunchSpec.model_validate(about["launch"]),
+    )
+    row: dict[str, Any] = {"kernel": name, "walks": len(ends), "wrong": []}
+    try:
+        gpu = LocalGpu(kernel, plan)
+    except BadInput as error:
+        return {**row, "walks": 0, "skipped": str(error)[:200]}
+    with gpu:
+        row["about"] = dict(gpu.about)
+        for walked in ends:
+            outcome = gpu.evaluate(walked.cubin)
+            if outcome.fate != "timed":
+                number, move = culprit(walked.task, gpu)
+                row["wrong"].append(
+                    {
+                        **walked.task._asdict(),
+                        "fate": outcome.fate,
+                        "detail": outcome.detail,
+                        "step": number,
+                        "move": move,
+                    }
+                )
+    tight = [w.cycles for w in ends if w.task.tighten]
+    row["tightened"] = round(sum(b for _, b in tight) / max(1, sum(a for a, _ in tight)), 3)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--walks", type=int, default=4, help="of each kind, per kernel")
+    parser.add_argument("--moves", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=400.0, help="stop after so many")
+    parser.add_argument("--largest", type=int, default=120_000, help="bytes of the largest cubin")
+    parser.add_argument("--match", default="", help="only kernels with this in their name")
+    parser.add_argument("--workers", type=int, default=2, help="processes that walk")
+    options = parser.parse_args()
+    started = monotonic()
+    names = [
+        path.stem
+        for path in sorted(CORPUS.glob("*.sm_90.cubin"))
+        if path.stat().st_size <= options.largest
+        and entry(path.stem).get("launch")
+        and options.match in path.stem
+    ]
+    tasks = [
+        Task(name, tighten, options.seed + k, options.moves * (1 + 2 * tighten))
+        for name in names
+        for tighten in (False, True)
+        for k in range(options.walks)
+    ]
+    plan = Plan(rounds=1, inputs=INPUTS, batch_us=20.0)
+    rows: list[dict[str, Any]] = []
+    ready: dict[str, list[Walked]] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
+        for walked in pool.map(end, tasks, chunksize=options.walks):
+            mine = ready.setdefault(walked.task.name, [])
+            mine.append(walked)
+            if len(mine) < 2 * options.walks:
+                continue
+            rows.append(try_kernel(walked.task.name, mine, plan))
+            print(json.dumps({k: v for k, v in rows[-1].items() if k != "about"}), flush=True)
+            _save(options, rows)
+            if monotonic() - started > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    walks, wrong, skipped = _save(options, rows)
+    print(f"{len(rows) - skipped} kernels, {walks} walks, {wrong} wrong, {skipped} kernels skipped")
+
+
+def _save(options: argparse.Namespace, rows: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """(walks, wrong ones, kernels that could not be tried)."""
+    walks, wrong = sum(r["walks"] for r in rows), sum(len(r["wrong"]) for r in rows)
+    settings = {k: v for k, v in vars(options).items() if k != "out"}
+    save(options.out, settings=settings, walks=walks, wrong=wrong, kernels=rows)
+    return walks, wrong, sum("skipped" in r for r in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Soak: long searches with moves that break kernels on purpose.
+
+    python -m benchmarks.sass.soak --baseline gpu_baseline.json --folder soak --out gpu_soak.json
+
+Searches over the suite's kernels, one after the other and again, on all visible GPUs (``--abreast``
+of them at a time on each); about one proposal in a hundred is illegal and runs without the verifier
+having been asked (``--share``: of all draws).  A slice ends after ``--limit`` seconds; the next one
+(same ``--folder``) resumes every run where it stood.  Counted are faults and hangs survived (each
+with its move), results lost, and broken kernels accepted: a broken one that fails on the GPU though
+the verifier calls it safe, or one that a search ends with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.harness import gpu_pool
+from benchmarks.harness.result_file import save
+from benchmarks.harness.schema import Options
+from benchmarks.kernels.suite import Entry, entries
+from benchmarks.sass.compiler_baseline import fastest, load, wanted
+from benchmarks.sass.illegal_moves import SHARE, Broken, Gate
+from benchmarks.sass.suite_cell import Open, built
+from nostall.core import Run
+from nostall.core.errors import ContractBroken
+from nostall.gpu import Kernel, LocalGpu, Plan
+from nostall.search import Anneal
+from nostall.tuning.job import Settings, describe, tune
+
+SLICE = 20.0
+"""Seconds of a run in one go; its search is resumed by the next one."""
+_OVERHEAD = 15.0
+DEADLINE = 3.0
+"""Seconds after which a kernel hangs; the suite's take less than a millisecond."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One run's next slice: search until ``seconds`` of it are spent in all."""
+
+    entry: Entry
+    options: Options | None
+    folder: Path
+    seconds: float
+    open: Open = LocalGpu
+    share: float = SHARE
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.entry.name.replace("/", "_")
+
+
+def soak(piece: Piece) -> dict[str, Any]:
+    """In the process of one GPU: go on with a run, and append what happened to its log."""
+    source = built(piece.entry, piece.options)
+    assert source.launch is not None
+    settings = Settings("anneal", seconds=piece.seconds, objective="gpu", rounds=40, checks=4)
+    began, resume = monotonic(), (piece.path / "run.json").exists()
+    if resume:
+        run = Run.open(piece.path)
+    else:
+        files = {"original.cubin": source.cubin}
+        run = Run.create(piece.path, "gpu_soak", describe(source, settings), files)
+    log = piece.path / "broken.jsonl"
+
+    def note(broken: Broken) -> None:
+        with log.open("a") as file:
+            file.write(json.dumps(broken.as_row()) + "\n")
+
+    kernel = Kernel(source.cubin, source.kernel, source.launch)
+    before = len(list(run.trials())) if resume else 0
+    ended, evaluated = "done", 0
+    with run, piece.open(kernel, Plan(deadline=DEADLINE)) as gpu:
+        gate = Gate(gpu, source.cubin, note, piece.share)
+        try:
+            tuned = tune(
+                source,
+                Anneal(),
+                settings,
+                run=run,
+                resume=resume,
+                device=gate,
+                make_space=gate.make_space,
+            )
+            evaluated = tuned.search.evaluations
+        except ContractBroken as error:
+            ended = f"a broken kernel got through: {error}"
+    trials = len(list(Run.open(piece.path).trials()))
+    row = {
+        "kernel": piece.entry.name,
+        "ended": ended,
+        "legal": gate.legal,
+        "lost": gate.lost,
+        "trials_before": before,
+        "trials": trials,
+        "missing_trials": max(0, evaluated - trials),
+        "seconds": round(monotonic() - began, 2),
+        "gpu": dict(gate.about),
+    }
+    with (piece.path / "slices.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    return row
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What all slices in ``folder`` came to, and every broken kernel."""
+    slices, rows = [], []
+    for path in sorted(folder.glob("*/slices.jsonl")):
+        slices += list(_lines(path))
+    for path in sorted(folder.glob("*/broken.jsonl")):
+        rows += [{"kernel": path.parent.name, **row} for row in _lines(path)]
+    fates = Counter(row["fate"] for row in rows)
+    accepted = [r for r in rows if r["safe"] and r["fate"] != "timed"]
+    return {
+        "kind": "measured",
+        "kernels": len({s["kernel"] for s in slices}),
+        "slices": len(slices),
+        "search_minutes": round(sum(s["seconds"] for s in slices) / 60, 2),
+        "legal_candidates": sum(s["legal"] for s in slices),
+        "broken_kernels": len(rows),
+        "fates": dict(fates),
+        "faults_survived": fates["fault"] + fates["hang"],
+        "spoilt_processes": sum(row["spoilt"] for row in rows),
+        "refused_by_the_verifier": sum(not row["safe"] for row in rows),
+        "lost_results": sum(len(s["lost"]) + s["missing_trials"] for s in slices),
+        "wrong_kernels_accepted": len(accepted) + sum(s["ended"] != "done" for s in slices),
+        "lost": [text for s in slices for text in s["lost"]],
+        "gpu": slices[0]["gpu"] if slices else {},
+        "broken": rows,
+    }
+
+
+def pieces(
+    suite: Iterable[Entry], baselines: dict[str, Any], options: argparse.Namespace
+) -> list[Piece]:
+    """Every kernel's next slice, then every kernel's next but one, as many as there is time for."""
+    found = []
+    for number in range(1, options.rounds + 1):
+        for entry in suite:
+            best = fastest(baselines.get(entry.name, ()))
+            if (entry.options and best is None) or not wanted(entry.name, options):
+                continue
+            chosen = best.options if best else None
+            done = _searched(options.folder / entry.name.replace("/", "_"))
+            seconds = done + number * SLICE
+            piece = Piece(entry, chosen, options.folder, seconds, share=options.share)
+            found.append(piece)
+    return found
+
+
+def _searched(path: Path) -> float:
+    """Seconds of search that earlier slices of this run had."""
+    file = path / "slices.jsonl"
+    return SLICE * len(list(_lines(file))) if file.exists() else 0.0
+
+
+def _lines(path: Path) -> Iterable[dict[str, Any]]:
+    return (json.loads(line) for line in path.read_text().splitlines())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="run directories")
+    parser.add_argument(
+        "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
+    )
+    parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
+    parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
+    parser.add_argument("--rounds", type=int, default=20, help="slices per kernel at most")
+    parser.add_argument("--abreast", type=int, default=1, help="searches at a time on each GPU")
+    parser.add_argument("--share", type=float, default=SHARE, help="illegal draws among all")
+    parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
+    options = parser.parse_args()
+    until, found = monotonic() + options.limit, gpu_pool.visible() * options.abreast
+    if not found:
+        raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
+    suite = entries()
+    todo = pieces(suite, load(options.baseline), options)
+    names = [entry.name for entry in suite]
+    queues = gpu_pool.dealt(todo, len(found), lambda piece: piece.entry.name, names)
+    for answer in gpu_pool.spread(soak, queues, found, until, lambda _: SLICE + _OVERHEAD):
+        if answer.result is None:
+            print(f"{answer.job.entry.name}: {answer.error!r}"[:300], flush=True)
+            continue
+        print({k: v for k, v in answer.result.items() if k != "gpu"}, flush=True)
+        told = summary(options.folder)
+        save(options.out, **told)
+    told = summary(options.folder)
+    print({key: value for key, value in told.items() if key not in ("broken", "lost", "gpu")})
+
+
+if __name__ == "__main__":
+    main()

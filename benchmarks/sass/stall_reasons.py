@@ -1,0 +1,131 @@
+"""Where the suite's kernels wait: ncu's stall reasons of each original.
+
+    python -m benchmarks.sass.stall_reasons --baseline gpu_baseline.json --out gpu_reasons.json
+
+The original is the configuration that :mod:`benchmarks.sass.suite` starts from, launched once in a
+process of its own under ncu, caches and clocks left alone.  Each kernel is written when it is done;
+a second run does only what is missing or failed.  Needs a GPU whose counters may be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import pickle
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import TimeoutExpired
+from time import monotonic
+from typing import Any
+
+from benchmarks.harness.ncu import find_ncu, run_within
+from benchmarks.harness.result_file import save
+from benchmarks.kernels.suite import Entry, entries
+from benchmarks.sass.compiler_baseline import fastest, wanted
+from benchmarks.sass.compiler_baseline import load as load_baselines
+from benchmarks.sass.suite_cell import built
+from nostall.gpu import Kernel, Plan
+
+_SECTIONS = ("SpeedOfLight", "SchedulerStats", "WarpStateStats")
+_STALLED = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+_KEPT = {
+    "us": ("gpu__time_duration.sum", 1e-3),
+    "sm_percent": ("sm__throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
+    "dram_percent": ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
+    "issued_per_cycle": ("smsp__issue_active.avg.per_cycle_active", 1.0),
+}
+_LIMIT = 60.0
+"""Seconds that one kernel may take under ncu."""
+
+
+def reasons(lines: Sequence[str], said: str) -> dict[str, Any]:
+    """What ncu's raw page says of the one launch in it.
+
+    ``waits``: cycles that a warp waits between two of its instructions, by reason, the largest
+    first.  Raises :class:`ValueError` where ncu counted nothing.
+    """
+    rows = [line for line in lines if line.startswith('"')]
+    table = list(csv.DictReader(io.StringIO("\n".join(rows))))
+    names = [name for name in (table[0] if table else ()) if _STALLED.fullmatch(name)]
+    if len(table) < 2 or not names:
+        raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], said.strip()[-300:]])}")
+    row = table[1]
+    waits = {_reason(name): _number(row[name]) for name in names}
+    found: dict[str, Any] = {
+        kept: round(_number(row[name]) * scale, 4)
+        for kept, (name, scale) in _KEPT.items()
+        if row.get(name)
+    }
+    ranked = sorted(waits.items(), key=lambda item: -item[1])
+    found["waits"] = {reason: round(cycles, 3) for reason, cycles in ranked if cycles}
+    return found
+
+
+def count(ncu: str, entry: Entry, kernel: Kernel, limit: float = _LIMIT) -> dict[str, Any]:
+    """One launch of ``kernel`` under ncu."""
+    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
+        file = Path(folder) / "kernel.pickle"
+        file.write_bytes(pickle.dumps((kernel, kernel.cubin, Plan(), 0)))
+        command = [
+            *(ncu, "--clock-control", "none", "--cache-control", "none", "--csv"),
+            *("--page", "raw", "--print-units", "base", "--kernel-name", kernel.name),
+            *(word for name in _SECTIONS for word in ("--section", name)),
+            *(sys.executable, "-m", "nostall.gpu.sanitized", str(file)),
+        ]
+        code, out, said = run_within(command, limit)
+    return {"exit_code": code, "size": entry.size, **reasons(out.splitlines(), said)}
+
+
+def _reason(name: str) -> str:
+    found = _STALLED.fullmatch(name)
+    assert found is not None
+    return found[1]
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
+    )
+    parser.add_argument("--inductor", type=Path, help="made by benchmarks.kernels.inductor")
+    parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
+    parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
+    parser.add_argument("--limit", type=float, default=300.0, help="stop after so many seconds")
+    options = parser.parse_args()
+    ncu = find_ncu()
+    if ncu is None:
+        print("ncu is not on the PATH; it comes with Nsight Compute", file=sys.stderr)
+        return 3
+    until = monotonic() + options.limit
+    baselines = load_baselines(options.baseline)
+    done = json.loads(options.out.read_text())["kernels"] if options.out.exists() else {}
+    for entry in entries(options.inductor):
+        best = fastest(baselines.get(entry.name, ()))
+        if (entry.options and best is None) or not wanted(entry.name, options):
+            continue
+        if "waits" in done.get(entry.name, {}) or monotonic() > until:
+            continue
+        source = built(entry, best)
+        assert source.launch is not None
+        try:
+            found = count(ncu, entry, Kernel(source.cubin, source.kernel, source.launch))
+        except (ValueError, TimeoutExpired) as error:
+            found = {"failure": str(error)[:300]}
+        done[entry.name] = found
+        print(entry.name, found.get("failure") or list(found["waits"].items())[:3], flush=True)
+        save(options.out, kernels=done)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Speed of everything that needs no GPU, on one core.
+
+    python -m benchmarks.sass.static_speed --out benchmarks/results/sass_static.json
+
+All times are processor time, so that a busy machine disturbs little.  Those of nvdisasm, a separate
+program, are shown beside.  Each figure is the median of the samples, which the file keeps.
+``--profile`` prints where the time of the largest kernel goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import math
+import os
+import pstats
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.result_file import save
+from benchmarks.kernels.grown import LAUNCHES
+from nostall.core.launch import LaunchSpec
+from nostall.sass import Program
+from nostall.sass.model import SmModel
+from nostall.sass.safety.verify import verify_program
+from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.tuning.source import compile_triton
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / ".cache" / "corpus" / "triton-3.9.0"
+KERNELS = (
+    "softmax.sm_90",
+    "fused_feedforward.sm_100",
+    "matmul-bigtile.sm_80",
+    "many_registers-spill.sm_90",
+)
+"""About 500, 1,000, 2,500 and 7,000 instructions."""
+GROWN = ROOT / "benchmarks" / "grown_kernel.py"
+"""One kernel of about 500, 2,500 and 10,000 instructions: growth is read off these."""
+TARGETS = {
+    "parse_and_analyse_s": ("at 2,500 instructions", "<=", 0.4),
+    "verify_s": ("at 2,500 instructions", "<=", 2.0),
+    "proposals_per_s": ("at 2,500 instructions", ">=", 10_000.0),
+    "model_per_s": ("at 1,000 instructions", ">=", 1_250.0),
+}
+
+Row = dict[str, Any]
+
+
+def clock(work: Callable[[], object]) -> tuple[float, float]:
+    """(own seconds, seconds of the programs it started) of one call; processor time."""
+    before, began = _children(), time.process_time()
+    work()
+    return time.process_time() - began, _children() - before
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def walked(space: ScheduleSpace, moves: int) -> Schedule:
+    """A schedule some moves away from the original."""
+    rng = np.random.default_rng(1)
+    state = space.start()
+    for _ in range(moves):
+        move = space.propose(state, rng)
+        state = state if move is None else space.apply(state, move)
+    return state
+
+
+def proposals(space: ScheduleSpace, draws: int) -> tuple[float, float]:
+    """(draws per second, legal ones per second), each draw with its legality."""
+    rng = np.random.default_rng(2)
+    state = space.start()
+    began = time.process_time()
+    legal = sum(space.draw(state, rng) is not None for _ in range(draws))
+    spent = time.process_time() - began
+    return draws / spent, legal / spent
+
+
+def evaluations(
+    program: Program, space: ScheduleSpace, launch: LaunchSpec, seconds: float
+) -> float:
+    """Model evaluations per second, each of another state."""
+    model = SmModel(program, space.function, launch)
+    rng = np.random.default_rng(3)
+    states = [space.start()]
+    while len(states) < 64:
+        move = space.propose(states[-1], rng)
+        if move is None:
+            break
+        states.append(space.apply(states[-1], move))
+    model.evaluate(states[:2])
+    count, began = 0, time.process_time()
+    while time.process_time() - began < seconds:
+        model.evaluate([states[count % len(states)]])
+        count += 1
+    return count / (time.process_time() - began)
+
+
+def measure(name: str, data: bytes, launch: LaunchSpec, samples: int) -> Row:
+    """All figures of one kernel, with their samples."""
+    program = Program.from_cubin(data)
+    space = ScheduleSpace(program, program.kernels[0])
+    candidate = space.impose(walked(space, 20)).to_cubin()
+    taken: dict[str, list[float]] = {}
+    for _ in range(samples):
+        own, tool = clock(lambda: Program.from_cubin(data))
+        built, _ = clock(lambda: ScheduleSpace(program, program.kernels[0]))
+        checked, tools = clock(
+            lambda: verify_program(Program.from_cubin(data), Program.from_cubin(candidate))
+        )
+        draws, legal = proposals(space, 2000)
+        figures = {
+            "parse_s": own,
+            "space_s": built,
+            "parse_and_analyse_s": own + built,
+            "nvdisasm_s": tool,
+            "verify_s": checked,
+            "verify_nvdisasm_s": tools,
+            "proposals_per_s": draws,
+            "legal_per_s": legal,
+            "model_per_s": evaluations(program, space, launch, 0.4),
+        }
+        for key, value in figures.items():
+            taken.setdefault(key, []).append(value)
+    return {
+        "kernel": name,
+        "instructions": len(space.function.instructions),
+        "edges": space.graph.edge_count,
+        "median": {key: statistics.median(values) for key, values in taken.items()},
+        "samples": taken,
+    }
+
+
+def growth(rows: list[Row], key: str) -> list[Row]:
+    """How each step in size compares with n log n (1 or less: no worse)."""
+    out: list[Row] = []
+    for small, large in pairwise(rows):
+        n, m = small["instructions"], large["instructions"]
+        expected = m * math.log(m) / (n * math.log(n))
+        ratio = large["median"][key] / small["median"][key]
+        out.append({"from": n, "to": m, "against_n_log_n": round(ratio / expected, 3)})
+    return out
+
+
+def _corpus() -> list[tuple[str, LaunchSpec]]:
+    known = json.loads((CORPUS / "index.json").read_text())
+    return [(name, LaunchSpec(**known[name]["launch"])) for name in KERNELS]
+
+
+def _printed(row: Row) -> Row:
+    figures = " ".join(f"{key}={value:.4g}" for key, value in row["median"].items())
+    print(f"{row['kernel']} ({row['instructions']} instructions): {figures}", flush=True)
+    return row
+
+
+def judge(rows: list[Row]) -> list[Row]:
+    """Each target with the value reached at its size."""
+    by_size = {"at 1,000 instructions": rows[1], "at 2,500 instructions": rows[2]}
+    out: list[Row] = []
+    for key, (where, sign, bound) in TARGETS.items():
+        value = by_size[where]["median"][key]
+        met = value <= bound if sign == "<=" else value >= bound
+        out.append({"figure": key, "where": where, "target": f"{sign} {bound:g}", "met": met})
+        out[-1]["value"] = round(value, 4)
+    return out
+
+
+def profile(name: str) -> None:
+    """Print the functions that take most of parsing, analysing, verifying and proposing."""
+    data = (CORPUS / f"{name}.cubin").read_bytes()
+    program = Program.from_cubin(data)
+    space = ScheduleSpace(program, program.kernels[0])
+    candidate = Program.from_cubin(space.impose(walked(space, 5)).to_cubin())
+    parts: dict[str, Callable[[], object]] = {
+        "parse": lambda: Program.from_cubin(data),
+        "space": lambda: ScheduleSpace(program, program.kernels[0]),
+        "verify": lambda: verify_program(program, candidate),
+        "propose": lambda: proposals(space, 1000),
+    }
+    for part, work in parts.items():
+        watch = cProfile.Profile()
+        watch.runcall(work)
+        print(f"== {part}, {name}")
+        pstats.Stats(watch).sort_stats("tottime").print_stats(12)
+
+
+def main() -> int:
+    """Measure, print the table, write the file."""
+    parser = argparse.ArgumentParser(description="Speed of everything that needs no GPU.")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--samples", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    if options.profile:
+        profile(KERNELS[-1])
+        return 0
+    rows = [
+        _printed(measure(name, (CORPUS / f"{name}.cubin").read_bytes(), launch, options.samples))
+        for name, launch in _corpus()
+    ]
+    grown = [
+        _printed(measure(name, compile_triton(GROWN, name).cubin, launch, options.samples))
+        for name, launch in LAUNCHES.items()
+    ]
+    targets = judge(rows)
+    for row in targets:
+        met = "met" if row["met"] else "NOT met"
+        print(
+            f"{row['figure']:22} {row['where']}: {row['value']:g} (target {row['target']}): {met}"
+        )
+    against = {key: growth(grown, key) for key in ("parse_and_analyse_s", "verify_s")}
+    for key, steps in against.items():
+        print(f"growth of {key} against n log n: {[s['against_n_log_n'] for s in steps]}")
+    if options.out:
+        save(
+            options.out,
+            load_average=os.getloadavg(),
+            targets=targets,
+            growth=against,
+            kernels=rows,
+            grown=grown,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

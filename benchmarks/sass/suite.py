@@ -1,0 +1,145 @@
+"""Measured speed-ups: strategies at equal GPU seconds over the suite's kernels.
+
+    python -m benchmarks.sass.compiler_baseline --out gpu_baseline.json
+    python -m benchmarks.sass.suite --seconds 12 --seeds 3 --baseline gpu_baseline.json \\
+        --out gpu_suite.json
+
+Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what
+is missing, so the matrix can be measured in slices (``--limit`` seconds).  Seed 0 of everything
+comes before seed 1, so that a cut-off leaves a smaller table, not a torn one.  All visible GPUs
+take part, each with kernels of its own.  The original is the fastest of the compiler configurations
+that :mod:`benchmarks.sass.compiler_baseline` tried; the last word on each candidate is a fresh process:
+interleaved launches of original, candidate and original again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.harness import gpu_pool
+from benchmarks.harness.result_file import head, text
+from benchmarks.harness.schema import Configuration, Record, ResultFile, read
+from benchmarks.kernels.suite import Entry, entries
+from benchmarks.sass.compiler_baseline import fastest, wanted
+from benchmarks.sass.compiler_baseline import load as load_baselines
+from benchmarks.sass.suite_cell import Cell, Open, measure, strategies
+from nostall.core.files import write_atomically
+from nostall.gpu import LocalGpu
+
+_OVERHEAD = 15.0
+"""Seconds that a record may take beyond its search; filling shapes have large inputs."""
+
+
+def matrix(
+    suite: tuple[Entry, ...],
+    baselines: dict[str, tuple[Configuration, ...]],
+    options: argparse.Namespace,
+    done: set[tuple[str, str, int]],
+    opened: Open = LocalGpu,
+) -> list[Cell]:
+    """The cells that are missing, seed by seed; kernels without a baseline are left out unless they
+    come as they are."""
+    cells = []
+    for seed in range(options.seeds):
+        for entry in suite:
+            tried = baselines.get(entry.name)
+            best = fastest(tried) if tried else None
+            if (entry.options and best is None) or not wanted(entry.name, options):
+                continue
+            for strategy in options.strategy:
+                cell = Cell(
+                    entry=entry,
+                    strategy=strategy,
+                    seed=seed,
+                    seconds=options.seconds,
+                    checks=6 if entry.size == "filling" else 16,
+                    baseline=tried,
+                    options=best.options if best else None,
+                    open=opened,
+                    policy=options.policy,
+                )
+                if cell.key not in done:
+                    cells.append(cell)
+    return cells
+
+
+def fill(cells: list[Cell], names: list[str], found: list[str], until: float, out: Path) -> None:
+    """Measure ``cells`` over the GPUs ``found``, and add each record to ``out`` at once.
+
+    ``names``: all kernels of the suite, in the order of the table.
+    """
+    records: list[Record] = list(read(out).records) if out.exists() else []
+    asked = [name for name in names if any(cell.entry.name == name for cell in cells)]
+    queues = gpu_pool.dealt(cells, len(found), lambda cell: cell.entry.name, asked)
+    seen = 0
+    for answer in gpu_pool.spread(measure, queues, found, until, lambda c: c.seconds + _OVERHEAD):
+        seen += 1
+        if answer.result is None:
+            print(f"{answer.job.key}: left out: {answer.error!r}"[:300], flush=True)
+            continue
+        records.append(answer.result)
+        print(line(answer.result), flush=True)
+        made = file_of(records, names).model_dump(mode="json")
+        write_atomically(out, text(made).encode())
+    if seen < len(cells):
+        print(f"{len(cells) - seen} of {len(cells)} are left, the time is up; run again for them")
+
+
+def file_of(records: list[Record], names: list[str]) -> ResultFile:
+    """The file, its records in the order of the table whatever GPU was ready first."""
+    made: dict[str, Any] = head()
+    kernels = {name: number for number, name in enumerate(names)}
+    ranked = sorted(records, key=lambda r: (r.seed, kernels.get(r.kernel, len(kernels))))
+    return ResultFile(**made, records=tuple(ranked))
+
+
+def line(r: Record) -> str:
+    """A record in one line."""
+    said = r.failure
+    if r.ratio is not None:
+        said = f"ratio {r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]"
+        said += f" null [{r.null_low:.4f}, {r.null_high:.4f}]"
+    tau = r.modelled.kendall_tau if r.modelled else None
+    return (
+        f"{r.kernel:40} {r.strategy:7} seed {r.seed}  {r.original_us:8.2f} us  {said}  "
+        f"{r.candidates} candidates in {r.seconds:.0f} s, {r.faults} faults"
+        f"{f', tau {tau:.2f}' if tau is not None else ''}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
+    )
+    parser.add_argument("--inductor", type=Path, help="made by benchmarks.kernels.inductor")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of search, per record")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--strategy", nargs="*", default=list(strategies()))
+    parser.add_argument("--policy", type=Path, help="what ppo-trained begins with")
+    parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
+    parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
+    parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
+    options = parser.parse_args()
+    if "ppo-trained" in options.strategy and options.policy is None:
+        parser.error("ppo-trained begins with a policy; give --policy FILE of `nostall train`")
+    until = monotonic() + options.limit
+    found = gpu_pool.visible()
+    if not found:
+        raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
+    there = read(options.out).records if options.out.exists() else ()
+    done = {(r.kernel, r.strategy, r.seed) for r in there}
+    suite, baselines = entries(options.inductor), load_baselines(options.baseline)
+    without = [e.name for e in suite if e.options and e.name not in baselines]
+    if without:
+        print(f"no baseline, so left out: {', '.join(without)}", flush=True)
+    cells = matrix(suite, baselines, options, done)
+    fill(cells, [entry.name for entry in suite], found, until, options.out)
+
+
+if __name__ == "__main__":
+    main()

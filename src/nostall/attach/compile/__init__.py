@@ -1,4 +1,0 @@
-"""``torch.compile(model, backend="nostall")``: stitched kernels among what Inductor makes.
-
-Nothing is imported here: :mod:`nostall.attach.compile.backend` needs PyTorch.
-"""

@@ -1,0 +1,177 @@
+"""A race of a kernel's plans on a GPU: measured once, kept in the store, the same ever after.
+
+All candidates run in turns on the same memory, with the modelled first choice a second time as the
+null.  The plan that gained most has to be faster beside the first choice alone, in a comparison of
+their own: the best of several is partly the luckiest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import triton
+from pydantic import ValidationError
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nostall.core.launch import Strict
+from nostall.core.measurement import Kind
+from nostall.fusion.codegen.autotune.candidates import candidates, fastest, likeliest, neighbours
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty, load
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.gpu.clock import Clock, Run
+from nostall.store.answers import keep_answer
+from nostall.store.folder import home
+
+CANDIDATES = 8
+"""Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
+what fewer or more would be worth)."""
+HEATS = 3
+"""Races of one kernel: of the candidates, and of a winner with its neighbours."""
+SECONDS = 0.2
+"""About how long the comparison takes that confirms a winner, and half of it the one before, of all
+of them.  With fewer rounds what is 0.4 % faster was not taken."""
+
+
+class RaceRecord(Strict):
+    """Seconds of each of ``plans``, taken in turns; the last row of samples is the first plan once
+    more.  ``again``: the first choice, the likeliest plan and the null in a second comparison."""
+
+    schema_version: Literal[1] = 1
+    plans: tuple[str, ...]
+    samples: tuple[tuple[float, ...], ...] = ()
+    again: tuple[tuple[float, ...], ...] = ()
+    winner: int = 0
+    kind: Kind
+    clock: str
+    failure: str | None = None
+
+
+@dataclass
+class Racer:
+    """A choice of plans (:data:`~nostall.fusion.codegen.generate.Choice`) by measurement.
+
+    ``most`` of the modelled best plans of each kernel race beside the best of every scheme; the
+    comparison that confirms a winner takes about ``seconds``.  Records lie in ``folder``, by
+    default that of the store; ``told`` grows with every race.
+    """
+
+    clock: Clock
+    most: int = CANDIDATES
+    seconds: float = SECONDS
+    folder: Path | None = None
+    told: list[RaceRecord] = field(default_factory=list)
+
+    def __call__(self, of: Schedule) -> KernelPlan:
+        """The plan that runs.  Whatever fails leaves the modelled first choice.
+
+        The winner meets its neighbours, which the model thought less of, and so on: at most
+        :data:`HEATS` times in all.
+        """
+        every = candidates(of, self.most)
+        winner, met = self.between(of, every), set(every)
+        for _ in range(1, HEATS):
+            near = [plan for plan in neighbours(of, winner) if plan not in met]
+            faster = self.between(of, (winner, *near))
+            if faster == winner:
+                break
+            winner, met = faster, met | set(near)
+        return winner
+
+    def between(self, of: Schedule, every: Sequence[KernelPlan]) -> KernelPlan:
+        """The same, where the candidates are known."""
+        if len(every) == 1:
+            return every[0]
+        programs = [emit(of, plan) for plan in every]
+        place = self._place(programs)
+        found = _kept(place)
+        if found is None or found.plans != tuple(map(str, every)):
+            found = self._raced(programs)
+            keep_answer(place, found.model_dump_json(indent=1).encode())
+        self.told.append(found)
+        return every[found.winner]
+
+    def _raced(self, programs: Sequence[Program]) -> RaceRecord:
+        plans = tuple(str(program.plan) for program in programs)
+        record = RaceRecord(plans=plans, kind=self.clock.kind, clock=self.clock.name)
+        try:
+            # Whoever compiles may have fake tensors about.
+            with _disable_current_modes(), torch.no_grad():
+                return self._measured(programs, record)
+        except Exception as error:  # memory, a compiler: a race is worth no failure
+            reason = (str(error).strip().splitlines() or [""])[0]
+            return record.model_copy(update={"failure": f"{type(error).__name__}: {reason[:200]}"})
+
+    def _measured(self, programs: Sequence[Program], record: RaceRecord) -> RaceRecord:
+        name = programs[0].key
+        runs = _runs([load(program, self.folder) for program in programs])
+        samples = self.clock.samples(name, [*runs, runs[0]], self.seconds / 2)
+        winner = likeliest(samples)
+        again: list[list[float]] = []
+        if winner:
+            again = self.clock.samples(name, [runs[0], runs[winner], runs[0]], self.seconds)
+            winner = winner if fastest(again, record.kind) else 0
+        update = {
+            "samples": tuple(map(tuple, samples)),
+            "again": tuple(map(tuple, again)),
+            "winner": winner,
+        }
+        return record.model_copy(update=update)
+
+    def _place(self, programs: Sequence[Program]) -> Path:
+        """Where the answer is kept: by the content of all candidates and by who runs them."""
+        lines = [triton.__version__, _device_name()]
+        lines += [f"{program.key} {program.launches}" for program in programs]
+        key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return (self.folder or home() / "fusion") / "races" / f"{key}.json"
+
+
+def _kept(place: Path) -> RaceRecord | None:
+    try:
+        return RaceRecord.model_validate_json(place.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _runs(kernels: Sequence[StitchedKernel]) -> list[Run]:
+    """Launches of kernels that do the same, on common memory; they allocate nothing."""
+    graph = kernels[0].program.graph
+    device = torch.device(_device())
+    # The program's own random numbers go on as if nothing had been run.
+    draw = torch.Generator(device).manual_seed(0)
+    inputs = [filled(empty(graph[i], device), draw) for i in kernels[0].program.inputs]
+    outputs = [empty(graph[i], device) for i in kernels[0].program.outputs]
+    return [_run(kernel, inputs, outputs, device) for kernel in kernels]
+
+
+def _run(
+    kernel: StitchedKernel, inputs: list[Tensor], outputs: list[Tensor], device: torch.device
+) -> Callable[[], object]:
+    spaces = {
+        space.name: torch.empty(space.elements, dtype=getattr(torch, space.dtype), device=device)
+        for space in kernel.program.workspaces
+    }
+    return lambda: kernel.launch(inputs, outputs, spaces)
+
+
+def filled(value: Tensor, draw: torch.Generator) -> Tensor:
+    """Numbers as they come in programs; those of integers are small, as places in a row."""
+    if not value.is_floating_point():
+        return value.random_(0, 2, generator=draw)
+    return value.copy_(torch.randn(value.shape, device=value.device, generator=draw))
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"

@@ -1,0 +1,116 @@
+"""What a kernel with small dots asks of the GPU, *modelled*: one element of the batch a program.
+
+Tensors lie over all threads of a program, one or two long axes each.  A dot's factors and whatever
+lies along the other axis go through shared memory, which all warps wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from nostall.fusion.codegen.cost.gpu import Demand
+from nostall.fusion.codegen.cost.thread_layout import ACCESS_BYTES, spread
+from nostall.fusion.codegen.cost.tile import COUNTS, Counts, cost_of
+from nostall.fusion.codegen.loops.dot_axes import groups_of, sides
+from nostall.fusion.codegen.loops.mapping import Operand, used
+from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.tiling.kernel_plan import REGISTERS_OTHER, WARP, KernelPlan
+from nostall.fusion.codegen.tiling.tile_sizes import matrix_widths
+from nostall.fusion.graph.operations import DTYPE_BYTES
+
+_MMA = 16 * 8 * 16
+"""Products of one tensor-core instruction of a warp (``mma.m16n8k16``)."""
+_MMA_ROWS = 16
+"""Rows of a product that a warp has of one such instruction.  Triton gives the warps of a program
+different rows, and those beyond the last row repeat the work of others."""
+_FACTOR_BYTES = 2
+"""Of an element of a factor in shared memory, for tensor cores."""
+_FACTORS_AT_ONCE = ACCESS_BYTES // _FACTOR_BYTES
+TOLD = 2.0
+"""Instructions by which half of the lanes tell the other half their parts: one goes, one puts
+together."""
+
+
+def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Demand:
+    """That of the only kernel of a ``matrix`` plan."""
+    mapping, graph = of.mapping, of.mapping.graph
+    threads, apart = WARP * plan.num_warps, WARP * _warps_apart(of, plan)
+    instructions, barriers, phases, shared = counts.program, 0, 0, 0
+    outside: set[Operand] = set()
+    for index in mapping.operators:
+        operands, gone = mapping.operands[index], mapping.reduced.get(index, frozenset())
+        outside.update(one for one in operands if mapping.is_outside(one))
+        each = max(1.0, _lanes(of, mapping.loops[index] | gone) / apart)
+        if graph[index].kind == "dot" and all(sides(mapping, index)):
+            factors = sum(_lanes(of, used(one.places)) for one in operands)
+            of_tensor_cores = graph[index].dtype != "float32"
+            instructions += each * WARP / _MMA if of_tensor_cores else each
+            # Written and read again, as many at once as an access takes.
+            instructions += 2 * counts.access * factors / threads / _FACTORS_AT_ONCE
+            shared = max(shared, _FACTOR_BYTES * factors if of_tensor_cores else 0)
+            barriers += 2
+            phases += 1
+        elif gone:
+            # A product as well, where it is a dot with one long axis or two.
+            instructions += each * (2 if graph[index].kind == "dot" else 1)
+            kept, lost = _lanes(of, mapping.loops[index]), _lanes(of, gone)
+            widest = _neighbours(of, index, threads) if graph[index].kind == "dot" else threads
+            lies = spread(kept, lost, plan.num_warps, min(widest, _FACTORS_AT_ONCE))
+            meet = lies.warps > 1
+            each_row = TOLD * math.log2(lies.lanes) + counts.across_warps * meet
+            instructions += each_row * lies.rows
+            barriers += 2 * meet
+            phases += 1
+        else:
+            instructions += cost_of(of, index, False, counts.operators) * each
+    instructions += counts.access * _accesses(of, outside, threads)
+    moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
+    return Demand(
+        programs=of.row_count,
+        warps=plan.num_warps,
+        instructions=instructions,
+        registers=REGISTERS_OTHER + counts.live * of.live_values * sum(plan.chunks) / apart,
+        moved=moved / of.row_count,
+        phases=phases,
+        barriers=barriers if plan.num_warps > 1 else 0,
+        shared=shared,
+    )
+
+
+def _neighbours(of: Schedule, index: int, threads: int) -> int:
+    """Elements of a thread beside each other in a sum of products.  A vector that is read lies as
+    the matrix does if it has fewer elements than there are threads, else the matrix lies as the
+    vector does (seen with Triton 3.6)."""
+    operands = of.mapping.operands[index]
+    read = [_lanes(of, used(one.places)) for one in operands if of.mapping.is_outside(one)]
+    vector = min(read, default=0)
+    return threads if vector < threads else vector // threads
+
+
+def _warps_apart(of: Schedule, plan: KernelPlan) -> int:
+    """The warps of a program that have elements of their own: all, or as tensor cores share out the
+    rows of the largest product."""
+    graph, rows = of.mapping.graph, 0
+    for index in of.mapping.operators:
+        if graph[index].kind == "dot" and graph[index].dtype != "float32":
+            found = sides(of.mapping, index)
+            rows = max(rows, _lanes(of, found[0]) if all(found) else 0)
+    return min(plan.num_warps, max(1, rows // _MMA_ROWS)) if rows else plan.num_warps
+
+
+def _accesses(of: Schedule, outside: Iterable[Operand], threads: int) -> float:
+    """Of a thread, to what is read from outside and what is written."""
+    read = [(one.source, used(one.places)) for one in outside]
+    written = [(index, of.mapping.loops[index]) for index in of.mapping.outputs]
+    found = 0.0
+    for node, loops in (*read, *written):
+        widest = ACCESS_BYTES // DTYPE_BYTES[of.mapping.graph[node].dtype]
+        found += max(1.0, _lanes(of, loops) / threads / widest)
+    return found
+
+
+def _lanes(of: Schedule, loops: frozenset[int]) -> int:
+    """Of a tensor that counts through these loops."""
+    widths = matrix_widths(of)
+    return math.prod(widths[at] for at in groups_of(loops, of.groups))

@@ -1,0 +1,137 @@
+"""A maximum and the sum of exp(x - maximum) in one walk over the columns: online softmax.
+
+Softmax, log-softmax and log-sum-exp reduce the same x twice: first its maximum, then a sum that
+needs it.  Kernels that walk over a row would walk twice.  Instead every lane keeps a running
+maximum and the sum relative to it, scaled anew where the maximum grows (Milakov and Gimelshein,
+arXiv:1805.02867); lanes are put together behind the walk.  The maximum is the same to the bit, the
+sum within the rounding of fp32.
+
+A lane that has seen nothing above -inf holds the sum 0 and every other one at least 1, so 0 tells
+rows of -inf, where exp(-inf - -inf) has to be NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from nostall.fusion.codegen.expressions.templates import computed
+from nostall.fusion.codegen.loops.mapping import Mapping, Operand
+from nostall.fusion.codegen.loops.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Reductions of one ``x`` with one walk: equal ``maxima``, and ``sums`` of exp(x - maximum).
+
+    ``guarded``: those sums that subtract 0 where the maximum is infinite, as logsumexp does.  The
+    first maximum and the first sum have the running values of all.
+    """
+
+    x: Operand
+    maxima: tuple[int, ...]
+    sums: tuple[int, ...]
+    guarded: frozenset[int]
+
+    @property
+    def maximum(self) -> int:
+        return self.maxima[0]
+
+    @property
+    def total(self) -> int:
+        return self.sums[0]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return *self.maxima, *self.sums
+
+
+@lru_cache(maxsize=32)
+def pairs(of: Schedule) -> tuple[Pair, ...]:
+    """The pairs that save a walk over the columns, by themselves or together."""
+    kept = tuple(_candidates(of)) if of.online else ()
+    fewest = _walks(of, kept)
+    for pair in kept:
+        others = tuple(other for other in kept if other is not pair)
+        if _walks(of, others) <= fewest:
+            kept = others
+    return kept
+
+
+def sums_of(found: Iterable[Pair]) -> frozenset[int]:
+    """The reductions that end in the walk of the maximum that they need."""
+    return frozenset(index for pair in found for index in pair.sums)
+
+
+def _walks(of: Schedule, found: Iterable[Pair]) -> int:
+    """How many passes over the columns there are: those that reduce, and those that write."""
+    level, mapping = of.levels(sums_of(found)), of.mapping
+    reducing = {level[i] - 1 for i in of.body if mapping.reduced.get(i)}
+    return len(reducing | {level[i] for i in of.body if i in mapping.outputs and of.is_wide(i)})
+
+
+def _candidates(of: Schedule) -> Iterator[Pair]:
+    maxima: dict[Operand, list[int]] = {}
+    for index in of.body:
+        if _is(of.mapping, index, "amax") and of.mapping.reduced.get(index):
+            maxima.setdefault(of.mapping.operands[index][0], []).append(index)
+    for x, alike in maxima.items():
+        found = {i: guarded for i in of.body if (guarded := _sum_of(of, i, x, alike)) is not None}
+        if found:
+            yield Pair(x, tuple(alike), tuple(found), frozenset(i for i in found if found[i]))
+
+
+def _sum_of(of: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
+    """Whether a sum of exp(x - maximum) is guarded; None where an operator is no such sum."""
+    mapping = of.mapping
+    if not (_is(mapping, index, "sum") and mapping.reduced.get(index)):
+        return None
+    (power,) = mapping.operands[index]
+    if not _is(mapping, power.source, "exp"):
+        return None
+    (difference,) = mapping.operands[power.source]
+    if not _is(mapping, difference.source, "sub"):
+        return None
+    left, right = mapping.operands[difference.source]
+    if left != x:
+        return None
+    if right.source in maxima:
+        return False
+    return True if _guarded(mapping, right.source) in maxima else None
+
+
+def _guarded(mapping: Mapping, index: int) -> int | None:
+    """The m of where(abs(m) == inf, 0, m); None for other values."""
+    if not _is(mapping, index, "where"):
+        return None
+    told, zero, value = mapping.operands[index]
+    if not _is_constant(mapping, zero, 0.0) or not _is_infinite(mapping, told.source, value):
+        return None
+    return value.source
+
+
+def _is_infinite(mapping: Mapping, index: int, value: Operand) -> bool:
+    """Whether an operator tells if a value is infinite."""
+    if index not in mapping.places:
+        return False
+    operands = mapping.operands[index]
+    if mapping.graph[index].op == "isinf":
+        return operands == (value,)
+    if mapping.graph[index].op != "eq":
+        return False
+    left, right = operands
+    size = mapping.operands.get(left.source, ())
+    is_size = _is(mapping, left.source, "abs") and size == (value,)
+    return is_size and _is_constant(mapping, right, float("inf"))
+
+
+def _is(mapping: Mapping, index: int, op: str) -> bool:
+    """Whether a node is such an operator of the pattern, on floats."""
+    node = mapping.graph[index]
+    return index in mapping.places and node.op == op and computed(node.dtype) == "float32"
+
+
+def _is_constant(mapping: Mapping, operand: Operand, number: float) -> bool:
+    node = mapping.graph[operand.source]
+    return node.op == "constant" and node["value"] == number

@@ -1,0 +1,219 @@
+"""What a graph computes, in numpy with 64-bit floats: the yardstick for generated kernels.
+
+Floats of every width are computed in fp64 and not rounded in between; integers wrap at their own
+width.  NaN wins in amax, amin, maximum and minimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nostall.fusion.errors import BadGraph
+from nostall.fusion.graph.graph import Graph, Node
+
+Array = NDArray[Any]
+
+
+def interpret(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs for these inputs (one array for each input node, of its shape).
+
+    Float results are fp64, others have the node's dtype.  Raises :class:`BadGraph` for opaque
+    nodes and for inputs that do not fit.
+    """
+    shapes = [graph[index].shape for index in graph.inputs]
+    if [tuple(np.shape(value)) for value in inputs] != shapes:
+        raise BadGraph(
+            f"got inputs of shape {[tuple(np.shape(v)) for v in inputs]}; the graph takes "
+            f"{shapes}; give one array for each input node, in order"
+        )
+    given = iter(inputs)
+    values: list[Array] = []
+    with np.errstate(all="ignore"):
+        for node in graph:
+            operands = [values[index] for index in node.inputs]
+            value = next(given) if node.op == "input" else _evaluate(node, operands)
+            values.append(np.asarray(value).astype(_numpy_dtype(node.dtype)))
+    return [values[index] for index in graph.outputs]
+
+
+def _numpy_dtype(dtype: str) -> str:
+    return "float64" if "float" in dtype else dtype
+
+
+def _evaluate(node: Node, operands: list[Array]) -> Any:
+    if node.op in _ELEMENTWISE:
+        if "float" in node.dtype and node.op != "where":
+            # numpy would compute the function of a byte in fp16.
+            operands = [value.astype(np.float64) for value in operands]
+        return _ELEMENTWISE[node.op](*operands)
+    if node.op in _REDUCTIONS:
+        return _REDUCTIONS[node.op](operands[0], node.dims, node.keepdim)
+    if node.op in _OTHERS:
+        return _OTHERS[node.op](node, *operands)
+    raise BadGraph(f"{node} cannot be interpreted; only graphs without opaque nodes can")
+
+
+def _cast(node: Node, value: Array) -> Array:
+    if node.dtype == "bool":
+        return np.asarray(value != 0)
+    if "float" in node.dtype or value.dtype.kind != "f":
+        return value
+    # What an integer makes of NaN and Inf is undefined; 0 says that nothing may be expected.
+    return np.trunc(np.where(np.isfinite(value), value, 0.0))
+
+
+def _random(node: Node, seed: Array) -> Array:
+    """Of the counters (0, 0, 0, 0), (1, 0, 0, 0), ... the first word each, all four, or the
+    halves of all four, the low one first."""
+    if node["words"] == 1:
+        word = _philox(int(seed[0]), node.elements)[0].astype(np.int64)
+        folded = np.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word).astype(np.float32)
+        found = folded * np.float32(4.6566127342e-10)
+    elif node["words"] == 8:
+        words = np.stack(_philox(int(seed[0]), math.ceil(node.elements / 8)), axis=-1)
+        halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
+        found = ((halves.reshape(-1)[: node.elements] + 0.5) / 65536).astype(np.float32)
+    else:
+        words = np.stack(_philox(int(seed[0]), math.ceil(node.elements / 4)), axis=-1)
+        words = words.reshape(-1)[: node.elements]
+        # Scaled so that 2^32, to which the largest words round, becomes the number before 1.
+        found = words.astype(np.float32) * np.float32((1 - 2**-24) * 2**-32)
+    most = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}.get(node.dtype, 1.0)
+    return np.asarray(np.minimum(found, most)).reshape(node.shape)
+
+
+def _philox(seed: int, count: int) -> list[Array]:
+    """The four words of Philox 4x32-10 for the counters 0, 1, ..."""
+    wide, low = np.uint64, np.uint64(0xFFFFFFFF)
+    key = [np.uint64(seed >> shift & 0xFFFFFFFF) for shift in (0, 32)]
+    words = [np.arange(count, dtype=wide), *(np.zeros(count, wide) for _ in "234")]
+    for _ in range(10):
+        a, b = words[0] * wide(0xD2511F53), words[2] * wide(0xCD9E8D57)
+        high = wide(32)
+        words = [
+            (b >> high) ^ words[1] ^ key[0],
+            b & low,
+            (a >> high) ^ words[3] ^ key[1],
+            a & low,
+        ]
+        key = [(key[0] + wide(0x9E3779B9)) & low, (key[1] + wide(0xBB67AE85)) & low]
+    return words
+
+
+def _constant(node: Node) -> Array:
+    return np.full(node.shape, node["value"])
+
+
+def _iota(node: Node) -> Array:
+    start, step = node["start"], node["step"]
+    assert not isinstance(start, (str, tuple)) and not isinstance(step, (str, tuple))
+    return start + step * np.arange(node.shape[0])
+
+
+def _slice(node: Node, value: Array) -> Array:
+    dim, start, step = node["dim"], node["start"], node["step"]
+    assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
+    places = start + step * np.arange(node.shape[dim])
+    return np.asarray(np.take(value, places, axis=dim))
+
+
+def _erf(value: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(value))
+
+
+def _sigmoid(value: Array) -> Array:
+    small = np.exp(-np.abs(value))
+    return np.asarray(np.where(value >= 0, 1 / (1 + small), small / (1 + small)))
+
+
+def _sign(value: Array) -> Array:
+    # PyTorch gives 0 for NaN, numpy NaN; and numpy has no sign of a bool.
+    return value if value.dtype == bool else np.nan_to_num(np.sign(value), nan=0.0)
+
+
+def _pow(base: Array, exponent: Array) -> Array:
+    if base.dtype.kind in "iu" and np.any(exponent < 0):
+        # 0 to a negative power is 0 in PyTorch, of integers.
+        found = np.trunc(np.power(base.astype(np.float64), exponent))
+        return np.where(np.isinf(found), 0.0, found)
+    return np.asarray(np.power(base, exponent))
+
+
+_ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
+    "copy": np.array,
+    "neg": np.negative,
+    "abs": np.abs,
+    "relu": lambda value: np.maximum(value, 0),
+    "sign": _sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.round,
+    "trunc": np.trunc,
+    "square": np.square,
+    "logical_not": np.logical_not,
+    "bitwise_not": np.bitwise_not,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+    "where": np.where,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda value: 1 / np.sqrt(value),
+    "reciprocal": lambda value: 1 / value,
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "sin": np.sin,
+    "cos": np.cos,
+    "erf": _erf,
+    "div": np.true_divide,
+    "pow": _pow,
+    "remainder": np.remainder,
+    "fmod": np.fmod,
+}
+
+_REDUCTIONS: Mapping[str, Callable[..., Any]] = {
+    "sum": lambda value, dims, keep: np.sum(value, axis=dims, keepdims=keep),
+    "prod": lambda value, dims, keep: np.prod(value, axis=dims, keepdims=keep),
+    "amax": lambda value, dims, keep: np.max(value, axis=dims, keepdims=keep),
+    "amin": lambda value, dims, keep: np.min(value, axis=dims, keepdims=keep),
+    "any": lambda value, dims, keep: np.any(value, axis=dims, keepdims=keep),
+    "all": lambda value, dims, keep: np.all(value, axis=dims, keepdims=keep),
+}
+
+_OTHERS: Mapping[str, Callable[..., Any]] = {
+    "constant": _constant,
+    "iota": _iota,
+    "cast": _cast,
+    "random": _random,
+    "view": lambda node, value: value.reshape(node.shape),
+    "expand": lambda node, value: np.broadcast_to(value, node.shape),
+    "permute": lambda node, value: value.transpose(node.dims),
+    "slice": _slice,
+    "dot": lambda node, left, right: np.matmul(left, right),
+}

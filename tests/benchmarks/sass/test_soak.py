@@ -1,0 +1,156 @@
+"""The soak: broken kernels run, cost themselves and nothing else, and are never taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.kernels.suite import build, entries
+from benchmarks.sass.illegal_moves import Broken, Gate, Unsafe, UnsafeSpace
+from benchmarks.sass.soak import Piece, pieces, soak, summary
+
+from benchmarks.sass import illegal_moves
+from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan
+from nostall.sass import Program
+from nostall.sass.binary.cubin import Cubin
+from tests.benchmarks.sass.test_suite import asked
+from tests.unit.gpu.fragile_worker import fragile
+
+ENTRY = next(e for e in entries() if e.name == "dot_product")
+ORIGINAL = build(ENTRY).cubin
+
+
+@contextmanager
+def opened(kernel: Kernel, plan: Plan) -> Iterator[Device]:
+    (text,) = Cubin.parse(kernel.cubin).texts
+    make = partial(fragile, (text.at, text.at + text.size))
+    with LocalGpu(kernel, plan, make=make) as gpu:
+        yield gpu
+
+
+def space() -> UnsafeSpace:
+    program = Program.from_cubin(ORIGINAL)
+    return UnsafeSpace(program, program.kernel())
+
+
+def test_workers_that_die_cost_only_what_broke_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(illegal_moves, "KINDS", ("unannounce",))
+    monkeypatch.setattr(illegal_moves, "verify", lambda *_: pytest.fail("asked the real verifier"))
+    monkeypatch.setattr(illegal_moves, "_safe", lambda *_: False)
+    rows: list[dict[str, Any]] = []
+    for seconds in (0.6, 2.6, 6.0, 12.0):  # the later ones for a machine that is busy
+        rows.append(soak(Piece(ENTRY, None, tmp_path, seconds, opened, 0.01)))
+        assert rows[-1]["ended"] == "done" and not rows[-1]["lost"]
+        if rows[-1]["trials"] > rows[-1]["trials_before"] > 0 and sum(r["legal"] for r in rows) > 9:
+            break
+    else:
+        pytest.fail(f"no slice went on with the one before: {rows}")
+    told = summary(tmp_path)
+    assert told["slices"] == len(rows) > 1 and told["kernels"] == 1
+    assert told["faults_survived"] == told["broken_kernels"] == told["fates"]["fault"] > 0
+    assert told["lost_results"] == told["wrong_kernels_accepted"] == told["spoilt_processes"] == 0
+    assert all(row["move"].startswith("unannounce #") for row in told["broken"])
+
+
+class Scripted:
+    """Answers what it is told to."""
+
+    about: Mapping[str, str] = {}
+
+    def __init__(self, *fates: str) -> None:
+        self.fates, self.compared = list(fates), 0
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        return Outcome(self.fates.pop(0))  # type: ignore[arg-type]
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        self.compared += 1
+        return Outcome("timed")
+
+
+def gate(safe: bool, monkeypatch: pytest.MonkeyPatch, *fates: str) -> tuple[Gate, list[Broken]]:
+    monkeypatch.setattr(illegal_moves, "_safe", lambda *_: safe)
+    seen: list[Broken] = []
+    made = Gate(Scripted(*fates), b"original", seen.append)
+    made.space = space_of(b"broken")
+    return made, seen
+
+
+def space_of(*broken: bytes) -> UnsafeSpace:
+    made = object.__new__(UnsafeSpace)
+    made.broken = {illegal_moves._name(cubin): "jump #3 to 0" for cubin in broken}
+    return made
+
+
+def test_a_broken_kernel_that_looks_right_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = gate(False, monkeypatch, "timed", "timed", "timed")
+    assert made.evaluate(b"broken").fate == "rejected"
+    assert seen == [Broken("jump #3 to 0", "timed", "", safe=False, spoilt=False)]
+    assert made.evaluate(b"legal").fate == "timed"
+    assert made.legal == 1 and not made.lost and not seen[0].accepted_though_wrong
+
+
+def test_a_harmless_illegal_move_may_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = gate(True, monkeypatch, "timed", "timed")
+    assert made.evaluate(b"broken").fate == "timed"
+
+
+def test_what_the_verifier_accepts_and_the_gpu_does_not_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, seen = gate(True, monkeypatch, "wrong", "timed")
+    made.evaluate(b"broken")
+    assert seen[0].accepted_though_wrong
+
+
+def test_a_spoilt_process_is_replaced_and_a_lost_result_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, seen = gate(False, monkeypatch, "wrong", "wrong", "wrong")
+    made.evaluate(b"broken")
+    assert seen[0].spoilt and made.device.compared == 1
+    made.evaluate(b"legal")
+    assert made.lost == ["wrong: "]
+
+
+def test_the_verifier_refuses_what_a_move_breaks() -> None:
+    made = space()
+    found = drawn(made, np.random.default_rng(3))
+    move = next(m for m in found if m.kind == "unwait" and m.index in made._memory)
+    after = made.apply(made.start(), move)
+    assert list(made.broken.values()) == [str(move)]
+    assert not illegal_moves._safe(ORIGINAL, made._patcher.patch(after)), move
+
+
+def drawn(made: UnsafeSpace, rng: np.random.Generator) -> Iterator[Unsafe]:
+    while True:
+        move = made.draw(made.start(), rng)
+        if isinstance(move, Unsafe):
+            yield move
+
+
+def test_legal_moves_after_a_broken_one_do_not_mend_it() -> None:
+    made, rng = space(), np.random.default_rng(0)
+    move = next(m for m in drawn(made, rng) if m.kind == "unannounce")
+    state = made.apply(made.start(), move)
+    legal = made.propose(state, rng)
+    while isinstance(legal, Unsafe) or legal is None:
+        legal = made.propose(state, rng)
+    made.apply(state, legal)
+    assert list(made.broken.values()) == [str(move), f"{move}; {legal}"]
+
+
+def test_slices_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
+    folder = tmp_path / ENTRY.name
+    folder.mkdir()
+    (folder / "slices.jsonl").write_text(f"{json.dumps({})}\n" * 2)
+    found = pieces([ENTRY], {}, asked(folder=tmp_path, rounds=2, share=0.01))
+    assert [piece.seconds for piece in found] == [60.0, 80.0]

@@ -1,0 +1,326 @@
+"""GPU results: their schema, the files that are committed, and the page made from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from benchmarks.harness.generated_regions import README, readme, seeds
+from benchmarks.harness.rank_agreement import agreement, kendall
+from benchmarks.harness.schema import (
+    RESULTS,
+    SCHEMA,
+    BadResults,
+    Modelled,
+    Record,
+    ResultFile,
+    measured_files,
+    read,
+    schema_text,
+)
+from benchmarks.kernels.suite import Entry
+from benchmarks.sass.results_page import (
+    HEADLINE,
+    PAGE,
+    agreement_of,
+    best_of_all,
+    deployed,
+    newest_agreement,
+    page,
+    section,
+    suite,
+)
+from benchmarks.sass.suite_cell import Cell, Counting, record
+from pydantic import ValidationError
+
+from benchmarks.sass import modelled_page
+from nostall.core import Comparison, LaunchSpec
+from nostall.sass.model.agreement import caution, known
+from nostall.search import Anneal
+from nostall.tuning.job import Settings, tune
+from nostall.tuning.source import load_cubin
+from tests.unit.tuning.test_gpu_objective import Pretended
+
+NVCC = Path(__file__).resolve().parents[2] / "examples" / "nvcc"
+FILES = measured_files()
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    """A record that conforms, with these changes."""
+    original = [10.0 + step / 100 for step in range(20)]
+    candidate = [x / 1.25 for x in original]
+    samples = {"original": original, "candidate": candidate, "null": original}
+    compared = Comparison.of(original, candidate, original, kind="measured")
+    found: dict[str, Any] = {
+        "kernel": "k",
+        "shape": {"grid": [4, 1, 1], "block": [128, 1, 1]},
+        "strategy": HEADLINE,
+        "seed": 0,
+        "baseline": None,
+        "original_us": 10.1,
+        "best_us": 8.08,
+        "ratio": compared.ratio,
+        "deployed_ratio": compared.ratio,
+        "ci_low": compared.low,
+        "ci_high": compared.high,
+        "null_low": compared.null_low,
+        "null_high": compared.null_high,
+        "candidates": 5,
+        "faults": 0,
+        "seconds": 1.0,
+        "gpu": "G",
+        "driver": "1",
+        "versions": {"triton": "3.6.0"},
+        "command": "c",
+        "date": "2026-01-01T00:00:00+00:00",
+        "samples": samples,
+    }
+    return {**found, **changes}
+
+
+def records(**by_kernel: list[tuple[str, int, float]]) -> list[Record]:
+    """Records with these (strategy, seed, deployed ratio)."""
+    made = []
+    for kernel, rows in by_kernel.items():
+        for strategy, seed, ratio in rows:
+            x = [10.0, 10.0]
+            interval = {"ci_low": ratio, "ci_high": ratio, "null_low": 1.0, "null_high": 1.0}
+            made.append(
+                Record.model_validate(
+                    example(
+                        kernel=kernel,
+                        strategy=strategy,
+                        seed=seed,
+                        ratio=ratio,
+                        deployed_ratio=ratio,
+                        original_us=10.0,
+                        best_us=10.0 / ratio,
+                        samples={"original": x, "candidate": [10.0 / ratio] * 2, "null": x},
+                        **interval,
+                    )
+                )
+            )
+    return made
+
+
+def test_the_schema_is_the_models() -> None:
+    assert SCHEMA.read_text() == schema_text(), "run `python -m benchmarks.harness.schema`"
+
+
+def test_there_are_measured_files() -> None:
+    assert RESULTS / "gpu_suite.json" in FILES
+    assert RESULTS / "search.json" not in FILES  # modelled
+    assert RESULTS / "workload_hta.json" not in FILES  # measured, but no kernels
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_committed_file_conforms(path: Path) -> None:
+    jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
+    found = read(path)
+    assert found.records
+    keys = [(r.kernel, r.strategy, r.seed) for r in found.records]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_samples_give_the_numbers_of_the_record(path: Path) -> None:
+    for r in read(path).records:
+        if r.samples is None or r.ratio is None or r.ci_low is None or r.null_high is None:
+            continue
+        given = r.samples
+        again = Comparison.of(
+            given.original, given.candidate, given.null, kind="measured", loads=given.loads
+        )
+        assert again.ratio == pytest.approx(r.ratio, rel=2e-3)
+        assert again.low == pytest.approx(r.ci_low, rel=2e-3)
+        assert again.null_high == pytest.approx(r.null_high, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"deployed_ratio": 1.3}, "deployed_ratio"),
+        ({"ratio": 1.4, "ci_high": 1.5, "deployed_ratio": 1.0}, "the samples say"),
+        ({"null_high": 1.3}, "deployed_ratio"),
+        ({"ci_low": 1.26, "deployed_ratio": 1.0}, "is not in"),
+        ({"best_us": 5.0}, "far from the ratio"),
+        ({"samples": None}, "no failure"),
+        ({"failure": "wrong: 3 words", "deployed_ratio": 1.0}, "no failure"),
+        ({"baseline": [{"num_warps": 4, "num_stages": 2, "us": 3.0}] * 19}, "at least 20"),
+        ({"baseline": [{"num_warps": 4, "num_stages": 2, "us": None}] * 20}, "no configuration"),
+        ({"kind": "modelled"}, "measured"),
+        ({"speedup": 2.0}, "xtra"),
+        ({"original_us": float("nan")}, "greater than 0|finite"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any], why: str) -> None:
+    Record.model_validate(example())
+    with pytest.raises(ValidationError, match=why):
+        Record.model_validate(example(**changes))
+
+
+def test_a_winner_that_failed_in_the_end_is_a_record_too() -> None:
+    numbers = ("best_us", "ratio", "ci_low", "ci_high", "null_low", "null_high", "samples")
+    gone = dict.fromkeys(numbers)
+    r = Record.model_validate(example(**gone, deployed_ratio=1.0, failure="wrong: 3 words"))
+    assert not r.faster
+    assert "wrong: 3 words" in section("x.json", [r])
+
+
+def test_a_file_of_another_form_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"records": [{"kernel": "k", "kind": "measured"}]}))
+    assert measured_files(tmp_path) == [path]
+    with pytest.raises(BadResults, match=r"x\.json"):
+        read(path)
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    assert PAGE.read_text() == page(FILES), "run `python -m benchmarks.sass.results_page`"
+
+
+def test_the_headline_is_a_median_over_seeds_and_a_mean_over_kernels() -> None:
+    made = records(
+        a=[(HEADLINE, 0, 1.0), (HEADLINE, 1, 1.1), (HEADLINE, 2, 1.5), ("sip", 0, 2.0)],
+        b=[(HEADLINE, 0, 1.0), ("sip", 0, 1.0)],
+    )
+    assert deployed(made, HEADLINE) == {"a": 1.1, "b": 1.0}
+    assert best_of_all(made) == {"a": 2.0, "b": 1.0}
+    text = section("x.json", made)
+    assert f"**Headline: {1.1**0.5:.4f}**" in text
+    assert f"{2.0**0.5:.4f} over 2 kernels" in text
+    assert "Kendall" not in text
+
+
+def test_kendalls_tau_is_that_of_pairs_counted_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 6, (2, 40)).astype(float)
+    pairs = [(i, j) for i in range(40) for j in range(i)]
+    same = sum((x[i] - x[j]) * (y[i] - y[j]) > 0 for i, j in pairs)
+    other = sum((x[i] - x[j]) * (y[i] - y[j]) < 0 for i, j in pairs)
+    apart = [sum(v[i] != v[j] for i, j in pairs) for v in (x, y)]
+    assert kendall(x, y) == pytest.approx((same - other) / (apart[0] * apart[1]) ** 0.5)
+    assert kendall(x, x) == pytest.approx(1.0) and kendall(x, -x) == pytest.approx(-1.0)
+    assert kendall(x, np.ones(40)) is None
+    assert agreement([(1.0, 2.0), (2.0, 4.0), (9.0, 3.0)]) == (pytest.approx(1 / 3), 0.5)
+
+
+def said_by_the_model(*us: tuple[float, float]) -> dict[str, Any]:
+    tau, error = agreement(us)
+    return {"us": us, "kendall_tau": tau, "error": error}
+
+
+def test_what_the_model_says_stands_beside_what_was_measured() -> None:
+    up, down = ((1.0, 2.0), (2.0, 3.0)), ((1.0, 3.0), (2.0, 2.0))
+    made = [example(seed=n, modelled=said_by_the_model(*us)) for n, us in enumerate((up, down, up))]
+    text = section("x.json", [Record.model_validate(r) for r in made])
+    assert "| k | 1.00 [-1.00, 1.00] | 42 % | 6 |" in text
+    assert "Kendall" not in section("x.json", [Record.model_validate(example())])
+    with pytest.raises(ValidationError, match="`us` says"):
+        Modelled.model_validate({**said_by_the_model(*up), "kendall_tau": 0.3})
+    with pytest.raises(ValidationError, match="`us` says"):
+        Modelled.model_validate({**said_by_the_model(*up), "kendall_tau": None})
+
+
+def sized(kernel: str, size: str | None, ratio: float, us: float = 10.0) -> Record:
+    made = records(**{kernel: [(HEADLINE, 0, ratio)]})[0]
+    x, y = [us] * 2, [us / ratio] * 2
+    samples = {"original": x, "candidate": y, "null": x}
+    changes = {
+        "size": size,
+        "instructions": kernel.partition("@")[2] or None,
+        "original_us": us,
+        "best_us": us / ratio,
+        "samples": samples,
+    }
+    return Record.model_validate({**made.model_dump(), **changes})
+
+
+def test_sizes_and_paths_stand_apart() -> None:
+    made = [
+        sized("a-1@mma", "published", 1.21, us=20.0),
+        sized("a-1@wgmma", "published", 1.0),
+        sized("a-9@mma", "filling", 1.5),
+        sized("b", None, 1.3),
+    ]
+    text = section("x.json", made)
+    assert "**Headline, published small shapes: 1.1000**" in text
+    assert "two kinds of matrix instructions: 1.0000 over 1 kernels." in text
+    assert "\nShapes that fill the GPU: 1.5000, " in text
+    assert "\nOther kernels: 1.3000, " in text
+    assert text.count("**Headline") == 1
+
+
+def test_what_is_said_beside_modelled_gains_comes_from_the_committed_file() -> None:
+    found = newest_agreement(FILES)
+    assert known() == found, "run `python -m benchmarks.sass.results_page`"
+    assert README.read_text() == readme(README.read_text(), found, suite())
+
+
+def test_pages_without_a_gpu_say_what_the_files_say() -> None:
+    said = "run `python -m benchmarks.sass.modelled_page`"
+    assert modelled_page.PAGE.read_text() == modelled_page.page(modelled_page.PAGE.read_text()), (
+        said
+    )
+    assert README.read_text() == modelled_page.readme(README.read_text()), said
+
+
+def test_a_mean_comes_with_its_error() -> None:
+    ratios = {"anneal": (1.1, 1.3), "random": (1.05,)}
+    found = [
+        {"kernel": "k", "strategy": strategy, "seed": seed, "ratio": ratio}
+        for strategy, values in ratios.items()
+        for seed, ratio in enumerate(values)
+    ]
+    assert modelled_page.search(found).endswith("| k | 1.2000 ± 0.1000 | – | 1.0500 |")
+
+
+def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    up, down = ((1.0, 2.0), (2.0, 3.0)), ((1.0, 3.0), (2.0, 2.0))
+    made = [
+        example(kernel=k, modelled=said_by_the_model(*us)) for k, us in (("a", up), ("b", down))
+    ]
+    found = agreement_of([Record.model_validate(r) for r in made], "x.json")
+    assert found is not None and found.tau == {"a": 1.0, "b": -1.0} and found.candidates == 4
+    assert agreement_of([Record.model_validate(example())], "x.json") is None
+    monkeypatch.setattr("nostall.sass.model.agreement.known", lambda: found)
+    assert "on G its ranking of 4 measured candidates of 2 kernels" in caution()
+    assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in caution()
+    text = readme(README.read_text(), found, ())
+    assert "On G its ranking" in text and "results/x.json" in text
+    assert readme(text, None, ()) == readme(README.read_text(), None, ())
+
+
+def test_the_readme_says_how_many_seeds_each_kernel_had() -> None:
+    one = records(a=[(HEADLINE, 0, 1.1)], b=[(HEADLINE, 0, 1.2)])
+    some = records(a=[(HEADLINE, 0, 1.1), (HEADLINE, 1, 1.3)], b=[(HEADLINE, 0, 1.2)])
+    assert (seeds(one, HEADLINE), seeds(some, HEADLINE)) == ("one seed", "1 to 2 seeds")
+    regions = "".join(f"<!-- {name} --><!-- /{name} -->" for name in ("agreement", "results"))
+    text = readme(regions, None, some)
+    assert "**1.2000** in the geometric mean over 2 kernels, between 1.2000 and 1.2000" in text
+    assert "| a | " in text and "| 1.2000 | – |" in text
+
+
+def test_no_headline_without_its_strategy() -> None:
+    assert "`anneal` was not measured" in section("x.json", records(a=[("sip", 0, 1.5)]))
+
+
+def test_the_suite_writes_records_that_conform() -> None:
+    launch = LaunchSpec.from_toml(NVCC / "dot_product.toml")
+    source = load_cubin(NVCC / "dot_product.sm_90.cubin", None, launch)
+    settings = Settings(evaluations=12, objective="gpu", rounds=8, checks=2)
+    kept = Counting(Pretended(0.9, 0.8, source.cubin))
+    tuned = tune(source, Anneal(), settings, device=kept)
+    entry = Entry("dot_product", NVCC / "dot_product.sm_90.cubin")
+    made = record(Cell(entry, "anneal", 0, 1.0), source, settings, tuned, kept, 1.5)
+    assert made.faster and made.deployed_ratio == pytest.approx(1.25)
+    assert (made.original_us, made.best_us) == pytest.approx((10.0, 8.0))
+    assert made.candidates == sum(kept.fates.values()) > 12
+    head = {"date": made.date, "command": "c", "python": "3", "processor": "p", "versions": {}}
+    text = ResultFile(**head, records=(made,)).model_dump_json()
+    jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))
+    assert ResultFile.model_validate_json(text).records == (made,)

@@ -1,0 +1,44 @@
+"""Legal variants of real cubins, recorded as if they were verified and measured."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from nostall.sass import Program
+from nostall.sass.schedule import ScheduleSpace
+from nostall.store import Row, Store
+from tests.unit.store.records import provenance
+
+GPU = "A GPU of the tests"
+
+
+@functools.cache
+def variant(original: bytes, seed: int = 0, moves: int = 30) -> bytes:
+    """Another legal order of the same instructions."""
+    program = Program.from_cubin(original)
+    space = ScheduleSpace(program, program.kernels[0])
+    state, rng = space.start(), np.random.default_rng(seed)
+    for _ in range(moves):
+        move = space.propose(state, rng)
+        if move is not None:
+            state = space.apply(state, move)
+    found = space.impose(state).to_cubin()
+    assert found != original
+    return found
+
+
+def keep_variant(store: Store, original: bytes) -> Row:
+    """Record a variant."""
+    program = Program.from_cubin(original)
+    optimised = variant(original)
+    about = provenance(
+        original,
+        optimised,
+        kernel=program.kernels[0].name,
+        gpu=GPU,
+        device={"gpu": GPU},
+        architecture=f"sm_{program.sm}",
+    )
+    return store.record(original, optimised, about)

@@ -1,0 +1,203 @@
+"""``nostall bench`` on a device that only pretends, and on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nostall.cli import bench as command
+from nostall.cli import main
+from nostall.core import BadInput, MissingPart
+from nostall.gpu import Kernel, Outcome, Plan, Timing, sanitizer
+from nostall.gpu.sanitizer import Sanitized
+from nostall.sass.binary.cubin import Cubin
+from tests.e2e.cli import LAUNCH, SMALL, nostall, refused
+
+ORIGINAL = SMALL.read_bytes()
+
+
+class Pretended:
+    """A candidate's fate is the last byte of its file; a cold cache costs a microsecond."""
+
+    about: Mapping[str, str] = {"gpu": "Pretended 9000"}
+
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        if kernel.launch.trips:
+            raise BadInput(f"{kernel.name} is not deterministic: 3 words of its outputs differ")
+        self.plan = plan
+
+    def __enter__(self) -> Pretended:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        raise AssertionError("only the last comparison counts")
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        assert checks == self.plan.inputs + 1 or self.plan.tolerance is not None
+        if rounds == 3:
+            return Outcome("hang", detail="no answer within 11.5 s")
+        if cubin == ORIGINAL or cubin.endswith(b"2"):
+            one = (10e-6 + 1e-6 * self.plan.cold) * np.linspace(1.0, 1.001, rounds)
+            factor = 1.0 if cubin == ORIGINAL else 0.8
+            return Outcome("timed", Timing(*(tuple(one * k) for k in (1.0, factor, 1.0))))
+        return Outcome("wrong", detail="3 words of the outputs differ on fresh input 0")
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "LocalGpu", Pretended)
+
+
+@pytest.fixture
+def candidate(tmp_path: Path) -> Path:
+    """Bytes that are a cubin, and not the original."""
+    path = tmp_path / "b.cubin"
+    path.write_bytes(ORIGINAL + b"2")
+    Cubin.parse(path.read_bytes())
+    return path
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *args: object
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command in this process."""
+    monkeypatch.setattr(sys, "argv", ["nostall", "bench", *map(str, args)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capfd.readouterr()
+    code: Any = end.value.code
+    return int(code or 0), said.out, said.err
+
+
+@pytest.mark.usefixtures("pretended")
+def test_the_unchanged_kernel_with_its_null(monkeypatch: Any, capfd: Any) -> None:
+    code, out, err = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH)
+    assert (code, err) == (0, "")
+    assert "transpose on Pretended 9000, measured, warm caches" in out
+    assert "10.005" in out and "null: the original against itself gives [1.0000, 1.0000]" in out
+    assert "candidate" not in out
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_candidate_beside_it(monkeypatch: Any, capfd: Any, candidate: Path) -> None:
+    args = [SMALL, "--launch", LAUNCH, "--candidate", candidate]
+    code, out, _ = run(monkeypatch, capfd, *args)
+    assert code == 0 and "original / candidate: 1.2500 [1.2500, 1.2500]: faster" in out
+    code, out, _ = run(monkeypatch, capfd, *args, "--format", "json", "--rounds", 20, "--cold")
+    said = json.loads(out)
+    assert code == 0 and said["verdict"] == "faster" and said["kind"] == "measured"
+    assert said["ratio"] == pytest.approx(1.25) and said["cold"] is True
+    assert {name: len(values) for name, values in said["samples"].items()} == {
+        "original": 20,
+        "candidate": 20,
+        "null": 20,
+    }
+    assert said["medians"]["original"] == pytest.approx(11.0055e-6)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_how_it_was_compared_is_said(monkeypatch: Any, capfd: Any, candidate: Path) -> None:
+    args = [SMALL, "--launch", LAUNCH, "--candidate", candidate]
+    code, out, _ = run(monkeypatch, capfd, *args)
+    assert code == 0 and "outputs equal the original's bit by bit on 4 random inputs" in out
+    args += ["--checks", 1000, "--tolerance", "1e-3,1e-6", "--timing", "cupti"]
+    code, out, _ = run(monkeypatch, capfd, *args)
+    assert code == 0 and "warm caches, by CUPTI" in out
+    assert "equal the original's within rtol 0.001, atol 1e-06 on 1000 random inputs" in out
+    code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
+    said = json.loads(out)
+    assert (said["checks"], said["timing"]) == (1000, "cupti")
+    assert said["tolerance"] == {"rtol": 1e-3, "atol": 1e-6}
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize(("answer", "expected"), [("clean", 0), ("errors", 1), ("did not run", 0)])
+def test_what_the_sanitizer_says(
+    monkeypatch: Any, capfd: Any, candidate: Path, answer: Any, expected: int
+) -> None:
+    monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
+    reports = {"memcheck": Sanitized("clean"), "racecheck": Sanitized(answer, "its first words")}
+    monkeypatch.setattr(sanitizer, "sanitize", lambda kernel, cubin, plan: reports)
+    args = [SMALL, "--launch", LAUNCH, "--candidate", candidate, "--sanitizer"]
+    code, out, _ = run(monkeypatch, capfd, *args)
+    assert code == expected
+    assert f"memcheck: clean\nracecheck: {answer}: its first words" in out
+    code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
+    assert code == expected
+    assert json.loads(out)["sanitizer"]["racecheck"]["answer"] == answer
+
+
+@pytest.mark.usefixtures("pretended")
+def test_without_the_sanitizer(monkeypatch: Any, capfd: Any) -> None:
+    def missing() -> str:
+        raise MissingPart("compute-sanitizer is not on the PATH")
+
+    monkeypatch.setattr(sanitizer, "find", missing)
+    code, out, err = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH, "--sanitizer")
+    assert (code, out) == (3, "") and len(err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_candidate_that_computes_something_else(
+    monkeypatch: Any, capfd: Any, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.cubin"
+    wrong.write_bytes(ORIGINAL + b"1")
+    args = [SMALL, "--launch", LAUNCH, "--candidate", wrong]
+    code, out, err = run(monkeypatch, capfd, *args)
+    assert (code, err) == (1, "")
+    assert out.startswith(f"{wrong}: does not compute what the original does: 3 words")
+    code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
+    assert code == 1 and json.loads(out)["fate"] == "wrong"
+
+
+@pytest.mark.usefixtures("pretended")
+def test_an_original_that_does_not_end(monkeypatch: Any, capfd: Any) -> None:
+    code, out, _ = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH, "--rounds", 3)
+    assert code == 1 and out.startswith(f"{SMALL}: does not end: no answer")
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_kernel_that_does_not_repeat_itself(monkeypatch: Any, capfd: Any, tmp_path: Path) -> None:
+    launch = tmp_path / "spec.toml"
+    launch.write_text("[trips]\n0 = 2\n")
+    code, out, err = run(monkeypatch, capfd, SMALL, "--launch", launch)
+    assert (code, out) == (2, "")
+    assert "transpose is not deterministic" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ([], "--launch"),
+        (["--launch", LAUNCH, "--rounds", 1], "2 or more"),
+        (["--launch", LAUNCH, "--candidate", "/nothing.cubin"], "/nothing.cubin"),
+        (["--launch", LAUNCH, "--seed", -1], "--seed is -1"),
+        (["--launch", LAUNCH, "--checks", 0], "--checks is 0"),
+        (["--launch", LAUNCH, "--timing", "sundial"], "give graph, events or cupti"),
+        (["--launch", LAUNCH, "--tolerance", "some"], "--tolerance is 'some'; give rtol"),
+        (["--launch", LAUNCH, "--tolerance", "0"], "--tolerance is '0'"),
+        (["--launch", LAUNCH, "--tolerance", "1e-3,nan"], "--tolerance is '1e-3,nan'"),
+        (["--launch", LAUNCH, "--tolerance", "1,2,3"], "--tolerance is '1,2,3'"),
+    ],
+)
+def test_bad_input_is_one_line(monkeypatch: Any, capfd: Any, args: list[Any], why: str) -> None:
+    code, out, err = run(monkeypatch, capfd, SMALL, *args)
+    assert (code, out) == (2, "") and why in err and len(err.splitlines()) == 1
+
+
+def test_without_a_gpu() -> None:
+    """Whatever machine this is: no device is visible, if there are bindings at all."""
+    done = nostall("bench", SMALL, "--launch", LAUNCH, CUDA_VISIBLE_DEVICES="-1")
+    line = refused(done, 3)
+    assert "GPU" in line or "nostall[gpu]" in line

@@ -1,0 +1,263 @@
+"""Races between plans of one kernel, with recorded times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.fusion.patterns import PATTERNS, layer_norm
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+import torch
+
+from nostall.core.errors import BadInput
+from nostall.fusion.codegen.autotune import autotuner
+from nostall.fusion.codegen.autotune import candidates as race
+from nostall.fusion.codegen.autotune.autotuner import CANDIDATES, HEATS, Racer, RaceRecord
+from nostall.fusion.codegen.autotune.candidates import (
+    HOPELESS,
+    candidates,
+    fastest,
+    favourites,
+    likeliest,
+    neighbours,
+)
+from nostall.fusion.codegen.cost import default_plan
+from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds, rank
+from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.runtime.stitched_graph import scheduled, stitch
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, Plans, Refused, plans
+from nostall.fusion.codegen.tiling.plan_variants import early, streamed
+from nostall.gpu.clock import RecordedClock, Run, Samples
+
+SLOW, FAST = [2.0, 2.02, 1.98] * 5, [1.0, 1.01, 0.99] * 5
+
+
+class Script(RecordedClock):
+    """Times of one comparison after the other: which of the runs is fast (none: -1)."""
+
+    def __init__(self, *fast: int) -> None:
+        super().__init__({})
+        self.left = list(fast)
+
+    def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+        fast = self.left.pop(0)
+        return [FAST if at == fast else SLOW for at in range(len(runs))]
+
+
+def of(name: str = "layer norm, two chunks") -> Schedule:
+    graph = PATTERNS[name]()
+    return scheduled(graph, graph.operators)
+
+
+def block(rows: int, warps: int) -> KernelPlan:
+    return KernelPlan("block", rows, (1024,), warps)
+
+
+LOOPED = KernelPlan("looped", 1, (1024,), 4)
+
+
+def test_the_best_of_every_scheme_and_the_best_of_all_take_part() -> None:
+    warp, split = KernelPlan("warp", 4, (1024,), 4), KernelPlan("split", 1, (256,), 1, 4)
+    times = {LOOPED: 1.4, split: 1.6, block(1, 4): 1.2, block(1, 8): 1.0, warp: 1.3}
+    assert favourites(times, 1) == (block(1, 8), warp, LOOPED)
+    assert favourites(times, 2) == (block(1, 8), block(1, 4), warp, LOOPED)
+    # What is hopeless does not take part, however few there are.
+    assert favourites(times, 9) == (block(1, 8), block(1, 4), warp, LOOPED)
+    assert favourites({LOOPED: 1.0}, 4) == (LOOPED,)
+
+
+def test_plans_that_differ_in_rows_or_in_warps_alone_all_take_part() -> None:
+    """One row in one warp and two rows in two were one kind to the race once."""
+    alike = {block(rows, rows * 2): 1.0 + rows / 100 for rows in (1, 2, 4, 8)}
+    assert favourites(alike, 3) == (block(1, 2), block(2, 4), block(4, 8))
+    # Plans that the model cannot tell apart: the one with the fewest rows comes first.
+    assert favourites(dict.fromkeys(reversed(alike), 1.0), 4) == tuple(alike)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_candidates_are_the_models_favourites(name: str) -> None:
+    kernel = of(name)
+    found = candidates(kernel, 4)
+    assert found[0] == first_choice(kernel)
+    assert len(set(found)) == len(found)
+    ranked = sorted(plans(kernel).legal, key=lambda plan: rank(kernel, plan))
+    most = HOPELESS * modelled_seconds(kernel, ranked[0])
+    ranked = [plan for plan in ranked if modelled_seconds(kernel, plan) <= most]
+    assert {plan.scheme for plan in found} == {plan.scheme for plan in ranked}
+    assert set(ranked[:4]) <= {plan for plan in found if not plan.early} <= set(ranked)
+    assert len(candidates(kernel, 1)) == len({plan.scheme for plan in found})
+
+
+def test_the_first_ones_race_with_what_rows_share_read_early_too() -> None:
+    some = of("layer norm")
+    every = candidates(some, 8)
+    held = [plan for plan in every if plan.scheme in ("warp", "block") and not plan.early]
+    assert every[-4:] == tuple(early(some, plan) for plan in held[:4])
+    assert len([plan for plan in candidates(some, 5) if plan.early]) == 1
+    assert not [plan for plan in candidates(some, 4) if plan.early]
+
+
+def test_a_kernel_without_plans_has_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = Plans((), (Refused(LOOPED, "too wide"),))
+    for module in (race, default_plan):
+        monkeypatch.setattr(module, "plans", lambda of: none)
+    with pytest.raises(BadInput, match="too wide"):
+        candidates(of(), 4)
+
+
+def test_a_plan_has_to_be_beyond_the_null() -> None:
+    between = [1.5, 1.51, 1.49] * 5
+    assert fastest([SLOW, between, FAST, SLOW], "measured") == 2
+    assert fastest([FAST, SLOW, FAST, FAST], "measured") == 0
+    # The first choice beside itself is as much faster as the other one.
+    assert fastest([SLOW, FAST, FAST], "measured") == 0
+
+
+def test_what_many_candidates_leave_open_is_looked_at_again() -> None:
+    """Ten plans of a softmax's gradient shared the time; what was 0.4 % faster was not taken."""
+    noisy = [1.0, 1.02, 0.98, 1.01, 0.99] * 2
+    a_little = [x / 1.004 for x in reversed(noisy)]
+    assert fastest([noisy, noisy, a_little, noisy], "measured") == 0
+    assert likeliest([noisy, SLOW[:10], a_little, noisy]) == 2
+    assert likeliest([noisy, [x / 1.0005 for x in noisy], noisy]) == 0, "not worth the time"
+    assert likeliest([noisy, [x / 1.01 for x in noisy], [x / 1.02 for x in noisy]]) == 0, "noise"
+
+
+def test_a_likely_winner_that_is_not_confirmed_does_not_run(tmp_path: Path) -> None:
+    racer = Racer(Script(1, -1), folder=tmp_path)
+    every = candidates(of(), CANDIDATES)
+    assert racer.between(of(), every) == every[0]
+    (record,) = racer.told
+    assert record.winner == 0 and len(record.again) == 3
+
+
+def test_the_winner_is_confirmed_kept_and_not_measured_again(tmp_path: Path) -> None:
+    clock = Script(1, 1)
+    plan = Racer(clock, folder=tmp_path)(of())
+    assert plan == candidates(of(), CANDIDATES)[1]
+    assert clock.left == []
+    later = Racer(Script(), folder=tmp_path)
+    assert later(of()) == plan
+    (record,) = later.told
+    assert record.winner == 1
+    assert record.again == (tuple(SLOW), tuple(FAST), tuple(SLOW))
+
+
+def test_neighbours_differ_in_one_respect_and_are_legal() -> None:
+    some = of("layer norm")
+    every = plans(some).legal
+    plan = next(p for p in every if p.scheme == "block" and p.rows == 2 and p.num_warps == 4)
+    found = neighbours(some, plan)
+    assert plan not in found and set(found) - set(every) == {early(some, plan)}
+    same = {(p.rows, p.num_warps) for p in found if p.chunks == plan.chunks and not p.early}
+    assert same == {(1, 4), (4, 4), (2, 2), (2, 8)}
+    assert {(p.rows, p.num_warps) for p in found if p.chunks != plan.chunks} <= {(2, 4)}
+    # Who is a neighbour's neighbour is known to it.
+    assert all(plan in neighbours(some, other) for other in found)
+
+
+def test_a_row_in_chunks_meets_itself_in_one_early_and_not() -> None:
+    """It may be worth something only where it is early: no thread waits for a second load."""
+    graph = layer_norm((64, 3000), "float16")
+    some = scheduled(graph, graph.operators)
+    near = neighbours(some, KernelPlan("block", 1, (1024,) * 3, 4))
+    wides = (KernelPlan("block", 1, (4096,), warps) for warps in (16, 8))
+    every = [replace(wide, early=early) for wide in wides for early in (False, True)]
+    assert [plan for plan in near if 4096 in plan.chunks] == every
+    twin = neighbours(some, KernelPlan("block", 1, (1024,) * 3, 4, early=True))
+    assert [plan for plan in twin if 4096 in plan.chunks] == every
+
+
+def test_large_outputs_meet_themselves_streamed() -> None:
+    graph = layer_norm((16384, 2048), "float16")
+    some = scheduled(graph, graph.operators)
+    plan = KernelPlan("block", 1, (2048,), 4)
+    assert [p for p in neighbours(some, plan) if p.streamed] == [streamed(some, plan)]
+    back = neighbours(some, replace(plan, streamed=True))
+    assert [p for p in back if not p.streamed] == [plan]
+    assert not [p for p in candidates(some, CANDIDATES) if p.streamed]
+
+
+def test_parts_turns_and_copies_ahead_have_neighbours_too() -> None:
+    graph = layer_norm((64, 12288), "float16")
+    wide, sums = scheduled(graph, graph.operators), of("norm backward")
+    long = layer_norm((8, 65536), "float16")
+    rows = scheduled(long, long.operators)
+    (split,) = [p for p in plans(rows).legal if str(p) == "split 1x1024, 4 warps, 16 parts"]
+    assert {p.parts for p in neighbours(rows, split)} == {4, 16, 64}
+    (shared,) = [p for p in plans(wide).legal if str(p) == "shared 1x2048, 8 warps"]
+    near = set(map(str, neighbours(wide, shared)))
+    assert {"shared 1x2048, 8 warps, copied ahead", "shared 1x2048, 4 warps"} <= near
+    assert not any("demoted" in plan or "split" in plan for plan in near)
+    for plan in plans(sums).legal:
+        assert all(other.scheme == "column" for other in neighbours(sums, plan))
+
+
+def test_a_winner_meets_its_neighbours_until_none_is_faster(tmp_path: Path) -> None:
+    some = of("layer norm")
+    first = candidates(some, 4)
+    winner = first[1]
+    near = [plan for plan in neighbours(some, winner) if plan not in first]
+    # The second candidate wins, then its last neighbour, which nobody beats.
+    clock = Script(1, 1, len(near), 1, -1)
+    racer = Racer(clock, most=4, folder=tmp_path)
+    assert racer(some) == near[-1]
+    heats = [record.plans for record in racer.told]
+    assert heats[0] == tuple(map(str, first))
+    assert heats[1] == tuple(map(str, (winner, *near)))
+    assert len(heats) <= HEATS and heats[-1][0] == str(near[-1])
+    again = Racer(Script(), most=4, folder=tmp_path)
+    assert again(some) == near[-1]
+
+
+@pytest.mark.parametrize("clock", [Script(-1), Script(1, -1)])
+def test_without_a_gain_that_lasts_the_modelled_choice_runs(clock: Script, tmp_path: Path) -> None:
+    racer = Racer(clock, folder=tmp_path)
+    assert racer(of()) == first_choice(of())
+    assert racer.told[0].winner == 0
+    assert clock.left == []
+
+
+def test_other_kernels_and_other_gpus_are_other_races(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Script(1, 1, *[-1] * 9)
+    left = [len(clock.left)]
+    for kernel in (of(), of("masked softmax"), of()):
+        Racer(clock, folder=tmp_path)(kernel)
+        left.append(len(clock.left))
+    assert left[0] > left[1] > left[2] == left[3]
+    monkeypatch.setattr(autotuner, "_device_name", lambda: "another")
+    assert Racer(clock, folder=tmp_path)(of()) == first_choice(of())
+    assert len(clock.left) < left[3]
+
+
+def test_a_failing_race_leaves_the_modelled_choice_and_says_why(tmp_path: Path) -> None:
+    racer = Racer(RecordedClock({"*": [SLOW]}), folder=tmp_path)
+    assert racer(of()) == first_choice(of())
+    assert racer.told[0].failure is not None
+    assert "no samples" in racer.told[0].failure
+
+
+def test_a_damaged_record_is_measured_again(tmp_path: Path) -> None:
+    Racer(Script(1, 1), folder=tmp_path)(of())
+    (file,) = (tmp_path / "races").iterdir()
+    assert RaceRecord.model_validate_json(file.read_bytes()).winner == 1
+    file.write_text(file.read_text()[:40])
+    assert Racer(Script(-1), folder=tmp_path)(of()) == first_choice(of())
+
+
+def test_a_race_is_a_choice_of_plans_and_draws_nothing(tmp_path: Path) -> None:
+    graph = PATTERNS["masked softmax"]()
+    state = torch.get_rng_state()
+    whole = stitch(graph, choice=Racer(Script(1, 1), folder=tmp_path), folder=tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    (step,) = whole.steps
+    assert not isinstance(step, int)
+    assert step.program.plan == candidates(of("masked softmax"), CANDIDATES)[1]

@@ -1,0 +1,400 @@
+"""Stitched kernels compiled for sm_90 on a machine without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nostall.core.launch import Buffer
+from nostall.fusion import Builder
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import generate, scheduled
+from nostall.fusion.codegen.runtime.launch_specs import launch_specs
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.graph.graph import Graph
+from nostall.sass import Program as SassProgram
+from nostall.sass import validate
+from nostall.tuning.source import compile_triton
+from tests.unit.fusion.codegen import oldest_triton
+from tests.unit.fusion.codegen.sm90_code import opcodes, opcodes_of
+from tests.unit.fusion.patterns import DYNAMIC, PACKED, attention_backward, norm_backward
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+FROM_LIBDEVICE = ("tanh", "expm1", "log1p", "round", "trunc")
+
+
+def by_each_triton(program: Program, folder: Path) -> list[list[str]]:
+    """The instructions of a kernel by the installed Triton and, where it is there, the oldest."""
+    found = [opcodes(program, folder)]
+    if oldest_triton.OLDEST.is_dir():
+        ((cubin, _),) = oldest_triton.compiled(program, folder)
+        found.append(opcodes_of(cubin))
+    return found
+
+
+def _everything() -> Graph:
+    """An operator of every kind that has a template of its own."""
+    build = Builder()
+    x, y = build.input((8, 64)), build.input((8, 64))
+    value = build("add", x, y)
+    for op in (*FROM_LIBDEVICE, "erf", "sin", "sigmoid", "rsqrt", "relu", "sign"):
+        value = build("add", value, build(op, x))
+    value = build("add", value, build("pow", x, y))
+    value = build("add", value, build("remainder", x, y))
+    told = build("logical_and", build("isnan", value), build("lt", x, y))
+    kept = build("where", told, value, build.constant(0.0))
+    return build.graph(
+        build("any", told, dims=(1,), keepdim=False),
+        build("prod", kept, dims=(1,), keepdim=False),
+        build("amin", kept, dims=(1,), keepdim=True),
+        build("cast", kept, dtype="bfloat16"),
+    )
+
+
+CASES = {
+    "column": (norm_backward((64, 768), "bfloat16"), KernelPlan("column", 1, (512, 256), 8, 16)),
+    "dots": (attention_backward((8, 4, 24, 32), "bfloat16"), KernelPlan("matrix", 1, (1024,), 4)),
+    "everything": (_everything(), KernelPlan("warp", 4, (64,), 4)),
+}
+
+
+def _program(name: str) -> Program:
+    graph, plan = CASES[name]
+    return emit(scheduled(graph, graph.operators), plan)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile_and_their_code_is_safe(name: str, tmp_path: Path) -> None:
+    program = _program(name)
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    for kernel, launch in launch_specs(program).items():
+        source = compile_triton(path, kernel, launch, "sm_90")
+        verdict = validate(source.cubin)
+        assert verdict.safe, verdict.findings[:3]
+
+
+@pytest.mark.parametrize("make", [PACKED["dynamic"], DYNAMIC["dropout"]])
+def test_packs_and_random_numbers_compile(make: Callable[[], Graph], tmp_path: Path) -> None:
+    graph = make()
+    program = generate(graph, graph.operators)
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    kernel = SassProgram.from_cubin(compile_triton(path, name, launch, "sm_90").cubin).kernel()
+    assert kernel.name == name
+
+
+def _softmax_dropout(words: int) -> Graph:
+    build = Builder()
+    x = build("cast", build.input((64, 2048), "float16"), dtype="float32")
+    powers = build("exp", build("sub", x, build("amax", x, dims=(1,), keepdim=True)))
+    shares = build("div", powers, build("sum", powers, dims=(1,), keepdim=True))
+    seed = build.input((1,), "int64")
+    drawn = build("random", seed, shape=(64, 2048), dtype="float32", words=words)
+    shares = build("cast", shares, dtype="float16")
+    kept = build("mul", build("gt", drawn, build.constant(0.1)), shares)
+    scaled = build("mul", kept, build.constant(1 / 0.9))
+    return build.graph(build("cast", scaled, dtype="float16"))
+
+
+@pytest.mark.parametrize(
+    "plan", [KernelPlan("block", 1, (2048,), 4), KernelPlan("block", 2, (2048,), 4)]
+)
+def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
+    """In code for sm_90: 20 wide products for each four elements, or eight, and no layout is
+    changed."""
+    found = {}
+    for words in (1, 4, 8):
+        graph = _softmax_dropout(words)
+        program = emit(scheduled(graph, graph.operators), plan)
+        path = tmp_path / f"kernels_{words}.py"
+        path.write_text(program.source)
+        ((name, launch),) = launch_specs(program).items()
+        cubin = compile_triton(path, name, launch, "sm_90").cubin
+        found[words] = opcodes_of(cubin)
+    wide = {
+        words: sum(code.startswith(("IMAD.WIDE", "IMAD.HI")) for code in codes)
+        for words, codes in found.items()
+    }
+    elements = plan.rows * 2048 // (32 * plan.num_warps)
+    assert wide[1] >= 16 * elements
+    assert wide[4] <= 20 * elements / 4 <= wide[1] / 3
+    assert wide[8] <= 20 * elements / 8
+    assert len(found[8]) < len(found[4]) - 5 * elements < len(found[1]) / 2
+    shared = [sum(code.startswith(("STS", "LDS")) for code in codes) for codes in found.values()]
+    assert shared[0] == shared[1] == shared[2]
+
+
+def test_softmax_and_dropout_take_few_instructions(tmp_path: Path) -> None:
+    """For each element.  With words of 32 bits and two products by what is kept they were 28.3."""
+    graph, plan = _softmax_dropout(8), KernelPlan("block", 1, (2048,), 2)
+    program = emit(scheduled(graph, graph.operators), plan)
+    elements = 2048 / (32 * plan.num_warps)
+    for codes in by_each_triton(program, tmp_path):
+        assert sum(not code.startswith("NOP") for code in codes) <= 21.7 * elements
+        # No number is made of random bits; exp, the share and what is kept are a product each.
+        assert not any(code.startswith("I2F") for code in codes)
+        assert sum(code == "FMUL" for code in codes) <= 3.2 * elements
+
+
+def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
+    """For every number of rows: the mask ends at a multiple of the row, and the text says so."""
+    graph = DYNAMIC["bias and gelu"]()
+    of = scheduled(graph, graph.operators)
+    program = emit(of, KernelPlan("thread", 1, (512,), 2))
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    cubin = compile_triton(path, name, launch, "sm_90").cubin
+    loads = {
+        i.opcode
+        for i in SassProgram.from_cubin(cubin).kernel().instructions
+        if i.opcode.startswith("LDG")
+    }
+    assert any(".128" in opcode for opcode in loads), loads
+
+
+def _odd_rows(columns: int) -> Graph:
+    """A layer norm whose result is multiplied with another input, fp16."""
+    build = Builder()
+    x, other = (build.input((64, columns), "float16") for _ in range(2))
+    weight = build.input((columns,), "float16")
+    mean = build("mul", build("sum", x, dims=(1,), keepdim=True), build.constant(1 / columns))
+    centred = build("sub", x, mean)
+    square = build("sum", build("square", centred), dims=(1,), keepdim=True)
+    normed = build("mul", build("mul", centred, build("rsqrt", square)), weight)
+    return build.graph(build("cast", build("mul", normed, other), dtype="float16"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "chunks", "warps", "access"),
+    [(5000, (1024,) * 5, 4, "128"), (768, (256,) * 3, 1, "128"), (2500, (512,) * 5, 4, "64")],
+)
+def test_odd_rows_are_read_as_widely_as_they_are_aligned_and_stay_in_their_threads(
+    columns: int, chunks: tuple[int, ...], warps: int, access: str, tmp_path: Path
+) -> None:
+    graph = _odd_rows(columns)
+    scheme = "warp" if warps == 1 else "block"
+    program = emit(
+        scheduled(graph, graph.operators),
+        KernelPlan(scheme, 1, chunks, warps),  # type: ignore[arg-type]
+    )
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    cubin = compile_triton(path, name, launch, "sm_90").cubin
+    codes = opcodes_of(cubin)
+    of_memory = {code for code in codes if code.startswith(("LDG", "STG"))}
+    assert of_memory == {f"LDG.E.{access}", f"STG.E.{access}"}
+    # No layout is changed: shared memory holds what warps tell each other, a number for each.
+    assert not {code for code in codes if code.startswith(("STS.", "LDS.", "LDSM"))}
+    barriers = [at for at, code in enumerate(codes) if code.startswith("BAR")]
+    assert len(barriers) <= (3 if warps > 1 else 0)
+    # Both inputs with rows are asked for before warps meet.
+    if barriers:
+        before = [code for code in codes[: barriers[0]] if code.startswith("LDG")]
+        assert len(before) >= 2 * len(chunks)
+
+
+MOST_OF_AN_ELEMENT = {"erf": 17.5, "tanh": 11.5, "sigmoid": 4}
+"""libdevice's erf takes 28 and its tanh 17, with branches; by Triton 3.6 22."""
+
+
+def test_functions_have_no_branches_and_few_instructions(tmp_path: Path) -> None:
+    build = Builder()
+    x = build.input((8, 8192), "float32")
+    counts = {}
+    for op in ("neg", *MOST_OF_AN_ELEMENT):
+        graph = build.graph(build(op, x))
+        program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (4096,), 8))
+        codes = opcodes(program, tmp_path)
+        counts[op] = sum(not code.startswith("NOP") for code in codes)
+        # One for a store that is masked, one behind the end; none for the 16 elements.
+        assert sum(code.startswith("BRA") for code in codes) <= 2
+    each = {op: (counts[op] - counts["neg"]) / 16 for op in MOST_OF_AN_ELEMENT}
+    assert {op: most for op, most in MOST_OF_AN_ELEMENT.items() if each[op] > most} == {}, each
+
+
+def _gelu_times(op: str) -> Graph:
+    """GELU as PyTorch takes it apart, by tanh or erf, times another input, fp16."""
+    build = Builder()
+    given, other = build.input((64, 4096), "float16"), build.input((64, 4096), "float16")
+    x = build("cast", given, dtype="float32")
+    if op == "tanh":
+        cubic = build("mul", build("mul", build("mul", x, x), x), build.constant(0.044715))
+        inner = build("mul", build("add", x, cubic), build.constant(0.7978845608028654))
+    else:
+        inner = build("mul", x, build.constant(0.7071067811865476))
+    half = build("mul", x, build.constant(0.5))
+    gelu = build("mul", half, build("add", build(op, inner), build.constant(1)))
+    return build.graph(build("mul", build("cast", gelu, dtype="float16"), other))
+
+
+@pytest.mark.parametrize(("op", "each"), [("tanh", 17), ("erf", 21)])
+def test_gelu_takes_half_of_the_time_that_memory_takes(
+    op: str, each: float, tmp_path: Path
+) -> None:
+    """An H200 has time for 42 instructions while it copies the 6 bytes of an element."""
+    graph = _gelu_times(op)
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4))
+    for codes in by_each_triton(program, tmp_path):
+        assert len(codes) <= 8 * each
+        assert sum(code == "MUFU.EX2" for code in codes) == 8
+        assert sum(code == "MUFU.RCP" for code in codes) == 8
+
+
+def _less_than_0_or_0(case: str) -> Graph:
+    """Numbers of which LLVM sees that they are -1 or 0, in bf16."""
+    build = Builder()
+    x = build.input((64, 512), "bfloat16")
+    if case == "sign":
+        return build.graph(build("sign", x))
+    mask = build("gt", x, build.constant(0.0))
+    dtype = "int64" if case == "a mask less 1, long" else "int32"
+    number = build("cast", mask, dtype=dtype)
+    if case == "neg":
+        number = build("neg", number)
+    else:
+        number = build("sub", number, build.constant(1, dtype))
+    return build.graph(build("cast", number, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("case", ["sign", "neg", "a mask less 1", "a mask less 1, long"])
+def test_minus_1_stays_minus_1_in_pairs_of_bf16(case: str, tmp_path: Path) -> None:
+    """LLVM of Triton 3.6 makes 1 of it where it converts a pair of bools to signed bf16."""
+    graph = _less_than_0_or_0(case)
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (512,), 4))
+    for codes in by_each_triton(program, tmp_path):
+        assert "LDG.E.64" in codes  # pairs
+        assert not any(code.startswith("I2F.BF16") for code in codes)
+
+
+def test_the_oldest_triton_compiles_them_too(tmp_path: Path) -> None:
+    assert oldest_triton.shared_bytes(_program("everything"), tmp_path) >= 0
+
+
+def test_row_values_of_partial_results_are_in_every_thread(tmp_path: Path) -> None:
+    """Triton 3.6 would lay them out anew by 1,024 stores to shared memory for each warp."""
+    from tests.unit.fusion.codegen.online_rows import lse_and_softmax
+
+    graph = lse_and_softmax((64, 131072), "float16")
+    program = emit(scheduled(graph, graph.operators), KernelPlan("split", 1, (4096,), 16, parts=16))
+    *_, (last, _) = oldest_triton.compiled(program, tmp_path)
+    codes = opcodes_of(last)
+    assert not any(code.startswith(("STS", "BAR")) for code in codes)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float8_e4m3fn", "e4m3"), ("float8_e5m2", "e5m2")])
+def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) -> None:
+    """The conversion ends at the largest finite number, infinity included: NaN (e4m3) is put in
+    before it, infinity (e5m2) behind it, as a byte."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    build = Builder()
+    graph = build.graph(build("cast", build.input((8, 64)), dtype=dtype))
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    (function,) = imported(path, program)
+    types = {"p0": "*fp32", "p1": {"e4m3": "*fp8e4nv", "e5m2": "*fp8e5"}[kind], "count": "i32"}
+    source = ASTSource(function, signature=types, constexprs={})
+    options = {"enable_fp_fusion": True}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    converted = rf"cvt\.rn\.satfinite\.{kind}x2\.f32\s+(%rs\d+), %r\d+, (%r\d+);"
+    results, operands = zip(*re.findall(converted, ptx), strict=True)
+    if kind == "e4m3":
+        chosen = re.findall(r"selp\.b32\s+(%r\d+), 2143289344, ", ptx)  # NaN
+        assert chosen == list(operands)
+    else:
+        below = re.findall(r"selp\.b16\s+(%rs\d+), -4, (%rs\d+), ", ptx)
+        above = re.findall(r"selp\.b16\s+%rs\d+, 124, (%rs\d+), ", ptx)
+        assert [byte for _, byte in below] == list(results)
+        assert [name for name, _ in below] == above
+
+
+def imported(path: Path, program: Program) -> list[object]:
+    spec = importlib.util.spec_from_file_location("kernels_to_compile", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [getattr(module, launch.name) for launch in program.launches]
+
+
+def test_launches_know_fp8_and_int16(tmp_path: Path) -> None:
+    build = Builder()
+    x, y = build.input((8, 64), dtype="float8_e5m2"), build.input((8, 64), dtype="int16")
+    both = build("mul", build("cast", x, dtype="float32"), build("cast", y, dtype="float32"))
+    graph = build.graph(build("cast", both, dtype="float8_e4m3fn"))
+    program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    dtypes = [argument.dtype for argument in launch.args if isinstance(argument, Buffer)]
+    assert dtypes == ["f8e5m2", "i16", "f8e4m3"]
+    assert compile_triton(path, name, launch, "sm_90").kernel == name
+
+
+def _softmax_of_a_product(columns: int) -> Graph:
+    build = Builder()
+    x = build("mul", build.input((64, columns)), build.input((columns,)))
+    highest = build("amax", x, dims=(1,), keepdim=True)
+    powers = build("exp", build("sub", x, highest))
+    return build.graph(build("div", powers, build("sum", powers, dims=(1,), keepdim=True)))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        KernelPlan("block", 1, (4096,), 8),
+        KernelPlan("looped", 1, (1024,), 4),
+        KernelPlan("split", 1, (1024,), 4, 4),
+    ],
+    ids=str,
+)
+def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_path: Path) -> None:
+    """As an FMA it is the product less its own rounding: 1e30 for 1e37, and exp of that."""
+    graph = _softmax_of_a_product(4096)
+    program = emit(scheduled(graph, graph.operators), plan)
+    fused = []
+    as_it_was = re.sub(r"libdevice\.sub_rn\(([^,()]+), ([^,()]+)\)", r"(\1 - \2)", program.source)
+    assert as_it_was != program.source
+    for name, source in (("apart", program.source), ("fused", as_it_was)):
+        path = tmp_path / f"{name}.py"
+        path.write_text(source)
+        codes = [
+            instruction.opcode
+            for kernel, launch in launch_specs(program).items()
+            for instruction in SassProgram.from_cubin(
+                compile_triton(path, kernel, launch, "sm_90").cubin
+            )
+            .kernel()
+            .instructions
+        ]
+        fused.append(sum(code.startswith("FFMA") for code in codes))
+    assert fused[0] < fused[1]
+    each = plan.chunks[0] // (32 * plan.num_warps)
+    assert fused[1] - fused[0] >= each, fused
+
+
+def test_large_outputs_are_stored_to_leave_l2_first(tmp_path: Path) -> None:
+    build = Builder()
+    graph = build.graph(build("exp", build.input((16384, 2048), "float16")))
+    of, plan = scheduled(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4)
+    for streamed in (False, True):
+        program = emit(of, replace(plan, streamed=streamed))
+        for codes in by_each_triton(program, tmp_path):
+            stores = [code for code in codes if code.startswith("STG.")]
+            assert stores and {".EF" in code for code in stores} == {streamed}
+            waits = [at for at, code in enumerate(codes) if code.startswith("BAR.SYNC")]
+            assert len(waits) == streamed and all(at < codes.index(stores[0]) for at in waits)

@@ -1,0 +1,201 @@
+"""Kernels that begin while the one before ends: they wait before they touch memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import generate, scheduled
+from nostall.fusion.codegen.runtime.kernel import options
+from nostall.fusion.codegen.runtime.launch_specs import launch_specs
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.graph.graph import Graph
+from nostall.tuning.source import compile_triton
+from nostall.tuning.triton_target import told
+from tests.unit.fusion.codegen import oldest_triton
+from tests.unit.fusion.codegen.sm90_code import opcodes_of
+from tests.unit.fusion.patterns import (
+    PACKED,
+    attention_backward,
+    bias_gelu,
+    layer_norm,
+    masked_softmax,
+    norm_backward,
+    pooling,
+)
+
+triton = pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+WAIT, TRIGGER = "ACQBULK", "PREEXIT"
+MEMORY = ("LD", "ST", "ATOM", "RED", "UTMA", "UBLK", "CCTL")
+CONSTANTS = ("LDC",)
+"""Loads of what a kernel was launched with."""
+
+PLANS: dict[str, tuple[Graph, KernelPlan]] = {
+    "thread": (bias_gelu((64, 3000), "bfloat16"), KernelPlan("thread", 1, (1024,), 4)),
+    "early thread": (
+        bias_gelu((64, 3000), "bfloat16"),
+        KernelPlan("thread", 1, (1024,), 4, early=True),
+    ),
+    "early block": (
+        masked_softmax((8, 1, 8, 3000), "float16"),
+        KernelPlan("block", 1, (1024,) * 3, 4, early=True),
+    ),
+    "block": (layer_norm((64, 5000), "float16"), KernelPlan("block", 1, (1024,) * 5, 8)),
+    "warp": (layer_norm((64, 768), "float16"), KernelPlan("warp", 1, (256,) * 3, 1)),
+    "split": (layer_norm((8, 65536), "float16"), KernelPlan("split", 1, (1024,), 4, 16)),
+    "looped": (layer_norm((64, 5000), "float16"), KernelPlan("looped", 1, (2048,), 8)),
+    "copied ahead": (
+        layer_norm((64, 12288), "float16"),
+        KernelPlan("shared", 1, (4096,), 16, ahead=True),
+    ),
+    "two stages": (
+        norm_backward((64, 768), "bfloat16"),
+        KernelPlan("column", 1, (512, 256), 8, 16),
+    ),
+    "dots": (attention_backward((8, 4, 24, 32), "bfloat16"), KernelPlan("matrix", 1, (1024,), 4)),
+    "by turns": (pooling((64, 100, 64), "float16"), KernelPlan("turned", 1, (512,), 1)),
+}
+
+
+def program_of(name: str) -> Program:
+    if name == "packed":
+        graph = PACKED["three"]()
+        return generate(graph, graph.operators)
+    graph, plan = PLANS[name]
+    return emit(scheduled(graph, graph.operators), plan)
+
+
+def cubins(program: Program, folder: Path, arch: str) -> Iterator[bytes]:
+    path = folder / "kernels.py"
+    path.write_text(program.source)
+    for name, launch in launch_specs(program).items():
+        yield compile_triton(path, name, launch, arch).cubin
+
+
+def early(codes: list[str]) -> list[str]:
+    """What touches memory before the wait; all that does where nothing waits."""
+    before = codes[: codes.index(WAIT)] if WAIT in codes else codes
+    return [code for code in before if code.startswith(MEMORY) and not code.startswith(CONSTANTS)]
+
+
+@pytest.mark.parametrize("name", [*PLANS, "packed"])
+def test_nothing_is_touched_before_the_kernel_before_has_ended(name: str, tmp_path: Path) -> None:
+    program = program_of(name)
+    assert all(launch.follows for launch in program.launches)
+    found = [opcodes_of(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
+    if oldest_triton.OLDEST.is_dir():
+        found += [opcodes_of(cubin) for cubin, _ in oldest_triton.compiled(program, tmp_path)]
+    for codes in found:
+        assert early(codes) == []
+        # Whoever begins early may count on all that ended before the kernel in front of it began.
+        assert codes.index(TRIGGER) > codes.index(WAIT)
+
+
+@pytest.mark.parametrize("name", ["early thread", "early block"])
+def test_everything_early_has_been_read_when_the_next_kernel_may_begin(
+    name: str, tmp_path: Path
+) -> None:
+    program = program_of(name)
+    found = [opcodes_of(cubin) for cubin in cubins(program, tmp_path, "sm_90")]
+    if oldest_triton.OLDEST.is_dir():
+        found += [opcodes_of(cubin) for cubin, _ in oldest_triton.compiled(program, tmp_path)]
+    for codes in found:
+        reads = [at for at, code in enumerate(codes) if code.startswith("LDG")]
+        assert len(reads) >= 2 and reads[-1] < codes.index(TRIGGER)
+
+
+def test_a_wait_that_comes_late_or_never_is_seen(tmp_path: Path) -> None:
+    program = program_of("thread")
+    call, end = "    _follow()\n", "    tl.store("
+    assert program.source.count(call) == 1
+    without = program.source.replace(call, "")
+    for source in (without, without.replace(end, call + end)):
+        (cubin,) = cubins(replace(program, source=source), tmp_path, "sm_90")
+        assert early(opcodes_of(cubin))
+
+
+def test_gpus_that_cannot_are_not_asked_to(tmp_path: Path) -> None:
+    (cubin,) = cubins(program_of("thread"), tmp_path, "sm_80")
+    assert not {WAIT, TRIGGER} & set(opcodes_of(cubin))
+
+
+class Driver:
+    """What Triton asks for the GPU that is there."""
+
+    def __init__(self, backend: str, arch: int | str) -> None:
+        self.target = triton.backends.compiler.GPUTarget(backend, arch, 32)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "early"),
+    [("cuda", 80, False), ("cuda", 90, True), ("cuda", 100, True), ("hip", "gfx942", False)],
+)
+def test_only_a_kernel_that_waits_is_launched_early(
+    backend: str, arch: int | str, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(backend, arch))
+    (launch,) = program_of("thread").launches
+    assert options(launch).get("launch_pdl", False) is early
+    assert "launch_pdl" not in options(replace(launch, follows=False))
+    assert options(launch)["num_warps"] == launch.num_warps
+
+
+def test_a_compiler_for_another_gpu_leaves_triton_with_the_one_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Driver("cuda", 80)
+    monkeypatch.setattr(triton.runtime.driver, "_active", here)
+    (cubin,) = cubins(program_of("thread"), tmp_path, "sm_90")
+    assert WAIT in opcodes_of(cubin)
+    assert triton.runtime.driver.active is here
+
+
+def test_who_compiles_at_once_takes_turns_and_the_gpu_can_still_be_asked() -> None:
+    class Config:
+        """``triton.runtime.driver`` on a machine with a GPU."""
+
+        def __init__(self) -> None:
+            self._active: Any = Driver("cuda", 80)
+            self._active.utils = "the GPU's"
+
+        @property
+        def active(self) -> Any:
+            return self._active
+
+        def set_active(self, driver: Any) -> None:
+            self._active = driver
+
+    config, heard = Config(), []
+    here = config.active
+    inside, leave = threading.Event(), threading.Event()
+
+    def compile_for(arch: int, *, first: bool) -> None:
+        with told(config, triton.backends.compiler.GPUTarget("cuda", arch, 32)):
+            inside.set()
+            if first:
+                leave.wait(10)
+            heard.append((config.active.get_current_target().arch, config.active.utils))
+
+    one = threading.Thread(target=compile_for, args=(90,), kwargs={"first": True})
+    one.start()
+    assert inside.wait(10)
+    other = threading.Thread(target=compile_for, args=(100,), kwargs={"first": False})
+    other.start()
+    other.join(0.2)  # it has to wait
+    leave.set()
+    one.join(10)
+    other.join(10)
+    assert heard == [(90, "the GPU's"), (100, "the GPU's")]
+    assert config.active is here

@@ -1,0 +1,104 @@
+"""What operators cost in code for sm_90: instructions of kernels, compiled without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nostall.fusion import Builder
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.tiling.async_copies import STAGES, bytes_ahead
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.graph.graph import Graph
+from tests.unit.fusion.codegen import oldest_triton
+from tests.unit.fusion.codegen.online_rows import cross_entropy
+from tests.unit.fusion.codegen.sm90_code import opcodes
+from tests.unit.fusion.patterns import attention_backward, norm_backward, weighed_history
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+
+def written(graph: Graph, plan: KernelPlan) -> Program:
+    return emit(scheduled(graph, graph.operators), plan)
+
+
+def count(codes: list[str], *starts: str) -> int:
+    return sum(code.startswith(starts) for code in codes)
+
+
+def test_exp_of_a_softmax_is_a_product_and_one_more(tmp_path: Path) -> None:
+    build = Builder()
+    x = build.input((64, 2048))
+    powers = build("exp", build("sub", x, build("amax", x, dims=(1,), keepdim=True)))
+    total = build("sum", powers, dims=(1,), keepdim=True)
+    graph = build.graph(build("div", powers, total))
+    codes = opcodes(written(graph, KernelPlan("block", 1, (2048,), 4)), tmp_path)
+    elements = 2048 // (32 * 4)
+    assert count(codes, "MUFU.EX2") == elements
+    # One before each exp, one behind for the division, and a few of the row's.
+    assert 2 * elements <= count(codes, "FMUL") < 2.5 * elements
+    # exp with subnormals asks for each number whether it would be one.
+    assert count(codes, "FSETP") < elements / 2
+
+
+@pytest.mark.parametrize("scheme", ["shared", "block"])
+def test_a_counter_is_compared_in_32_bits(scheme: str, tmp_path: Path) -> None:
+    graph = cross_entropy((64, 8000), "float16")
+    plans = {
+        "shared": KernelPlan("shared", 1, (2048,), 8),
+        "block": KernelPlan("block", 1, (8192,), 8),
+    }
+    codes = opcodes(written(graph, plans[scheme]), tmp_path)
+    elements = plans[scheme].chunks[0] // (32 * 8)
+    # Of 64 bits each comparison would be two instructions, the second with .EX.
+    assert count(codes, "ISETP.NE", "ISETP.EQ") >= elements
+    assert not [c for c in codes if c.startswith(("ISETP.NE", "ISETP.EQ")) and c.endswith(".EX")]
+
+
+def test_rows_of_the_next_turns_are_copied(tmp_path: Path) -> None:
+    graph = norm_backward((64, 16, 4096), "float16")
+    plan = KernelPlan("column", 1, (4096,), 8, 16, ahead=True)
+    program = written(graph, plan)
+    codes = opcodes(program, tmp_path)
+    # Two inputs of 4096 columns, 8 elements in each copy of a thread.
+    assert count(codes, "LDGSTS") >= STAGES * 2 * 4096 // (32 * 8 * 8)
+    # What is left are the weights, which are read once.
+    assert count(codes, "LDG.") <= 4096 // (32 * 8 * 8)
+    for _, shared in oldest_triton.compiled(program, tmp_path)[:1]:
+        assert shared >= bytes_ahead(scheduled(graph, graph.operators), 4096)
+
+
+@pytest.mark.parametrize(("width", "once"), [(128, True), (48, False)])
+def test_what_rows_of_a_block_share_is_read_once(width: int, once: bool, tmp_path: Path) -> None:
+    graph = weighed_history((64, 200, width), "float16")
+    pool = [index for index in graph.operators if graph[index].op in ("mul", "sum")][-2:]
+    program = emit(scheduled(graph, pool), KernelPlan("warp", 32, (256,), 4))
+    codes = opcodes(program, tmp_path)
+    # Blocks of 32 rows are within one sequence of 128, not of 48.
+    values, weights = 32 * 200 // (32 * 4 * 8) + 1, 256 // (32 * 4)
+    assert (count(codes, "LDG.") <= values + weights) == once
+
+
+def test_rows_along_memory_are_copied_ahead(tmp_path: Path) -> None:
+    build = Builder()
+    dy, x = build.input((4096, 768), "float16"), build.input((4096, 768), "float16")
+    product = build("mul", build("cast", dy, dtype="float32"), x)
+    graph = build.graph(build("sum", product, dims=(0,), keepdim=False))
+    plan = KernelPlan("split", 64, (32,), 8, 16, ahead=True)
+    codes = opcodes(written(graph, plan), tmp_path)
+    # 64 by 32 of each input are one access of 8 elements for each of 256 threads.
+    assert count(codes, "LDGSTS") >= STAGES * 2
+    assert not count(codes, "LDG.")
+
+
+def test_matrices_are_read_before_any_are_multiplied(tmp_path: Path) -> None:
+    graph = attention_backward((8, 4, 48, 64), "float16")
+    codes = opcodes(written(graph, KernelPlan("matrix", 1, (4096,), 4)), tmp_path)
+    reads = [at for at, code in enumerate(codes) if code.startswith("LDG.")]
+    # Four of 48 by 64 and one of 48 by 48, twice.
+    assert len(reads) >= 4 * 48 * 64 // (32 * 4 * 8)
+    assert reads[-1] < next(at for at, code in enumerate(codes) if "MMA" in code)

@@ -1,0 +1,77 @@
+"""Which walks take the value at a row's number as it is, and which add up."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nostall.fusion import Builder
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.graph.graph import Graph
+from tests.unit.fusion.patterns import picked
+
+WALK = KernelPlan("looped", 1, (256,), 1)
+SHAPE = (4, 600)
+
+
+def source(graph: Graph, plan: KernelPlan = WALK) -> str:
+    return emit(scheduled(graph, graph.operators), plan).source
+
+
+def test_whole_turns_take_the_value_of_the_label() -> None:
+    text = source(picked(SHAPE, "float16"))
+    assert text.count("a6 = tl.where(v7, v10, a6)") == 1
+    # The turn with masks adds.
+    assert text.count("a6 = a6 + tl.where(inside, v11, 0)") == 1
+
+
+def test_rows_in_shared_memory_do_so_too() -> None:
+    text = source(picked((4, 4096), "float16"), KernelPlan("shared", 1, (1024,), 4))
+    # In the turn of the label and, where a compiler drops it, in the others.
+    assert text.count("a7 = gl.where(v8, v10, a7)") == 2
+
+
+def _otherwise(case: str) -> Graph:
+    build = Builder()
+    x, label = build.input(SHAPE), build.input((4, 1), "int64")
+    count = build("iota", shape=(600,), dtype="int64", start=0, step=1)
+    other = build.constant(0.0)
+    condition = build("eq", count, label)
+    if case == "not zero elsewhere":
+        other = build.constant(1.0)
+    if case == "several columns":
+        condition = build("le", count, label)
+    if case == "a number for each column":
+        condition = build("eq", count, build.input(SHAPE, "int64"))
+    if case == "a number that is a float":
+        condition = build("eq", count, build.input((4, 1), "float32"))
+    if case == "a counter that begins again":
+        count = build("iota", shape=(600,), dtype="int8", start=0, step=1)
+        condition = build("eq", count, label)
+    if case == "a counter for pairs of columns":
+        pairs = build("iota", shape=(300,), dtype="int64", start=0, step=1)
+        pairs = build("expand", build("view", pairs, shape=(300, 1)), shape=(300, 2))
+        condition = build("eq", build("view", pairs, shape=(600,)), label)
+    chosen = build("where", condition, x, other)
+    return build.graph(build("sum", chosen, dims=(1,), keepdim=False))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "not zero elsewhere",
+        "several columns",
+        "a number for each column",
+        "a number that is a float",
+        "a counter that begins again",
+        "a counter for pairs of columns",
+    ],
+)
+def test_other_sums_add(case: str) -> None:
+    text = source(_otherwise(case))
+    added = re.findall(r"(a\d+) = \1 \+ ", text)
+    assert len(added) == 2
+    assert f", {added[0]})" not in text

@@ -1,0 +1,76 @@
+"""Patterns of different shapes in one launch, without running any."""
+
+from __future__ import annotations
+
+import pytest
+
+from nostall.fusion import BadFusion, Graph
+from nostall.fusion.codegen.emit.packed import packed_plan, pieces
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.generate import generate, refused, scheduled
+from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
+from nostall.fusion.evaluate import Delta
+from nostall.fusion.explore import explore
+from nostall.fusion.graph.dynamic_size import resized
+from tests.unit.fusion.patterns import PACKED, column_sum, layer_norm, together
+
+
+def packed(name: str) -> tuple[Graph, Program]:
+    graph = PACKED[name]()
+    return graph, generate(graph, graph.operators)
+
+
+def test_parts_exchange_nothing() -> None:
+    graph, _ = packed("three")
+    parts = pieces(graph, graph.operators)
+    assert len(parts) == 3
+    assert sorted(i for part in parts for i in part) == list(graph.operators)
+    sources = [{s for i in part for s in (i, *graph.sources[i])} for part in parts]
+    assert not sources[0] & sources[1] and not sources[1] & sources[2]
+
+
+def test_every_part_has_its_own_programs() -> None:
+    graph, program = packed("three")
+    (launch,) = program.launches
+    assert isinstance(program.plan, PackedPlan)
+    assert {plan.num_warps for plan in program.plan.parts} == {launch.num_warps}
+    blocks = launch.counts[1::2]
+    assert launch.grid == (sum(blocks), 1)
+    assert "if pid < blocks0:" in program.source
+    assert "elif pid < blocks0 + blocks1:" in program.source
+    assert "_part_2(pid - (blocks0 + blocks1), " in program.source
+    assert set(program.outputs) == set(graph.outputs)
+
+
+def test_the_grid_grows_with_the_parts_that_vary() -> None:
+    graph, program = packed("dynamic")
+    (launch,) = program.launches
+    at_1, at_9999 = (resized(launch.grid[0], graph.varying, size) for size in (1, 9999))
+    static = launch.counts[3]
+    blocks = launch.counts[1::2]
+    assert at_1 == sum(resized(count, graph.varying, 1) for count in blocks) > 2 + static
+    assert at_9999 > 1000
+    assert resized(static, graph.varying, 9999) == static
+
+
+def test_parts_with_second_kernels_are_not_packed() -> None:
+    """Rows that are only reachable through partial results in memory need two launches."""
+    graph = together(layer_norm((5, 100), "float32"), PACKED["three"]())
+    parts = [scheduled(graph, part) for part in pieces(graph, graph.operators)]
+    assert all(plan.scheme != "split" for plan in packed_plan(parts).parts)
+
+
+def test_the_explorer_packs_what_can_be_packed() -> None:
+    graph = together(layer_norm((64, 100), "float16"), layer_norm((32, 40), "float32"))
+    found = explore(Delta(graph))
+    assert len(found.connected.groups) == 2
+    assert len(found.plan.groups) == 1
+    assert refused(graph, graph.operators) is None
+
+
+def test_a_part_that_is_no_kernel_refuses_the_pack() -> None:
+    graph = together(column_sum((530, 12), "float64"), layer_norm((5, 100), "float32"))
+    reason = refused(graph, graph.operators)
+    assert reason is not None and "float64" in reason
+    with pytest.raises(BadFusion, match="float64"):
+        generate(graph, graph.operators)

@@ -1,0 +1,193 @@
+"""Small dots with vectors by turns of a few places of a sequence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nostall.fusion import Builder
+from nostall.fusion.codegen.autotune.candidates import candidates
+from nostall.fusion.codegen.cost.default_plan import modelled_seconds
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.loops.schedule import Schedule
+from nostall.fusion.codegen.runtime.launch_specs import launch_specs
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans, refusal, turn_places
+from nostall.fusion.codegen.tiling.sequence_tiles import Walk, walk
+from nostall.fusion.errors import BadFusion
+from nostall.fusion.graph.graph import Graph
+from nostall.sass import Program as SassProgram
+from nostall.sass import validate
+from nostall.tuning.source import compile_triton
+from tests.unit.fusion.codegen import oldest_triton
+from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.codegen.sequence_layouts import (
+    DAMAGES,
+    ROWS,
+    among_places,
+    attended,
+    scored,
+    several_rows,
+    softmax,
+    turned,
+)
+from tests.unit.fusion.codegen.sm90_code import opcodes
+from tests.unit.fusion.patterns import attention, attention_backward, pooling
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+EXAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("kernels")
+    return in_the_interpreter("tests.unit.fusion.codegen.sequence_layouts", folder, EXAMPLES)
+
+
+def test_sequences_are_right_with_infinities_and_nan(interpreted: Any) -> None:
+    wrong, kernels = interpreted["sequences"]
+    assert wrong == []
+    assert kernels > EXAMPLES
+
+
+def test_damaged_kernels_are_found(interpreted: Any) -> None:
+    assert interpreted["broken"].keys() == DAMAGES.keys()
+    assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
+
+
+def _of(graph: Graph) -> Schedule:
+    return scheduled(graph, graph.operators)
+
+
+def _reason(graph: Graph) -> str:
+    """Why a graph is not taken by turns; it still is one kernel."""
+    of = _of(graph)
+    found = walk(of)
+    assert isinstance(found, str)
+    assert {plan.scheme for plan in plans(of).legal} == {"matrix"}
+    (refused,) = (one for one in plans(of).refused if one.plan.scheme == "turned")
+    assert refused.reason == found
+    with pytest.raises(BadFusion, match="does not fit"):
+        emit(of, refused.plan)
+    return found
+
+
+def test_a_softmax_is_taken_apart() -> None:
+    of = _of(attended(100, 64, "float16"))
+    found = walk(of)
+    assert isinstance(found, Walk)
+    ops = of.mapping.graph
+    assert of.count(of.groups[found.group]) == 100
+    assert [ops[index].op for index in found.results] == ["amax", "sum", "dot"]
+    assert [ops[index].op for index in sorted(found.bare)] == ["div", "cast"]
+    ((maximum, total),) = found.totals.items()
+    assert (ops[maximum].op, ops[total].op) == ("amax", "sum")
+    assert found.results[-1] in found.shared and total not in found.shared
+
+
+@pytest.mark.parametrize(("places", "turns"), [(7, []), (9, [8]), (32, [8, 16]), (99, [8, 16, 32])])
+def test_turns_have_fewer_places_than_there_are(places: int, turns: list[int]) -> None:
+    graph = attended(places, 24, "float16")
+    of = _of(graph)
+    assert [turn_places(of, plan) for plan in turned(graph)] == turns
+    assert any(plan.scheme == "matrix" for plan in plans(of).legal)
+    assert sum(plan.scheme == "turned" for plan in plans(of).legal) <= 9
+
+
+def test_the_sequence_is_walked_over_also_where_it_is_short() -> None:
+    of = _of(attended(9, 64, "float16"))
+    found = walk(of)
+    assert isinstance(found, Walk)
+    assert of.count(of.groups[found.group]) == 9
+
+
+def test_single_places_are_no_sequence() -> None:
+    assert "is added up" in _reason(pooling((4, 2, 8), "float16"))
+
+
+def test_what_needs_all_places_first_is_not_taken_by_turns() -> None:
+    build = Builder()
+    x, query = build.input((ROWS, 100, 64), "float16"), build.input((ROWS, 1, 64), "float16")
+    share, *_ = softmax(build, scored(build, x, query, biased=False), "float16")
+    made = build("dot", share, x)
+    assert "an output that needs all places first" in _reason(build.graph(made, share))
+    squares = build("dot", build("mul", share, share), x)
+    assert "needs all places before it has any" in _reason(build.graph(squares))
+    scaled = build("mul", share, build.constant(1e5))
+    narrow = build("cast", scaled, dtype="bfloat16")
+    # This cast may do more than round: it could be infinite.
+    assert "needs all places" in _reason(build.graph(build("dot", narrow, x, dtype="bfloat16")))
+
+
+def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
+    found = walk(_of(several_rows()))
+    assert isinstance(found, Walk)  # of the query's width
+    assert not found.scaled
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_what_is_read_with_places_and_without_has_two_names(count: int, tmp_path: Path) -> None:
+    of = _of(among_places(count))
+    program = emit(of, turned(of.mapping.graph)[0])
+    assert opcodes(program, tmp_path)
+    assert {"x0 = ", "x0at1 = "} <= set(re.findall(r"x0\w* = ", program.source))
+
+
+def test_products_of_matrices_are_not_taken_by_turns() -> None:
+    assert "product of matrices" in _reason(attention((2, 3, 20, 24), "float16"))
+    assert "product of matrices" in _reason(attention_backward((2, 3, 20, 24), "float16"))
+
+
+def test_powers_without_a_sum_are_not_taken_by_turns() -> None:
+    build = Builder()
+    x, query = build.input((ROWS, 100, 64)), build.input((ROWS, 1, 64))
+    scores = scored(build, x, query, biased=False)
+    centred = build("sub", scores, build("amax", scores, dims=(2,), keepdim=True))
+    graph = build.graph(build("dot", build("exp", centred), x))
+    assert "powers have no sum" in _reason(graph)
+
+
+def test_the_model_and_the_race_know_of_them() -> None:
+    of = _of(attended(100, 64, "float16"))
+    assert "turned" in {plan.scheme for plan in candidates(of, 1)}
+    for plan in turned(of.mapping.graph):
+        assert refusal(of, plan) is None
+        assert 0 < modelled_seconds(of, plan) < 1
+        assert str(plan) == f"turned 1x{plan.chunks[0]}, {plan.num_warps} warps"
+    few, many = _of(attended(16, 64, "float16")), _of(attended(128, 64, "float16"))
+    plan = KernelPlan("turned", 1, (512,), 1)
+    assert modelled_seconds(few, plan) < modelled_seconds(many, plan)
+
+
+def _in_the_loop(cubin: bytes) -> list[str]:
+    """The instructions of the only loop: its last one jumps to its first."""
+    kernel = SassProgram.from_cubin(cubin).kernel()
+    codes = [one.opcode for one in kernel.instructions]
+    blocks = enumerate(kernel.blocks)
+    (loop,) = (one for at, one in blocks if at in one.succ and len(one) > 1)
+    return codes[loop.start : loop.end]
+
+
+def test_a_turn_of_one_warp_needs_no_shared_memory(tmp_path: Path) -> None:
+    """By both Tritons; the query is laid out before the loop, the result behind it."""
+    of = _of(attended(100, 64, "float16"))
+    program = emit(of, KernelPlan("turned", 1, (512,), 1))
+    ((name, launch),) = launch_specs(program).items()
+    path = tmp_path / "kernels.py"
+    path.write_text(program.source)
+    cubins = [compile_triton(path, name, launch, "sm_90").cubin]
+    assert validate(cubins[0]).safe
+    if oldest_triton.OLDEST.is_dir():
+        ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
+        cubins.append(cubin)
+    for cubin in cubins:
+        loop = _in_the_loop(cubin)
+        assert not [code for code in loop if code.startswith(("STS", "LDS", "BAR", "LDL", "STL"))]
+        # 16 bytes at a time, two of them for each thread, and the bias of its two places.
+        assert sum(code == "LDG.E.128" for code in loop) == 2
+        assert sum(code.startswith("SHFL") for code in loop) == 2 * 3

@@ -1,0 +1,157 @@
+"""Kernels in Gluon that keep rows at odd places: their text, and what a compiler makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nostall.fusion import Builder
+from nostall.fusion.codegen.cost.occupancy import blocks_per_sm
+from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.loop_peeling import Peeled
+from nostall.fusion.codegen.tiling.on_chip import demotions
+from nostall.sass import Program as SassProgram
+from nostall.sass import validate
+from tests.unit.fusion.codegen import oldest_triton
+from tests.unit.fusion.codegen.on_chip import compiled, everything, program_of, shared_bytes
+from tests.unit.fusion.codegen.online_rows import cross_entropy
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+
+def test_rows_at_odd_places_are_copied_by_lanes() -> None:
+    """16 bytes at a time, whatever lies there; in chunks between the ends nothing is masked."""
+    build = Builder()
+    x = build.input((32, 5001), "float16")
+    largest = build("amax", x, dims=(1,), keepdim=True)
+    graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
+    program = program_of(graph, KernelPlan("shared", 1, (1024,), 4, ahead=True, peeled=True))
+    source = program.source
+    assert (
+        source[source.index("    base = ") : source.index("    v1 = ")]
+        == """\
+    base = pid * 5001 // 8 * 8
+    ahead = pid * 5001 - base
+    lowest = (ahead + 7) // 8 * 8
+    highest = (ahead + 5001) // 8 * 8
+    behind = ((count - 1) * 5001 + 5001 - base) // 8 * 8
+    whole = gl.minimum((ahead + 5008) // 8 * 8, behind)
+    # pass 0
+    for at in range(0, 5):
+        first = at * 1024
+        lane = first + lanes
+        c = lane - ahead
+        inside = (c >= 0) & (c < 5001)
+        copy_ahead(as_float16.index(at), p0 + base + lane, mask=lane < whole)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    if whole < ahead + 5001:
+        at = whole // 1024
+        first = at * 1024
+        lane = first + lanes
+        c = lane - ahead
+        inside = (c >= 0) & (c < 5001)
+        as_float16.index(at).store(gl.where(lane < whole, as_float16.index(at).load(row), \
+gl.load(p0 + base + lane, mask=inside & (lane >= whole))))
+    barrier()
+    a1 = gl.full((1, 1024), float("-inf"), gl.float16, row)
+    for end in range(0, 2):
+        at = (end + 4) % 5
+        first = at * 1024
+        lane = first + lanes
+        c = lane - ahead
+        inside = (c >= 0) & (c < 5001)
+        x0 = as_float16.index(at).load(row).to(gl.float32)
+        # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
+        a1 = _max(a1, gl.where(inside, x0.to(gl.float16), float("-inf")))
+    for at in range(1, 4):
+        first = at * 1024
+        lane = first + lanes
+        c = lane - ahead
+        x0 = as_float16.index(at).load(row).to(gl.float32)
+        # %1 = amax(%0, dims=(1,), keepdim=True) float16 32x1
+        a1 = _max(a1, x0.to(gl.float16))
+"""
+    )
+    assert program.launches[0].aligned
+
+
+@given(
+    columns=st.integers(1, 3000),
+    gap=st.sampled_from((0, 0, 3)),
+    rows=st.integers(1, 40),
+    width=st.sampled_from((64, 256, 1024)),
+    step=st.sampled_from((4, 8, 16)),
+    data=st.data(),
+)
+def test_whole_chunks_lie_within_any_row(
+    columns: int, gap: int, rows: int, width: int, step: int, data: st.DataObject
+) -> None:
+    """And what is left for loads of one element each is in one chunk."""
+    lines, stride = Lines(), columns + gap
+    Peeled(stride, step).write_row(lines, columns, "rows")
+    at: dict[str, Any] = {"pid": data.draw(st.integers(0, rows - 1)), "rows": rows}
+    exec(str(lines).replace("tl.minimum", "min"), at)
+    begin, end, whole = at["ahead"], at["ahead"] + columns, at["whole"]
+    chunks, rest = -(-(columns + step - 1) // width), max(1, columns // width)
+    assert end <= chunks * width
+    assert rest == 1 or (at["lowest"] <= width and rest * width <= at["highest"])
+    assert begin < step and at["base"] >= 0 and at["base"] % step == 0
+    assert at["base"] + whole <= (rows - 1) * stride + columns
+    assert whole % step == 0 and end - whole < step
+    assert whole >= end or (whole // width == (end - 1) // width < chunks)
+
+
+# -- cubins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_oldest", [False, True])
+def test_rows_at_odd_places_are_kept_16_bytes_at_a_time(is_oldest: bool, tmp_path: Path) -> None:
+    """And two of them on an SM; what is narrower is branched around."""
+    graph = cross_entropy((64, 50257), "float16")
+    program = program_of(graph, KernelPlan("shared", 1, (2048,), 8, ahead=True, peeled=True))
+    if is_oldest:
+        ((cubin, shared),) = oldest_triton.compiled(program, tmp_path)
+    else:
+        source = compiled(program, tmp_path)
+        cubin, shared = source.cubin, shared_bytes(source)
+    assert blocks_per_sm(8, 64, shared) == 2
+    assert validate(cubin).safe
+    codes = Counter(i.opcode for i in SassProgram.from_cubin(cubin).kernel().instructions)
+    assert codes["LDGSTS.E.BYPASS.128"] and codes["LDS.128"] >= 2 * 3
+    assert codes["STG.E.128"] == 3  # in whole chunks with the label or without it, and at the ends
+    assert {c for c in codes if c.startswith("LDGSTS")} == {"LDGSTS.E.BYPASS.128"}
+    # Elements beyond the last 16 bytes, of the last row only; the target.
+    assert codes["LDG.E.U16"] == 8 and codes["LDG.E.64"] == 1
+    assert not any(code.startswith(("LDL", "STL")) for code in codes)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_operators_of_every_kind_compile_in_rows_at_odd_places(ahead: bool, tmp_path: Path) -> None:
+    plan = KernelPlan("shared", 1, (512,), 4, ahead=ahead, peeled=True)
+    program = program_of(everything(3001), plan)
+    kept = demotions(scheduled(program.graph, program.graph.operators), ahead, is_peeled=True)[0]
+    assert kept.arena(512).bytes <= shared_bytes(compiled(program, tmp_path))
+    assert kept.arena(512).bytes <= oldest_triton.shared_bytes(program, tmp_path)
+
+
+@pytest.mark.parametrize("columns", [3072, 3001])
+def test_bytes_beside_long_integers_are_not_copied(columns: int, tmp_path: Path) -> None:
+    """A thread has two of each side by side, and the hardware copies 4 bytes at least."""
+    build = Builder()
+    x, y = (build.input((8, columns), dtype) for dtype in ("int8", "int64"))
+    value = build("add", build("cast", x, dtype="int64"), y)
+    largest = build("amax", value, dims=(1,), keepdim=True)
+    graph = build.graph(build("add", build("sub", value, largest), build("cast", x, dtype="int64")))
+    is_peeled = columns % 16 != 0
+    (kept, *_) = demotions(scheduled(graph, graph.operators), True, is_peeled)
+    assert {(buffer.element, buffer.early) for buffer in kept.buffers} >= {(1, False)}
+    compiled(program_of(graph, KernelPlan("shared", 1, (512,), 4, 1, 0, True, is_peeled)), tmp_path)

@@ -1,0 +1,61 @@
+"""Kernels in Gluon for tests: emitted by a plan, compiled for sm_90."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nostall.core.launch import LaunchSpec
+from nostall.fusion import Builder
+from nostall.fusion.codegen.emit.program import Program
+from nostall.fusion.codegen.emit.shared import emit_shared
+from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.runtime.launch_specs import launch_specs
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, refusal
+from nostall.fusion.codegen.tiling.shared_memory import Reuse
+from nostall.fusion.graph.graph import Graph
+from nostall.tuning.source import Source, compile_triton
+
+
+def program_of(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
+    of = scheduled(graph, graph.operators)
+    assert refusal(of, plan) is None
+    return emit_shared(of, plan, reuse)
+
+
+def compiled(program: Program, folder: Path) -> Source:
+    path = folder / f"{program.launches[0].name}.py"
+    path.write_text(program.source)
+    ((name, launch),) = launch_specs(program).items()
+    return compile_triton(path, name, launch, "sm_90")
+
+
+def shared_bytes(source: Source) -> int:
+    launch = source.launch
+    assert isinstance(launch, LaunchSpec)
+    return launch.shared
+
+
+def everything(columns: int = 3000) -> Graph:
+    """Operators with templates of their own, on both sides of reductions of every kind; values of
+    every dtype are kept."""
+    build = Builder()
+    shape = (8, columns)
+    x, y = build.input(shape, "float32"), build.input(shape, "bfloat16")
+    mask, count = build.input(shape, "bool"), build.input(shape, "int16")
+    narrow = [build.input(shape, dtype) for dtype in ("float8_e4m3fn", "float8_e5m2", "uint8")]
+    value = build("where", mask, build("add", x, y), build.constant(0.0))
+    for one in (count, *narrow):
+        value = build("add", value, build("cast", one, dtype="float32"))
+    for op in ("tanh", "expm1", "round", "erf", "sin", "sigmoid", "rsqrt", "relu", "sign"):
+        value = build("add", value, build(op, x))
+    value = build("add", value, build("remainder", x, build("pow", x, y)))
+    reduced = [build(op, value, dims=(1,), keepdim=True) for op in ("sum", "prod", "amax", "amin")]
+    told = build("any", build("isnan", value), dims=(1,), keepdim=True)
+    total = build("sum", count, dims=(1,), keepdim=True, dtype="int64")
+    for one in (*reduced, total):
+        value = build("add", value, one)
+    value = build("where", told, build("add", value, y), build("cast", count, dtype="float32"))
+    value = build("where", mask, value, x)
+    for one in narrow:
+        value = build("add", value, build("cast", one, dtype="float32"))
+    return build.graph(value, build("cast", value, dtype="float8_e5m2"), *reduced)

@@ -1,0 +1,26 @@
+"""A module in a process of its own: Triton has to know before it is imported that it interprets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[4]
+
+
+def in_the_interpreter(module: str, *arguments: object) -> Any:
+    """What ``python -m module arguments`` prints, which is JSON."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)],
+        cwd=_ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)

@@ -1,0 +1,274 @@
+"""Random operator graphs for code generation: a hypothesis strategy.
+
+Mixed dtypes, broadcasts, reductions over any axes with and without keepdim, views, permutations,
+slices, strided inputs, axes of 1.  Operators that jump (floor, comparisons, remainders) only see
+inputs, whose values are exact; of a computed value nobody could say which side is right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.graph import Graph, Node
+from nostall.fusion.graph.shapes import broadcast, contiguous
+
+SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 40, 100)
+MOST_ELEMENTS = 6000
+# fmt: off
+SMOOTH = (
+    "neg", "abs", "relu", "square", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "reciprocal",
+    "sin", "cos", "erf", "expm1", "log1p", "copy",
+)
+# fmt: on
+JUMPING = ("sign", "floor", "ceil", "round", "trunc")
+PAIRS = ("add", "mul", "sub", "maximum", "minimum", "div")
+HALF, BRAIN = "float16", "bfloat16"
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A graph, and a plan choice and input values that are the same in every process."""
+
+    graph: Graph
+    seed: int
+
+    @property
+    def in_bfloat16(self) -> Made | None:
+        """The same with bfloat16 for float16; None where there is none of it."""
+        if all(node.dtype != HALF for node in self.graph):
+            return None
+        nodes = tuple(_in_bfloat16(node) for node in self.graph)
+        return replace(self, graph=replace(self.graph, nodes=nodes))
+
+
+def _in_bfloat16(node: Node) -> Node:
+    told = ((name, BRAIN if value == HALF else value) for name, value in node.attributes)
+    dtype = BRAIN if node.dtype == HALF else node.dtype
+    return replace(node, dtype=dtype, attributes=tuple(told))
+
+
+@st.composite
+def operator_graphs(
+    draw: st.DrawFn,
+    floats: tuple[str, ...] = ("float32", "float16"),
+    most: int = 12,
+    varying: int | None = None,
+    empty: bool = False,
+) -> Made:
+    """Graphs of up to ``most`` steps over inputs of the given float dtypes, int32 and bool.
+
+    ``varying``: the first axis is that long and varies.  ``empty``: an axis has no elements.
+    """
+    return _Drawing(draw, floats, varying, empty).made(most)
+
+
+class _Drawing:
+    def __init__(
+        self, draw: st.DrawFn, floats: tuple[str, ...], varying: int | None, empty: bool
+    ) -> None:
+        self.draw = draw
+        self.floats = floats
+        self.build = Builder(varying)
+        rank = draw(st.integers(1, 4))
+        frame: list[int] = [varying] if varying else []
+        while len(frame) < rank:
+            room = MOST_ELEMENTS // math.prod(frame)
+            fitting = [s for s in SIZES if s <= room and (not varying or s % varying)]
+            frame.append(draw(st.sampled_from(fitting)))
+        if empty:
+            frame[draw(st.integers(0, rank - 1))] = 0
+        self.frame = tuple(frame)
+        self.values: list[int] = []
+
+    def made(self, most: int) -> Made:
+        for _ in range(self.draw(st.integers(1, 3))):
+            self.values.append(self.input())
+        for _ in range(self.draw(st.integers(1, most))):
+            made = self.step()
+            if made is not None:
+                self.values.append(made)
+        nodes = self.build.nodes
+        read = {index for node in nodes for index in node.inputs}
+        ends = [v for v in self.values if v not in read and nodes[v].op != "input"]
+        if not ends:
+            ends = [self.build("copy", self.values[0])]
+        # Some values are read here and outside.
+        others = [v for v in self.values if v in read and nodes[v].op != "input"]
+        extra = self.draw(st.lists(st.sampled_from(others), max_size=2)) if others else []
+        outputs = list(dict.fromkeys([*ends, *extra]))
+        return Made(self.build.graph(*outputs), self.draw(st.integers(0, 2**16)))
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def input(self, dtype: str | None = None) -> int:
+        kept = [size if self.draw(st.integers(0, 4)) else 1 for size in self.frame]
+        shape = tuple(kept[self.draw(st.integers(0, len(kept) - 1)) :])
+        if self.draw(st.integers(0, 2)):
+            shape = self.frame
+        strides = contiguous(shape)
+        if not self.draw(st.integers(0, 3)):
+            # Lies in memory with another order of axes, and with gaps.
+            order = self.draw(st.permutations(range(len(shape))))
+            laid = contiguous(tuple(shape[axis] for axis in order))
+            gap = self.draw(st.sampled_from((1, 2)))
+            strides = tuple(laid[order.index(axis)] * gap for axis in range(len(shape)))
+        chosen = dtype or self.draw(st.sampled_from([*self.floats * 3, "int32", "bool"]))
+        return self.build.input(shape, chosen, strides)
+
+    def pick(self, *, floating: bool = False, exact: bool = False) -> int:
+        nodes = self.build.nodes
+        wanted = [
+            v
+            for v in self.values
+            if (not floating or "float" in nodes[v].dtype) and (not exact or nodes[v].op == "input")
+        ]
+        if not wanted:
+            self.values.append(self.input(self.floats[0]))
+            wanted = self.values[-1:]
+        return self.draw(st.sampled_from(wanted))
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> int | None:
+        kinds = "smooth smooth pair pair pair reduce reduce view permute slice expand cast"
+        kind = self.draw(st.sampled_from(f"{kinds} jump choose number iota logic random".split()))
+        return getattr(self, f"_{kind}")()
+
+    def _smooth(self) -> int:
+        return self.build(self.draw(st.sampled_from(SMOOTH)), self.pick(floating=True))
+
+    def _jump(self) -> int:
+        value = self.pick(exact=True)
+        if self.build.nodes[value].dtype == "bool":
+            return self.build("logical_not", value)
+        return self.build(self.draw(st.sampled_from(JUMPING)), value)
+
+    def _pair(self) -> int | None:
+        left, right = self.pick(floating=True), self.pick()
+        # PyTorch subtracts no bools.
+        arithmetic = PAIRS[:2] if self.build.nodes[right].dtype == "bool" else PAIRS
+        return self.fitting(self.draw(st.sampled_from(arithmetic)), left, right)
+
+    def fitting(self, op: str, *operands: int, dtype: str | None = None) -> int | None:
+        shape = broadcast([self.build.nodes[v].shape for v in operands])
+        if shape is None or math.prod(shape) > MOST_ELEMENTS:
+            return None
+        return self.build(op, *operands, dtype=dtype)
+
+    def _number(self) -> int | None:
+        number = self.draw(st.sampled_from((0.5, -1.5, 2.0, 3.0, 1e-5)))
+        value = self.pick(floating=True)
+        constant = self.build.constant(number, self.build.nodes[value].dtype)
+        if self.draw(st.booleans()):
+            return self.build(self.draw(st.sampled_from(PAIRS)), value, constant)
+        op = self.draw(st.sampled_from(["pow", "remainder", "fmod"]))
+        value = value if op == "pow" else self.pick(floating=True, exact=True)
+        if "float" not in self.build.nodes[value].dtype:
+            return None
+        return self.build(op, value, constant)
+
+    def _reduce(self) -> int | None:
+        value = self.pick()
+        node = self.build.nodes[value]
+        if not node.shape:
+            return None
+        axes = st.sets(st.integers(0, len(node.shape) - 1), min_size=1)
+        dims = tuple(sorted(self.draw(axes)))
+        keepdim = self.draw(st.booleans())
+        # Nothing has no largest number.
+        is_empty = math.prod(node.shape[dim] for dim in dims) == 0
+        if node.dtype == "bool":
+            op = self.draw(st.sampled_from(("any", "all")))
+        elif node.dtype == "int32":
+            op = "sum" if is_empty else self.draw(st.sampled_from(("sum", "amax", "amin")))
+            dtype = "int64" if op == "sum" else None
+            return self.build(op, value, dims=dims, keepdim=keepdim, dtype=dtype)
+        else:
+            every = ("sum", "sum", "prod") if is_empty else ("sum", "sum", "amax", "amin", "prod")
+            op = self.draw(st.sampled_from(every))
+        return self.build(op, value, dims=dims, keepdim=keepdim)
+
+    def _view(self) -> int:
+        """Two neighbouring axes become one, or an axis becomes two."""
+        value = self.pick()
+        shape = self.build.nodes[value].shape
+        if len(shape) > 1 and self.draw(st.booleans()):
+            at = self.draw(st.integers(0, len(shape) - 2))
+            new = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+        elif shape:
+            at = self.draw(st.integers(0, len(shape) - 1))
+            inner = [n for n in range(1, shape[at] + 1) if shape[at] % n == 0] or [1, 3]
+            part = self.draw(st.sampled_from(inner))
+            new = (*shape[:at], shape[at] // part, part, *shape[at + 1 :])
+        else:
+            new = (1,)
+        return self.build("view", value, shape=new)
+
+    def _permute(self) -> int:
+        value = self.pick()
+        rank = len(self.build.nodes[value].shape)
+        return self.build("permute", value, dims=tuple(self.draw(st.permutations(range(rank)))))
+
+    def _slice(self) -> int | None:
+        value = self.pick()
+        shape = self.build.nodes[value].shape
+        if not shape:
+            return None
+        dim = self.draw(st.integers(0, len(shape) - 1))
+        if not shape[dim]:
+            return None
+        start = self.draw(st.integers(0, shape[dim] - 1))
+        step = self.draw(st.sampled_from((1, 1, 2)))
+        count = self.draw(st.integers(1, -(-(shape[dim] - start) // step)))
+        new = (*shape[:dim], count, *shape[dim + 1 :])
+        return self.build("slice", value, shape=new, dim=dim, start=start, step=step)
+
+    def _expand(self) -> int | None:
+        value = self.pick()
+        shape = broadcast([self.build.nodes[value].shape, self.frame])
+        if shape is None or math.prod(shape) > MOST_ELEMENTS:
+            return None
+        return self.build("expand", value, shape=shape)
+
+    def _cast(self) -> int:
+        value = self.pick()
+        return self.build("cast", value, dtype=self.draw(st.sampled_from(self.floats)))
+
+    def _choose(self) -> int | None:
+        left, right = self.pick(exact=True), self.pick(exact=True)
+        told = self.fitting(self.draw(st.sampled_from(COMPARISONS)), left, right)
+        if told is None:
+            return None
+        yes, no = self.pick(floating=True), self.pick(floating=True)
+        return self.fitting("where", told, yes, no, dtype=self.build.nodes[yes].dtype)
+
+    def _iota(self) -> int | None:
+        size = self.frame[-1]
+        count = self.build("iota", shape=(size,), dtype="int32", start=1, step=2)
+        return self.fitting("add", self.pick(floating=True), count)
+
+    def _random(self) -> int:
+        seed = self.build.input((1,), "int64")
+        dtype = self.draw(st.sampled_from(self.floats))
+        words = self.draw(st.sampled_from((4, 8, 1)))
+        drawn = self.build("random", seed, shape=self.frame, dtype=dtype, words=words)
+        return self._dropped(seed) or drawn if words == 8 else drawn
+
+    def _dropped(self, seed: int) -> int | None:
+        """A value that numbers of 16 bits drop elements of: they are read by nothing else."""
+        drawn = self.build("random", seed, shape=self.frame, dtype="float32", words=8)
+        number = self.build.constant(self.draw(st.floats(-0.5, 1.5, width=32)))
+        mask = self.build(self.draw(st.sampled_from(("lt", "le", "gt", "ge"))), drawn, number)
+        kept = self.fitting("mul", mask, self.pick(floating=True))
+        return None if kept is None else self.build("mul", kept, self.build.constant(1.25))
+
+    def _logic(self) -> int | None:
+        one = self.build("isnan", self.pick(floating=True))
+        other = self.build("isinf", self.pick(floating=True))
+        op = self.draw(st.sampled_from(("logical_and", "logical_or", "logical_xor")))
+        return self.fitting(op, one, other)

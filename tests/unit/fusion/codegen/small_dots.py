@@ -1,0 +1,77 @@
+"""Random chains around small batched dots: a hypothesis strategy.
+
+A product, what attention does with it (scale, mask, softmax along either axis, dropout), a second
+product on either side, an end; any layout in memory, axes of 1, values that are read outside, too.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.shapes import contiguous
+from tests.unit.fusion.codegen.random_graphs import Made
+
+SIZES = (1, 2, 5, 16, 17, 24)
+BATCHES = ((3,), (2, 2), (1, 4))
+
+
+@st.composite
+def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")) -> Made:
+    """Graphs whose operators have to be one kernel."""
+    build, dtype = Builder(), draw(st.sampled_from(floats))
+    batch = draw(st.sampled_from(BATCHES))
+    turn = (*range(len(batch)), len(batch) + 1, len(batch))
+
+    def matrix(rows: int, columns: int, kind: str = dtype) -> int:
+        """An input (batch, rows, columns), which may lie otherwise or be shared by heads."""
+        shape = (*batch, rows, columns)
+        order = draw(st.permutations(range(len(shape))))
+        laid = contiguous(tuple(shape[axis] for axis in order))
+        strides = tuple(laid[order.index(axis)] for axis in range(len(shape)))
+        lies = draw(st.sampled_from(("any", "turned", "shared")))
+        if lies == "any":
+            return build.input(shape, kind, strides)
+        if lies == "shared":
+            one = build.input((*batch[:-1], 1, rows, columns), kind)
+            return build("expand", one, shape=shape)
+        turned = build.input((*batch, columns, rows), kind)
+        return build("permute", turned, dims=turn)
+
+    m, n, width = (draw(st.sampled_from(SIZES)) for _ in range(3))
+    k = draw(st.sampled_from(SIZES[1:]))
+    scores = build("dot", matrix(m, k), matrix(k, n))
+    if draw(st.booleans()):
+        hidden = build.input((batch[0], *(1,) * len(batch), n), "bool")
+        scores = build("where", hidden, build.constant(-100.0), scores, dtype=dtype)
+    outputs = [scores] if draw(st.booleans()) else []
+    value = scores
+    if draw(st.booleans()):
+        axis = (len(batch) + draw(st.integers(0, 1)),)
+        high = build("amax", value, dims=axis, keepdim=True)
+        powers = build("exp", build("sub", value, high))
+        value = build("div", powers, build("sum", powers, dims=axis, keepdim=True))
+    else:
+        value = build("mul", value, build.constant(0.5))
+    if draw(st.booleans()):
+        seed = build.input((1,), "int64")
+        shape, words = build.nodes[value].shape, draw(st.sampled_from((4, 8, 1)))
+        drawn = build("random", seed, shape=shape, dtype="float32", words=words)
+        kept = build("lt", drawn, build.constant(0.75))
+        value = build("where", kept, value, build.constant(0.0))
+    if draw(st.booleans()):
+        value = build("cast", value, dtype=dtype)
+    if draw(st.booleans()):
+        value, m, n = build("permute", value, dims=turn), n, m
+    side = draw(st.sampled_from(("left", "right", "none")))
+    if side == "left":
+        value = build("dot", value, matrix(n, width))
+    elif side == "right":
+        value = build("dot", matrix(width, m), value)
+    if draw(st.booleans()):
+        axes = draw(st.sampled_from([(0,), (1,), (0, 1)]))
+        dims = tuple(len(batch) + axis for axis in axes)
+        value = build("sum", value, dims=dims, keepdim=draw(st.booleans()))
+    else:
+        value = build("tanh", value)
+    return Made(build.graph(*dict.fromkeys([*outputs, value])), draw(st.integers(0, 2**16)))

@@ -1,0 +1,67 @@
+"""Every kernel of the benchmark's chains, and those of random graphs, get through ptxas for sm_90:
+on a machine without a GPU nothing else would say that they do not."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from benchmarks.fusion.chains.programs import CHAINS
+from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn, drawn_graphs
+
+from nostall.fusion.codegen.cost.default_plan import first_choice
+from nostall.fusion.codegen.generate import Choice
+from nostall.fusion.codegen.runtime.launch_specs import launch_specs
+from nostall.fusion.codegen.runtime.stitched_graph import stitch
+from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.graph.graph import Graph
+from nostall.tuning.source import compile_triton
+from tests.unit.fusion.codegen.random_graphs import Made
+
+SHARES, GRAPHS, DRAWN = 5, 20, 300
+"""Tests that random graphs are dealt to, how many there are, and of how many that run elsewhere."""
+
+
+@cache
+def graphs() -> list[Made]:
+    """The first of those that are interpreted, and run on a GPU."""
+    every: list[Made] = []
+    drawn_graphs(DRAWN, 0, FLOATS, every.append)
+    return every[:GRAPHS]
+
+
+def compiled(graph: Graph, choice: Choice, folder: Path) -> int:
+    """How many kernels the explorer's plan of a graph has; each is compiled for sm_90."""
+    stitched = stitch(graph, explored(graph), choice=choice, folder=folder)
+    programs = [step.program for step in stitched.steps if not isinstance(step, int)]
+    count = 0
+    for program in {program.key: program for program in programs}.values():
+        path = folder / f"{program.key}.py"
+        path.write_text(program.source)
+        for name, launch in launch_specs(program).items():
+            assert compile_triton(path, name, launch, "sm_90").cubin
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_kernels_of_a_chain_compile(name: str, tmp_path: Path) -> None:
+    assert compiled(graph_of(CHAINS[name]), first_choice, tmp_path) >= 1
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_kernels_of_random_graphs_compile_in_all_dtypes(share: int, tmp_path: Path) -> None:
+    kernels = 0
+    for made in graphs()[share::SHARES]:
+        for one in (made, made.in_bfloat16):
+            if one is not None and one.graph.operators:
+                draw = random.Random(one.seed)
+                kernels += compiled(one.graph, lambda of, d=draw: drawn(of, d), tmp_path)
+    assert kernels > 2

@@ -1,0 +1,131 @@
+"""What stitched kernels compute, in Triton's interpreter in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from benchmarks.harness.schema import RESULTS
+
+from tests.unit.fusion.codegen.process import in_the_interpreter
+from tests.unit.fusion.patterns import PACKED, PATTERNS
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+EXAMPLES = 5
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("kernels")
+    return in_the_interpreter("tests.unit.fusion.codegen.interpreting", folder, EXAMPLES)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_chain_is_right_in_every_scheme(interpreted: Any, name: str) -> None:
+    assert interpreted["chains"][name] == []
+
+
+def test_one_kernel_is_right_for_several_numbers_of_rows(interpreted: Any) -> None:
+    assert len(interpreted["dynamic"]) == 7
+    assert [wrong for wrong in interpreted["dynamic"].values() if wrong] == []
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_parts_of_different_shapes_are_right_in_one_kernel(interpreted: Any, name: str) -> None:
+    assert interpreted["packed"][name] == []
+
+
+def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
+    assert interpreted["random"] == []
+    assert interpreted["seen"]["graphs"] == 20 * EXAMPLES
+    assert interpreted["seen"]["kernels"] > 20 * EXAMPLES
+
+
+@pytest.mark.parametrize("where", ["h200", "interpreted"])
+def test_the_same_graphs_were_right_elsewhere(interpreted: Any, where: str) -> None:
+    kept = json.loads((RESULTS / f"fusion_correctness_{where}.json").read_text())
+    assert kept["digest of the graphs drawn"] == interpreted["digest"]
+    assert kept["seen"]["graphs"] == 300
+    assert kept["seen"]["graphs once more in bf16"] > 100 or where == "interpreted"
+    assert kept["wrong"] == []
+
+
+def test_random_numbers_are_the_same_in_every_kernel(interpreted: Any) -> None:
+    assert len(interpreted["drawn"]) == 24
+    assert {name: wrong for name, wrong in interpreted["drawn"].items() if wrong} == {}
+
+
+def test_random_chains_of_small_dots_are_one_kernel_and_right(interpreted: Any) -> None:
+    wrong, seen = interpreted["dots"]
+    assert wrong == []
+    assert seen == 2 * EXAMPLES
+
+
+def test_rows_in_shared_memory_are_right_whatever_is_kept_there(interpreted: Any) -> None:
+    wrong, kernels = interpreted["on chip"]
+    assert wrong == []
+    assert kernels > EXAMPLES
+
+
+def test_rows_at_odd_places_in_shared_memory_are_right(interpreted: Any) -> None:
+    wrong, kernels = interpreted["odd on chip"]
+    assert wrong == []
+    assert min(kernels["read"], kernels["ahead"]) >= EXAMPLES and kernels["demoted"]
+
+
+def test_turns_with_and_without_the_column_of_a_label_are_right(interpreted: Any) -> None:
+    assert interpreted["marked"] == []
+    assert len(interpreted["broken marks"]) == 3
+    assert [name for name, wrong in interpreted["broken marks"].items() if not wrong] == []
+
+
+def test_casts_to_e5m2_end_at_infinity(interpreted: Any) -> None:
+    assert interpreted["infinities"] == []
+
+
+def test_halves_become_the_even_integer(interpreted: Any) -> None:
+    assert interpreted["halves"] == []
+
+
+def test_damaged_kernels_are_found(interpreted: Any) -> None:
+    assert len(interpreted["broken"]) == 8
+    assert [name for name, wrong in interpreted["broken"].items() if not wrong] == []
+    assert len(interpreted["broken on chip"]) == 4
+    assert [name for name, wrong in interpreted["broken on chip"].items() if not wrong] == []
+
+
+def test_dropout_is_the_same_in_both_passes_and_for_the_same_seed(interpreted: Any) -> None:
+    found = interpreted["fused"]["dropout"]
+    assert found["refused"] == 0
+    assert len(found["kernels"]) == 2
+    assert found["again"] and found["fresh"]
+    # Of 3072 elements each, independent of each other: six standard deviations.
+    assert found["kept"] == pytest.approx([0.75, 0.5], abs=0.055)
+    assert found["together"] == pytest.approx(0.375, abs=0.055)
+    assert found["forward"] < 1e-2  # of values up to 5439, in fp32
+    assert found["backward"] < 1e-2
+
+
+def test_a_fused_module_and_its_gradients_are_as_before(interpreted: Any) -> None:
+    result = interpreted["fused"]
+    assert result["forward"] < 1e-5
+    assert result["backward"] < 1e-4
+    forward, backward = result["graphs"]
+    assert forward >= 3
+    assert backward >= 3
+    assert result["dynamic"]["largest"] < 1e-5
+    assert len(result["dynamic"]["kernels"]) == 2  # forward and backward, for all batch sizes
+    assert min(result["dynamic"]["kernels"]) >= 2
+    assert result["structure"].keys() == {"sum", "sorted"}
+    assert max(result["structure"].values()) < 1e-5
+    assert result["refused"] == ["aten.sort.default: unsupported operator"]
+
+
+def test_assertions_stay_where_they_are(interpreted: Any) -> None:
+    found = interpreted["fused"]["asserted"]
+    assert found["difference"] < 1e-6
+    assert found["refused"] == ["aten._assert_async.msg"]
+    assert "smaller than num_classes" in found["said"]

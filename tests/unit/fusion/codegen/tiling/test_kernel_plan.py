@@ -1,0 +1,414 @@
+"""Loops, rows and columns, plans and source of stitched kernels, without running any."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nostall.fusion import BadFusion, Builder
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.loops.axes import Axis, Mismatch, fresh, leaves, regroup, unify
+from nostall.fusion.codegen.loops.mapping import map_pattern
+from nostall.fusion.codegen.loops.schedule import Schedule, schedule
+from nostall.fusion.codegen.loops.views import Draft, _walked
+from nostall.fusion.codegen.tiling.kernel_plan import (
+    LEAST_CHUNK,
+    MOST_IDLE,
+    VECTOR,
+    KernelPlan,
+    cut,
+    even,
+    first_refusal,
+    idle_share,
+    plans,
+)
+from nostall.fusion.codegen.tiling.plan_variants import early, in_one_chunk, streamed, with_twins
+from nostall.fusion.codegen.tiling.tile_sizes import power_above
+from nostall.fusion.graph.graph import Graph
+from tests.unit.fusion.patterns import (
+    PATTERNS,
+    attention,
+    attention_backward,
+    layer_norm,
+    norm_backward,
+    softmax_outer,
+)
+
+
+def scheduled(graph: Graph) -> Schedule:
+    return schedule(map_pattern(graph, graph.operators))
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+
+def test_axes_split_at_their_common_factors() -> None:
+    wide, batch, heads, width = Axis(24), Axis(5), Axis(4), Axis(6)
+    unify((batch, wide), (Axis(5), heads, width))
+    assert [axis.size for axis in leaves((batch, wide))] == [5, 4, 6]
+    assert leaves((wide,)) == leaves((heads, width))
+
+
+def test_axes_without_common_factors_do_not_fit() -> None:
+    with pytest.raises(Mismatch):
+        unify((Axis(6), Axis(4)), (Axis(4), Axis(6)))
+    with pytest.raises(Mismatch):
+        regroup((Axis(6), Axis(4)), (4, 6))
+
+
+@given(st.lists(st.integers(2, 6), min_size=1, max_size=5), st.randoms())
+def test_groups_of_loops_are_the_same_loops(sizes: list[int], random: object) -> None:
+    row = tuple(Axis(size) for size in sizes)
+    whole = Axis(1)
+    for axis in row:
+        whole = Axis(whole.size * axis.size)
+    groups = regroup((whole,), sizes)
+    assert [axis.size for group in groups for axis in group] == sizes
+    assert leaves((whole,)) == tuple(axis for group in groups for axis in group)
+
+
+def test_a_view_in_the_middle_splits_loops() -> None:
+    of = scheduled(PATTERNS["heads"]())
+    assert [of.mapping.sizes[loop] for loop in of.columns] == [16]
+    assert of.row_count == 2 * 4
+
+
+def test_rows_are_in_the_order_of_memory() -> None:
+    """A tensor that lies transposed is walked as it lies."""
+    build = Builder()
+    x = build.input((8, 16, 4), strides=(4, 32, 1))
+    graph = build.graph(build("relu", x, strides=(4, 32, 1)))
+    program = emit(scheduled(graph), KernelPlan("thread", 1, (128,), 1))
+    assert "tl.load(p0 + c)" in program.source
+
+
+@pytest.mark.parametrize(("columns", "varying"), [(128, None), (100, None), (128, 17)])
+def test_only_elements_that_may_not_exist_are_asked_for(columns: int, varying: int | None) -> None:
+    build = Builder(varying)
+    x = build.input((varying or 16, columns))
+    program = emit(scheduled(build.graph(build("relu", x))), KernelPlan("thread", 1, (128,), 1))
+    masked = varying is not None or columns == 100
+    assert ("mask=inside" in program.source) == ("inside = " in program.source) == masked
+
+
+def test_an_early_thread_reads_all_it_needs_before_it_lets_the_next_kernel_begin() -> None:
+    build = Builder()
+    x, y = build.input((64, 128)), build.input((64, 128))
+    of = scheduled(build.graph(build("mul", build("tanh", build("exp", x)), y)))
+    plain = KernelPlan("thread", 1, (128,), 1)
+    twin = early(of, plain)
+    assert twin is not None and str(twin) == "thread 1x128, 1 warps, early"
+    lines = emit(of, twin).source.splitlines()
+    body = [line.strip() for line in lines[lines.index("    _behind()") :]]
+    reads = [at for at, line in enumerate(body) if "tl.load(" in line]
+    assert reads == [3, 4] and body[5] == "_release()"
+    assert "_release" not in emit(of, plain).source
+
+
+def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:
+    """Their products are unrolled."""
+    wide = scheduled(attention_backward((64, 8, 64, 64), "float32"))
+    assert "products in fp32" in str(first_refusal(wide))
+    narrow = scheduled(attention_backward((64, 8, 64, 64), "float16"))
+    assert {plan.scheme for plan in plans(narrow).legal} == {"matrix"}
+
+
+AXES = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 2), st.integers(1, 4))
+
+
+@given(st.lists(AXES, min_size=1, max_size=4))
+def test_places_on_several_axes_are_walked_in_equal_steps_or_not_at_all(
+    axes: list[tuple[int, int, int, int]],
+) -> None:
+    """Of neighbouring axes (length, start, step, count) seen as one."""
+    run, places = [], [0]
+    for size, start, step, count in axes:
+        long = start + step * (count - 1) + size
+        run.append((long, Draft(fresh(count), start, step)))
+        places = [at * long + start + step * i for at in places for i in range(count)]
+    found = _walked(run)
+    steps = {b - a for a, b in pairwise(places)}
+    if found is None:
+        assert len(steps) > 1
+    else:
+        count = math.prod(axis.size for axis in found.row)
+        assert places == [found.start + found.step * i for i in range(count)]
+
+
+def test_an_axis_of_a_dot_is_not_too_long() -> None:
+    with pytest.raises(BadFusion, match="300 along an axis"):
+        scheduled(attention((2, 2, 300, 16), "float16"))
+
+
+def test_a_norm_over_all_heads_is_another_kernel() -> None:
+    build = Builder()
+    x = build.input((4, 3, 12, 16))
+    made = build("dot", x, build.input((4, 3, 16, 16)))
+    graph = build.graph(build("amax", made, dims=(1, 3), keepdim=True))
+    with pytest.raises(BadFusion, match="one element of the batch"):
+        scheduled(graph)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda b, x: b("add", b("exp", x), b("permute", b("exp", x), dims=(1, 0))), None),
+        (lambda b, x: _twice(b, x), "diagonal"),
+        (lambda b, x: b("relu", b("view", b("exp", x), shape=(2, 18))), None),
+        (lambda b, x: _three_ways(b, x), "without common factors"),
+        (lambda b, x: b("relu", _first_half(b, b("exp", x))), "reads a part"),
+        (lambda b, x: b("relu", b("cast", x, dtype="float64")), "float64"),
+        (lambda b, x: b("dot", x, x), "no batch"),
+        (lambda b, x: b("amax", b("isnan", x), dims=(0,), keepdim=False), "no amax of bools"),
+    ],
+)
+def test_what_is_no_kernel_says_why(make: object, reason: str | None) -> None:
+    build = Builder()
+    x = build.input((6, 6))
+    graph = build.graph(make(build, x))  # type: ignore[operator]
+    if reason is None:
+        assert scheduled(graph).mapping.outputs
+    else:
+        with pytest.raises(BadFusion, match=reason):
+            scheduled(graph)
+
+
+def _twice(build: Builder, x: int) -> int:
+    made = build("exp", x)
+    return build("add", made, build("permute", made, dims=(1, 0)))
+
+
+def _three_ways(build: Builder, x: int) -> int:
+    made = build("exp", x)
+    as_rows = build("relu", build("view", made, shape=(4, 9)))
+    return build("add", as_rows, build("view", build("exp", made), shape=(4, 9)))
+
+
+def _first_half(build: Builder, x: int) -> int:
+    return build("slice", x, shape=(6, 3), dim=1, start=0, step=1)
+
+
+def test_a_sum_over_rows_that_rows_need_is_no_tail() -> None:
+    build = Builder()
+    x = build.input((6, 10))
+    by_row = build("sub", x, build("sum", x, dims=(1,), keepdim=True))
+    graph = build.graph(build("sub", by_row, build("sum", by_row, dims=(0,), keepdim=True)))
+    with pytest.raises(BadFusion, match="sum over rows within the rows"):
+        scheduled(graph)
+
+
+def test_sums_over_rows_are_tails() -> None:
+    graph = norm_backward((3, 7, 80), "float16")
+    of = scheduled(graph)
+    assert of.kind == "dual"
+    assert {graph[i].op for i in of.tails} == {"sum"}
+    assert len(of.tails) == 2
+    assert {graph[i].op for i in of.after} == {"cast"}
+
+
+def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
+    """The gradient of a bias reads its operand straight from memory."""
+    build = Builder()
+    dy, x = build.input((64, 96)), build.input((64, 96))
+    along = build("sum", build("mul", dy, x), dims=(1,), keepdim=True)
+    dx = build("mul", x, along)
+    of = scheduled(build.graph(dx, build("sum", dy, dims=(0,), keepdim=False)))
+    assert of.kind == "dual"
+    assert plans(of).legal
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "chunks"),
+    [
+        (768, (512, 256)),
+        (1000, (1024,)),
+        (2500, (2048, 512)),
+        (3000, (2048, 1024)),
+        (5000, (4096, 1024)),
+        (32000, (32768,)),
+        (4096, (4096,)),
+    ],
+)
+def test_odd_rows_are_cut_into_powers_of_two(columns: int, chunks: tuple[int, ...]) -> None:
+    assert cut(columns) == chunks
+
+
+@given(st.integers(1, 1 << 20))
+def test_cuts_leave_few_lanes_idle_and_mask_the_last_chunk_only(columns: int) -> None:
+    assert idle_share(columns, cut(columns)) <= MOST_IDLE
+    if even(columns)[0] > LEAST_CHUNK:
+        assert idle_share(columns, even(columns)) <= MOST_IDLE
+    for chunks in (cut(columns), even(columns)):
+        assert sum(chunks[:-1]) < columns
+        assert list(chunks) == sorted(chunks, reverse=True)
+        assert all(width.bit_count() == 1 for width in chunks)
+    assert len(set(even(columns))) == 1
+    assert len(even(columns)) < 2 / MOST_IDLE
+
+
+def test_equal_chunks_are_put_together_before_threads_meet() -> None:
+    of = scheduled(layer_norm((64, 3000), "float16"))
+    source = emit(of, KernelPlan("block", 1, (1024,) * 3, 4)).source
+    mixed = emit(of, KernelPlan("block", 1, (2048, 1024), 4)).source
+    assert source.count("tl.sum(") == 2 and mixed.count("tl.sum(") == 4
+
+
+def test_the_table_in_the_docs_is_what_cut_does() -> None:
+    text = (Path(__file__).parents[5] / "docs" / "fusion_codegen.md").read_text()
+    cell, percent = r"([\d +x]+) \| ", r"([\d.]+) % \|"
+    row = rf"^\| (\d+) \| {percent} {cell}{percent} {cell}{percent}$"
+    rows = re.findall(row, text, re.M)
+    assert len(rows) >= 8
+    for columns, one, equal, idle, fewest, masked in rows:
+        count = int(columns)
+        chunks = even(count)
+        assert equal == (f"{len(chunks)} x {chunks[0]}" if len(chunks) > 1 else str(chunks[0]))
+        assert fewest == " + ".join(map(str, cut(count)))
+        assert one == f"{100 * idle_share(count, (power_above(count),)):.1f}"
+        assert idle == f"{100 * idle_share(count, chunks):.1f}"
+        assert masked == f"{100 * idle_share(count, cut(count)):.1f}"
+
+
+def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
+    found = plans(scheduled(layer_norm((64, 3000), "float16")))
+    reasons = {r.reason for r in found.refused if r.plan.chunks == (4096,)}
+    assert "27% of the lanes would be masked; 6.2% are possible" in reasons
+    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal}
+
+
+def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
+    of = scheduled(layer_norm((64, 3000), "float16"))
+    plan = KernelPlan("block", 1, (1024,) * 3, 4, early=True)
+    wide, half = in_one_chunk(of, plan)
+    assert wide == KernelPlan("block", 1, (4096,), 16, early=True)
+    assert wide.elements_per_thread == VECTOR
+    assert half == replace(wide, num_warps=8)
+    assert replace(wide, early=False) not in plans(of).legal
+    assert "mask=inside" in emit(of, wide).source
+    assert in_one_chunk(of, wide) == ()
+    assert in_one_chunk(of, KernelPlan("looped", 1, (1024,), 4)) == ()
+
+
+def test_only_what_is_larger_than_l2_is_streamed() -> None:
+    build = Builder()
+    x = build.input((16384, 2048), "float16")
+    total = build("sum", x, dims=(1,), keepdim=True)
+    graph = build.graph(total, build("add", x, total))
+    of, plan = scheduled(graph), KernelPlan("block", 1, (2048,), 4)
+    twin = streamed(of, plan)
+    assert twin is not None and str(twin) == "block 1x2048, 4 warps, streamed"
+    assert twin not in plans(of).legal and twin in with_twins(of)
+    stores = [line for line in emit(of, twin).source.splitlines() if "tl.store(" in line]
+    assert ["evict_first" in line for line in stores] == [False, True]
+    assert "evict_first" not in emit(of, plan).source
+    assert streamed(of, KernelPlan("looped", 1, (1024,), 4)) is None
+    fewer = scheduled(layer_norm((8192, 2048), "float16"))
+    assert streamed(fewer, plan) is None
+    with pytest.raises(BadFusion, match="outputs of more than 37 MB"):
+        emit(fewer, replace(plan, streamed=True))
+
+
+def test_warps_without_rows_write_large_outputs_together() -> None:
+    build = Builder()
+    x = build.input((16384, 2048), "float16")
+    graph = build.graph(build("exp", x), build("relu", x))
+    of, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, early=True)
+    lines = [line.strip() for line in emit(of, replace(plan, streamed=True)).source.splitlines()]
+    at = lines.index("tl.debug_barrier()")
+    stores = [number for number, line in enumerate(lines) if line.startswith("tl.store(")]
+    assert stores == [at + 1, at + 2]
+    assert all("evict_first" in lines[number] for number in stores)
+    assert "debug_barrier" not in emit(of, plan).source
+
+
+def test_a_row_of_32000_can_be_held_by_a_block() -> None:
+    found = plans(scheduled(layer_norm((64, 32000), "float16")))
+    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal)
+    reasons = [r.reason for r in found.refused if r.plan == KernelPlan("block", 1, (32768,), 2)]
+    assert len(reasons) == 1
+    assert "255 at 64 threads" in reasons[0]
+
+
+def test_a_plan_that_was_refused_is_not_emitted() -> None:
+    of = scheduled(layer_norm((64, 3000), "float16"))
+    (plan,) = [r.plan for r in plans(of).refused if str(r.plan) == "warp 64x1024x3, 1 warps"]
+    with pytest.raises(BadFusion, match="take one of"):
+        emit(of, plan)
+
+
+# -- source ----------------------------------------------------------------------------------------
+
+
+def test_what_all_rows_share_may_be_read_with_the_row() -> None:
+    of = scheduled(layer_norm((64, 128), "float16"))
+    plan = KernelPlan("block", 1, (128,), 4)
+    twin = early(of, plan)
+    assert twin is not None and str(twin) == "block 1x128, 4 warps, early"
+    lines = emit(of, twin).source.splitlines()
+    at = [number for number, line in enumerate(lines) if "tl.load(" in line]
+    assert lines[at[0]].lstrip().startswith("x0 = ") and len(at) == 3
+    assert at[-1] < next(number for number, line in enumerate(lines) if "tl.sum(" in line)
+    late = emit(of, plan).source
+    assert late.rfind("tl.load(") > late.rfind("tl.sum(")
+
+
+@pytest.mark.parametrize("scheme", ["looped", "shared", "split"])
+def test_rows_that_are_not_in_registers_have_nothing_early(scheme: str) -> None:
+    of = scheduled(layer_norm((64, 1024), "float16"))
+    assert early(of, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
+
+
+def test_rows_that_share_nothing_are_read_before_the_next_kernel_may_begin() -> None:
+    of = scheduled(softmax_outer((2, 24, 32), "float32"))
+    plan = KernelPlan("warp", 8, (32,), 1)
+    twin = early(of, plan)
+    assert twin is not None
+    lines = [line.strip() for line in emit(of, twin).source.splitlines()]
+    at = lines.index("_release()")
+    assert "_behind()" in lines[:at]
+    loads = [place for place, line in enumerate(lines) if "tl.load(" in line]
+    assert loads and max(loads) < at < next(n for n, line in enumerate(lines) if "_max" in line[8:])
+    assert "_release" not in emit(of, plan).source
+
+
+def test_equal_patterns_and_plans_give_equal_bytes() -> None:
+    of, again = (scheduled(layer_norm((64, 3000), "float16")) for _ in range(2))
+    sources = {emit(of, plan).source for plan in plans(of).legal}
+    assert len(sources) == len(plans(of).legal)
+    assert sources == {emit(again, plan).source for plan in plans(again).legal}
+
+
+def test_the_source_of_a_small_chain() -> None:
+    build = Builder()
+    x, bias = build.input((32, 256), "float16"), build.input((256,), "float16")
+    total = build("sum", build("add", x, bias), dims=(1,), keepdim=True)
+    of = scheduled(build.graph(total))
+    source = emit(of, KernelPlan("warp", 4, (256,), 4)).source
+    body = source[source.index("    pid") :]
+    assert (
+        body
+        == """\
+    pid = tl.program_id(0)
+    r = pid * 4 + tl.arange(0, 4)[:, None]
+    live = r < count
+    c = tl.arange(0, 256)[None, :]
+    x0 = tl.load(p0 + r * 256 + c, mask=live).to(tl.float32)
+    # %2 = add(%0, %1) float16 32x256
+    x1 = tl.load(p1 + c).to(tl.float32)
+    v2 = x0 + x1
+    # %3 = sum(%2, dims=(1,), keepdim=True) float16 32x1
+    s3 = tl.sum(v2, 1, keep_dims=True)
+    v3 = s3
+    tl.store(p3 + r, v3.to(tl.float16), mask=live)
+"""
+    )

@@ -1,0 +1,224 @@
+"""Modules as layers: where they are cut, what crosses, what is measured, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="modules need the extra nostall[torch]")
+
+from nostall.core.errors import MissingPart  # noqa: E402
+from nostall.parallel.errors import BadModel, BadPlan  # noqa: E402
+from nostall.parallel.module import Job, Model, load_job, profile_job  # noqa: E402
+from nostall.parallel.plan import Workload  # noqa: E402
+from tests.unit.parallel import jobs  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def leaves() -> Model:
+    return Model(jobs.resnet(), "leaf")
+
+
+def test_blocks_and_leaves_become_layers(leaves: Model) -> None:
+    blocks = Model(leaves.job)
+    assert blocks.names == ("conv1", "bn1", "relu", "layer1.0", "layer2.0", "avgpool", "fc")
+    assert "layer2.0.downsample.0" in leaves.names
+    assert "layer1.0.relu#2" in leaves.names  # called again behind the sum
+    # Inside a block two tensors cross: the one on its way and the skip.
+    inside = leaves.names.index("layer1.0.conv2")
+    assert len(leaves.crossing(inside)) == 2
+    assert len(leaves.crossing(leaves.names.index("layer2.0.downsample.0"))) == 1
+
+
+def test_pieces_one_after_another_are_the_module(leaves: Model) -> None:
+    inputs, targets = leaves.job.sized(4)
+    values: dict[str, torch.Tensor] = {}
+    for i in range(len(leaves)):
+        piece = leaves.piece(i, i + 1, 4, CPU)
+        made = piece(values, inputs, targets)
+        values = {name: made.get(name, values.get(name)) for name in piece.sent} or made
+        assert all(tuple(v.shape) == leaves.shape(k, 4) for k, v in values.items() if k != "loss")
+    expected = leaves.job.loss(leaves.job.module(*inputs), targets)
+    assert torch.equal(values["loss"], expected)
+
+
+def test_a_shared_parameter_belongs_to_both_its_stages() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(7, 4)
+            self.middle = torch.nn.Linear(4, 4)
+            self.head = torch.nn.Linear(4, 7, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(self.middle(self.table(x))))
+
+    words = torch.randint(0, 7, (6,))
+    model = Model(Job(Tied(), (words,), words, torch.nn.functional.cross_entropy))
+    first, last = (model.stage_parameters(i, i + 1) for i in (0, 2))
+    assert first[0] is last[0]
+
+
+def test_what_no_slice_can_be_taken_of_is_not_cut() -> None:
+    class Mixed(torch.nn.Module):
+        """Hands on a table of samples x samples."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.one(x)
+            return self.two((y @ y.T) @ x)
+
+    model = Model(
+        Job(Mixed(), (torch.randn(5, 4),), torch.randn(5, 4), torch.nn.functional.mse_loss)
+    )
+    assert len(model) == 2  # the product belongs to the layer before; what leaves it has samples
+    assert model.rows[model.crossing(1)[0]] == 0
+
+
+def test_a_profile_is_measured() -> None:
+    wide = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1024))
+    job = Job(wide, (torch.randn(64, 16),), torch.randn(64, 1024), torch.nn.functional.mse_loss)
+    found = profile_job(job, repeats=3)
+    assert [layer.name for layer in found.layers] == ["0", "1"]
+    assert found.batch == 64
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in found.layers)
+    small, large = found.layers
+    assert (small.parameter_bytes, large.parameter_bytes) == (4 * 16 * 17, 4 * 1024 * 17)
+    # The first stores the batch; the second its input, and the loss the difference's two sides.
+    assert small.stored_bytes == 64 * 16 * 4
+    assert large.stored_bytes is not None and large.stored_bytes >= 64 * (16 + 1024) * 4
+    assert found.memory_measured
+    (tensor,) = found.tensors
+    assert (tensor.producer, tensor.last_consumer, tensor.bytes) == (0, 1, 64 * 16 * 4)
+    assert Workload(found, _one(), 128).micro_batches == 2
+    assert all(p.grad is None for p in wide.parameters())
+
+
+def _one() -> Any:
+    from tests.unit.parallel.cases import servers
+
+    return servers(1, 1)
+
+
+def test_batch_statistics_are_refused_and_frozen_ones_are_not() -> None:
+    with pytest.raises(BadModel, match=r"bn1 is a BatchNorm2d.*eval mode"):
+        jobs.resnet(torch.nn.BatchNorm2d)
+    module = jobs.ResNet(torch.nn.BatchNorm2d).eval()
+    job = Job(module, (torch.randn(4, 3, 6, 6),), torch.randint(0, 5, (4,)), jobs.F.cross_entropy)
+    assert len(Model(job)) == 7
+
+
+class _Counts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.layer(x) * self.calls
+
+
+class _Branches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y if y.sum() > 0 else -y
+
+
+class _Sizes(_Branches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y.sin() if x.shape[0] == 2 else y.cos()
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (_Counts, "changes the buffer calls"),
+        (_Branches, "torch.export cannot trace"),
+        (_Sizes, "other operations at 3 samples"),
+        (torch.nn.Identity, "depends on no parameter"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(module: type, said: str) -> None:
+    job = Job(module(), (torch.randn(4, 3),), torch.randn(4, 3), jobs.F.mse_loss)
+    with pytest.raises(BadModel, match=said):
+        Model(job)
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    job = replace(jobs.chain(), loss=lambda output, target: output - target)
+    with pytest.raises(BadModel, match="no scalar"):
+        Model(job)
+
+
+FILE = """
+import torch
+def good():
+    zeros = torch.zeros(4, 2)
+    return torch.nn.Linear(2, 2), (zeros,), zeros, torch.nn.functional.mse_loss
+def short():
+    return torch.nn.Linear(2, 2), (torch.zeros(4, 2),)
+def wrong():
+    return "linear", (), None, None
+def fails():
+    raise ValueError("no data")
+def empty():
+    return torch.nn.Linear(2, 2), (3,), None, torch.sum
+"""
+
+
+def test_jobs_are_loaded_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(FILE)
+    assert load_job(f"{path}:good").samples == 4
+    for name, said in (
+        ("short", "returned a tuple"),
+        ("wrong", "the module is a str"),
+        ("fails", "ValueError: no data"),
+        ("empty", "no tensor with samples"),
+        ("missing", "has no function missing"),
+    ):
+        with pytest.raises(BadModel, match=said):
+            load_job(f"{path}:{name}")
+    for target in (str(path), "train:good", f"{path}:no name"):
+        with pytest.raises(BadModel, match=r"path\.py:build"):
+            load_job(target)
+    with pytest.raises(BadModel, match="no such file"):
+        load_job(f"{tmp_path}/none.py:good")
+    path.write_text("import a_package_that_is_not_there")
+    with pytest.raises(MissingPart, match="a_package_that_is_not_there"):
+        load_job(f"{path}:good")
+
+
+def test_batches_have_the_iterations_size() -> None:
+    job = jobs.chain()
+    inputs, targets = job.batch(0, 20)
+    assert inputs[0].shape == (20, 6) and torch.equal(targets[9:18], targets[:9])
+    given = replace(job, batches=lambda step: job.sized(7))
+    assert given.batch(3, 7)[0][0].shape == (7, 6)
+    with pytest.raises(BadModel, match="has 7 samples; allowed is 20"):
+        given.batch(3, 20)
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    from nostall.parallel.execute.run import check_fits
+
+    model = Model(jobs.chain())
+    other = Model(jobs.resnet())
+    work = Workload(profile_job(other.job, repeats=1), _one(), 8)
+    with pytest.raises(BadPlan, match="layer 0: conv1 in the plan, 0 in the module"):
+        check_fits(model, work)

@@ -1,0 +1,291 @@
+"""The picture of a fusion plan: nothing overlaps, data flows downward, any size can be read."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nostall.cli.fuse_tables import show_document, show_explanation
+from nostall.core import Run
+from nostall.core.errors import BadRun
+from nostall.fusion.graph.operations import Kind
+from nostall.report.fusion import is_fusion, write_page
+from nostall.report.fusion.layout import layered
+from nostall.report.fusion.picture import MOST_DRAWN, picture
+from nostall.tuning.fusing.document import (
+    FILE,
+    Binary,
+    Counted,
+    Document,
+    Drawn,
+    FusedKernel,
+    Pass,
+    Schedules,
+    TunedBinary,
+    counted,
+)
+
+ROOT = Path(__file__).resolve().parents[4]
+GAP = (10.0, 20.0)
+WIDEST = 300.0
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[tuple[int, int]]]:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    count = draw(st.integers(1, 25))
+    sizes = [(rng.uniform(5, 120), rng.uniform(5, 60)) for _ in range(count)]
+    pairs = [(a, b) for b in range(count) for a in range(b)]
+    return sizes, [pair for pair in pairs if rng.random() < 0.15]
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs())
+def test_boxes_stand_apart_and_readers_below(
+    graph: tuple[list[tuple[float, float]], list[tuple[int, int]]],
+) -> None:
+    sizes, edges = graph
+    drawn = layered(sizes, edges, most_width=WIDEST, gap=GAP)
+    boxes = [(*place, *size) for place, size in zip(drawn.places, sizes, strict=True)]
+    for at, (x, y, width, height) in enumerate(boxes):
+        assert -1e-6 <= x <= drawn.width - width + 1e-6
+        assert 0 <= y <= drawn.height - height + 1e-6
+        for other_x, other_y, other_width, other_height in boxes[:at]:
+            beside = x + width <= other_x + 1e-6 or other_x + other_width <= x + 1e-6
+            assert beside or y + height <= other_y or other_y + other_height <= y
+    for top in {y for _, y, _, _ in boxes}:
+        row = sorted(box for box in boxes if box[1] == top)
+        used = sum(box[2] for box in row) + GAP[0] * (len(row) - 1)
+        assert used <= WIDEST + 1e-6
+        assert all(one[0] + one[2] + GAP[0] <= other[0] + 1e-6 for one, other in pairwise(row))
+    for (first, second), route in zip(edges, drawn.routes, strict=True):
+        assert boxes[first][1] + boxes[first][3] < boxes[second][1]
+        heights = [y for _, y in route]
+        assert heights == sorted(heights)
+        for (x, y), box in ((route[0], boxes[first]), (route[-1], boxes[second])):
+            assert x == pytest.approx(box[0] + box[2] / 2)
+            assert y in (pytest.approx(box[1]), pytest.approx(box[1] + box[3]))
+
+
+def test_an_order_without_crossings_is_found() -> None:
+    """Two chains side by side whose numbers are mixed."""
+    edges = [(0, 3), (1, 2), (2, 5), (3, 4)]
+    drawn = layered([(40.0, 20.0)] * 6, edges, most_width=WIDEST, gap=GAP)
+    first, second = [0, 3, 4], [1, 2, 5]
+    for chain in (first, second):
+        assert len({round(drawn.places[node][0], 3) for node in chain}) == 1
+
+
+def node(index: int, name: str, kind: Kind, *reads: int, result: bool = False) -> Drawn:
+    return Drawn(
+        index=index,
+        name=name,
+        kind=kind,
+        shape=(64, 500),
+        dtype="float16",
+        reads=reads,
+        bytes=64000,
+        result=result,
+    )
+
+
+def kernel(name: str, operators: tuple[int, ...], scheme: str = "block") -> FusedKernel:
+    return FusedKernel(
+        name=name,
+        operators=operators,
+        scheme=scheme,
+        plan=f"{scheme} 1x512, 4 warps",
+        launches=(name,),
+        source=f"kernels/{name}.py",
+        bytes_before=1000,
+        bytes_after=100,
+        seconds_before=2e-5,
+        seconds_after=3e-6,
+        schedules=Schedules(legal=3, next_best=(), refused=()),
+    )
+
+
+def one_pass(nodes: tuple[Drawn, ...], kernels: tuple[FusedKernel, ...], *alone: int) -> Pass:
+    return Pass(
+        name="forward",
+        nodes=nodes,
+        kernels=kernels,
+        alone=alone,
+        taken=len(nodes),
+        refused=(Counted(reason="random <numbers>", count=2, what="aten.rand.default"),),
+        splits=(),
+        no_kernel=(),
+        seconds_unfused=2e-5,
+        seconds_alone=1e-6 * len(alone),
+        greedy_kernels=len(kernels),
+        greedy_seconds=3e-6,
+        notes=(),
+    )
+
+
+SMALL = one_pass(
+    (
+        node(0, "input", "input"),
+        node(1, "mul", "light", 0),
+        node(2, "exp", "heavy", 1),
+        node(3, "sum", "reduce", 2),
+        node(4, "mm", "opaque", 3),
+        node(5, "div", "heavy", 2, 3, result=True),
+        node(6, "neg", "light", 4, result=True),
+    ),
+    (kernel("stitched_a", (1, 2, 3, 5)),),
+    6,
+)
+
+
+def large(kernels: int, each: int) -> Pass:
+    """Chains of kernels with a matrix product between, as in a Transformer."""
+    nodes = [node(0, "input", "input")]
+    made = []
+    for number in range(kernels):
+        first = len(nodes)
+        for at in range(each):
+            reads = {len(nodes) - 1, first} if at else {len(nodes) - 1}
+            kind: Kind = "reduce" if at % 5 == 3 else "light"
+            name = "sum" if kind == "reduce" else "mul"
+            nodes.append(node(len(nodes), name, kind, *sorted(reads)))
+        made.append(kernel(f"stitched_{number}", tuple(range(first, len(nodes)))))
+        nodes.append(node(len(nodes), "mm", "opaque", len(nodes) - 1))
+    return one_pass(tuple(nodes), tuple(made))
+
+
+def names_in(figure: str) -> list[str]:
+    root = ElementTree.fromstring(figure)
+    return [text.text or "" for text in root.iter() if text.get("class") == "name"]
+
+
+def test_every_operator_is_drawn_once_and_says_what_it_touches() -> None:
+    figure = str(picture(SMALL))
+    assert sorted(names_in(figure)) == ["div", "exp", "mm", "mul", "neg", "sum"]
+    root = ElementTree.fromstring(figure)
+    titles = [title.text or "" for title in root.iter() if title.tag == "title"]
+    assert "mul float16 64×500\nreads input float16 64×500" in titles
+    assert "K1 → mm: 64 kB" in titles
+    # mul reads the input; sum and div are written; nothing else touches memory.
+    assert figure.count('class="memory"') == 3
+
+
+@pytest.mark.parametrize(("kernels", "each"), [(10, 30), (30, 10)])
+def test_a_graph_of_300_operators_is_drawn_whole(kernels: int, each: int) -> None:
+    found = large(kernels, each)
+    assert found.operators == 300
+    assert len(names_in(str(picture(found)))) == 300 + kernels
+
+
+def test_a_larger_graph_shows_its_cards_only() -> None:
+    found = large(26, 40)
+    assert found.operators > MOST_DRAWN
+    figure = str(picture(found))
+    assert set(names_in(figure)) == {"mm"}
+    assert figure.count("40 operators") == 26
+
+
+def document(*passes: Pass) -> Document:
+    return Document(
+        target="<f>.py:f",
+        inputs=("float16[64, 500]",),
+        strategy="explore",
+        arch="sm_90",
+        hardware="H200",
+        traced_on="cpu",
+        status="done",
+        versions={"torch": "2"},
+        passes=passes,
+        binaries=(
+            Binary(name="stitched_a", file="kernels/a.cubin", instructions=5),
+            Binary(name="stitched_b", findings=2, first_finding="latency at b: IADD3"),
+            Binary(name="stitched_c", failure="no fp8"),
+        ),
+        tuned=(
+            TunedBinary(name="stitched_a", folder="sass/a", ratio=1.02, improved=True),
+            TunedBinary(name="stitched_b", note="nostall's rules do not know 2 places of it"),
+        ),
+    )
+
+
+def test_the_page_is_made_from_the_run_directory_alone(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", "nostall fuse <f>.py:f", {}) as run:
+        assert not is_fusion(run.path)
+        run.write(FILE, document(SMALL, large(2, 6)).model_dump_json().encode())
+    page = write_page(run.path).read_text()
+    assert is_fusion(run.path)
+    assert page.count("<svg") == 2 and "<f>" not in page and "random &lt;numbers&gt;" in page
+    assert "every time on this page is modelled" in page
+    assert "2 places are not known" in page and "not compiled: no fp8" in page
+    assert 'href="sass/a/report.html">modelled 1.0200×' in page
+    assert not re.search(r'(src|href)="(?!sass/)', page)
+
+
+def test_a_measured_time_is_called_so(tmp_path: Path) -> None:
+    found = document(SMALL)
+    timed = tuple(
+        binary.model_copy(update={"measured": 4e-6 if binary.name == "stitched_a" else None})
+        for binary in found.binaries
+    )
+    found = found.model_copy(update={"binaries": timed, "measured_on": "NVIDIA H200"})
+    with Run.create(tmp_path / "run", "nostall fuse f.py:f", {}) as run:
+        run.write(FILE, found.model_dump_json().encode())
+    page = write_page(run.path).read_text()
+    assert "where it does not say measured (NVIDIA H200)" in page
+    assert "1 kB → 100 B, 3 µs, measured 4 µs" in page and "measured 4</td>" in page
+
+
+def test_a_document_that_is_none_is_said(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", "nostall fuse f.py:f", {}) as run:
+        run.write(FILE, b'{"schema_version": 1}')
+    with pytest.raises(BadRun, match=r"fusion\.json: target: Field required"):
+        write_page(run.path)
+
+
+def test_reasons_that_differ_in_numbers_are_one() -> None:
+    found = counted(
+        [
+            "a tile of 8 elements",
+            "%3 = sum(%1, dims=(1,), keepdim=True) float32 8x1 is not a last step",
+            "a tile of 1,024 elements",
+            "a tile of 16 elements",
+            "%7 = sum(%2, dims=(0,), keepdim=False) float16 scalar is not a last step",
+            "nothing of the kind",
+        ]
+    )
+    assert [(each.count, each.reason[:8]) for each in found] == [
+        (3, "a tile o"),
+        (2, "%3 = sum"),
+        (1, "nothing "),
+    ]
+
+
+def test_equal_kernels_are_counted() -> None:
+    one = kernel("stitched_a", (1, 2))
+    found = one_pass(SMALL.nodes, (one, kernel("stitched_a", (3, 5)), kernel("stitched_b", (6,))))
+    assert [(each.name, times) for each, times in found.groups] == [
+        ("stitched_a", 2),
+        ("stitched_b", 1),
+    ]
+    assert found.launches == 3 and found.seconds == pytest.approx(9e-6)
+
+
+def test_the_documentation_shows_what_the_committed_run_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    text = (ROOT / "benchmarks" / "results" / "fusion_layernorm_gelu.json").read_text()
+    found = Document.model_validate_json(text)
+    show_document(found)
+    show_explanation(found)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    page = (ROOT / "docs" / "fusion.md").read_text()
+    shown = page.partition("--explain --out runs/layernorm\n")[2].partition("```")[0].splitlines()
+    assert shown[:-2] == printed

@@ -1,0 +1,83 @@
+"""The whole job with a learning strategy; what happens without the extra; judged checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.sass.game.kernels import NVCC, launch, transpose
+
+from nostall.core import BadInput, ContractBroken, MissingPart, Run
+from nostall.core.search import Checkpoint
+from nostall.sass.schedule import ScheduleSpace
+from nostall.tuning.job import Settings, describe, tune
+from nostall.tuning.source import load_cubin
+from nostall.tuning.strategies import LOGS, strategy
+from nostall.tuning.verified_checkpoints import JudgedCheckpoints
+
+
+def checkpoint(space: ScheduleSpace, seed: int) -> Checkpoint:
+    """A checkpoint whose best is another schedule for each seed."""
+    import numpy as np
+
+    state, rng = space.start(), np.random.default_rng(seed)
+    for _ in range(4):
+        move = space.propose(state, rng)
+        assert move is not None
+        state = space.apply(state, move)
+    text = space.dump(state)
+    return Checkpoint("cuasmrl", 0, 5, 0, text, 1.0, text, 1.0, {}, {})
+
+
+def test_a_checkpoint_is_judged_once_and_a_refusal_ends_the_search() -> None:
+    judged: list[bytes] = []
+    space = transpose()
+    observer = JudgedCheckpoints(space, judged.append)
+    start = dataclasses.replace(checkpoint(space, 1), best=space.dump(space.start()))
+    observer.on_checkpoint(start)
+    assert judged == []
+    for _ in range(2):
+        observer.on_checkpoint(checkpoint(space, 1))
+    assert judged == [space.impose(space.load(checkpoint(space, 1).best)).to_cubin()]
+
+    def refuse(candidate: bytes) -> None:
+        raise ContractBroken("refused")
+
+    with pytest.raises(ContractBroken):
+        JudgedCheckpoints(space, refuse).on_checkpoint(checkpoint(space, 2))
+
+
+def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
+    pytest.importorskip("sb3_contrib", reason="CuAsmRL needs the extra nostall[rl]")
+    pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
+    source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch())
+    settings = Settings("cuasmrl", 0, None, 40)
+    small = dataclasses.replace(
+        strategy("cuasmrl", logs=tmp_path / LOGS), features=8, steps=8, epochs=1
+    )
+    with Run.create(tmp_path / "run", "test", describe(source, settings)) as run:
+        tuned = tune(source, small, settings, run=run)
+    assert tuned.verdict.safe and tuned.search.evaluations == 40
+    assert tuned.search.stopped == "budget"
+    assert len(list(Run.open(tmp_path / "run").trials())) == 40
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
+    assert list((tmp_path / LOGS).rglob("events.*"))
+
+
+def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.startswith("nostall.sass.game")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(MissingPart, match=r"pip install 'nostall\[rl\]'"):
+        strategy("cuasmrl")
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(BadInput, match="anneal, cuasmrl, ppo, random, sip"):
+        strategy("dreaming")
+    assert strategy("sip").name == "sip"
+    with pytest.raises(BadInput, match="begins with no policy"):
+        strategy("anneal", policy=Path("x"))

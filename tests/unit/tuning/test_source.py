@@ -1,0 +1,409 @@
+"""Sources: Triton functions compiled without a GPU."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from nostall.core import (
+    BadInput,
+    BadLaunch,
+    Buffer,
+    Constant,
+    LaunchSpec,
+    MissingPart,
+    NostallError,
+    OtherShape,
+    Scalar,
+    UnsupportedArchitecture,
+)
+from nostall.tuning import kernel_file
+from nostall.tuning import source as module
+from nostall.tuning.source import Source, compile_triton, launch_of
+
+triton = pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
+NVCC = ROOT / "tests" / "corpus" / "nvcc"
+
+KERNELS = """
+import triton
+import triton.language as tl
+from nostall.core import Buffer, Constant, LaunchSpec, Scalar
+
+@triton.jit
+def scale(y, x, n, stride, factor, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + offs, tl.load(x + offs * stride, offs < n) * factor, offs < n)
+
+@triton.jit
+def broken(y, x, n, stride, factor, BLOCK: tl.constexpr):
+    tl.store(y, undefined_name)
+
+@triton.jit
+def greedy(y, x, K, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(K):
+        acc = tl.dot(tl.load(x + offs + k), tl.load(x + offs + 2 * k), acc)
+    tl.store(y + offs, acc)
+
+@triton.jit(do_not_specialize=["n"])
+def fixed(y, x, n, stride, factor, BLOCK: tl.constexpr):
+    tl.store(y + tl.arange(0, BLOCK), n + stride)
+
+@triton.autotune([triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def tuned(y, x, n, stride, factor, BLOCK: tl.constexpr):
+    tl.store(y + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)) + n)
+
+def plain(y):
+    return y
+
+def launch(n=1000, stride=1):
+    return LaunchSpec(
+        grid=(8, 1, 1),
+        num_warps=2,
+        args=(
+            Buffer(name="y", dtype="f32", shape=(1024,), role="out"),
+            Buffer(name="x", dtype="f32", shape=(1024,)),
+            Scalar(name="n", dtype="i32", value=n),
+            Scalar(name="stride", dtype="i32", value=stride),
+            Scalar(name="factor", dtype="f32", value=1.0),
+            Constant(name="BLOCK", constant=128),
+        ),
+    )
+
+LAUNCHES = {
+    "scale": launch(),
+    "scale@strided": launch(stride=2),
+    "scale@dict": launch(stride=3).model_dump(),
+    "scale@wrong": {"grid": [0, 1, 1]},
+    "broken": launch(),
+    "fixed": launch(1, 1),
+    "tuned": launch(),
+    "greedy": LaunchSpec(
+        num_stages=8,
+        args=(
+            Buffer(name="y", dtype="f32", shape=(16384,), role="out"),
+            Buffer(name="x", dtype="f16", shape=(99999,)),
+            Scalar(name="K", dtype="i32", value=64),
+            Constant(name="BLOCK", constant=128),
+        ),
+    ),
+}
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    return path
+
+
+def parameters(source: Source, tmp_path: Path) -> int:
+    """Parameters of the kernel, counted from the cubin's own records (attribute 0x17)."""
+    path = tmp_path / "counted.cubin"
+    path.write_bytes(source.cubin)
+    with path.open("rb") as file:
+        info = ELFFile(file).get_section_by_name(f".nv.info.{source.kernel}").data()
+    count = place = 0
+    while place < len(info):
+        form, code, size = struct.unpack_from("<BBH", info, place)
+        count += code == 0x17
+        place += 4 + (size if form == 4 else 0)
+    return count
+
+
+def passed(launch: LaunchSpec | None) -> list[Buffer | Scalar]:
+    assert launch is not None
+    return [arg for arg in launch.args if not isinstance(arg, Constant)]
+
+
+def test_an_example_compiles(tmp_path: Path) -> None:
+    source = compile_triton(EXAMPLES / "gemm_leakyrelu.py", "gemm_leakyrelu", None, "sm_90")
+    assert source.cubin.startswith(b"\x7fELF")
+    assert source.kernel == "gemm_leakyrelu"
+    assert source.launch is not None
+    assert source.launch.block == (128, 1, 1)
+    assert source.launch.shared >= 4 * (64 + 64) * 32 * 2
+    assert source.launch.flops == 2.0 * 512 * 512 * 2048
+    assert source.origin.endswith("gemm_leakyrelu.py:gemm_leakyrelu")
+    assert source.provenance["compiler"] == f"triton {triton.__version__}"
+    assert source.provenance["ptxas"][0].isdigit()
+    assert "num_stages=4" in source.provenance["options"]
+
+
+def test_the_launch_has_exactly_the_parameters_of_the_machine_code(
+    kernels: Path, tmp_path: Path
+) -> None:
+    for name in ("scale", "scale@strided", "fixed", "tuned"):
+        source = compile_triton(kernels, name, None, "sm_80")
+        assert parameters(source, tmp_path) == len(passed(source.launch)), name
+
+
+def test_a_one_is_folded_and_scratch_is_appended(kernels: Path) -> None:
+    launch = compile_triton(kernels, "scale", None, "sm_80").launch
+    assert launch is not None
+    assert [arg.name for arg in launch.args] == [
+        "y", "x", "n", "stride", "factor", "BLOCK", "global_scratch", "profile_scratch",
+    ]  # fmt: skip
+    assert launch.args[3] == Constant(name="stride", constant=1)
+    assert launch.args[-1] == Scalar(name="profile_scratch", dtype="u64", value=0)
+    assert launch.block == (64, 1, 1)
+
+
+def test_descriptors_get_a_scratch_buffer() -> None:
+    path = ROOT / "tests" / "corpus" / "kernels" / "memory.py"
+    launch = compile_triton(path, "descriptor_copy", None, "sm_90").launch
+    assert launch is not None
+    scratch = launch.args[-2]
+    assert isinstance(scratch, Buffer)
+    assert scratch.role == "scratch"
+    assert scratch.shape[0] % launch.blocks == 0
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 15, 16, 17, 32, 1000, -16, -1, 2**20 + 1])
+def test_integers_are_specialised_as_by_the_launcher(kernels: Path, value: int) -> None:
+    jit = pytest.importorskip("triton.runtime.jit")
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    kind, key = jit.native_specialize_impl(CUDABackend, value, False, True, True)
+    with kernel_file.imported(kernels) as loaded:
+        function = loaded.scale
+        args = {arg.name: arg for arg in loaded.launch(n=value).args}
+        signature, constants, attributes = module._specialised(function, args, "scale")
+    assert signature["n"] == kind
+    assert ("n" in constants) == (kind == "constexpr")
+    assert ((2,) in attributes) == (key == "D")
+    assert (0,) in attributes
+    assert (1,) in attributes
+
+
+def test_a_parameter_may_refuse_specialisation(kernels: Path) -> None:
+    launch = compile_triton(kernels, "fixed", None, "sm_80").launch
+    assert launch is not None
+    assert launch.args[2] == Scalar(name="n", dtype="i32", value=1)
+    assert launch.args[3] == Constant(name="stride", constant=1)
+
+
+def test_divisibility_changes_the_code(kernels: Path) -> None:
+    def spec(n: int) -> LaunchSpec:
+        with kernel_file.imported(kernels) as loaded:
+            made: LaunchSpec = loaded.launch(n=n)
+            return made
+
+    aligned = compile_triton(kernels, "scale", spec(1024), "sm_80").cubin
+    ragged = compile_triton(kernels, "scale", spec(1023), "sm_80").cubin
+    assert aligned != ragged
+
+
+def test_variants_and_plain_tables(kernels: Path) -> None:
+    for name, stride in (("scale@strided", 2), ("scale@dict", 3)):
+        launch = compile_triton(kernels, name, None, "sm_80").launch
+        assert launch is not None
+        assert launch.args[3] == Scalar(name="stride", dtype="i32", value=stride)
+
+
+def test_arguments_may_stand_in_any_order(kernels: Path) -> None:
+    usual = compile_triton(kernels, "scale", None, "sm_80")
+    with kernel_file.imported(kernels) as loaded:
+        launch = loaded.launch()
+    turned = launch.model_copy(update={"args": launch.args[::-1]})
+    assert compile_triton(kernels, "scale", turned, "sm_80").launch == usual.launch
+
+
+def test_compiling_is_repeatable_and_leaves_no_trace(
+    kernels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    environment, modules, path = dict(os.environ), set(sys.modules), list(sys.path)
+    first = compile_triton(kernels, "scale", None, "sm_90")
+    second = compile_triton(kernels, "scale", None, "sm_90")
+    assert first == second
+    assert not cache.exists()
+    assert dict(os.environ) == environment
+    assert sys.path == path
+    assert "kernels" not in set(sys.modules) - modules
+    assert capfd.readouterr() == ("", "")
+
+
+def test_functions_that_are_not_inlined_have_stable_names() -> None:
+    path = ROOT / "tests" / "corpus" / "kernels" / "control.py"
+    first = compile_triton(path, "device_calls", None, "sm_90")
+    assert b"control._row_norm" in first.cubin
+    assert compile_triton(path, "device_calls", None, "sm_90").cubin == first.cubin
+    assert "kernel_spec" not in sys.modules
+
+
+def test_a_file_may_have_the_name_of_a_module_in_use(tmp_path: Path) -> None:
+    for folder, block in (("one", 128), ("two", 256)):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "struct.py"
+        path.write_text(KERNELS.replace("import triton\n", "import triton, sizes\n", 1))
+        (tmp_path / folder / "sizes.py").write_text(f"BLOCK = {block}\n")
+        with kernel_file.imported(path) as loaded:
+            assert block == loaded.sizes.BLOCK
+        assert compile_triton(path, "scale", None, "sm_80").kernel == "scale"
+        assert sys.modules["struct"] is struct
+
+
+def test_compile_options_are_passed_on(kernels: Path) -> None:
+    usual = compile_triton(kernels, "scale", None, "sm_90")
+    clustered = compile_triton(kernels, "scale", None, "sm_90", options={"num_ctas": 2})
+    assert usual.launch is not None
+    assert clustered.launch is not None
+    assert clustered.launch.cluster == (2, 1, 1)
+    assert clustered.launch.grid[0] == 2 * usual.launch.grid[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("nothing", BadInput, ("no kernel 'nothing'", "scale, broken, greedy, fixed, tuned")),
+        ("plain", BadInput, ("'plain' is not a @triton.jit function", "scale")),
+        ("scale@other", BadLaunch, ("scale@other", "scale@strided", "spec.toml")),
+        ("scale@wrong", BadLaunch, ("LAUNCHES['scale@wrong']", "grid")),
+        ("broken", BadInput, ("cannot compile", "undefined_name", "sm_80")),
+        ("greedy", BadLaunch, ("shared memory", "166912", "fewer than 8 stages")),
+    ],
+)
+def test_what_cannot_be_compiled(
+    kernels: Path, name: str, kind: type[NostallError], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(kind) as caught:
+        compile_triton(kernels, name, None, "sm_80")
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"drop": "x"}, ("not given: x", "the kernel takes: y, x, n")),
+        ({"add": Scalar(name="z", dtype="i32", value=3)}, ("lacks: z",)),
+        ({"add": Scalar(name="n", dtype="i32", value=3)}, ("given twice: n",)),
+        ({"swap": Scalar(name="BLOCK", dtype="i32", value=64)}, ("'BLOCK' is tl.constexpr",)),
+        ({"swap": Constant(name="n", constant=64)}, ("'n' is given as a constant",)),
+    ],
+)
+def test_arguments_that_do_not_match(
+    kernels: Path, change: dict[str, object], words: tuple[str, ...]
+) -> None:
+    with kernel_file.imported(kernels) as loaded:
+        launch = loaded.launch()
+    args = [arg for arg in launch.args if arg.name != change.get("drop")]
+    if "add" in change:
+        args.append(change["add"])
+    if (swap := change.get("swap")) is not None:
+        args = [swap if arg.name == swap.name else arg for arg in args]  # type: ignore[attr-defined]
+    with pytest.raises(BadLaunch) as caught:
+        compile_triton(kernels, "scale", launch.model_copy(update={"args": tuple(args)}), "sm_80")
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import no_such_package_anywhere\n", ("ModuleNotFoundError", "no_such_package_anywhere")),
+        ("def f(:\n", ("SyntaxError",)),
+        ("raise SystemExit(7)\n", ("SystemExit",)),
+        ("x = 1\n", ("no kernel 'scale'", "(none)")),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    path = tmp_path / "file.py"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        compile_triton(path, "scale", None, "sm_80")
+    for word in words:
+        assert word in str(caught.value)
+    with pytest.raises(BadInput, match="there is no file"):
+        compile_triton(tmp_path / "missing.py", "scale", None, "sm_80")
+    with pytest.raises(BadInput, match="not a Python file"):
+        compile_triton(NVCC / "calls.cu", "scale", None, "sm_80")
+
+
+@pytest.mark.parametrize("arch", ["sm_999", "sm_103", "sm_70"])
+def test_no_compiler_is_asked_for_an_unknown_architecture(kernels: Path, arch: str) -> None:
+    """LLVM ends the process over some of them."""
+    with pytest.raises(UnsupportedArchitecture, match=f"for {arch}; supported are sm_75, "):
+        compile_triton(kernels, "scale", None, arch)
+
+
+@pytest.mark.parametrize("arch", ["90", "sm90", "sm_9", "ampere", "compute_90", ""])
+def test_architectures_that_are_not_understood(kernels: Path, arch: str) -> None:
+    with pytest.raises(BadInput, match="sm_80, sm_90"):
+        compile_triton(kernels, "scale", None, arch)
+
+
+def test_triton_is_missing(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingPart, match=r"pip install 'nostall\[triton\]'") as caught:
+        compile_triton(kernels, "scale", None, "sm_80")
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0", "2.1.0"])
+def test_triton_is_of_another_version(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(triton, "__version__", version)
+    with pytest.raises(MissingPart, match=f"Triton {version} is not supported.*3.6 to 3.9"):
+        compile_triton(kernels, "scale", None, "sm_80")
+
+
+def test_the_oldest_triton_works_too(kernels: Path) -> None:
+    old = ROOT / ".cache" / "triton-3.6.0"
+    if not old.is_dir():
+        pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
+    program = (
+        "import sys; from pathlib import Path; from nostall.tuning.source import compile_triton\n"
+        "s = compile_triton(Path(sys.argv[1]), 'scale', None, 'sm_90')\n"
+        "print(s.provenance['compiler'], s.launch.block[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(kernels)],
+        env=os.environ | {"PYTHONPATH": str(old)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "triton 3.6.0 64\n"
+
+
+def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:
+    """What is folded in is left out; what the compiler took for granted must stay so."""
+
+    def compiled(**values: int) -> LaunchSpec:
+        base = launch_of(kernels, "scale")
+        shape = OtherShape(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
+        found = compile_triton(
+            kernels, "scale", base.model_copy(update={"shapes": (shape,)}), "sm_80"
+        )
+        assert found.launch is not None
+        return found.launch
+
+    launch = compiled(n=999, stride=1)
+    assert LaunchSpec.model_validate(launch.model_dump()) == launch
+    (shape,) = launch.shapes
+    assert (shape.grid, shape.values) == ((4, 1, 1), {"n": 999})
+    assert launch.at(shape).args[2] == Scalar(name="n", dtype="i32", value=999)
+    for values in ({"stride": 2}, {"n": 1}):
+        with pytest.raises(BadLaunch, match="compiled for"):
+            compiled(**values)

@@ -1,0 +1,203 @@
+"""Print figures about the structure of the source tree: folder sizes, import cycles, long functions.
+
+    python -m tools.structure [--root DIR] [--format table|json]
+
+Only Python's own modules are needed, so the script measures any commit:
+``git worktree add /tmp/old COMMIT && python -m tools.structure --root /tmp/old``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MAX_LINES = 60
+MAX_PARAMETERS = 8
+_BROAD = {"Exception", "BaseException"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Figures of one source tree. Lists name the offenders as ``file:line name``."""
+
+    lines: int
+    modules: int
+    largest_folder: str
+    largest_folder_modules: int
+    cycles: list[list[str]]
+    long_functions: list[str]
+    many_parameters: list[str]
+    broad_excepts: list[str]
+
+
+def module_name(file: Path, source: Path) -> str:
+    parts = file.relative_to(source).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """The modules of ``known`` that a module imports when it is itself imported."""
+    for node in _at_import(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in known:
+                    yield inner
+                elif node.module in known:
+                    yield node.module
+
+
+def _at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes that run on import: bodies of functions and of ``if TYPE_CHECKING`` are left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _at_import(child)
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components with more than one module (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    result: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            start = stack.index(name)
+            component = sorted(stack[start:])
+            del stack[start:]
+            if len(component) > 1:
+                result.append(component)
+
+    for name in sorted(graph):
+        if name not in index:
+            visit(name)
+    return result
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def parameters(function: Function) -> int:
+    """Number of parameters without ``self`` and ``cls``."""
+    args = function.args
+    names = [a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def _is_compiled(function: Function) -> bool:
+    return any("njit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def _caught(kind: ast.expr | None) -> set[str]:
+    if kind is None:
+        return {"BaseException"}
+    names = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return {ast.unparse(name) for name in names}
+
+
+def broad_excepts(tree: ast.AST) -> Iterator[int]:
+    """Line numbers of handlers and ``suppress`` calls that take any exception."""
+    for node in ast.walk(tree):
+        is_handler = isinstance(node, ast.ExceptHandler) and _caught(node.type) & _BROAD
+        is_suppress = (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("suppress")
+            and {ast.unparse(argument) for argument in node.args} & _BROAD
+        )
+        if is_handler or is_suppress:
+            yield node.lineno
+
+
+def measure(root: Path, source: Path) -> Structure:
+    """Figures of the Python files below ``source``; paths are relative to ``root``."""
+    files = sorted(source.rglob("*.py"))
+    trees = {file: ast.parse(file.read_text("utf-8")) for file in files}
+    names = {module_name(file, source.parent): file for file in files}
+    known = set(names)
+    graph = {
+        name: {other for other in imports(trees[file], known) if other != name}
+        for name, file in names.items()
+    }
+    folders = Counter(
+        str(file.parent.relative_to(root)) for file in files if file.name != "__init__.py"
+    )
+    del folders[str((source / "cli").relative_to(root))]
+    folder, modules = folders.most_common(1)[0]
+
+    def listed(chosen: Iterable[tuple[Path, int, str]]) -> list[str]:
+        return [f"{file.relative_to(root)}:{line} {name}" for file, line, name in chosen]
+
+    found = [(file, function) for file, tree in trees.items() for function in functions(tree)]
+    return Structure(
+        lines=sum(len(file.read_text("utf-8").splitlines()) for file in files),
+        modules=len(files),
+        largest_folder=folder,
+        largest_folder_modules=modules,
+        cycles=cycles(graph),
+        long_functions=listed(
+            (file, f.lineno, f.name)
+            for file, f in found
+            if (f.end_lineno or f.lineno) - f.lineno + 1 > MAX_LINES
+        ),
+        many_parameters=listed(
+            (file, f.lineno, f.name)
+            for file, f in found
+            if parameters(f) > MAX_PARAMETERS and not _is_compiled(f) and "cli" not in file.parts
+        ),
+        broad_excepts=listed(
+            (file, line, "except") for file, tree in trees.items() for line in broad_excepts(tree)
+        ),
+    )
+
+
+def table(structure: Structure) -> str:
+    lines = [
+        f"lines of source                         {structure.lines:,}",
+        f"modules                                 {structure.modules}",
+        f"modules in the largest folder           {structure.largest_folder_modules} "
+        f"({structure.largest_folder})",
+        f"import cycles                           {len(structure.cycles)}",
+        f"functions over {MAX_LINES} lines                 {len(structure.long_functions)}",
+        f"functions over {MAX_PARAMETERS} parameters             {len(structure.many_parameters)}",
+        f"broad excepts                           {len(structure.broad_excepts)}",
+    ]
+    for name in ("long_functions", "many_parameters"):
+        lines += ["", f"{name.replace('_', ' ')}:", *(f"  {x}" for x in getattr(structure, name))]
+    lines += ["", *("cycle: " + " ".join(cycle) for cycle in structure.cycles)]
+    return "\n".join(lines).rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    options = parser.parse_args()
+    root = options.root.resolve()
+    structure = measure(root, root / "src" / "nostall")
+    print(json.dumps(asdict(structure), indent=1) if options.format == "json" else table(structure))
+
+
+if __name__ == "__main__":
+    main()
