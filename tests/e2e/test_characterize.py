@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import nostall, refused
-from tests.unit.workload.traces import event, kernel, launch, trace, write
+from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 
 TABLE = """name,architecture,replicas,flops [T],memory_bytes [GB],weight_traffic [GB],gpu_hours
 a,allreduce-local,8,1.5,30,0.357,12

@@ -48,7 +48,7 @@ _PARENT = """
 import sys, time
 from nostall.core import LaunchSpec
 from nostall.gpu import Kernel, LocalGpu
-from tests.unit.test_gpu_worker import pretend
+from tests.unit.gpu.test_worker import pretend
 if __name__ == "__main__":
     gpu = LocalGpu(Kernel(b"", "k", LaunchSpec()), make=pretend)
     print(gpu.about["process"], flush=True)

@@ -38,6 +38,6 @@ __getattr__ = among(
     __name__,
     __all__,
     "device",
-    "recorded",
+    "replayed_device",
     "worker",
 )

@@ -16,7 +16,7 @@ from nostall.workload.hardware import Curve, OperatorCurve
 from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.modules import ModuleFeatures
 from nostall.workload.traces.kineto import read_kineto
-from tests.unit.workload.traces import event, kernel, launch, trace
+from tests.unit.workload.trace_events import event, kernel, launch, trace
 
 HARDWARE = load_hardware(BASE)
 TRUTH = {

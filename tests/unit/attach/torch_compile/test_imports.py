@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 PROGRAM = """
 import json, sys
 import torch
-from nostall.attach.compile.backend import Backend
-from nostall.fusion.codegen.interpreted import prepare
+from nostall.attach.torch_compile.backend import Backend
+from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.gpu.clock import RecordedClock
 
 def program(x):

@@ -13,7 +13,7 @@ from nostall.core import BadHardware, BadInput, BadJob
 from nostall.workload import Architecture, Hardware, Population, Resource, project, step
 from nostall.workload.hardware import flat
 from nostall.workload.model import PARTS, place, sensitivities, sweep, traffic
-from tests.unit.workload.jobs import RATES, ROUND, job, jobs
+from tests.unit.workload.job_records import RATES, ROUND, job, jobs
 
 LOSSLESS = dataclasses.replace(ROUND, efficiency=flat(1.0))
 GBIT = 0.125e9

@@ -14,7 +14,7 @@ from nostall.workload import Architecture, Resource, load_hardware, step
 from nostall.workload.hardware import OperatorCurve, fit_operator
 from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.model import sensitivities
-from tests.unit.workload.jobs import ROUND, job
+from tests.unit.workload.job_records import ROUND, job
 
 PEAKS = (1e14, 1e12)
 

@@ -10,7 +10,7 @@ from nostall.core import BadTrace
 from nostall.workload.timeline.meetings import meetings
 from nostall.workload.traces.kineto import read_kineto
 from nostall.workload.traces.recording import Recording
-from tests.unit.workload.traces import kernel, trace, write
+from tests.unit.workload.trace_events import kernel, trace, write
 
 H200 = Path(__file__).parents[1] / "h200"
 

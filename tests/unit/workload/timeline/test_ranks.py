@@ -8,7 +8,7 @@ import pytest
 
 from nostall.core import BadTrace
 from nostall.workload.traces.ranks import read_ranks
-from tests.unit.workload.traces import kernel, trace, write
+from tests.unit.workload.trace_events import kernel, trace, write
 
 
 def one(tmp_path: Path, rank: int | None, world: int = 4, **more: object) -> Path:

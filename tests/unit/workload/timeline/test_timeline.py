@@ -18,8 +18,8 @@ from nostall.workload.timeline.kernels import kernel_times
 from nostall.workload.timeline.strip import strip
 from nostall.workload.traces.kinds import Kind, kind_of_name
 from nostall.workload.traces.kineto import read_kineto
-from tests.unit.workload.jobs import ROUND
-from tests.unit.workload.traces import Event, event, kernel, launch, trace, write
+from tests.unit.workload.job_records import ROUND
+from tests.unit.workload.trace_events import Event, event, kernel, launch, trace, write
 
 GEMM, ADD, NCCL = "ampere_sgemm_128x64_nn", "vectorized_elementwise_kernel", "ncclDevKernel_AllRed"
 

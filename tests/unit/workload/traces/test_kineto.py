@@ -18,7 +18,7 @@ from nostall.core import BadTrace
 from nostall.workload.traces import chunks
 from nostall.workload.traces.chunks import TraceFile
 from nostall.workload.traces.kineto import read_kineto
-from tests.unit.workload.traces import event, kernel, launch, trace, write
+from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 
 GEMM = "ampere_sgemm_128x64_nn"
 

@@ -228,7 +228,7 @@ def test_all_processor_time_of_tasks_counts() -> None:
 
 ENDS = """
 import sys, threading, time
-from nostall.attach.compile import background
+from nostall.attach.torch_compile.workers import tasks as background
 begun = threading.Event()
 def task():
     begun.set()

@@ -248,7 +248,7 @@ def test_a_process_without_errands_ends(helper: Helper, monkeypatch: pytest.Monk
 
 KILLED = """
 import os, signal, sys, time
-from nostall.attach.compile import helper
+from nostall.attach.torch_compile.workers import worker as helper
 helper.PROGRAM = (
     "import os, sys, threading, time, nostall.attach.torch_compile.workers.worker as helper;"
     "helper.follow(os.getppid());"

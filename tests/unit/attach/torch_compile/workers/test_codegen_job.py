@@ -116,7 +116,7 @@ ASKED = """
 from triton.backends.nvidia.compiler import get_ptxas_version
 before = get_ptxas_version(90)
 {}
-from nostall.attach.compile import operator
+from nostall.attach.torch_compile.runtime import custom_op as operator
 print("12.0" in before, "12.0" in get_ptxas_version(90))
 """
 

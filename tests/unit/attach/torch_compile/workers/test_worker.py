@@ -352,10 +352,12 @@ def test_regions_that_nobody_else_writes_are_written_here_each_kernel_once(
 
 ENDS = """
 import sys, threading, time
-from nostall.attach.compile import switch, helper, background
-from nostall.attach.compile.ahead import Ahead
-from nostall.attach.compile.background import Preparation
-from nostall.attach.compile.report import GraphReport
+from nostall.attach.torch_compile.selection import dispatcher as switch
+from nostall.attach.torch_compile.workers import worker as helper
+from nostall.attach.torch_compile.workers import tasks as background
+from nostall.attach.torch_compile.selection.precompile import Ahead
+from nostall.attach.torch_compile.workers.tasks import Preparation
+from nostall.attach.torch_compile.report import GraphReport
 helper.PROGRAM = "import time; time.sleep(60)"
 preparation = Preparation()
 ahead = Ahead(preparation, GraphReport())
@@ -377,7 +379,8 @@ def test_a_program_that_ends_does_not_wait_for_what_other_processes_compile() ->
 
 FORKS = """
 import os, sys, threading, time
-from nostall.attach.compile import background, processor
+from nostall.attach.torch_compile.workers import tasks as background
+from nostall.attach.torch_compile.workers import cpu_time as processor
 preparation = background.Preparation()
 begun, go = threading.Event(), threading.Event()
 preparation.add(lambda: [lambda: begun.set() or (go.wait(60) and None)])
