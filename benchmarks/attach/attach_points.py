@@ -1,6 +1,6 @@
 """Do results reach the GPU?  Every attachment point, on a real one.
 
-    python -m benchmarks.attach.attach_points --out benchmarks/results/gpu_attach.json
+    python -m benchmarks run attach.attach_points --out benchmarks/attach/results/attach_points.json
 
 Tunes one kernel for a few seconds and records it; then runs ``attach_program.py`` in each way and
 looks at the bytes that were handed to the driver, at the result (bit by bit, against the run
@@ -260,11 +260,12 @@ def _table(found: list[Way]) -> None:
         )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="of search, per seed")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="nostall-attach-") as place:
         bench = Bench(Path(place))
         source = compile_triton(ROOT / "examples" / "rmsnorm.py", "rmsnorm", None, "sm_90")
@@ -275,7 +276,3 @@ def main() -> int:
     body = [{**asdict(way), "good": way.good} for way in found]
     save(options.out, gpu=gpu, record={"kind": row.kind, "ratio": row.ratio}, ways=body)
     return 0 if all(way.good for way in found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

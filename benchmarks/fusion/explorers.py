@@ -1,6 +1,6 @@
 """Gap of the explorers to the integer programme's optimum on regions of real models, modelled time.
 
-    python -m benchmarks.fusion.explorers --out benchmarks/results/fusion_explore.json
+    python -m benchmarks run fusion.explorers --out benchmarks/fusion/results/explorers.json
 
 Every distinct region of 5 to 60 operators of ``benchmarks.fusion.small_models``, forward and backward.
 All plans are compared by the delta-evaluator, as plans of connected patterns (before remote
@@ -34,12 +34,13 @@ SIZES = (100, 500, 1000, 2000, 5000)
 LEAST, MOST = 5, 60
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--columns", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of the solver, each region")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     growth = _growth()
     records: list[dict[str, Any]] = []
     for named in sorted(subgraphs(LEAST, MOST), key=lambda named: len(named.graph.operators)):
@@ -160,7 +161,3 @@ def _timed(name: str, graph: Graph) -> dict[str, Any]:
         "wall_seconds": round(waited, 3),
         "kernels": len(explored.plan),
     }
-
-
-if __name__ == "__main__":
-    main()

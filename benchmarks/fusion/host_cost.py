@@ -1,6 +1,6 @@
 """What one call of a stitched kernel costs on the host.
 
-    python -m benchmarks.fusion.host_cost OUT.json [--device cuda]
+    python -m benchmarks run fusion.host_cost --out OUT.json [--device cuda]
 
 Microseconds of a call, the least over ``--rounds`` rounds of 2,000 calls, for kernels of different
 numbers of tensors and launches:
@@ -110,12 +110,13 @@ def measured(name: str, device: torch.device, rounds: int, folder: Path) -> dict
     return {way: round(1e6 * seconds, 2) for way, seconds in best.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu", choices=("cuda", "cpu"))
     parser.add_argument("--rounds", type=int, default=50)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     gpu = None
     if device.type == "cuda":
@@ -133,7 +134,3 @@ def main() -> None:
     )
     for name, ways in found.items():
         print(name, ways)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,21 @@
 """Write the tables of docs/fusion.md from the committed file.
 
-    python -m benchmarks.fusion.page
+    python -m benchmarks page fusion
 
 A test holds the page to the file.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.generated_regions import region
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
 
-PAGE = RESULTS.parents[1] / "docs" / "fusion.md"
+PAGE = ROOT.parent / "docs" / "fusion.md"
 _NAMES = {
     "explorer": "`explore`",
     "annealed": "`explore`, then `refined`",
@@ -28,7 +27,7 @@ _NAMES = {
 
 def page(text: str) -> str:
     """docs/fusion.md with what the file says."""
-    found = json.loads((RESULTS / "fusion_explore.json").read_text())
+    found = load(results("fusion") / "explorers.json")
     text = region(text, "gaps", gaps(found["summary"], found["columns"]))
     text = region(text, "open", unproven(found["records"]))
     return region(text, "growth", growth(found["growth"]))

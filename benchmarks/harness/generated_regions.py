@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from statistics import geometric_mean, median
 from textwrap import fill
 
-from benchmarks.harness.schema import RESULTS, Record
+from benchmarks.harness.result_file import ROOT
+from benchmarks.harness.schema import Record
 from nostall.sass.model.agreement import Agreement
 
-README = RESULTS.parents[1] / "README.md"
+README = ROOT.parent / "README.md"
 _COLUMNS = ("original us", "`anneal`, seed 0", "`anneal` deployed", "`sip` deployed")
 _SHAPES = {"published": "kernel, published small shapes", "filling": "kernel, filling shapes"}
 
@@ -61,18 +62,18 @@ def _origin(records: Sequence[Record]) -> str:
         start = (
             f"each Triton kernel from the fastest of {min(tried)} to {max(tried)} compiler "
             "configurations (tiles, warps, stages, registers; "
-            "[JSON](benchmarks/results/gpu_baseline.json))"
+            "[JSON](benchmarks/sass/results/compiler_baseline.json))"
         )
     small = [r for r in records if r.size == "published"] or list(records)
-    kept = _deployed(small, "anneal").values()
+    kept = deployed(small, "anneal").values()
     return (
         f"Measured on {gpus}, warm L2, {start}. Original / candidate time: that of `anneal`'s "
         "seed 0 with its 95 % interval, then what is deployed, 1 where the original is kept, "
         f"median over {seeds(records, 'anneal')}. The headline, named beforehand, is `anneal` on "
         f"the published small shapes: **{geometric_mean(kept):.4f}** in the geometric mean over "
         f"{len(kept)} kernels, between {min(kept):.4f} and {max(kept):.4f} "
-        "(`python -m benchmarks.sass.suite`, "
-        "[JSON with samples and nulls](benchmarks/results/gpu_suite.json), commands and all "
+        "(`python -m benchmarks run sass.suite`, "
+        "[JSON with samples and nulls](benchmarks/sass/results/suite.json.gz), commands and all "
         "searches: [docs/results.md](docs/results.md))."
     )
 
@@ -85,12 +86,12 @@ def _row(kernel: str, records: Sequence[Record]) -> str:
         ratio = f"{first.ratio:.4f} [{first.ci_low:.4f}, {first.ci_high:.4f}]"
     cells = [kernel, f"{median(r.original_us for r in mine):.1f}", ratio]
     for strategy in ("anneal", "sip"):
-        value = _deployed(mine, strategy).get(kernel)
+        value = deployed(mine, strategy).get(kernel)
         cells.append("–" if value is None else f"{value:.4f}")
     return f"| {' | '.join(cells)} |"
 
 
-def _deployed(records: Sequence[Record], strategy: str) -> dict[str, float]:
+def deployed(records: Sequence[Record], strategy: str) -> dict[str, float]:
     mine = [r for r in records if r.strategy == strategy]
     return {
         kernel: median(r.deployed_ratio for r in mine if r.kernel == kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
 import json
 import platform
@@ -13,6 +14,8 @@ from typing import Any
 
 from nostall.core.files import write_atomically
 
+ROOT = Path(__file__).resolve().parents[1]
+"""The folder ``benchmarks``."""
 _PACKAGES = ("nostall", "numpy", "numba", "triton", "nvidia-cuda-nvdisasm")
 _NUMBERS = re.compile(r"\[\n([^][{}\"]*)\]")
 """A list of plain values: json puts each on a line; inside strings it writes no newline."""
@@ -31,10 +34,27 @@ def head() -> dict[str, Any]:
     }
 
 
+def results(level: str) -> Path:
+    """The folder of committed results of a level, such as ``sass``."""
+    return ROOT / level / "results"
+
+
+def load(path: Path) -> Any:
+    """Parsed JSON of a result file; ``.json.gz`` is decompressed.
+
+    A path without the suffix ``.gz`` is also found if only the compressed file exists.
+    """
+    if not path.exists() and path.suffix != ".gz":
+        path = path.with_name(f"{path.name}.gz")
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
 def save(path: Path, **body: Any) -> None:
-    """Write a result file with its head."""
+    """Write a result file with its head; compressed if its name ends with ``.gz``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text({**head(), **body}).encode())
+    data = text({**head(), **body}).encode()
+    write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def text(body: dict[str, Any]) -> str:

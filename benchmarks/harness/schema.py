@@ -1,6 +1,6 @@
-"""What a measured result is: one model, from which ``results/schema.json`` is generated.
+"""What a measured result is: one model, from which ``harness/schema.json`` is generated.
 
-    python -m benchmarks.harness.schema            # write benchmarks/results/schema.json
+    python -m benchmarks.harness.schema            # write benchmarks/harness/schema.json
     python -m benchmarks.harness.schema FILE...    # say whether these files conform
 
 Times are microseconds per launch, taken side by side in one fresh process at the end of a search;
@@ -21,10 +21,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchmarks.harness.rank_agreement import agreement
+from benchmarks.harness.result_file import ROOT, load
 from nostall.core.files import write_atomically
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-SCHEMA = RESULTS / "schema.json"
+SCHEMA = Path(__file__).with_name("schema.json")
 ENOUGH = 20
 """Configurations that a baseline has to have tried."""
 _ROUNDING = 2e-3
@@ -215,7 +215,7 @@ class BadResults(Exception):
 def read(path: Path) -> ResultFile:
     """A result file, or :class:`BadResults`."""
     try:
-        return ResultFile.model_validate_json(path.read_text())
+        return ResultFile.model_validate(load(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -223,9 +223,10 @@ def read(path: Path) -> ResultFile:
         raise BadResults(f"{path}: {where}: {first['msg']} ({count} problems)") from error
 
 
-def measured_files(folder: Path = RESULTS) -> list[Path]:
-    """The files in ``folder`` that hold measured records of kernels."""
-    return [path for path in sorted(folder.glob("*.json")) if _is_measured(path)]
+def measured_files(folder: Path = ROOT) -> list[Path]:
+    """The files below ``folder`` that hold measured records of kernels."""
+    paths = [*folder.rglob("results/*.json"), *folder.rglob("results/*.json.gz")]
+    return [path for path in sorted(paths) if _is_measured(path)]
 
 
 def schema() -> dict[str, Any]:
@@ -238,7 +239,7 @@ def schema_text() -> str:
 
 
 def _is_measured(path: Path) -> bool:
-    body = json.loads(path.read_text())
+    body = load(path)
     records = body.get("records") if isinstance(body, Mapping) else None
     if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
         return False

@@ -1,6 +1,6 @@
 """The measured part of docs/learning.md: strategies that learn beside those that do not, on a GPU.
 
-Rows come from benchmarks/results/gpu_game.json, which ``benchmarks.sass.suite`` writes.
+Rows come from benchmarks/learning/results/on_gpu.json.gz, which ``benchmarks.sass.suite`` writes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from statistics import geometric_mean, median
 
 from benchmarks.harness.generated_regions import table, wrapped
-from benchmarks.harness.schema import RESULTS, Record
+from benchmarks.harness.result_file import results
+from benchmarks.harness.schema import Record
 
-RESULT = RESULTS / "gpu_game.json"
+RESULT = results("learning") / "on_gpu.json.gz"
 TRAINED = (
     "nostall train --corpus examples/nvcc --corpus examples/gemm_leakyrelu.py:gemm_leakyrelu "
     "--corpus examples/softmax.py:softmax --rollouts 60 --out learned"

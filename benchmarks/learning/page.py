@@ -1,13 +1,12 @@
 """Write the comparisons in docs/learning.md, modelled and measured, and the figure.
 
-python -m benchmarks.learning.page
+python -m benchmarks page learning
 
-From benchmarks/results/game.json, and from gpu_game.json where it is there.
+From benchmarks/learning/results/strategies.json, and from gpu_game.json where it is there.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -15,14 +14,15 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.generated_regions import region, table, wrapped
-from benchmarks.harness.schema import RESULTS, Record, read
+from benchmarks.harness.result_file import ROOT, load, results
+from benchmarks.harness.schema import Record, read
 from benchmarks.learning import measured
 from benchmarks.learning.figure import COLOURS, figure
 from benchmarks.learning.summary import PARTS, summary
 from nostall.core.files import write_atomically
 
-RESULT = RESULTS / "game.json"
-PAGE = RESULTS.parents[1] / "docs" / "learning.md"
+RESULT = results("learning") / "strategies.json"
+PAGE = ROOT.parent / "docs" / "learning.md"
 FIGURE = PAGE.with_name("learning_curves.svg")
 WANTED = 3.0
 """How many times fewer evaluations training on other kernels was to need."""
@@ -178,11 +178,11 @@ def _savings(rows: Rows, evaluations: int) -> str:
 def main() -> int:
     if not RESULT.exists():
         print(
-            f"{RESULT} is missing; `python -m benchmarks.learning.strategies` makes it",
+            f"{RESULT} is missing; `python -m benchmarks run learning.strategies` makes it",
             file=sys.stderr,
         )
         return 2
-    result = json.loads(RESULT.read_text())
+    result = load(RESULT)
     write_atomically(PAGE, page(PAGE.read_text(), result, gpu_records()).encode())
     write_atomically(FIGURE, figure(summary(result["records"]), result["evaluations"]).encode())
     return 0

@@ -1,6 +1,6 @@
 """Steps per second of the assembly game on the model, one core, random legal play.
 
-python -m benchmarks.learning.steps_per_second --out benchmarks/results/game_steps.json
+python -m benchmarks run learning.steps_per_second --out benchmarks/learning/results/steps_per_second.json
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def steps_per_second(game: AssemblyGame, steps: int, seed: int = 0) -> tuple[flo
     return steps / (process_time() - began), steps / (perf_counter() - wall)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--steps", type=int, default=4000)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     records = []
     for name, source in sources(options.arch):
         program = Program.from_cubin(source.cubin)
@@ -73,7 +74,3 @@ def _evaluations_per_second(model: SmModel, game: AssemblyGame) -> float:
     began = process_time()
     model.evaluate([game.game.state] * 300)
     return 300 / (process_time() - began)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,12 @@
 """Learning against annealing on the model, at equal evaluations.
 
-    python -m benchmarks.learning.strategies --out benchmarks/results/game.json
+    python -m benchmarks run learning.strategies --out benchmarks/learning/results/strategies.json
 
 Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what is
 missing.  ``--jobs`` runs so many at a time, each with one thread.  ``ppo-trained`` begins with a
 policy that learned on the kernels of the other half, for ``--rollouts`` rollouts each; those turns
 are not in its evaluations.  ``sip`` is restarted when its one published run ends.
-``python -m benchmarks.learning.page`` writes docs/learning.md from the records.
+``python -m benchmarks page learning`` writes docs/learning.md from the records.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.examples import sources
 from nostall.core import Budget, Checkpoint, Search, Trial
+from nostall.core.errors import BadInput
 from nostall.sass.game.cuasmrl import Cuasmrl
 from nostall.sass.game.learning import Ppo
 from nostall.sass.game.policy import load_policy, save_policy
@@ -114,8 +115,7 @@ def race(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--evaluations", type=int, default=1024)
@@ -125,7 +125,9 @@ def main() -> None:
     parser.add_argument("--strategy", nargs="*", default=list(strategies(Path())))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("runs/game"), help="for policies")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     kernels = {n: modelled(s) for n, s in sources(options.arch) if n in options.kernel}
     names = sorted(kernels)
@@ -141,7 +143,7 @@ def main() -> None:
     if options.out.exists():
         before = json.loads(options.out.read_text())
         if {k: before.get(k) for k in asked} != asked:
-            parser.error(f"{options.out} was made with other settings; choose another file")
+            raise BadInput(f"{options.out} was made with other settings; choose another file")
         records = before["records"]
     done = {(r["kernel"], r["strategy"], r["seed"]) for r in records}
     jobs = [
@@ -160,7 +162,3 @@ def main() -> None:
             print(f"{said} {last['ratio']:.4f} {last['processor_s']:.0f} s", flush=True)
             save(options.out, **asked, records=records)
     save(options.out, **asked, records=records)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """DAPPLE's published rows against our planner and simulator, one set of constants (modelled).
 
-    NOSTALL_DAPPLE_PROFILES=FOLDER python -m benchmarks.parallel.dapple_tables \\
-        --out benchmarks/results/parallel_dapple.json
+    NOSTALL_DAPPLE_PROFILES=FOLDER python -m benchmarks run parallel.dapple_tables \\
+        --out benchmarks/parallel/results/dapple_tables.json
 
 FOLDER holds the files of the authors' ``profiling_results``, which are not part of this repository.
 The clusters are examples/clusters/dapple-*.toml.  A row's plan matches when its modelled time is
@@ -77,10 +77,11 @@ PUBLISHED_ACR = {
 PUBLISHED_PB_OVER_PA = {"bert-48-pbs-2": 1.0, "vgg-19-pbs-32": 1.1, "gnmt-16-pbs-64": 1.31}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     folder = os.environ.get("NOSTALL_DAPPLE_PROFILES")
     if folder is None:
         print("set NOSTALL_DAPPLE_PROFILES to a folder with DAPPLE's profiling_results")
@@ -244,7 +245,3 @@ def _implied(folder: Path, row: Row) -> dict[str, Any]:
         "implied_gbytes_per_s": slice_bytes / (PUBLISHED_ACR[row.where] * stage_s) * 1e-9,
         "line_rate_gbytes_per_s": port * 1e-9,
     }
-
-
-if __name__ == "__main__":
-    main()

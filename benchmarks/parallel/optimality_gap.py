@@ -1,6 +1,6 @@
 """Gap of each planner to the exhaustive optimum on random small instances, modelled time.
 
-    python -m benchmarks.parallel.optimality_gap --out benchmarks/results/parallel_optimality.json
+    python -m benchmarks run parallel.optimality_gap --out benchmarks/parallel/results/optimality_gap.json
 
 Also SPP against DAPPLE on 8 GPUs whose links all differ, wins and losses. The optimum is over all
 cuts, mappings and the orders of ``nostall.parallel.planners.exhaustive.ORDERS`` under the same
@@ -33,12 +33,13 @@ UNTIMED = 3600.0
 """A time limit that is not reached: the same plans on every machine."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--instances", type=int, default=210)
     parser.add_argument("--uneven", type=int, default=60)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     records = [_gaps(seed) for seed in range(options.instances)]
     summary = {name: _summary([r["gaps"][name] for r in records]) for name in PLANNERS}
     for name, found in summary.items():
@@ -136,7 +137,3 @@ def _quantiles(values: list[float]) -> dict[str, float]:
     names = ("min", "q25", "median", "q75", "q95", "max")
     points = np.quantile(values, [0, 0.25, 0.5, 0.75, 0.95, 1])
     return {name: round(float(point), 6) for name, point in zip(names, points, strict=True)}
-
-
-if __name__ == "__main__":
-    main()

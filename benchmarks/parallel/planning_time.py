@@ -1,6 +1,6 @@
 """Planning time of large problems on one core, and what merging layers costs DAPPLE.
 
-    python -m benchmarks.parallel.planning_time --out benchmarks/results/parallel_scale.json
+    python -m benchmarks run parallel.planning_time --out benchmarks/parallel/results/planning_time.json
 
 Times are measured, without compilation (a tiny problem is planned first); plans are modelled.
 """
@@ -28,10 +28,11 @@ PLANNERS = ("spp", "nostall", "dapple")
 MERGED = (100, 50, 25)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     for planner in PLANNERS:
         make_plan(_problem(6, 2, 2), planner, Effort(60, 10))
     growth = []
@@ -86,7 +87,3 @@ def _merged(most: int) -> dict[str, Any]:
         "planning_seconds": round(seconds, 2),
         "modelled_iteration_s": simulated_s(work, plan),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Predicted against measured iteration times of pipeline plans, on 2 or 4 GPUs of one host.
 
-    NCCL_NVLS_ENABLE=0 python -m benchmarks.parallel.predicted_vs_measured --gpus 2 --out OUT.json
-    python -m benchmarks.parallel.predicted_vs_measured --gpus 2 --device cpu --tiny --out OUT.json    (a trial)
-    python -m benchmarks.parallel.predicted_vs_measured --gpus 4 --links slow --seconds 240 --out OUT.json
+    NCCL_NVLS_ENABLE=0 python -m benchmarks run parallel.predicted_vs_measured --gpus 2 --out OUT.json
+    python -m benchmarks run parallel.predicted_vs_measured --gpus 2 --device cpu --tiny --out OUT.json    (a trial)
+    python -m benchmarks run parallel.predicted_vs_measured --gpus 4 --links slow --seconds 240 --out OUT.json
 
 Links and layers are measured first, then plans of several planners and orders are made (also for
 emulated slow links) and each is run for a few iterations.  The ranks are one process group that is
@@ -51,8 +51,7 @@ class Options:
     slow_gbytes: float
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
@@ -61,7 +60,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=330.0, help="no point begins later")
     parser.add_argument("--links", choices=["fast", "slow", "both"], default="both")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+
+
+def main(given: argparse.Namespace) -> None:
     began = monotonic()
     options = Options(given.gpus, given.device, given.tiny, given.steps, given.slow_gbytes)
     results = Results.at(given.out, options)
@@ -187,7 +188,3 @@ class Ranks:
             process.kill()
             process.wait()
         self.processes = []
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Every kind of plan on the installed torch: losses and gradients against one process (measured).
 
-    python -m benchmarks.parallel.torch_versions --out OUT_DIR
+    python -m benchmarks run parallel.torch_versions --out OUT_DIR
 
 Runs the cases of tests/unit/parallel/ranks.py (all orders, engines p2p and torch, uneven slices,
 re-computation, a residual network, GPT-2 where transformers is there) on four gloo processes on the
@@ -29,10 +29,11 @@ LOSS_TOLERANCE = 1e-9
 SECONDS = 540
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         done = subprocess.run(
@@ -75,7 +76,3 @@ def _record(path: Path, case: Case) -> dict[str, Any]:
         "loss_error": loss,
         "gradient_error": found["worst_gradient"] * LOSS_TOLERANCE,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Exported plans run by torchtitan's own loader, on gloo processes, against one process (measured).
 
-    python -m benchmarks.parallel.torchtitan --out benchmarks/results/parallel_torchtitan.json
+    python -m benchmarks run parallel.torchtitan --out benchmarks/parallel/results/torchtitan.json
 
 Needs torchtitan 0.3 and what its pipeline_parallel module imports.  For each plan the files of
 ``nostall simulate --torchtitan`` go through torchtitan's settings class, its splitting of the model
@@ -58,10 +58,11 @@ class Model(nn.Module):  # type: ignore[misc]
         return x if self.lm_head is None else self.lm_head(x)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     records = [_case(stages, policy) for stages, policy in CASES]
     for record in records:
         print(record, flush=True)
@@ -183,7 +184,3 @@ def _names(parts: list[list[str]], stages: Any, models: Any) -> dict[str, nn.Par
                 name = f"{layers[int(at)]}.{rest}"
             found[name] = parameter
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The compiler's own best, before any search: tiles, warps, stages and registers of each kernel.
 
-    python -m benchmarks.sass.compiler_baseline --out gpu_baseline.json
+    python -m benchmarks run sass.compiler_baseline --out gpu_baseline.json
 
 Every Triton kernel of the suite is compiled with 24 to 30 sets of options (side by side on the
 processor's cores) and timed; :mod:`benchmarks.sass.suite` starts from the fastest.  Builds with the
@@ -114,13 +114,14 @@ def _line(name: str, found: Sequence[Configuration]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     until, kernels = monotonic() + options.limit, dict[str, object]()
     if options.out.exists():
         kernels = json.loads(options.out.read_text())["kernels"]
@@ -154,7 +155,3 @@ def wanted(name: str, options: argparse.Namespace) -> bool:
     """Whether ``--kernel`` and ``--skip`` leave this kernel in."""
     chosen = any(fnmatch(name, pattern) for pattern in options.kernel)
     return chosen and not any(fnmatch(name, pattern) for pattern in options.skip)
-
-
-if __name__ == "__main__":
-    main()

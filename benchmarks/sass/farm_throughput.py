@@ -1,6 +1,6 @@
 """Candidates per second on one, two and more GPUs of this machine.
 
-    python -m benchmarks.sass.farm_throughput --gpus 1 2 4 --out benchmarks/results/gpu_farm.json
+    python -m benchmarks run sass.farm_throughput --gpus 1 2 4 --out benchmarks/sass/results/farm_throughput.json
 
 One search per GPU for ``--seconds`` each, then race and decision on one GPU, all through Dask as
 ``nostall tune --workers`` does it.  Needs as many GPUs, and ``nostall[farm,gpu]``.
@@ -50,13 +50,14 @@ def measure(source: Source, gpus: int, settings: Settings) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=15.0, help="of search, per run")
     parser.add_argument("--kernel", default="gemm_leakyrelu.py:gemm_leakyrelu@mma")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     path, _, name = options.kernel.partition(":")
     source = compile_triton(EXAMPLES / path, name, None, "sm_90")
     settings = Settings(seconds=options.seconds, objective="gpu")
@@ -65,7 +66,3 @@ def main() -> None:
         runs.append(measure(source, gpus, settings))
         print(runs[-1], flush=True)
     save(options.out, kind="measured", runs=runs)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How nostall takes damaged cubins: counts by outcome, the slowest mutant, the peak of memory.
 
-python -m benchmarks.sass.fuzz --own 100000 --tool 2000 --out benchmarks/results/fuzz.json
+python -m benchmarks run sass.fuzz --own 100000 --tool 2000 --out benchmarks/sass/results/fuzz.json
 
 ``--own`` mutants go through nostall's own parsers, ``--tool`` mutants through nvdisasm and the
 verifier as well.  Exit code 1 when anything but the documented errors was raised.
@@ -22,13 +22,14 @@ from benchmarks.harness.result_file import save
 _SHOWN = 50
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--own", type=int, default=100_000)
     parser.add_argument("--tool", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=0, help="the first mutant's seed")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     first = options.seed
     with ThreadPoolExecutor(2) as pool:  # each waits for a child of its own
         parts = {
@@ -61,7 +62,3 @@ def _through(which: str, seeds: range, size: int) -> dict[str, Any]:
         "slowest": total.slowest,
         "peak_rss_mib": round(total.peak_rss_mib, 1),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """``kill -9`` of the tuning process at random moments: does the run end as if nothing had happened?
 
-    python -m benchmarks.sass.kill_resume --kills 60 --out benchmarks/results/kill_resume.json
+    python -m benchmarks run sass.kill_resume --kills 60 --out benchmarks/sass/results/kill_resume.json
 
 A search on a recorded device (measurements played back, with the time that they take) is killed at
 random moments of its life and resumed until it ends; then its run directory is compared with that
@@ -202,17 +202,14 @@ def _stage(path: Path) -> str:
     return "during the search" if within else "during the race or the decision"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         told = kill_often(options.kills, Path(folder), options.seed)
     print(told)
     save(options.out, **vars(told))
-
-
-if __name__ == "__main__":
-    main()

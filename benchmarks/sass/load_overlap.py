@@ -1,6 +1,6 @@
 """What loading ahead is worth: searches and nulls with modules loaded while the GPU is timed.
 
-    python -m benchmarks.sass.load_overlap --out gpu_overlap.json
+    python -m benchmarks run sass.load_overlap --out gpu_overlap.json
 
 For each kernel the same search runs for some seconds with and without loading ahead, in turns:
 candidates per second, and the share of the time in loading, checking and timing.  Then the original
@@ -96,15 +96,16 @@ def measured(entry: Entry, source: Source, seconds: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
     )
     parser.add_argument("--kernel", nargs="*", default=KERNELS)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each search")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     options.skip = []
     baselines, found = load(options.baseline), []
     for entry in entries():
@@ -124,7 +125,3 @@ def line(row: dict[str, Any]) -> str:
             low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95))
             said.append(f"null {way} {middle:.5f} ({low:.4f}-{high:.4f})")
     return f"{row['kernel']}: {', '.join(said)}"
-
-
-if __name__ == "__main__":
-    main()

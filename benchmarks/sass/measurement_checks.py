@@ -1,6 +1,6 @@
 """Does the measuring itself hold on a GPU?  Inputs, comparisons, clocks, nulls, overlap, refusals.
 
-    python -m benchmarks.sass.measurement_checks --out benchmarks/results/gpu_checks.json
+    python -m benchmarks run sass.measurement_checks --out benchmarks/sass/results/measurement_checks.json
 
 Each part is done once and kept; a second run does only what is missing or failed, so ``--limit``
 seconds are enough at a time.  ``--part`` names parts; ``million`` (ten million samples of one
@@ -303,12 +303,13 @@ def _wanted(done: Body, only: list[str] | None) -> Iterator[tuple[str, Callable[
             yield name, part
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=240.0, help="begin nothing after so many s")
     parser.add_argument("--part", nargs="*", help="only parts that begin so")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     started = monotonic()
     before: Body = json.loads(options.out.read_text()) if options.out.exists() else {}
     done: Body = before.get("parts", {})
@@ -330,7 +331,3 @@ def main() -> None:
         done[name] = {**body, "seconds": round(monotonic() - began, 2)}
         print(name, json.dumps(done[name])[:600], flush=True)
         save(options.out, kind="measured", about=about, parts=done)
-
-
-if __name__ == "__main__":
-    main()

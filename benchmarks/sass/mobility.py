@@ -1,6 +1,6 @@
 """How much of each example kernel can move, and what pins the rest.
 
-python -m benchmarks.sass.mobility --out benchmarks/results/mobility.json
+python -m benchmarks run sass.mobility --out benchmarks/sass/results/mobility.json
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from nostall.sass.schedule import ScheduleSpace
 from nostall.sass.schedule.mobility import mobility
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"])
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     records = []
     for arch in options.arch:
         for name, source in sources(arch):
@@ -37,7 +38,3 @@ def main() -> None:
             )
             print(f"{arch} {name:32} {found.total:6} {found.share:7.1%}  {found.pins}")
     save(options.out, records=records)
-
-
-if __name__ == "__main__":
-    main()

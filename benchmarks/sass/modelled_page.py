@@ -1,23 +1,22 @@
 """Write the tables of docs/modelled.md and of the README that need no GPU, from committed files.
 
-    python -m benchmarks.sass.modelled_page
+    python -m benchmarks page sass-modelled
 
 A test holds both pages to the files.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.harness.generated_regions import README, region, table
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
 
-PAGE = RESULTS.parents[1] / "docs" / "modelled.md"
+PAGE = ROOT.parent / "docs" / "modelled.md"
 _STRATEGIES = ("anneal", "sip", "random")
 
 
@@ -89,7 +88,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _file(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    return load(results("sass") / f"{name}.json")
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Random walks over every corpus kernel: is each schedule reached accepted by the verifier?
 
-    python -m benchmarks.sass.random_walks --moves 1000 --out benchmarks/results/random_walks.json
+    python -m benchmarks run sass.random_walks --moves 1000 --out benchmarks/sass/results/random_walks.json
 
 One line of progress per cubin; the result file is written after each, and a second run does only
 what is missing or was made with other code or another cubin.  ``--every N`` takes every N-th
@@ -139,16 +139,17 @@ def summary(rows: dict[str, Row]) -> Row:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Walk, write the file, return 1 when a state was refused."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--moves", type=int, default=1000)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--match", default="", help="only cubins with this in their path")
     parser.add_argument("--part", default="0/1", help="K/N: cubins K, K+N, K+2N, ... only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Walk, write the file, return 1 when a state was refused."""
     part, parts = (int(text) for text in options.part.split("/"))
     code, began = code_digest(), time.monotonic()
     done: Row = json.loads(options.out.read_text()) if options.out.is_file() else {}
@@ -180,7 +181,3 @@ def main(arguments: list[str] | None = None) -> int:
     total = summary(rows)
     print(f"{total['passed']} of {total['functions']} walks accepted, {total['moves']} moves")
     return 1 if total["failed"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Does a GPU agree with the verifier?  Random schedules, executed and compared bit by bit.
 
-    python -m benchmarks.sass.random_walks_on_gpu --out benchmarks/results/gpu_walks.json
+    python -m benchmarks run sass.random_walks_on_gpu --out benchmarks/sass/results/random_walks_on_gpu.json
 
 For each kernel of the corpus (Triton, sm_90) random walks over offered moves, and walks that only
 tighten: every step keeps the schedule at most as long as before, so that distances shrink to what
@@ -126,8 +126,7 @@ def try_kernel(name: str, ends: list[Walked], plan: Plan) -> dict[str, Any]:
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--walks", type=int, default=4, help="of each kind, per kernel")
     parser.add_argument("--moves", type=int, default=600)
@@ -136,7 +135,9 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=120_000, help="bytes of the largest cubin")
     parser.add_argument("--match", default="", help="only kernels with this in their name")
     parser.add_argument("--workers", type=int, default=2, help="processes that walk")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     started = monotonic()
     names = [
         path.stem
@@ -177,7 +178,3 @@ def _save(options: argparse.Namespace, rows: list[dict[str, Any]]) -> tuple[int,
     settings = {k: v for k, v in vars(options).items() if k != "out"}
     save(options.out, settings=settings, walks=walks, wrong=wrong, kernels=rows)
     return walks, wrong, sum("skipped" in r for r in rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,14 +7,14 @@ cycles that are not issuing (ncu's ``selected`` is left out).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.schema import RESULTS, Record
+from benchmarks.harness.result_file import load, results
+from benchmarks.harness.schema import Record
 
-FILE = RESULTS / "gpu_reasons.json"
+FILE = results("sass") / "stall_reasons.json"
 GROUPS = {
     "fixed latency": ("wait", "dispatch_stall"),
     "global memory": ("long_scoreboard", "lg_throttle", "drain"),
@@ -66,7 +66,7 @@ def reasons_section(records: Sequence[Record], strategy: str) -> list[str]:
     """The lines of the section; none before ncu has counted anything."""
     if not FILE.exists():
         return []
-    counted = json.loads(FILE.read_text())
+    counted = load(FILE)
     gained = gains(records, strategy)
     table = rows(counted["kernels"], gained)
     if not table:

@@ -1,7 +1,7 @@
 """Write docs/results.md, the README's results and what is said beside modelled gains, from the
 committed GPU results.
 
-    python -m benchmarks.sass.results_page
+    python -m benchmarks page sass
 
 The headline's strategy is named here, before anything is measured: the geometric mean over kernels
 of the deployed ratio of ``anneal``, median over seeds, at the published small shapes.  Shapes that
@@ -17,14 +17,15 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 from benchmarks.harness.generated_regions import README, readme, seeds
-from benchmarks.harness.schema import RESULTS, BadResults, Record, Size, measured_files, read
+from benchmarks.harness.result_file import ROOT, results
+from benchmarks.harness.schema import BadResults, Record, Size, measured_files, read
 from benchmarks.sass.reasons_section import reasons_section
 from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import FILE, Agreement
 
-PAGE = RESULTS.parents[1] / "docs" / "results.md"
-AGREEMENT = RESULTS.parents[1] / "src" / "nostall" / "sass" / "model" / FILE
-SUITE = RESULTS / "gpu_suite.json"
+PAGE = ROOT.parent / "docs" / "results.md"
+AGREEMENT = ROOT.parent / "src" / "nostall" / "sass" / "model" / FILE
+SUITE = results("sass") / "suite.json.gz"
 HEADLINE = "anneal"
 ELSEWHERE = {"gpu_game.json": "learning.md"}
 """Files that have a page of their own."""
@@ -32,8 +33,8 @@ SIZES: tuple[Size | None, ...] = ("published", "filling", None)
 
 _HEAD = """# Measured results
 
-Written by `python -m benchmarks.sass.results_page` from the JSON files named below, which hold every
-sample; their form is [schema.json](../benchmarks/results/schema.json). A ratio is original /
+Written by `python -m benchmarks page sass` from the JSON files named below, which hold every
+sample; their form is [schema.json](../benchmarks/harness/schema.json). A ratio is original /
 candidate time, so above 1 is faster, with its bootstrap 95 % interval; the null is the original
 against itself. *Deployed* is what a user gets: 1 where the original is kept because the interval
 does not clear 1 and the null. How it is measured: [measuring.md](measuring.md).

@@ -1,6 +1,6 @@
 """Soak: long searches with moves that break kernels on purpose.
 
-    python -m benchmarks.sass.soak --baseline gpu_baseline.json --folder soak --out gpu_soak.json
+    python -m benchmarks run sass.soak --baseline gpu_baseline.json --folder soak --out gpu_soak.json
 
 Searches over the suite's kernels, one after the other and again, on all visible GPUs (``--abreast``
 of them at a time on each); about one proposal in a hundred is illegal and runs without the verifier
@@ -165,8 +165,7 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
     return (json.loads(line) for line in path.read_text().splitlines())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="run directories")
     parser.add_argument(
@@ -178,7 +177,9 @@ def main() -> None:
     parser.add_argument("--abreast", type=int, default=1, help="searches at a time on each GPU")
     parser.add_argument("--share", type=float, default=SHARE, help="illegal draws among all")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     until, found = monotonic() + options.limit, gpu_pool.visible() * options.abreast
     if not found:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
@@ -195,7 +196,3 @@ def main() -> None:
         save(options.out, **told)
     told = summary(options.folder)
     print({key: value for key, value in told.items() if key not in ("broken", "lost", "gpu")})
-
-
-if __name__ == "__main__":
-    main()

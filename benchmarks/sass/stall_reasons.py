@@ -1,6 +1,6 @@
 """Where the suite's kernels wait: ncu's stall reasons of each original.
 
-    python -m benchmarks.sass.stall_reasons --baseline gpu_baseline.json --out gpu_reasons.json
+    python -m benchmarks run sass.stall_reasons --baseline gpu_baseline.json --out gpu_reasons.json
 
 The original is the configuration that :mod:`benchmarks.sass.suite` starts from, launched once in a
 process of its own under ncu, caches and clocks left alone.  Each kernel is written when it is done;
@@ -91,8 +91,7 @@ def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
@@ -101,7 +100,9 @@ def main() -> int:
     parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--limit", type=float, default=300.0, help="stop after so many seconds")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     ncu = find_ncu()
     if ncu is None:
         print("ncu is not on the PATH; it comes with Nsight Compute", file=sys.stderr)
@@ -125,7 +126,3 @@ def main() -> int:
         print(entry.name, found.get("failure") or list(found["waits"].items())[:3], flush=True)
         save(options.out, kernels=done)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Speed of everything that needs no GPU, on one core.
 
-    python -m benchmarks.sass.static_speed --out benchmarks/results/sass_static.json
+    python -m benchmarks run sass.static_speed --out benchmarks/sass/results/static_speed.json
 
 All times are processor time, so that a busy machine disturbs little.  Those of nvdisasm, a separate
 program, are shown beside.  Each figure is the median of the samples, which the file keeps.
@@ -17,7 +17,6 @@ import os
 import pstats
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -196,13 +195,14 @@ def profile(name: str) -> None:
         pstats.Stats(watch).sort_stats("tottime").print_stats(12)
 
 
-def main() -> int:
-    """Measure, print the table, write the file."""
-    parser = argparse.ArgumentParser(description="Speed of everything that needs no GPU.")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure, print the table, write the file."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     if options.profile:
@@ -235,7 +235,3 @@ def main() -> int:
             grown=grown,
         )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Strategies at equal numbers of evaluations on the example kernels, modelled objective.
 
-    python -m benchmarks.sass.strategies_on_model --evaluations 5000 --seeds 8 --out benchmarks/results/search.json
+    python -m benchmarks run sass.strategies_on_model --evaluations 5000 --seeds 8 --out benchmarks/sass/results/strategies_on_model.json
 
 ``sip`` is the published annealing; its one run ends after 998 steps, so it is restarted from the
 original until the evaluations are used up (``restarts=True``), which can only help it.
@@ -26,13 +26,14 @@ def strategies() -> dict[str, Search]:
     return {"anneal": Anneal(), "sip": Sip(restarts=True), "random": RandomSearch()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--evaluations", type=int, default=5000)
     parser.add_argument("--seeds", type=int, default=8)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     records = []
     for name, source in sources(options.arch):
         program = Program.from_cubin(source.cubin)
@@ -67,7 +68,3 @@ def main() -> None:
         }
         print(f"{name:32}", "  ".join(f"{s} {v:.4f}" for s, v in means.items()), flush=True)
     save(options.out, evaluations=options.evaluations, records=records)
-
-
-if __name__ == "__main__":
-    main()

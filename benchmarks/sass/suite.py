@@ -1,7 +1,7 @@
 """Measured speed-ups: strategies at equal GPU seconds over the suite's kernels.
 
-    python -m benchmarks.sass.compiler_baseline --out gpu_baseline.json
-    python -m benchmarks.sass.suite --seconds 12 --seeds 3 --baseline gpu_baseline.json \\
+    python -m benchmarks run sass.compiler_baseline --out gpu_baseline.json
+    python -m benchmarks run sass.suite --seconds 12 --seeds 3 --baseline gpu_baseline.json \\
         --out gpu_suite.json
 
 Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what
@@ -26,6 +26,7 @@ from benchmarks.kernels.suite import Entry, entries
 from benchmarks.sass.compiler_baseline import fastest, wanted
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.suite_cell import Cell, Open, measure, strategies
+from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.gpu import LocalGpu
 
@@ -110,8 +111,7 @@ def line(r: Record) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
@@ -124,9 +124,11 @@ def main() -> None:
     parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if "ppo-trained" in options.strategy and options.policy is None:
-        parser.error("ppo-trained begins with a policy; give --policy FILE of `nostall train`")
+        raise BadInput("ppo-trained begins with a policy; give --policy FILE of `nostall train`")
     until = monotonic() + options.limit
     found = gpu_pool.visible()
     if not found:
@@ -139,7 +141,3 @@ def main() -> None:
         print(f"no baseline, so left out: {', '.join(without)}", flush=True)
     cells = matrix(suite, baselines, options, done)
     fill(cells, [entry.name for entry in suite], found, until, options.out)
-
-
-if __name__ == "__main__":
-    main()

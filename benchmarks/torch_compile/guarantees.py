@@ -1,6 +1,6 @@
 """What the torch.compile backend promises, held to it on a GPU.
 
-    python -m benchmarks.torch_compile.guarantees OUT.json [--only fp8,ranks] [--limit 300]
+    python -m benchmarks run torch_compile.guarantees --out OUT.json [--only fp8,ranks] [--limit 300]
 
 Results in fp8; dropout's masks in steps and in replays of CUDA graphs; tensors of more than 2^31
 elements; batches of many sizes; equal bits in the runs after a choice; two processes of a job that
@@ -58,8 +58,8 @@ def begun(name: str, device: str, place: Path, out: Path, rank: int | None) -> A
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "RANK": str(rank or 0),
     }
-    module = "benchmarks.torch_compile.guarantees"
-    command = [sys.executable, "-W", "ignore", "-m", module, str(out), "--run", name]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks", "run"]
+    command += ["torch_compile.guarantees", "--out", str(out), "--run", name]
     command += ["--device", device, "--place", str(place)]
     return subprocess.Popen(
         command, env={**os.environ, **places}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -109,15 +109,16 @@ def between(name: str, runs: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(CHECKS), help="checks, by name")
     parser.add_argument("--limit", type=float, default=300, help="seconds for everything")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--run", choices=CHECKS, help="do one check in this process")
     parser.add_argument("--place", type=Path, help="a folder that processes of a check share")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("there is no GPU here; run this on one, or give --device cpu")
     if options.run:
@@ -144,7 +145,3 @@ def main() -> None:
         save(options.out, **record)
         print(f"{name}: {'; '.join(wrong) or 'as promised'} ({seconds} s)", flush=True)
     sys.exit(any(one["wrong"] for one in record["checks"].values()))
-
-
-if __name__ == "__main__":
-    main()

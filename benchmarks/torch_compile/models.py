@@ -1,6 +1,6 @@
 """Whole models by the torch.compile backend, beside torch.compile as it is, on every GPU there is.
 
-    python -m benchmarks.torch_compile.models OUT [--limit 300] [--models bert,dien] [--parts steady]
+    python -m benchmarks run torch_compile.models --out OUT [--limit 300] [--models bert,dien] [--parts steady]
 
 For every model of ``benchmarks.torch_compile.model_zoo``, each part in processes of its own:
 
@@ -60,6 +60,7 @@ from benchmarks.torch_compile.model_process import (
     Setup,
 )
 from benchmarks.torch_compile.model_zoo import models
+from nostall.core.errors import BadInput
 
 IN_PAIRS = {PAIRED: 25, AGAIN: 8}
 """Seconds for one process of a pair."""
@@ -324,9 +325,8 @@ def expected(job: Job) -> float:
     return job.expected
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", default="", help="only those whose name has one of these parts")
     parser.add_argument("--parts", default="", help=f"of {','.join(PARTS)}")
     parser.add_argument("--pairs", type=int, default=2, help="of first steps, in first and again")
@@ -336,9 +336,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if unknown := sorted({*filter(None, options.parts.split(","))} - {*PARTS}):
-        parser.error(f"--parts has {', '.join(unknown)}; allowed are {', '.join(PARTS)}")
+        raise BadInput(f"--parts has {', '.join(unknown)}; allowed are {', '.join(PARTS)}")
     gpus = visible() if options.device == "cuda" else [""]
     if not gpus:
         sys.exit("there is no GPU here; run this on one, or give --small --device cpu")
@@ -356,7 +358,3 @@ def main() -> None:
     for job in jobs:
         if (job.setup.model, job.setup.part) not in answered:
             print(f"{job.setup.model}, {job.setup.part}: not begun, no time is left", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Write docs/compile_measured.md from the whole models that were measured.
 
-    python -m benchmarks.torch_compile.page
+    python -m benchmarks page torch-compile
 
-``benchmarks/results/fusion_backend/`` holds one JSON for each model and part, as
+``benchmarks/torch_compile/results/models/`` holds one JSON for each model and part, as
 ``benchmarks.torch_compile.models`` leaves them.
 """
 
@@ -17,16 +17,16 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.generated_regions import wrapped
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import ROOT, results
 from benchmarks.torch_compile.model_process import AGAIN, PAIRED, SIDE_BY_SIDE, STARTED
 from benchmarks.torch_compile.model_zoo import models
 from nostall.core.files import write_atomically
 
-FOLDER = RESULTS / "fusion_backend"
-BLOCKING, AHEAD = (RESULTS / f"fusion_backend_{name}" for name in ("blocking", "ahead"))
+FOLDER = results("torch_compile") / "models"
+BLOCKING, AHEAD = (results("torch_compile") / f"models_{name}" for name in ("blocking", "ahead"))
 """Starts: when the program compiled the stitched version itself, and when another process did, but
 the program wrote kernels and had them compiled."""
-PAGE = RESULTS.parents[1] / "docs" / "compile_measured.md"
+PAGE = ROOT.parent / "docs" / "compile_measured.md"
 IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 """Parts in other modes: in one process, and in several."""
 NONE = "not measured"
@@ -40,9 +40,9 @@ def page(found: Mapping[str, Model]) -> str:
     every = [result for model in found.values() for result in model.values()]
     gpus = "; ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in every}))
     said = (
-        "Written by `python -m benchmarks.torch_compile.page` from "
-        "[these files](../benchmarks/results/fusion_backend), which hold every sample "
-        f"(`python -m benchmarks.torch_compile.models OUT`; {gpus}; "
+        "Written by `python -m benchmarks page torch-compile` from "
+        "[these files](../benchmarks/torch_compile/results/models), which hold every sample "
+        f"(`python -m benchmarks run torch_compile.models --out OUT`; {gpus}; "
         f"{max(r['date'] for r in every)[:10]}). Models have random weights "
         "(`benchmarks/torch_compile/model_zoo.py`). A ratio is torch.compile's time for a whole step "
         "/ nostall's, in turns, with its 95 % interval; *faster* and *slower* are said beyond the "

@@ -1,7 +1,7 @@
 """From what workload_gpu measured: fitted efficiencies, a hardware preset, errors of predictions.
 
-    python -m benchmarks.workload.fit benchmarks/results/workload_gpu.json \\
-        --out benchmarks/results/workload_fit.json --preset h200-measured \\
+    python -m benchmarks run workload.fit benchmarks/workload/results/gpu.json \\
+        --out benchmarks/workload/results/fit.json --preset h200-measured \\
         --ranks tests/unit/workload/h200/ddp_rank?.json.gz
 
 The efficiencies are fitted to single operators, copies and AllReduces.  The steps of whole models
@@ -40,13 +40,14 @@ MOST_OTHER = 0.1
 PARTS = ("data", "compute", "memory")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("measured", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--preset", help="write a preset of this name beside the others")
     parser.add_argument("--ranks", type=Path, nargs="*", help="one step of every rank of a model")
-    given = parser.parse_args()
+
+
+def main(given: argparse.Namespace) -> None:
     body = json.loads(given.measured.read_text())
     found = {k: v for k, v in body["steps"].items() if "failed" not in v}
     flat = load_hardware(BASE)
@@ -253,7 +254,3 @@ def _error(said: float, measured: float) -> float | None:
 
 def _percent(value: float | None) -> str:
     return "not measured" if value is None else f"{value:+.1%}"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Modules described, operators timed, steps profiled: all that workload_fit needs from a GPU.
 
-    NCCL_NVLS_ENABLE=0 python -m benchmarks.workload.gpu --out OUT_DIR
-    python -m benchmarks.workload.gpu --device cpu --tiny --out OUT_DIR      (a trial, no figures)
+    NCCL_NVLS_ENABLE=0 python -m benchmarks run workload.gpu --out OUT_DIR
+    python -m benchmarks run workload.gpu --device cpu --tiny --out OUT_DIR      (a trial, no figures)
 
 Writes OUT_DIR/workload_gpu.json and small traces.  Each step is a process with a time limit of its
 own; begun again with the same OUT_DIR, steps that are done are not done again.  Steps for several
@@ -61,13 +61,14 @@ class NotDone(Exception):
     """Why a step gave nothing."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seconds", type=float, default=225.0, help="no step goes on longer")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+
+
+def main(given: argparse.Namespace) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     setting = Setting(given.device, given.tiny, given.out)
     path = given.out / "workload_gpu.json"
@@ -190,7 +191,3 @@ def _counters(name: str, limit: float) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text())
     return found
-
-
-if __name__ == "__main__":
-    main()

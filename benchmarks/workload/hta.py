@@ -1,7 +1,7 @@
 """Agreement with HolisticTraceAnalysis on public traces.
 
 NOSTALL_PUBLIC_TRACES=DIR NOSTALL_HTA_PYTHON=PYTHON \\
-    python -m benchmarks.workload.hta --out benchmarks/results/workload_hta.json
+    python -m benchmarks run workload.hta --out benchmarks/workload/results/hta.json
 
 DIR holds traces of HTA's own tests (facebookresearch/HolisticTraceAnalysis, tests/data, MIT).
 PYTHON is an interpreter with HolisticTraceAnalysis==0.5.0: it pins packages of its own, so it lives
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
-from nostall.core.errors import BadTrace
+from nostall.core.errors import BadInput, BadTrace
 from nostall.workload.timeline.analysis import analyse
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.traces.kinds import Kind, kinds
@@ -82,13 +82,14 @@ def theirs(python: str, path: Path, rank: int) -> dict[str, Any] | str:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     root, python = (os.environ.get(f"NOSTALL_{n}") for n in ("PUBLIC_TRACES", "HTA_PYTHON"))
     if not root or not python:
-        parser.error("set NOSTALL_PUBLIC_TRACES and NOSTALL_HTA_PYTHON, as said above")
+        raise BadInput("set NOSTALL_PUBLIC_TRACES and NOSTALL_HTA_PYTHON, as said above")
     records = []
     for path in sorted(Path(root).glob("*.json.gz")):
         if (read := ours(path)) is None:
@@ -113,7 +114,3 @@ def main() -> None:
 
 def _rounded(values: dict[str, Any]) -> dict[str, float | None]:
     return {k: None if v != v else round(v, 4) for k, v in values.items()}
-
-
-if __name__ == "__main__":
-    main()

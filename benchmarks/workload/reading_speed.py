@@ -1,6 +1,6 @@
 """How fast traces are read, and in how much memory; the trace is made here.
 
-python -m benchmarks.workload.reading_speed --out benchmarks/results/workload_reading.json [--gigabytes 1]
+python -m benchmarks run workload.reading_speed --out benchmarks/workload/results/reading_speed.json [--gigabytes 1]
 
 One event in ten is a GPU activity and two in ten are runtime calls, as in the public traces of
 training steps; the text is laid out as Kineto writes it.  Rates are per second of processor time,
@@ -112,11 +112,12 @@ def repeated(path: Path, times: int) -> dict[str, Any]:
     return {**fastest, "each": [one["events_per_processor_second"] for one in each]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--gigabytes", type=float, default=1.0)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     records = []
     with tempfile.TemporaryDirectory() as folder:
         for name, share in (("made.json", 1.0), ("made.json.gz", 0.25)):
@@ -135,7 +136,3 @@ def main() -> None:
         records.append(side_by_side(pair))
         print(records[-1])
     save(options.out, kind="measured", records=records)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Predicted against measured multi-node slow-down, leaving one model out; Pollux's measurements.
 
-NOSTALL_PUBLIC_DATA=DIR python -m benchmarks.workload.slowdown --out benchmarks/results/x.json
+NOSTALL_PUBLIC_DATA=DIR python -m benchmarks run workload.slowdown --out benchmarks/results/x.json
 
 DIR/pollux/{bert,cifar10,ncf}/placements.csv are the files of petuum/adaptdl, branch
 osdi21-artifact, sched/traces (Apache-2.0): one to four nodes with four GPUs each; a placement such
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
+from nostall.core.errors import BadInput
 from nostall.workload.hardware import Curve
 from nostall.workload.model.slowdown import MeasuredStep, SlowdownFit, fit_slowdown, last_share
 from nostall.workload.model.traffic import ring_allreduce
@@ -99,13 +100,14 @@ def judged(steps: list[MeasuredStep], fit: SlowdownFit) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     root = os.environ.get("NOSTALL_PUBLIC_DATA")
     if not root:
-        parser.error("set NOSTALL_PUBLIC_DATA to the folder that holds pollux/")
+        raise BadInput("set NOSTALL_PUBLIC_DATA to the folder that holds pollux/")
     known = {model: measured(Path(root), model) for model in PARAMETERS}
     new = {m: measured(Path(root), m) for m in UNSEEN if _placements(Path(root), m).exists()}
     flat = SlowdownFit(Curve(0.7), 0.0, ETHERNET)
@@ -152,7 +154,3 @@ def _counted(records: list[dict[str, Any]]) -> dict[str, float]:
         "covered_by_90": round(sum(f["covered_by_90"] * f["steps"] for f in fitted) / total, 4),
         "models_covered": sum(0.8 <= f["covered_by_90"] <= 0.97 for f in fitted),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What the framework says of a SYNTHETIC population, next to what the paper says of a real one.
 
-python -m benchmarks.workload.synthetic_population --out benchmarks/results/workload_synthetic.json
+python -m benchmarks run workload.synthetic_population --out benchmarks/workload/results/synthetic_population.json
 
 The real population is not public.  This one is drawn from a generator that was written down before
 it was run once, from other marginals than the three that are compared: the class mix and the size
@@ -96,10 +96,11 @@ def answers(some: Population) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     runs = [answers(population(seed)) for seed in SEEDS]
     found = {
         key: {
@@ -112,7 +113,3 @@ def main() -> None:
     for key, value in found.items():
         print(key, value)
     save(options.out, kind="modelled", population="synthetic", jobs=JOBS, records=found)
-
-
-if __name__ == "__main__":
-    main()

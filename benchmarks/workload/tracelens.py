@@ -1,7 +1,7 @@
 """Agreement with TraceLens (AMD-AGI/TraceLens) on public traces.
 
 NOSTALL_PUBLIC_TRACES=DIR NOSTALL_TRACELENS_PYTHON=PYTHON \\
-    python -m benchmarks.workload.tracelens --out benchmarks/results/workload_tracelens.json
+    python -m benchmarks run workload.tracelens --out benchmarks/workload/results/tracelens.json
 
 DIR holds traces of TraceLens' and HTA's own tests (MIT).  PYTHON is an interpreter with TraceLens
 from its repository, in an environment of its own; the package of that name on PyPI is another.
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
-from nostall.core.errors import BadTrace
+from nostall.core.errors import BadInput, BadTrace
 from nostall.workload.timeline.analysis import analyse
 from nostall.workload.traces.kineto import read_kineto
 
@@ -76,13 +76,14 @@ def theirs(python: str, path: Path) -> dict[str, float] | str:
     return {name: float(said[key]) for name, key in COMPARED.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     root, python = (os.environ.get(f"NOSTALL_{n}") for n in ("PUBLIC_TRACES", "TRACELENS_PYTHON"))
     if not root or not python:
-        parser.error("set NOSTALL_PUBLIC_TRACES and NOSTALL_TRACELENS_PYTHON, as said above")
+        raise BadInput("set NOSTALL_PUBLIC_TRACES and NOSTALL_TRACELENS_PYTHON, as said above")
     records: list[dict[str, Any]] = []
     for path in sorted(Path(root).glob("*.json.gz")):
         if (mine := ours(path)) is None:
@@ -103,7 +104,3 @@ def main() -> None:
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in values.items()}
-
-
-if __name__ == "__main__":
-    main()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from benchmarks.harness.generated_regions import README, readme, seeds
 from benchmarks.harness.rank_agreement import agreement, kendall
+from benchmarks.harness.result_file import results
 from benchmarks.harness.schema import (
-    RESULTS,
     SCHEMA,
     BadResults,
     Modelled,
@@ -112,9 +112,9 @@ def test_the_schema_is_the_models() -> None:
 
 
 def test_there_are_measured_files() -> None:
-    assert RESULTS / "gpu_suite.json" in FILES
-    assert RESULTS / "search.json" not in FILES  # modelled
-    assert RESULTS / "workload_hta.json" not in FILES  # measured, but no kernels
+    assert results("sass") / "suite.json.gz" in FILES
+    assert results("sass") / "strategies_on_model.json" not in FILES  # modelled
+    assert results("workload") / "hta.json" not in FILES  # measured, but no kernels
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -180,7 +180,7 @@ def test_a_file_of_another_form_says_where(tmp_path: Path) -> None:
 
 
 def test_the_page_is_what_the_command_writes() -> None:
-    assert PAGE.read_text() == page(FILES), "run `python -m benchmarks.sass.results_page`"
+    assert PAGE.read_text() == page(FILES), "run `python -m benchmarks page sass`"
 
 
 def test_the_headline_is_a_median_over_seeds_and_a_mean_over_kernels() -> None:
@@ -257,12 +257,12 @@ def test_sizes_and_paths_stand_apart() -> None:
 
 def test_what_is_said_beside_modelled_gains_comes_from_the_committed_file() -> None:
     found = newest_agreement(FILES)
-    assert known() == found, "run `python -m benchmarks.sass.results_page`"
+    assert known() == found, "run `python -m benchmarks page sass`"
     assert README.read_text() == readme(README.read_text(), found, suite())
 
 
 def test_pages_without_a_gpu_say_what_the_files_say() -> None:
-    said = "run `python -m benchmarks.sass.modelled_page`"
+    said = "run `python -m benchmarks page sass-modelled`"
     assert modelled_page.PAGE.read_text() == modelled_page.page(modelled_page.PAGE.read_text()), (
         said
     )

@@ -14,7 +14,7 @@ from benchmarks.sass.kill_resume import kill_often
 from tests.e2e.cli import LAUNCH, ROOT, SMALL, command, environment, nostall
 
 KILLS = 5
-"""Those of ``python -m benchmarks.sass.kill_resume`` are many more; CI has to be quick."""
+"""Those of ``python -m benchmarks run sass.kill_resume`` are many more; CI has to be quick."""
 
 
 def test_a_killed_search_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Damaged cubins: only the documented errors, within memory and time (CI's slice).
 
-The whole run is ``python -m benchmarks.sass.fuzz``; its result is in ``benchmarks/results/fuzz.json``.
+The whole run is ``python -m benchmarks run sass.fuzz``; its result is in ``benchmarks/sass/results/fuzz.json``.
 """
 
 from __future__ import annotations

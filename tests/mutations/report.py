@@ -1,6 +1,6 @@
 """Catch rates by kind and by half of the verifier.
 
-python -m tests.mutations.report --out benchmarks/results/seeded_hazards.json
+python -m tests.mutations.report --out benchmarks/sass/results/seeded_hazards.json
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stitched chains beside eager, torch.compile and Liger on GPUs, under CUDA graphs.
 
-    python -m benchmarks.fusion.chains.chains OUT [--chains PART ...] [--limit SECONDS] [--race 8]
+    python -m benchmarks run fusion.chains --out OUT [--chains PART ...] [--limit SECONDS] [--race 8]
 
 For every chain of ``benchmarks.fusion.chains.programs`` a fresh process builds the methods of
 ``benchmarks.fusion.chains.methods`` and the stitched version.  The latter's plans come from a short
@@ -89,7 +89,7 @@ class Job:
 
 def in_own_process(job: Job) -> str:
     """A fault ends the process of its chain only.  What went wrong; empty where nothing did."""
-    command = [sys.executable, "-m", "benchmarks.fusion.chains.chains", *job.arguments]
+    command = [sys.executable, "-m", "benchmarks", "run", "fusion.chains", *job.arguments]
     left = max(1.0, job.until - monotonic())
     try:
         code, _, said = run_within(command, left)
@@ -124,9 +124,8 @@ def listed(names: Sequence[str]) -> None:
                     print(f"  {kind}: no kernel, will be cut: {error}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, nargs="?")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--chains", nargs="*", default=[""], help="only names with such a part")
     parser.add_argument("--rounds", type=int, default=40)
     race = "modelled best plans; 0: no race"
@@ -135,9 +134,11 @@ def main() -> None:
     parser.add_argument("--inductor", type=float, default=45, help="seconds for a chain's options")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--one", help="this chain, in this process (used by itself)")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     names = [name for name in CHAINS if any(part in name for part in options.chains)]
-    if options.list or options.out is None:
+    if options.list:
         listed(names)
         return
     if options.one is not None:
@@ -148,7 +149,14 @@ def main() -> None:
     if not gpus:
         sys.exit("there is no GPU here; run this on one, or give --list")
     until = monotonic() + options.limit
-    given = [str(options.out), "--rounds", str(options.rounds), "--race", str(options.race)]
+    given = [
+        "--out",
+        str(options.out),
+        "--rounds",
+        str(options.rounds),
+        "--race",
+        str(options.race),
+    ]
     given += ["--inductor", str(options.inductor)]
     left = [name for name in names if not file_of(options.out, name).exists()]
     jobs = [Job(name, (*given, "--one", name), until) for name in left]
@@ -157,7 +165,3 @@ def main() -> None:
         failed = answer.result if answer.error is None else str(answer.error)
         name = answer.job.name
         print(f"{name}: {failed or told(options.out, name)}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How long a copy takes that moves as many bytes as a chain has to: what its time can be.
 
-    python -m benchmarks.fusion.chains.copy_bandwidth OUT.json
+    python -m benchmarks run fusion.copy_bandwidth --out OUT.json
 
 The copy bandwidth of a GPU is that of very long copies; one of 20 MB begins and ends, too.  For
 every chain of ``benchmarks.fusion.chains.programs`` PyTorch's own elementwise kernel (``torch.neg``)
@@ -29,7 +29,6 @@ from benchmarks.fusion.chains.timing import (
     walked,
 )
 from benchmarks.harness.result_file import save
-from benchmarks.harness.schema import RESULTS
 
 ROUNDS, WARM_UP = 40, 3
 _ELEMENT = 2
@@ -56,10 +55,11 @@ def pairs(moved: int, device: str = "cuda") -> list[Inputs]:
     return [(one.clone(), torch.empty_like(one)) for _ in range(count)]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, nargs="?", default=RESULTS / "fusion_copies.json")
-    options = parser.parse_args()
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
+
+
+def main(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print("this needs a GPU", file=sys.stderr)
         return 3
@@ -74,7 +74,3 @@ def main() -> int:
     gpu = torch.cuda.get_device_name()
     save(options.out, kind="measured", gpu=gpu, torch=torch.__version__, chains=found)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Kernels launched before the one in front of them has ended, beside the same one after the other.
 
-    python -m benchmarks.fusion.chains.dependent_launch OUT [--rounds 40]
+    python -m benchmarks run fusion.dependent_launch --out OUT [--rounds 40]
 
 A wide kernel takes a whole tensor and writes another one; a narrow one reads the rows that the wide
 one writes last and writes over rows of what it reads.  Each waits for the one before by itself
@@ -154,11 +154,12 @@ def measured(rounds: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=40)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         record = measured(options.rounds, Path(folder))
     save(options.out, **record)
@@ -169,7 +170,3 @@ def main() -> None:
     wrong = any(any(c.values()) for c in record["rounds that differ, by what is between"].values())
     if wrong or not any(without.values()):
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What chains really move: DRAM bytes and kernels of each method, counted by ncu.
 
-    python -m benchmarks.fusion.chains.dram_traffic OUT.json [--results FOLDER] [--limit SECONDS]
+    python -m benchmarks run fusion.dram_traffic --out OUT.json [--results FOLDER] [--limit SECONDS]
 
 For every chain that was measured (``--results``, as ``benchmarks.fusion.chains.chains`` leaves them) a
 process under ncu runs torch.compile, max-autotune and the stitched kernels of the result once each,
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,7 @@ from benchmarks.fusion.chains.stitched import method, taken
 from benchmarks.fusion.chains.timing import Method
 from benchmarks.harness.gpu_pool import dealt, spread, visible
 from benchmarks.harness.ncu import READ, WRITTEN, find_ncu, number, run_within, table
-from benchmarks.harness.result_file import save
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import results, save
 
 COUNTED = ("compile", "max-autotune", "stitched")
 MARK = "spin_kernel"
@@ -118,10 +118,9 @@ def count(job: Job) -> dict[str, Any]:
             "--metrics",
             ",".join((READ, WRITTEN)),
             sys.executable,
-            "-m",
-            "benchmarks.fusion.chains.dram_traffic",
+            *("-m", "benchmarks", "run", "fusion.dram_traffic"),
         ),
-        *("--one", str(job.result)),
+        *("--out", os.devnull, "--one", str(job.result)),
     ]
     try:
         code, out, said = run_within(command, max(1.0, job.until - monotonic()))
@@ -143,13 +142,14 @@ def line(found: Mapping[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, nargs="?", default=RESULTS / "fusion_traffic.json")
-    parser.add_argument("--results", type=Path, default=RESULTS / "fusion_chains")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=results("fusion") / "chains")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for all chains")
     parser.add_argument("--one", type=Path, help="the chain of this result (used under ncu)")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if options.one is not None:
         result = json.loads(options.one.read_text())
         run_once(CHAINS[result["chain"]], result["stitched"])
@@ -172,7 +172,3 @@ def main() -> int:
         print(f"{name}: {found.get('failure') or line(found)}", flush=True)
         save(options.out, kind="measured", torch=torch.__version__, chains=chains)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

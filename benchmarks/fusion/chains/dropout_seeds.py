@@ -1,6 +1,6 @@
 """Seeds of dropout drawn in a branch of a CUDA graph, beside seeds drawn in order.
 
-    python -m benchmarks.fusion.chains.dropout_seeds OUT.json [--rounds 200]
+    python -m benchmarks run fusion.dropout_seeds --out OUT.json [--rounds 200]
 
 For every chain with dropout the kernels of the committed result run in two CUDA graphs, one with
 each way of drawing, replays in turns.  After ``torch.manual_seed`` every byte of the two has to be
@@ -99,12 +99,13 @@ def measured(chain: Chain, how: dict[str, Any], rounds: int, times: int) -> dict
     return {"plans": how["plans"], "checked": found, "samples_us": samples, "loads": LOADS}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=200, help="of results compared")
     parser.add_argument("--times", type=int, default=40, help="samples of each way")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         sys.exit("there is no GPU here; run this on one")
     found = {}
@@ -119,7 +120,3 @@ def main() -> int:
     checks = [one["checked"] for one in found.values()]
     wrong = sum(sum(told.values()) - told["results"] for told in checks)
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

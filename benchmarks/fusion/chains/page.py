@@ -1,8 +1,8 @@
 """Write docs/fusion_measured.md from the chains that were measured.
 
-python -m benchmarks.fusion.chains.page
+python -m benchmarks page fusion-chains
 
-``benchmarks/results/fusion_chains/`` holds one JSON for each chain, as ``benchmarks.fusion.chains.chains``
+``benchmarks/fusion/results/chains/`` holds one JSON for each chain, as ``benchmarks.fusion.chains.chains``
 leaves them, ``fusion_traffic.json`` what ``benchmarks.fusion.chains.dram_traffic`` counted, and
 ``fusion_copies.json`` how long ``benchmarks.fusion.chains.copy_bandwidth`` took for as many bytes.  The share of
 the copy bandwidth counts every input and output once.  Older files have fewer methods.
@@ -19,14 +19,14 @@ from typing import Any
 
 from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.harness.generated_regions import wrapped
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import ROOT, results
 from nostall.core.files import write_atomically
 from nostall.fusion.hardware import H200
 
-FOLDER = RESULTS / "fusion_chains"
-TRAFFIC = RESULTS / "fusion_traffic.json"
-COPIES = RESULTS / "fusion_copies.json"
-PAGE = RESULTS.parents[1] / "docs" / "fusion_measured.md"
+FOLDER = results("fusion") / "chains"
+TRAFFIC = results("fusion") / "dram_traffic.json"
+COPIES = results("fusion") / "copy_bandwidth.json"
+PAGE = ROOT.parent / "docs" / "fusion_measured.md"
 AGAINST = ("eager", "compile", "max-autotune", "best Inductor", "liger")
 RIVALS = AGAINST[1:]
 """Whom no chain may be slower than."""
@@ -95,9 +95,9 @@ def _how(chains: Sequence[Chain]) -> str:
     gpus = ", ".join(sorted({f"{c['gpu']}, PyTorch {c['torch']}" for c in chains}))
     dates = sorted(c["date"][:10] for c in chains)
     return (
-        f"Written by `python -m benchmarks.fusion.chains.page` from "
-        f"[these files](../benchmarks/results/fusion_chains), which hold every sample "
-        f"(`python -m benchmarks.fusion.chains.chains OUT`; {gpus}; {dates[-1]}). Each method runs as a "
+        f"Written by `python -m benchmarks page fusion-chains` from "
+        f"[these files](../benchmarks/fusion/results/chains), which hold every sample "
+        f"(`python -m benchmarks run fusion.chains --out OUT`; {gpus}; {dates[-1]}). Each method runs as a "
         "CUDA graph over copies of its inputs larger than L2, at least 24 runs, replays in turns "
         f"({sum(c.get('loads', 1) > 1 for c in chains)} of the chains four times, with memory "
         "elsewhere); a ratio is the "
@@ -158,8 +158,8 @@ def _times(chains: Sequence[Chain], copies: Mapping[str, Any]) -> str:
         f"for were sizes beyond L2: chains of less than {BEYOND_L2 / 1e6:.0f} MB are measured, "
         "not judged by it. In "
         "the next column PyTorch's elementwise kernel reads and writes as many bytes, half and "
-        "half, which is slower where they are few (`python -m benchmarks.fusion.chains.copy_bandwidth`, "
-        "[JSON](../benchmarks/results/fusion_copies.json))."
+        "half, which is slower where they are few (`python -m benchmarks run fusion.copy_bandwidth`, "
+        "[JSON](../benchmarks/fusion/results/copy_bandwidth.json))."
     )
     return wrapped(said) + "\n\n" + _table(_COLUMNS, [_row(c, copies) for c in chains])
 
@@ -205,8 +205,8 @@ def _bytes(chains: Sequence[Chain], traffic: Mapping[str, Any]) -> str:
             "input and output for one transfer."
         )
     said = (
-        "Counted by ncu (`python -m benchmarks.fusion.chains.dram_traffic`, "
-        "[JSON](../benchmarks/results/fusion_traffic.json)): MB read from and written to DRAM by "
+        "Counted by ncu (`python -m benchmarks run fusion.dram_traffic`, "
+        "[JSON](../benchmarks/fusion/results/dram_traffic.json)): MB read from and written to DRAM by "
         "one run of a method from a cold cache, of the least that is possible, and kernels. A "
         "chain that was timed again with another plan keeps its counts."
     )

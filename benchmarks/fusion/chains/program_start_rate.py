@@ -1,6 +1,6 @@
 """How fast programs can begin: kernels that only wait and let the next one begin, or do neither.
 
-    python -m benchmarks.fusion.chains.program_start_rate OUT [--rounds 20]
+    python -m benchmarks run fusion.program_start_rate --out OUT [--rounds 20]
 
 A kernel of many programs that do nothing takes as long as they need to begin, one after the other.
 *early* has what programmatic dependent launch takes, a wait and a trigger in each program; *wait
@@ -66,18 +66,15 @@ def _measured(programs: int, warps: int, rounds: int) -> dict[str, Any]:
     return {"programs": programs, "warps": warps, "ns_each": samples}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     records = measured(options.rounds)
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     save(options.out, **about, triton=triton.__version__, measured=records)
     for record in records:
         told = (f"{n} {statistics.median(s):.3f}" for n, s in record["ns_each"].items())
         print(f"{record['programs']} programs of {record['warps']} warps, ns: {', '.join(told)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,28 +1,27 @@
 """Write the tables of docs/fusion_codegen.md on rows in shared memory from the committed file.
 
-    python -m benchmarks.fusion.chains.shared_memory_page
+    python -m benchmarks page fusion-chains
 
 A test holds the page to the file.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.harness.generated_regions import region, table
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
 
-PAGE = RESULTS.parents[1] / "docs" / "fusion_codegen.md"
-FILE = RESULTS / "fusion_buffers.json"
+PAGE = ROOT.parent / "docs" / "fusion_codegen.md"
+FILE = results("fusion") / "shared_memory_reuse.json"
 NOT_MEASURED = "Their times have not been measured yet."
 
 
 def page(text: str) -> str:
     """docs/fusion_codegen.md with what the file says."""
-    chains = json.loads(FILE.read_text())["chains"]
+    chains = load(FILE)["chains"]
     text = region(text, "buffers", kept(chains))
     return region(text, "buffer times", times(chains))
 

@@ -1,6 +1,6 @@
 """Shared-memory bytes of wide rows with reuse on and off, and on a GPU the time of such kernels.
 
-    python -m benchmarks.fusion.chains.shared_memory_reuse OUT [--limit 300] [--rounds 40] [--chains PART]
+    python -m benchmarks run fusion.shared_memory_reuse --out OUT [--limit 300] [--rounds 40] [--chains PART]
 
 For every chain of ``benchmarks.fusion.chains.wide_row_programs`` and every way to keep less of a row on chip: what
 the cubin for sm_90 takes of shared memory where no two buffers share it, where they do by dominance
@@ -224,14 +224,15 @@ class Record:
         return what not in self.chains.get(name, {})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--chains", default="", help="only those whose name has this part")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--limit", type=float, default=300, help="seconds")
     parser.add_argument("--workers", type=int, default=10, help="that compile, for each GPU")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     until = time.monotonic() + options.limit
     record = Record(options.out)
     names = [name for name in WIDE if options.chains in name]
@@ -274,7 +275,3 @@ def _told(ways: Sequence[dict[str, Any]]) -> str:
         + f" bytes, {way['reuse']['order']['blocks_per_sm']} blocks (modelled)"
         for way in ways
     )
-
-
-if __name__ == "__main__":
-    main()

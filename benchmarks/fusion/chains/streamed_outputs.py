@@ -1,6 +1,6 @@
 """Outputs larger than L2 that leave it first, beside ones that do not, and what reads them next.
 
-    python -m benchmarks.fusion.chains.streamed_outputs OUT.json
+    python -m benchmarks run fusion.streamed_outputs --out OUT.json
 
 The kernel of the committed result of every chain with one such output, as it is and ``streamed``:
 alone, and in front of a kernel of PyTorch that reads that output, as CUDA graphs over copies of the
@@ -117,11 +117,12 @@ def told(samples: dict[str, dict[str, Sequence[float]]]) -> str:
     return ", ".join(found)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--times", type=int, default=24, help="samples of each way")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         sys.exit("there is no GPU here; run this on one")
     found = {}
@@ -137,7 +138,3 @@ def main() -> int:
                 print(f"{chain.name}: {told(one['samples_us'])}; equal {one['equal']}", flush=True)
     save(options.out, gpu=torch.cuda.get_device_name(), torch=torch.__version__, chains=found)
     return 0 if all(one["equal"] for one in found.values()) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

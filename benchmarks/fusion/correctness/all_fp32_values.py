@@ -1,6 +1,6 @@
 """Functions of stitched kernels at every number of fp32, compared with fp64.
 
-    python -m benchmarks.fusion.correctness.all_fp32_values OUT [--every 1] [--limit 120]
+    python -m benchmarks run fusion.all_fp32_values --out OUT [--every 1] [--limit 120]
 
 What is held: errors as the helpers say them, NaN where the number is NaN and nowhere else, no value
 outside of the function's range.  ``--every``: of the 2^32 patterns of bits each so many-th one.
@@ -118,12 +118,13 @@ def _largest(error: Tensor, x: Tensor) -> tuple[float, float]:
     return float(error.view(-1)[at]), float(x.view(-1)[at])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="a power of two")
     parser.add_argument("--limit", type=float, default=120, help="seconds")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     done = json.loads(options.out.read_text())["done"] if options.out.exists() else {}
     jobs = [(name, options.every) for name in FUNCTIONS if name not in done]
     gpus = visible()
@@ -149,7 +150,3 @@ def main() -> None:
 
 def _gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Random graphs of wide rows with plans that walk over their rows, compared with fp64.
 
-    python -m benchmarks.fusion.correctness.multi_pass_rows OUT --graphs 240 --limit 120 [--workers 12]
+    python -m benchmarks run fusion.multi_pass_rows --out OUT --graphs 240 --limit 120 [--workers 12]
 
 As ``benchmarks.fusion.correctness.shared_memory_rows``, of ``looped`` and ``split`` kernels: those whose
 maximum and sum of exp(x - maximum) share a walk, and those whose rows begin at odd places and are
@@ -11,6 +11,7 @@ those that copy the rows of the next turns among them.  Of graphs with softmaxes
 
 from __future__ import annotations
 
+import argparse
 import random
 import tempfile
 import time
@@ -22,7 +23,20 @@ import torch
 from tests.unit.fusion.codegen import online_rows
 from tests.unit.fusion.codegen.wide_rows import PAIRS, wide_rows, with_column_sums
 
-from benchmarks.fusion.correctness.shared_memory_rows import dtypes, on_gpu, repeats, run, wrong
+from benchmarks.fusion.correctness.shared_memory_rows import (
+    add_options,
+    check_graphs,
+    dtypes,
+    on_gpu,
+    repeats,
+    wrong,
+)
+    check_graphs,
+    dtypes,
+    on_gpu,
+    repeats,
+    wrong,
+)
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.online_softmax import pairs
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -102,5 +116,5 @@ def summary(done: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    run(__doc__.splitlines()[0], checked, summary)
+def main(options: argparse.Namespace) -> None:
+    check_graphs(options, checked, summary)

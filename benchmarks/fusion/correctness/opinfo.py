@@ -1,6 +1,6 @@
 """PyTorch's own samples of operators (OpInfo), as graphs beside PyTorch and as kernels.
 
-    python -m benchmarks.fusion.correctness.opinfo OUT [--each 2] [--processes 2]
+    python -m benchmarks run fusion.opinfo --out OUT [--each 2] [--processes 2]
 
 ``--each`` samples of every operator and dtype, the first and the last ones.  A sample all of whose
 calls are operators of ours counts: its graph, interpreted in fp64, is compared with PyTorch (fp64
@@ -47,12 +47,13 @@ def told(each: int, folder: Path, part: int) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--each", type=int, default=2, help="samples of an operator and dtype")
     parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     started = monotonic()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as pool:
         parts = list(pool.map(partial(told, options.each, Path(folder)), range(PARTS)))
@@ -78,7 +79,3 @@ def main() -> None:
         f"{len(kernels)} as kernels, {len(wrong)} wrong"
     )
     sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()

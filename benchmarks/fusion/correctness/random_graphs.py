@@ -1,6 +1,6 @@
 """Random operator graphs, stitched and compared with fp64: in Triton's interpreter, or on a GPU.
 
-    python -m benchmarks.fusion.correctness.random_graphs --graphs 300 [--out FILE] [--seed N] [--floats A,B]
+    python -m benchmarks run fusion.random_graphs --graphs 300 [--out FILE] [--seed N] [--floats A,B]
 
 Graphs are drawn with inputs of ``--floats`` (fp32 and fp16), int32 and bool; for one seed they are
 the same everywhere, and a digest of all says so.  Where there is a GPU, kernels are compiled, and
@@ -247,13 +247,14 @@ def fp8(folder: Path) -> list[str]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graphs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--floats", default=",".join(FLOATS), help="dtypes of inputs")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if not ON_GPU:
         os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
         prepare()
@@ -281,7 +282,3 @@ def main() -> None:
     )
     asked = ("wrong", "wrong with dropout", "wrong numbers", "wrong with fp8")
     sys.exit(any(record[key] for key in asked))
-
-
-if __name__ == "__main__":
-    main()

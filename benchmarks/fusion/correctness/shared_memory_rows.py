@@ -1,6 +1,6 @@
 """Random graphs of wide rows with plans that keep rows in shared memory, compared with fp64.
 
-    python -m benchmarks.fusion.correctness.shared_memory_rows OUT --graphs 240 --limit 150 [--workers 12]
+    python -m benchmarks run fusion.shared_memory_rows --out OUT --graphs 240 --limit 150 [--workers 12]
 
 Every graph is a number: its operators, dtypes, rows and columns (1,100 to 57,000) follow from it,
 and so do the plan (chunks, warps, how much is demoted, whether rows are copied ahead, or peeled)
@@ -187,23 +187,24 @@ def summary(done: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    run(__doc__.splitlines()[0], checked, summary)
-
-
-def run(
-    told: str,
-    checked: Callable[[int], dict[str, Any]],
-    summary: Callable[[dict[str, Any]], dict[str, Any]],
-) -> None:
-    """Check the graphs of the command line, and save what became of them."""
-    parser = argparse.ArgumentParser(description=told)
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--graphs", type=int, default=240)
     parser.add_argument("--first", type=int, default=0, help="the first graph's number")
     parser.add_argument("--limit", type=float, default=150, help="seconds")
     parser.add_argument("--workers", type=int, default=12, help="processes for each GPU")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    check_graphs(options, checked, summary)
+
+
+def check_graphs(
+    options: argparse.Namespace,
+    checked: Callable[[int], dict[str, Any]],
+    summary: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    """Check the graphs that the options ask for, and save the result of each."""
     until = time.monotonic() + options.limit
     known = json.loads(options.out.read_text()) if options.out.exists() else {}
     done: dict[str, Any] = known.get("done", {})
@@ -239,7 +240,3 @@ def _machine() -> dict[str, Any]:
     floats, others = dtypes()
     gpu = torch.cuda.get_device_name() if on_gpu() else None
     return {"gpu": gpu, "torch": torch.__version__, "floats": floats, "others": others}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The evaluator beside a GPU: are schedules in the order that the model says, and what is each
 part of the compiler worth?
 
-    python -m benchmarks.fusion.cost_model.evaluate OUT [--limit 250] [--chains PART] [--most 24] [--seed 0]
+    python -m benchmarks run fusion.cost_model --out OUT [--limit 250] [--chains PART] [--most 24] [--seed 0]
 
 For every chain of ``benchmarks.fusion.chains.programs``, spread over the visible GPUs: a sample of
 the legal plans of each kernel of the explorer's partition is compiled and timed
@@ -178,9 +178,8 @@ def capability() -> int:
     return 10 * int(major) + int(minor)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--chains", default="", help="only chains with this in their name")
     parser.add_argument("--most", type=int, default=MOST, help="plans of one kernel")
     parser.add_argument("--seed", type=int, default=0)
@@ -189,7 +188,9 @@ def main() -> None:
     parser.add_argument("--capability", type=int, help="compile for this; asked for by default")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--summary", action="store_true")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     names = [name for name in CHAINS if options.chains in name]
     if options.list:
         listed(names, options)
@@ -199,7 +200,3 @@ def main() -> None:
         run(options.out, names, found, options)
     else:
         sys.exit("there is no GPU here; run this on one, or give --list")
-
-
-if __name__ == "__main__":
-    main()

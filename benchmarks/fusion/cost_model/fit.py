@@ -1,6 +1,6 @@
 """Fit the schedule model to a GPU, and judge it on kernels that it was not fitted to.
 
-    python -m benchmarks.fusion.cost_model.fit [--measured FILE] [--judge] [--out FILE]
+    python -m benchmarks run fusion.cost_model_fit [--measured FILE] [--judge] [--out FILE]
 
 First the counts (``tile_cost.Counts``): registers and instructions of the binaries that Triton
 made, then what a machine takes for them (``sm.Machine``): measured times.  Vendor's and other
@@ -29,8 +29,7 @@ from benchmarks.fusion.chains.stitched import graph_of
 from benchmarks.fusion.cost_model.race import means, races
 from benchmarks.fusion.cost_model.sample import plan_of
 from benchmarks.fusion.cost_model.summary import first, ran, regret, spread, tau_of, us
-from benchmarks.harness.result_file import save
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import load, results, save
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.gpu import H200, Machine, most_registers, seconds
 from nostall.fusion.codegen.cost.kernel import demands
@@ -39,8 +38,8 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import scheduled
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 
-MEASURED = RESULTS / "fusion_evaluator.json"
-FITTED = RESULTS / "fusion_evaluator_fit.json"
+MEASURED = results("fusion") / "cost_model.json.gz"
+FITTED = results("fusion") / "cost_model_fit.json"
 OF_MACHINE = (
     "launch_s",
     "issued",
@@ -245,13 +244,14 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", type=Path, default=MEASURED)
     parser.add_argument("--out", type=Path, default=FITTED)
     parser.add_argument("--judge", action="store_true", help="the sources as they are")
-    options = parser.parse_args()
-    found = kernels(json.loads(options.measured.read_text())["chains"])
+
+
+def main(options: argparse.Namespace) -> None:
+    found = kernels(load(options.measured)["chains"])
     if not options.judge:
         counts = fit_counts(found)
         machine = fit_machine(found, counts)
@@ -267,7 +267,3 @@ def main() -> None:
     figures = {"counts": asdict(COUNTS), "machine": asdict(H200)}
     save(options.out, kind="modelled", figures=figures, summary=told(rows), kernels=rows)
     print(json.dumps(told(rows), indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Write docs/fusion_evaluator.md: the schedule model beside a GPU, and what each part is worth.
 
-python -m benchmarks.fusion.cost_model.page
+python -m benchmarks page fusion-cost-model
 
 ``fusion_evaluator.json`` is measured (``benchmarks.fusion.cost_model.evaluate``), and
 ``fusion_evaluator_fit.json`` says how today's model does on it
@@ -9,7 +9,6 @@ python -m benchmarks.fusion.cost_model.page
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
@@ -21,13 +20,13 @@ from benchmarks.fusion.cost_model.fit import FITTED, MEASURED
 from benchmarks.fusion.cost_model.summary import FULL, ran, ratios, us
 from benchmarks.harness.generated_regions import wrapped
 from benchmarks.harness.rank_agreement import kendall
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import ROOT, load
 from nostall.attach.torch_compile.options import RACED
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import HOPELESS
 
-PAGE = RESULTS.parents[1] / "docs" / "fusion_evaluator.md"
+PAGE = ROOT.parent / "docs" / "fusion_evaluator.md"
 TAU, REGRET = 0.7, 0.05
 """What was asked for: at least, at most."""
 _COLUMNS = (
@@ -54,11 +53,11 @@ def page(measured: Row, judged: Row) -> str:
     chains, rows, told = measured["chains"], judged["kernels"], judged["summary"]
     gpus = ", ".join(sorted({f"{c['gpu']}, PyTorch {c['torch']}" for c in chains.values()}))
     head = (
-        "Written by `python -m benchmarks.fusion.cost_model.page` from "
-        "[these samples](../benchmarks/results/fusion_evaluator.json) "
-        f"(`python -m benchmarks.fusion.cost_model.evaluate OUT`; {gpus}; {measured['date'][:10]}) and "
-        "[what the model says of them](../benchmarks/results/fusion_evaluator_fit.json) "
-        "(`python -m benchmarks.fusion.cost_model.fit --judge`). Plans of each kernel of the "
+        "Written by `python -m benchmarks page fusion-cost-model` from "
+        "[these samples](../benchmarks/fusion/results/cost_model.json.gz) "
+        f"(`python -m benchmarks run fusion.cost_model --out OUT`; {gpus}; {measured['date'][:10]}) and "
+        "[what the model says of them](../benchmarks/fusion/results/cost_model_fit.json) "
+        "(`python -m benchmarks run fusion.cost_model_fit --judge`). Plans of each kernel of the "
         "explorer's partition are CUDA graphs over copies of their memory larger than L2, replayed "
         "in turns. *Tau* is Kendall's tau-b between modelled and measured times of a kernel's "
         "plans, *regret* the measured time of the plan that the model likes best over that of the "
@@ -213,7 +212,7 @@ def main() -> int:
             f"no {' and no '.join(missing)}; the text above says what makes them", file=sys.stderr
         )
         return 2
-    text = page(json.loads(MEASURED.read_text()), json.loads(FITTED.read_text()))
+    text = page(load(MEASURED), load(FITTED))
     write_atomically(PAGE, text.encode())
     return 0
 

@@ -172,7 +172,7 @@ def test_the_page_is_that_of_the_committed_files() -> None:
 
 @committed
 def test_the_committed_judgement_is_that_of_todays_model() -> None:
-    """Of two chains; ``python -m benchmarks.fusion.cost_model.fit --judge`` makes it anew."""
+    """Of two chains; ``python -m benchmarks run fusion.cost_model_fit --judge`` makes it anew."""
     kept = json.loads(MEASURED.read_text())["chains"]
     some = {name: kept[name] for name in (FIT, HELD)}
     rows = json.loads(FITTED.read_text())["kernels"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 from benchmarks.fusion.page import PAGE, page
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import load, results
 
 
 def test_the_page_is_what_the_command_writes() -> None:
     text = PAGE.read_text()
-    assert page(text) == text, "run `python -m benchmarks.fusion.page`"
+    assert page(text) == text, "run `python -m benchmarks page fusion`"
 
 
 def test_no_plan_of_the_file_beats_the_proven_optimum() -> None:
-    found = json.loads((RESULTS / "fusion_explore.json").read_text())
+    found = load(results("fusion") / "explorers.json")
     proven = [record for record in found["records"] if record["proven"]]
     assert len(proven) >= 50
     assert all(min(record["gaps"].values()) > -1e-6 for record in proven)

@@ -40,7 +40,7 @@ def test_blocks_of_an_sm_follow_from_the_cubin() -> None:
 
 def test_the_page_is_what_the_command_writes() -> None:
     text = PAGE.read_text()
-    assert page(text) == text, "run `python -m benchmarks.fusion.chains.shared_memory_page`"
+    assert page(text) == text, "run `python -m benchmarks page fusion-chains`"
 
 
 def test_reuse_is_worth_bytes_and_blocks_in_several_chains() -> None:

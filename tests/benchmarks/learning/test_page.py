@@ -116,5 +116,5 @@ def test_the_figure_is_an_svg_with_a_panel_for_each_kernel() -> None:
 def test_the_page_is_the_committed_result() -> None:
     found = json.loads(RESULT.read_text())
     text = PAGE.read_text()
-    assert text == page(text, found, gpu_records()), "python -m benchmarks.learning.page"
+    assert text == page(text, found, gpu_records()), "python -m benchmarks page learning"
     assert FIGURE.read_text() == figure(summary(found["records"]), found["evaluations"])

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.harness.result_file import load, results
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks.harness.schema import RESULTS
 from benchmarks.torch_compile.guarantees import CHECKS, between
 from benchmarks.torch_compile.model_process import SIDE_BY_SIDE, Setup
 from benchmarks.torch_compile.step_timing import Watch, in_turns, processor_seconds
@@ -51,7 +51,7 @@ def test_what_shares_compiled_graphs_shares_a_queue_and_modes_come_last(tmp_path
 
 
 def test_what_was_promised_was_kept() -> None:
-    kept = json.loads((RESULTS / "fusion_promises_h200.json").read_text())
+    kept = load(results("torch_compile") / "guarantees_h200.json")
     assert list(kept["checks"]) == list(CHECKS)
     assert {name: one["wrong"] for name, one in kept["checks"].items() if one["wrong"]} == {}
 

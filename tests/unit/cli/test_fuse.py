@@ -8,11 +8,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.result_file import results
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from benchmarks.harness.schema import RESULTS
 from typer.testing import CliRunner
 
 from nostall.cli import app
@@ -106,7 +106,7 @@ def test_the_file_of_the_example_is_what_it_writes(tmp_path: Path) -> None:
     command(f"{example}:layernorm_gelu", "--out", tmp_path / "run")
     committed, found = (
         json.loads(file.read_text())["passes"]
-        for file in (RESULTS / "fusion_layernorm_gelu.json", tmp_path / "run" / "fusion.json")
+        for file in (results("fusion") / "layernorm_gelu.json", tmp_path / "run" / "fusion.json")
     )
     assert found == committed, "copy the run's fusion.json over the committed file"
 

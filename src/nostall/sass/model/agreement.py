@@ -1,6 +1,6 @@
 """How well the SM model ranked candidates that a GPU measured: said beside every modelled gain.
 
-``agreement.json`` is written by ``python -m benchmarks.sass.results_page`` from committed measurements;
+``agreement.json`` is written by ``python -m benchmarks page sass`` from committed measurements;
 without it there is nothing to say yet.
 """
 
@@ -47,7 +47,7 @@ def known() -> Agreement | None:
         return Agreement.model_validate_json(file.read_text())
     except ValidationError as error:
         raise ContractBroken(
-            f"{file} is not what `python -m benchmarks.sass.results_page` writes ({error}); install "
+            f"{file} is not what `python -m benchmarks page sass` writes ({error}); install "
             "nostall anew"
         ) from error
 

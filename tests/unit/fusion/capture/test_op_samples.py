@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.harness.result_file import load, results
 
 from tests.unit.fusion.codegen.process import in_the_interpreter
 
@@ -23,14 +23,13 @@ from tests.unit.fusion.capture.op_samples import (  # noqa: E402
     unlike_pytorch,
 )
 
-RESULTS = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
 PARTS, SLICES = 4, 24
 """One of so many parts of the operators has its graphs compared here, and its kernels interpreted;
 all of them in ``benchmarks/fusion/correctness/opinfo.py``."""
 
 
 def test_graphs_of_operators_mean_what_pytorch_does() -> None:
-    known = json.loads((RESULTS / "fusion_samples_interpreted.json").read_text())["graphs"]
+    known = load(results("fusion") / "opinfo_interpreted.json")["graphs"]
     told = compared(samples(known[::PARTS], REFERENCE, 1))
     assert told.wrong == []
     # Of a few operators only other samples than the first one are a graph.

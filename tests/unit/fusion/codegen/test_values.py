@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from benchmarks.harness.schema import RESULTS
+from benchmarks.harness.result_file import load, results
 
 from tests.unit.fusion.codegen.process import in_the_interpreter
 from tests.unit.fusion.patterns import PACKED, PATTERNS
@@ -46,7 +45,7 @@ def test_random_graphs_are_stitched_and_right(interpreted: Any) -> None:
 
 @pytest.mark.parametrize("where", ["h200", "interpreted"])
 def test_the_same_graphs_were_right_elsewhere(interpreted: Any, where: str) -> None:
-    kept = json.loads((RESULTS / f"fusion_correctness_{where}.json").read_text())
+    kept = load(results("fusion") / f"random_graphs_{where}.json")
     assert kept["digest of the graphs drawn"] == interpreted["digest"]
     assert kept["seen"]["graphs"] == 300
     assert kept["seen"]["graphs once more in bf16"] > 100 or where == "interpreted"

@@ -107,7 +107,7 @@ def test_measured_slowdowns_are_predicted_far_better_than_at_a_flat_efficiency()
     strict=True,
     raises=AssertionError,
     reason="with two models to learn from the interval is too narrow for CIFAR-10 "
-    "(benchmarks/results/workload_slowdown.json); the aim stands",
+    "(benchmarks/workload/results/slowdown.json); the aim stands",
 )
 def test_the_interval_covers_each_model_by_itself() -> None:
     assert all(0.8 < fitted["covered_by_90"] < 0.97 for fitted, _ in _left_out().values())

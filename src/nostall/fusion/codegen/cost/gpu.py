@@ -98,10 +98,10 @@ H200 = Machine(
     # Of 256 KB what is left for a kernel's own data is taken as three quarters.
     l1_bytes=192e3,
     l2_bytes=GPU.l2_bytes,
-    # Fitted to the times of 1,251 plans on an H200, by `python -m benchmarks.fusion.cost_model.fit`,
+    # Fitted to the times of 1,251 plans on an H200, by `python -m benchmarks run fusion.cost_model_fit`,
     # before kernels were launched early.  Since then measured: program_s, by `python -m
     # benchmarks.fusion.chains.program_start_rate`; chosen among 0, 1, 2 and 4: company, by
-    # benchmarks/results/fusion_evaluator.json.
+    # benchmarks/fusion/results/cost_model.json.gz.
     launch_s=0.61e-6,
     issued=3.35,
     load_s=0.693e-6,

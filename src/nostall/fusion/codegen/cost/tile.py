@@ -70,8 +70,8 @@ class Counts:
     ``staged`` ones where several loops copy ahead, whatever the tile.  ``live``: share of the
     values of small dots that are live at once.
 
-    Fitted to what Triton 3.6 compiled for sm_90, by ``python -m benchmarks.fusion.cost_model.fit``.
-    In ``benchmarks/results/fusion_evaluator.json``, measured later, half of 544 kernels without
+    Fitted to what Triton 3.6 compiled for sm_90, by ``python -m benchmarks run fusion.cost_model_fit``.
+    In ``benchmarks/fusion/results/cost_model.json.gz``, measured later, half of 544 kernels without
     loops are within 14 % (instructions), and half of 1,201 that do not spill (registers).  None of
     those has ``places``, which is from earlier ones.
     """

@@ -108,7 +108,7 @@ def test_bytes_move_once_and_again_where_rows_are_walked_over() -> None:
 @pytest.mark.parametrize(
     ("name", "warps", "registers", "shared"),
     [
-        # Of the binaries that Triton 3.6 made (benchmarks/results/fusion_evaluator.json).
+        # Of the binaries that Triton 3.6 made (benchmarks/fusion/results/cost_model.json.gz).
         ("short attention 64x12x48x64", 2, 128, 16384),
         ("short attention 64x12x48x64", 4, 74, 16384),
         ("short attention 64x12x48x64", 8, 58, 16384),

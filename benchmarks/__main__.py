@@ -1,0 +1,93 @@
+"""``python -m benchmarks list | run NAME --out FILE | page NAME``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+
+from benchmarks.registry import BENCHMARKS, Benchmark, find
+from nostall.core.errors import NostallError
+
+PAGES = {
+    "readme": "harness.readme",
+    "sass": "sass.page",
+    "sass-modelled": "sass.modelled_page",
+    "learning": "learning.page",
+    "fusion": "fusion.page",
+    "fusion-chains": "fusion.chains.page",
+    "fusion-cost-model": "fusion.cost_model.page",
+    "torch-compile": "torch_compile.page",
+    "parallel": "parallel.page",
+    "workload": "workload.page",
+}
+"""Modules with ``write()``: pages of ``docs/results``, and the tables of the two READMEs."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: done; 1: the benchmark's own answer is no; 2: bad usage."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # A benchmark's own options follow its name, so that `run NAME --help` shows them.
+    if len(words) >= 2 and words[0] == "run" and not words[1].startswith("-"):
+        return _run(words[1], words[2:])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    listing = verbs.add_parser("list", help="all benchmarks with question, needs and results")
+    listing.add_argument("--format", choices=("table", "json"), default="table")
+    running = verbs.add_parser("run", help="run one benchmark: run NAME [its options]")
+    running.add_argument("name", help="see `list`")
+    paging = verbs.add_parser("page", help="write a page of docs/results from committed results")
+    paging.add_argument("name", choices=(*PAGES, "all"))
+    options = parser.parse_args(words)
+    if options.verb == "list":
+        return _list(options.format)
+    if options.verb == "run":
+        return _run(options.name, [])
+    return _page(list(PAGES) if options.name == "all" else [options.name])
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    try:
+        benchmark = find(name)
+    except KeyError as error:
+        print(error.args[0], file=sys.stderr)
+        return 2
+    module = benchmark.load()
+    parser = parser_of(benchmark)
+    module.add_options(parser)
+    try:
+        return module.main(parser.parse_args(arguments)) or 0
+    except NostallError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def parser_of(benchmark: Benchmark) -> argparse.ArgumentParser:
+    """The parser to which a benchmark adds its own options."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks run {benchmark.name}",
+        description=f"{benchmark.question} Needs: {benchmark.needs}.",
+    )
+
+
+def _list(form: str) -> int:
+    if form == "json":
+        print(json.dumps([asdict(benchmark) for benchmark in BENCHMARKS], indent=1))
+        return 0
+    width = max(len(benchmark.name) for benchmark in BENCHMARKS)
+    for benchmark in BENCHMARKS:
+        print(f"{benchmark.name:{width}}  {benchmark.needs:20}  {benchmark.question}")
+    return 0
+
+
+def _page(names: Sequence[str]) -> int:
+    for name in names:
+        import_module(f"benchmarks.{PAGES[name]}").write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The generated tables of ``README.md`` and ``benchmarks/README.md``.
+
+A region stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. ``python -m benchmarks page readme``
+writes them from committed results; a test compares.
+"""
+
+from __future__ import annotations
+
+from statistics import geometric_mean, median
+from typing import Any
+
+from benchmarks.harness.generated_regions import deployed, region, table, wrapped
+from benchmarks.harness.result_file import ROOT, load, results
+from benchmarks.harness.schema import read
+from benchmarks.registry import BENCHMARKS, Benchmark
+
+from nostall.core.files import write_atomically
+from nostall.sass.model.agreement import known
+
+README = ROOT.parent / "README.md"
+TABLE = ROOT / "README.md"
+
+
+def readme(text: str) -> str:
+    """README.md with the agreement of the SM model and the headline results."""
+    agreement = known()
+    sentence = "How well it ranks what a GPU measures is not recorded yet."
+    if agreement is not None:
+        sentence = wrapped(f"{agreement.sentence[0].upper()}{agreement.sentence[1:]}")
+    text = region(text, "agreement", sentence)
+    rows = [_schedules(), _chains(), _models(), _pipelines(), _traces()]
+    return region(text, "headlines", table(("level", "measured", "GPU", "result"), rows))
+
+
+def benchmark_table(text: str) -> str:
+    """benchmarks/README.md with one row for each benchmark."""
+    head = ("benchmark", "question", "needs", "results", "page")
+    return region(text, "benchmarks", table(head, [_row(b) for b in BENCHMARKS]))
+
+
+def _row(benchmark: Benchmark) -> tuple[str, ...]:
+    files = " ".join(f"[{file.rpartition('/')[2]}]({file})" for file in benchmark.results)
+    page = f"[{benchmark.page}](../docs/results/{benchmark.page})" if benchmark.page else "–"
+    return f"`{benchmark.name}`", benchmark.question, benchmark.needs, files or "–", page
+
+
+def _links(page: str, name: str) -> str:
+    return f"[page](docs/results/{page}), `{name}`"
+
+
+def _schedules() -> tuple[str, ...]:
+    records = read(results("sass") / "suite.json.gz").records
+    published = [record for record in records if record.size == "published"]
+    ratios = deployed(published, "anneal").values()
+    gain = (
+        f"searched SASS schedules run {geometric_mean(ratios):.4f} times as fast as the fastest of 24 "
+        f"to 30 compiler configurations ({len(ratios)} kernels, {min(ratios):.4f} to {max(ratios):.4f})"
+    )
+    return "native instructions", gain, _gpus(records), _links("sass.md", "sass.suite")
+
+
+def _gpus(records: Any) -> str:
+    return " and ".join(sorted({record.gpu.removeprefix("NVIDIA ") for record in records}))
+
+
+def _chains() -> tuple[str, ...]:
+    chains = [load(path) for path in sorted((results("fusion") / "chains").glob("*.json"))]
+    ratios = [chain["compared"]["compile"]["ratio"] for chain in chains]
+    gain = (
+        f"fused memory-bound chains run {geometric_mean(ratios):.2f} times as fast as torch.compile "
+        f"({len(ratios)} chains, {min(ratios):.2f} to {max(ratios):.2f})"
+    )
+    gpus = " and ".join(sorted({chain["gpu"].removeprefix("NVIDIA ") for chain in chains}))
+    return "kernel fusion", gain, gpus, _links("fusion-chains.md", "fusion.chains")
+
+
+def _models() -> tuple[str, ...]:
+    """Models that run the stitched version, with the ratio of their steps; the others by number."""
+    ratios, unchanged, gpus = [], 0, set()
+    for path in sorted((results("torch_compile") / "models").glob("*.steady.json*")):
+        record = load(path)
+        gpus.add(record["gpu"].removeprefix("NVIDIA "))
+        if any(graph["state"] == "stitched" for graph in record["graphs"]["nostall"]):
+            ratio = record["looped"]["compared"]["nostall"]["ratio"]
+            ratios.append(f"{record['model']} {ratio:.2f}")
+        else:
+            unchanged += 1
+    gain = (
+        f'steps with `backend="nostall"` beside torch.compile: {", ".join(ratios)}; '
+        f"{unchanged} other models keep Inductor's kernels"
+    )
+    links = _links("torch-compile.md", "torch_compile.models")
+    return "whole models", gain, " and ".join(sorted(gpus)), links
+
+
+def _pipelines() -> tuple[str, ...]:
+    summary = load(results("parallel") / "predicted_vs_measured_2.json")["summary"]
+    gain = (
+        f"predicted iteration times of {summary['points']} pipeline plans are {100 * summary['mape']:.1f} % "
+        f"off in the mean, {100 * summary['worst_error']:.1f} % at worst (2 GPUs)"
+    )
+    return "pipeline plans", gain, "H200", _links("parallel.md", "parallel.predicted_vs_measured")
+
+
+def _traces() -> tuple[str, ...]:
+    record = load(results("workload") / "fit.json")
+    errors = [abs(model["fitted_error"]["step"]) for model in record["models"]]
+    gain = (
+        f"modelled GPU time of a training step, with fitted operators, is {100 * median(errors):.0f} % "
+        f"off in the median of {len(errors)} models ({100 * max(errors):.0f} % at worst)"
+    )
+    gpu = record["about"]["device"].removeprefix("NVIDIA ")
+    return "jobs", gain, gpu, _links("workload.md", "workload.fit")
+
+
+def write() -> None:
+    """Write the generated regions of both files."""
+    write_atomically(README, readme(README.read_text("utf-8")).encode())
+    write_atomically(TABLE, benchmark_table(TABLE.read_text("utf-8")).encode())

@@ -1,0 +1,159 @@
+"""The benchmarks: one row each. ``python -m benchmarks`` and ``benchmarks/README.md`` read this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+ROOT = Path(__file__).resolve().parent
+Needs = Literal["CPU", "GPU", "2 GPUs", "2 or more GPUs", "CPU and public data"]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark: a module with ``add_options(parser)`` and ``main(options)``."""
+
+    name: str
+    """``LEVEL.NAME``, as ``python -m benchmarks run`` takes it."""
+    module: str
+    """Module below ``benchmarks``."""
+    needs: Needs
+    question: str
+    """What the result answers, in one sentence."""
+    results: tuple[str, ...] = ()
+    """Committed result files or folders below ``benchmarks``."""
+    page: str = ""
+    """Page below ``docs/results`` that shows the results."""
+
+    def load(self) -> ModuleType:
+        return import_module(f"benchmarks.{self.module}")
+
+
+def _row(
+    name: str, needs: Needs, question: str, results: str = "", page: str = "", module: str = ""
+) -> Benchmark:
+    level = name.partition(".")[0]
+    files = tuple(f"{level}/results/{file}" for file in results.split())
+    return Benchmark(name, module or name, needs, question, files, page)
+
+
+BENCHMARKS: tuple[Benchmark, ...] = (
+    # SASS schedules
+    _row("sass.mobility", "CPU", "How many instructions of each example kernel can move?",
+         "mobility.json", "sass-modelled.md"),
+    _row("sass.strategies_on_model", "CPU", "Which search strategy wins on the SM model?",
+         "strategies_on_model.json", "sass-modelled.md"),
+    _row("sass.static_speed", "CPU", "How fast are parsing, verifying, proposing and the SM model?",
+         "static_speed.json", "sass-modelled.md"),
+    _row("sass.random_walks", "CPU", "Does the verifier accept what legal moves reach?",
+         "random_walks.json", "sass-modelled.md"),
+    _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
+    _row("sass.kill_resume", "CPU", "Does a killed search resume to the same result?",
+         "kill_resume.json"),
+    _row("sass.compiler_baseline", "GPU", "What is the fastest compiler configuration of a kernel?",
+         "compiler_baseline.json", "sass.md"),
+    _row("sass.suite", "GPU", "How much faster do searched schedules run?",
+         "suite.json.gz", "sass.md"),
+    _row("sass.stall_reasons", "GPU", "What do the suite's kernels wait for (ncu)?",
+         "stall_reasons.json", "sass.md"),
+    _row("sass.random_walks_on_gpu", "GPU", "Do legal schedules compute the same bits?",
+         "random_walks_on_gpu.json", "sass.md"),
+    _row("sass.soak", "GPU", "Does a search survive moves that break kernels on purpose?",
+         "soak.json soak_more.json", "sass.md"),
+    _row("sass.measurement_checks", "GPU", "Do inputs, comparisons, clocks and nulls hold?",
+         "measurement_checks.json", "sass.md"),
+    _row("sass.load_overlap", "GPU", "What does loading modules ahead gain?", "load_overlap.json",
+         "sass.md"),
+    _row("sass.farm_throughput", "2 or more GPUs", "How many candidates a second do N GPUs try?",
+         "farm_throughput.json", "sass.md"),
+    # Learning
+    _row("learning.strategies", "CPU", "Does learning beat annealing on the SM model?",
+         "strategies.json", "learning.md"),
+    _row("learning.steps_per_second", "CPU", "How many steps a second does the assembly game take?",
+         "steps_per_second.json", "learning.md"),
+    # Using results
+    _row("attach.attach_points", "GPU", "Does each way in load the optimised bytes?",
+         "attach_points.json"),
+    # Fusion
+    _row("fusion.explorers", "CPU", "How far are the explorers from the proven optimum?",
+         "explorers.json", "fusion.md"),
+    _row("fusion.host_cost", "CPU", "What does a call of a fused kernel cost on the host?",
+         "host_cost.json host_cost_h200.json", "fusion.md"),
+    _row("fusion.chains", "GPU", "How fast are fused chains beside torch.compile?",
+         "chains", "fusion-chains.md", "fusion.chains.chains"),
+    _row("fusion.copy_bandwidth", "GPU", "How long does a copy of a chain's bytes take?",
+         "copy_bandwidth.json", "fusion-chains.md", "fusion.chains.copy_bandwidth"),
+    _row("fusion.dram_traffic", "GPU", "How many bytes does each method move (ncu)?",
+         "dram_traffic.json", "fusion-chains.md", "fusion.chains.dram_traffic"),
+    _row("fusion.dropout_seeds", "GPU", "What does drawing seeds in a graph branch gain?",
+         "dropout_seeds.json", "fusion-chains.md", "fusion.chains.dropout_seeds"),
+    _row("fusion.streamed_outputs", "GPU", "What does evicting large outputs first gain?",
+         "streamed_outputs.json", "fusion-chains.md", "fusion.chains.streamed_outputs"),
+    _row("fusion.shared_memory_reuse", "GPU", "What does reuse of shared-memory buffers gain?",
+         "shared_memory_reuse.json", "fusion-chains.md", "fusion.chains.shared_memory_reuse"),
+    _row("fusion.program_start_rate", "GPU", "How fast can programs of a kernel start?",
+         "program_start_rate.json", "fusion-chains.md", "fusion.chains.program_start_rate"),
+    _row("fusion.dependent_launch", "GPU", "What does programmatic dependent launch gain?",
+         "dependent_launch.json", "fusion-chains.md", "fusion.chains.dependent_launch"),
+    _row("fusion.cost_model", "GPU", "Does the cost model rank kernel plans as a GPU does?",
+         "cost_model.json.gz", "fusion-cost-model.md", "fusion.cost_model.evaluate"),
+    _row("fusion.cost_model_fit", "CPU", "Which coefficients fit the measured plans?",
+         "cost_model_fit.json", "fusion-cost-model.md", "fusion.cost_model.fit"),
+    _row("fusion.random_graphs", "CPU", "Do kernels of random graphs agree with fp64?",
+         "random_graphs_h200.json random_graphs_interpreted.json random_graphs_sign.json "
+         "random_graphs_streamed.json", "fusion.md", "fusion.correctness.random_graphs"),
+    _row("fusion.shared_memory_rows", "GPU", "Do kernels with rows in shared memory agree?",
+         "shared_memory_rows_h200.json", "fusion.md", "fusion.correctness.shared_memory_rows"),
+    _row("fusion.multi_pass_rows", "GPU", "Do kernels that read rows several times agree?",
+         "multi_pass_rows_h200.json", "fusion.md", "fusion.correctness.multi_pass_rows"),
+    _row("fusion.all_fp32_values", "GPU", "How exact are functions at every fp32 value?",
+         "all_fp32_values_h200.json", "fusion.md", "fusion.correctness.all_fp32_values"),
+    _row("fusion.opinfo", "CPU", "Do PyTorch's operator samples agree?",
+         "opinfo_h200.json opinfo_interpreted.json", "fusion.md", "fusion.correctness.opinfo"),
+    # torch.compile
+    _row("torch_compile.models", "GPU", "How fast are whole models with backend=\"nostall\"?",
+         "models models_repeated models_slow_host", "torch-compile.md"),
+    _row("torch_compile.guarantees", "GPU", "Does the backend keep what its page promises?",
+         "guarantees_h200.json", "torch-compile.md"),
+    # Pipeline plans
+    _row("parallel.dapple_tables", "CPU and public data", "Which published DAPPLE rows match?",
+         "dapple_tables.json", "parallel.md"),
+    _row("parallel.optimality_gap", "CPU", "How far are planners from the optimum?",
+         "optimality_gap.json", "parallel.md"),
+    _row("parallel.planning_time", "CPU", "How long does planning of large models take?",
+         "planning_time.json", "parallel.md"),
+    _row("parallel.torch_versions", "CPU", "Do plans train as one process does, by torch version?",
+         "torch_versions_2.11.0.json torch_versions_2.13.0.json", "parallel.md"),
+    _row("parallel.torchtitan", "CPU", "Does torchtitan run exported plans?",
+         "torchtitan.json", "parallel.md"),
+    _row("parallel.predicted_vs_measured", "2 or more GPUs",
+         "How exact are predicted iteration times?",
+         "predicted_vs_measured_2.json predicted_vs_measured_4.json", "parallel.md"),
+    # Jobs and traces
+    _row("workload.gpu", "GPU", "How long do operators, copies and steps take?",
+         "gpu.json", "workload.md"),
+    _row("workload.fit", "CPU", "How exact is the job model with fitted efficiencies?",
+         "fit.json", "workload.md"),
+    _row("workload.slowdown", "CPU and public data", "How exact is predicted multi-node slow-down?",
+         "slowdown.json", "workload.md"),
+    _row("workload.hta", "CPU and public data", "Do trace figures agree with HTA?",
+         "hta.json", "workload.md"),
+    _row("workload.tracelens", "CPU and public data", "Do trace figures agree with TraceLens?",
+         "tracelens.json", "workload.md"),
+    _row("workload.reading_speed", "CPU", "How fast are traces read?", "reading_speed.json",
+         "workload.md"),
+    _row("workload.synthetic_population", "CPU", "What does the model say of synthetic jobs?",
+         "synthetic_population.json", "workload.md"),
+)  # fmt: skip
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark of that name; raises KeyError with the known names."""
+    for benchmark in BENCHMARKS:
+        if benchmark.name == name:
+            return benchmark
+    known = ", ".join(benchmark.name for benchmark in BENCHMARKS)
+    raise KeyError(f"unknown benchmark {name!r}; allowed are {known}")
