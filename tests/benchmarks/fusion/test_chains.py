@@ -377,7 +377,7 @@ def test_the_kernels_of_a_result_are_made_again_without_a_race(tmp_path: Path) -
 
 def test_a_chain_has_a_process_of_its_own_and_its_fault_is_told(tmp_path: Path) -> None:
     """Without a GPU the process fails; with one it does because there is no such chain."""
-    job = Job("no such chain", (str(tmp_path), "--one", "no such chain"), monotonic() + 60)
+    job = Job("no such chain", ("--out", str(tmp_path), "--one", "no such chain"), monotonic() + 60)
     assert in_own_process(job) == "exit code 1: KeyError: 'no such chain'"
 
 
