@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.generated_regions import region
+from benchmarks.harness.markdown import region
 from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
 

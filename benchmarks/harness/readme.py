@@ -9,11 +9,11 @@ from __future__ import annotations
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.generated_regions import deployed, region, table, wrapped
+from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
 from benchmarks.harness.schema import read
 from benchmarks.registry import BENCHMARKS, Benchmark
-
+from benchmarks.sass.suite_section import deployed
 from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import known
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean, median
 
-from benchmarks.harness.generated_regions import table, wrapped
+from benchmarks.harness.markdown import table, wrapped
 from benchmarks.harness.result_file import results
 from benchmarks.harness.schema import Record
 

@@ -13,7 +13,7 @@ from math import inf
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.generated_regions import region, table, wrapped
+from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
 from benchmarks.harness.schema import Record, read
 from benchmarks.learning import measured

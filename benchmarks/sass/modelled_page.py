@@ -1,36 +1,97 @@
-"""Write the tables of docs/modelled.md and of the README that need no GPU, from committed files.
+"""``docs/results/sass-modelled.md``: results of the SASS level that need no GPU.
 
-    python -m benchmarks page sass-modelled
-
-A test holds both pages to the files.
+python -m benchmarks page sass-modelled
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.harness.generated_regions import README, region, table
-from benchmarks.harness.result_file import ROOT, load, results
+from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
+from benchmarks.harness.result_file import load, results
 from nostall.core.files import write_atomically
 
-PAGE = ROOT.parent / "docs" / "modelled.md"
+PAGE = PAGES / "sass-modelled.md"
+FOLDER = results("sass")
 _STRATEGIES = ("anneal", "sip", "random")
 
 
-def page(text: str) -> str:
-    """docs/modelled.md with what the files say."""
-    text = region(text, "search", search(_file("search")["records"]))
-    static = _file("sass_static")
-    text = region(text, "speed", speed(static["kernels"]))
-    return region(text, "growth", growth(static["grown"], static["growth"]))
+def text() -> str:
+    """The whole page."""
+    return page(
+        "SASS schedules, without a GPU",
+        "python -m benchmarks page sass-modelled",
+        [_strategies(), _speed(), _mobility(), _walks(), _robustness()],
+    )
 
 
-def readme(text: str) -> str:
-    """The README with the share of instructions that can move."""
-    return region(text, "mobility", mobility(_file("mobility")["records"]))
+def write() -> None:
+    write_atomically(PAGE, text().encode())
+
+
+def _strategies() -> str:
+    record = load(FOLDER / "strategies_on_model.json")
+    evaluations = {r["evaluations"] for r in record["records"]}
+    intro = wrapped(
+        "*Modelled* time of the original divided by that of the best schedule, mean over the seeds "
+        f"with its standard error, sm_90, {max(evaluations):,} evaluations (`python -m benchmarks run "
+        f"sass.strategies_on_model`, {link(FOLDER / 'strategies_on_model.json')}). The SM model ranks "
+        "schedules only roughly: these figures compare strategies, they are not speed-ups. `sip` "
+        "restarts when its one published run ends, which can only help it. It accepts moves by "
+        "TFLOPS, so it has no value for a kernel without floating-point work."
+    )
+    return f"## Strategies at equal evaluations\n\n{intro}\n\n{search(record['records'])}"
+
+
+def _speed() -> str:
+    path = FOLDER / "static_speed.json"
+    record = load(path)
+    intro = wrapped(
+        "Seconds of processor time of nostall's own code on one core; the time of nvdisasm is in the "
+        f"file (`python -m benchmarks run sass.static_speed`, {link(path)})."
+    )
+    second = wrapped(
+        "One kernel in three sizes. A step is compared with n log n: 1 or less grows no faster."
+    )
+    parts = ["## Speed", intro, speed(record["kernels"]), second]
+    return "\n\n".join([*parts, growth(record["grown"], record["growth"])])
+
+
+def _mobility() -> str:
+    path = FOLDER / "mobility.json"
+    intro = wrapped(
+        "Instructions with at least one legal move, sm_90 (`python -m benchmarks run sass.mobility`, "
+        f"{link(path)})."
+    )
+    return f"## Mobility\n\n{intro}\n\n{mobility(load(path)['records'])}"
+
+
+def _walks() -> str:
+    path = FOLDER / "random_walks.json"
+    total = load(path)["summary"]
+    return "## Random walks\n\n" + wrapped(
+        f"{total['functions']} functions of {total['cubins']} cubins of the corpus, "
+        f"{total['moves'] // total['functions']:,} random legal moves each: the verifier accepts "
+        f"{total['passed']} of the {total['functions']} ends (`python -m benchmarks run "
+        f"sass.random_walks`, {link(path)})."
+    )
+
+
+def _robustness() -> str:
+    fuzz, kills = FOLDER / "fuzz.json", FOLDER / "kill_resume.json"
+    hazards = FOLDER / "seeded_hazards.json"
+    own, killed, seeded = load(fuzz)["own"], load(kills), load(hazards)["total"]
+    rows = [
+        ["seeded hazards that the verifier refuses (`python -m tests.mutations.report`)",
+         f"{seeded['refused']:,} of {seeded['mutants']:,}", link(hazards)],
+        ["damaged cubins that end in a crash or a hang (`sass.fuzz`)",
+         f"{own['failures_count']} of {own['mutants']:,}", link(fuzz)],
+        ["searches killed by SIGKILL that resume to another result (`sass.kill_resume`)",
+         f"{killed['different']} of {sum(killed['kills'].values())}", link(kills)],
+    ]  # fmt: skip
+    return "## Robustness\n\n" + table(("experiment", "result", "file"), rows)
 
 
 def search(records: Sequence[Mapping[str, Any]]) -> str:
@@ -85,17 +146,3 @@ def _mean(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.4f}"
     return f"{mean(values):.4f} ± {stdev(values) / len(values) ** 0.5:.4f}"
-
-
-def _file(name: str) -> Any:
-    return load(results("sass") / f"{name}.json")
-
-
-def main() -> int:
-    write_atomically(PAGE, page(PAGE.read_text()).encode())
-    write_atomically(README, readme(README.read_text()).encode())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,21 @@
-"""Where the suite's kernels wait, beside what was gained: a section of docs/results.md.
+"""Section of the results page: what the original kernels wait for (ncu), beside the gains.
 
-What an ordering of instructions can hide is the wait for results of fixed latency; what comes from
-memory, from a barrier or through a full pipe it can only begin earlier.  Shares are of the warps'
-cycles that are not issuing (ncu's ``selected`` is left out).
+An order of instructions can hide the wait for results of fixed latency. Waits for memory, for a
+barrier or for a full pipe it can only start earlier. Shares are of the warps' cycles in which they
+do not issue (ncu's reason ``selected`` is left out).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.result_file import load, results
+from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.schema import Record
+from benchmarks.sass.suite_section import deployed
 
-FILE = results("sass") / "stall_reasons.json"
 GROUPS = {
     "fixed latency": ("wait", "dispatch_stall"),
     "global memory": ("long_scoreboard", "lg_throttle", "drain"),
@@ -22,70 +23,59 @@ GROUPS = {
     "barrier": ("barrier", "membar", "gmma"),
     "full pipe": ("math_pipe_throttle", "not_selected"),
 }
+"""ncu's stall reasons by group."""
 _COLUMNS = ("kernel", *GROUPS, "issued per cycle", "DRAM", "deployed")
 
 
 def shares(waits: Mapping[str, float]) -> dict[str, float]:
-    """The part of each group of reasons; "other" has the rest."""
+    """Share of each group of reasons; "other" has the rest."""
     stalled = {reason: cycles for reason, cycles in waits.items() if reason != "selected"}
-    whole = sum(stalled.values())
-    found = {
-        group: sum(stalled.get(reason, 0.0) for reason in reasons) / whole
+    total = sum(stalled.values())
+    grouped = {
+        group: sum(stalled.get(reason, 0.0) for reason in reasons) / total
         for group, reasons in GROUPS.items()
     }
-    return {**found, "other": 1.0 - sum(found.values())}
+    return {**grouped, "other": 1.0 - sum(grouped.values())}
 
 
-def rows(kernels: Mapping[str, Any], gained: Mapping[str, float]) -> list[list[str]]:
-    """One row per kernel that was both counted and tuned."""
-    found = []
-    for kernel, counted in kernels.items():
-        if kernel not in gained or not counted.get("waits"):
-            continue
-        parts = shares(counted["waits"])
-        numbers = [f"{100 * parts[group]:.0f} %" for group in GROUPS]
-        dram = f"{counted['dram_percent']:.0f} %"
-        found.append(
-            [kernel, *numbers, f"{counted['issued_per_cycle']:.2f}", dram, f"{gained[kernel]:.4f}"]
-        )
-    return found
-
-
-def gains(records: Sequence[Record], strategy: str) -> dict[str, float]:
-    """What ``strategy`` deploys for each kernel, median over seeds."""
-    names = {r.kernel for r in records if r.strategy == strategy}
-    return {
-        name: median(
-            r.deployed_ratio for r in records if (r.kernel, r.strategy) == (name, strategy)
-        )
-        for name in names
-    }
-
-
-def reasons_section(records: Sequence[Record], strategy: str) -> list[str]:
-    """The lines of the section; none before ncu has counted anything."""
-    if not FILE.exists():
-        return []
-    counted = load(FILE)
-    gained = gains(records, strategy)
-    table = rows(counted["kernels"], gained)
-    if not table:
-        return []
-    first, others = [], []
-    for kernel in (row[0] for row in table):
-        parts = shares(counted["kernels"][kernel]["waits"])
-        most = max(GROUPS, key=parts.__getitem__)
-        (first if most == "fixed latency" else others).append(gained[kernel])
+def rows(kernels: Mapping[str, Any], gains: Mapping[str, float]) -> list[list[str]]:
+    """One row for each kernel that was both profiled and tuned."""
     return [
-        "",
-        f"Where the originals wait: ncu's stall reasons (`{counted['command']}`,",
-        f"[JSON](../benchmarks/results/{FILE.name})) of {len(table)} of the kernels, one launch "
-        f"each, beside what `{strategy}` deploys. Where the largest part is the fixed latency of "
-        f"arithmetic, the median is {median(first):.4f} ({len(first)} kernels); where it is "
-        "memory, barriers or full pipes, which the order of instructions hardly changes, it is "
-        f"{median(others):.4f} ({len(others)} kernels).",
-        "",
-        "| " + " | ".join(_COLUMNS) + " |",
-        "|" + "---|" * len(_COLUMNS),
-        *("| " + " | ".join(row) + " |" for row in table),
+        _row(kernel, counters, gains[kernel])
+        for kernel, counters in kernels.items()
+        if kernel in gains and counters.get("waits")
     ]
+
+
+def _row(kernel: str, counters: Mapping[str, Any], gain: float) -> list[str]:
+    parts = shares(counters["waits"])
+    return [
+        kernel,
+        *(f"{100 * parts[group]:.0f} %" for group in GROUPS),
+        f"{counters['issued_per_cycle']:.2f}",
+        f"{counters['dram_percent']:.0f} %",
+        f"{gain:.4f}",
+    ]
+
+
+def reasons_section(
+    path: Path, record: Mapping[str, Any], records: Sequence[Record], strategy: str
+) -> str:
+    """Stall reasons of each original beside the gain of ``strategy``; empty without counters."""
+    gains = deployed(records, strategy)
+    cells = rows(record["kernels"], gains)
+    if not cells:
+        return ""
+    latency_bound, others = [], []
+    for kernel in (row[0] for row in cells):
+        parts = shares(record["kernels"][kernel]["waits"])
+        largest = max(GROUPS, key=parts.__getitem__)
+        (latency_bound if largest == "fixed latency" else others).append(gains[kernel])
+    intro = wrapped(
+        f"ncu's stall reasons of {len(cells)} originals, one launch each (`python -m benchmarks run "
+        f"sass.stall_reasons`, {link(path)}), beside the ratio that `{strategy}` deploys. If fixed "
+        f"latency of arithmetic is the largest share, the median ratio is {median(latency_bound):.4f} "
+        f"({len(latency_bound)} kernels). If memory, barriers or full pipes are, which the order of "
+        f"instructions hardly changes, it is {median(others):.4f} ({len(others)} kernels)."
+    )
+    return f"## What the originals wait for\n\n{intro}\n\n{table(_COLUMNS, cells)}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.generated_regions import wrapped
+from benchmarks.harness.markdown import wrapped
 from benchmarks.harness.result_file import ROOT, results
 from benchmarks.torch_compile.model_process import AGAIN, PAIRED, SIDE_BY_SIDE, STARTED
 from benchmarks.torch_compile.model_zoo import models

@@ -9,9 +9,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from benchmarks.harness.generated_regions import README, readme, seeds
 from benchmarks.harness.rank_agreement import agreement, kendall
-from benchmarks.harness.result_file import results
+from benchmarks.harness.result_file import ROOT, load, results, save
 from benchmarks.harness.schema import (
     SCHEMA,
     BadResults,
@@ -23,21 +22,13 @@ from benchmarks.harness.schema import (
     schema_text,
 )
 from benchmarks.kernels.suite import Entry
-from benchmarks.sass.results_page import (
-    HEADLINE,
-    PAGE,
-    agreement_of,
-    best_of_all,
-    deployed,
-    newest_agreement,
-    page,
-    section,
-    suite,
-)
+from benchmarks.sass.agreement import agreement_of
 from benchmarks.sass.suite_cell import Cell, Counting, record
+from benchmarks.sass.suite_section import HEADLINE, best_of_all, deployed, seeds, suite_section
 from pydantic import ValidationError
 
-from benchmarks.sass import modelled_page
+from benchmarks.harness import readme
+from benchmarks.sass import modelled_page, page
 from nostall.core import Comparison, LaunchSpec
 from nostall.sass.model.agreement import caution, known
 from nostall.search import Anneal
@@ -47,6 +38,8 @@ from tests.unit.tuning.test_gpu_objective import Pretended
 
 NVCC = Path(__file__).resolve().parents[2] / "examples" / "nvcc"
 FILES = measured_files()
+PATH = ROOT / "sass" / "results" / "x.json"
+"""A name for records that are in no file."""
 
 
 def example(**changes: Any) -> dict[str, Any]:
@@ -119,7 +112,7 @@ def test_there_are_measured_files() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_committed_file_conforms(path: Path) -> None:
-    jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
+    jsonschema.validate(load(path), json.loads(SCHEMA.read_text()))
     found = read(path)
     assert found.records
     keys = [(r.kernel, r.strategy, r.seed) for r in found.records]
@@ -168,19 +161,34 @@ def test_a_winner_that_failed_in_the_end_is_a_record_too() -> None:
     gone = dict.fromkeys(numbers)
     r = Record.model_validate(example(**gone, deployed_ratio=1.0, failure="wrong: 3 words"))
     assert not r.faster
-    assert "wrong: 3 words" in section("x.json", [r])
+    assert "wrong: 3 words" in suite_section(PATH, [r])
 
 
 def test_a_file_of_another_form_says_where(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
+    path = tmp_path / "sass" / "results" / "x.json"
+    path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"records": [{"kernel": "k", "kind": "measured"}]}))
     assert measured_files(tmp_path) == [path]
     with pytest.raises(BadResults, match=r"x\.json"):
         read(path)
 
 
-def test_the_page_is_what_the_command_writes() -> None:
-    assert PAGE.read_text() == page(FILES), "run `python -m benchmarks page sass`"
+@pytest.mark.parametrize("name", ["sass", "sass-modelled"])
+def test_a_page_is_what_the_command_writes(name: str) -> None:
+    module = {"sass": page, "sass-modelled": modelled_page}[name]
+    assert module.PAGE.read_text() == module.text(), f"run `python -m benchmarks page {name}`"
+
+
+def test_the_readmes_are_what_the_command_writes() -> None:
+    text, table = readme.README.read_text(), readme.TABLE.read_text()
+    assert text == readme.readme(text), "run `python -m benchmarks page readme`"
+    assert table == readme.benchmark_table(table), "run `python -m benchmarks page readme`"
+
+
+def test_a_compressed_result_file_is_read_like_any_other(tmp_path: Path) -> None:
+    save(tmp_path / "x.json.gz", values=[1, 2])
+    assert load(tmp_path / "x.json.gz")["values"] == [1, 2]
+    assert load(tmp_path / "x.json") == load(tmp_path / "x.json.gz")
 
 
 def test_the_headline_is_a_median_over_seeds_and_a_mean_over_kernels() -> None:
@@ -190,7 +198,7 @@ def test_the_headline_is_a_median_over_seeds_and_a_mean_over_kernels() -> None:
     )
     assert deployed(made, HEADLINE) == {"a": 1.1, "b": 1.0}
     assert best_of_all(made) == {"a": 2.0, "b": 1.0}
-    text = section("x.json", made)
+    text = suite_section(PATH, made)
     assert f"**Headline: {1.1**0.5:.4f}**" in text
     assert f"{2.0**0.5:.4f} over 2 kernels" in text
     assert "Kendall" not in text
@@ -217,9 +225,9 @@ def said_by_the_model(*us: tuple[float, float]) -> dict[str, Any]:
 def test_what_the_model_says_stands_beside_what_was_measured() -> None:
     up, down = ((1.0, 2.0), (2.0, 3.0)), ((1.0, 3.0), (2.0, 2.0))
     made = [example(seed=n, modelled=said_by_the_model(*us)) for n, us in enumerate((up, down, up))]
-    text = section("x.json", [Record.model_validate(r) for r in made])
+    text = suite_section(PATH, [Record.model_validate(r) for r in made])
     assert "| k | 1.00 [-1.00, 1.00] | 42 % | 6 |" in text
-    assert "Kendall" not in section("x.json", [Record.model_validate(example())])
+    assert "Kendall" not in suite_section(PATH, [Record.model_validate(example())])
     with pytest.raises(ValidationError, match="`us` says"):
         Modelled.model_validate({**said_by_the_model(*up), "kendall_tau": 0.3})
     with pytest.raises(ValidationError, match="`us` says"):
@@ -247,7 +255,7 @@ def test_sizes_and_paths_stand_apart() -> None:
         sized("a-9@mma", "filling", 1.5),
         sized("b", None, 1.3),
     ]
-    text = section("x.json", made)
+    text = suite_section(PATH, made)
     assert "**Headline, published small shapes: 1.1000**" in text
     assert "two kinds of matrix instructions: 1.0000 over 1 kernels." in text
     assert "\nShapes that fill the GPU: 1.5000, " in text
@@ -255,18 +263,10 @@ def test_sizes_and_paths_stand_apart() -> None:
     assert text.count("**Headline") == 1
 
 
-def test_what_is_said_beside_modelled_gains_comes_from_the_committed_file() -> None:
-    found = newest_agreement(FILES)
-    assert known() == found, "run `python -m benchmarks page sass`"
-    assert README.read_text() == readme(README.read_text(), found, suite())
-
-
-def test_pages_without_a_gpu_say_what_the_files_say() -> None:
-    said = "run `python -m benchmarks page sass-modelled`"
-    assert modelled_page.PAGE.read_text() == modelled_page.page(modelled_page.PAGE.read_text()), (
-        said
+def test_the_package_ships_the_agreement_of_the_committed_suite() -> None:
+    assert known() == agreement_of(read(page.SUITE).records, page.SUITE.name), (
+        "run `python -m benchmarks page sass`"
     )
-    assert README.read_text() == modelled_page.readme(README.read_text()), said
 
 
 def test_a_mean_comes_with_its_error() -> None:
@@ -290,23 +290,16 @@ def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("nostall.sass.model.agreement.known", lambda: found)
     assert "on G its ranking of 4 measured candidates of 2 kernels" in caution()
     assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in caution()
-    text = readme(README.read_text(), found, ())
-    assert "On G its ranking" in text and "results/x.json" in text
-    assert readme(text, None, ()) == readme(README.read_text(), None, ())
 
 
-def test_the_readme_says_how_many_seeds_each_kernel_had() -> None:
+def test_the_number_of_seeds_of_each_kernel_is_put_into_words() -> None:
     one = records(a=[(HEADLINE, 0, 1.1)], b=[(HEADLINE, 0, 1.2)])
     some = records(a=[(HEADLINE, 0, 1.1), (HEADLINE, 1, 1.3)], b=[(HEADLINE, 0, 1.2)])
     assert (seeds(one, HEADLINE), seeds(some, HEADLINE)) == ("one seed", "1 to 2 seeds")
-    regions = "".join(f"<!-- {name} --><!-- /{name} -->" for name in ("agreement", "results"))
-    text = readme(regions, None, some)
-    assert "**1.2000** in the geometric mean over 2 kernels, between 1.2000 and 1.2000" in text
-    assert "| a | " in text and "| 1.2000 | – |" in text
 
 
 def test_no_headline_without_its_strategy() -> None:
-    assert "`anneal` was not measured" in section("x.json", records(a=[("sip", 0, 1.5)]))
+    assert "`anneal` was not measured" in suite_section(PATH, records(a=[("sip", 0, 1.5)]))
 
 
 def test_the_suite_writes_records_that_conform() -> None:

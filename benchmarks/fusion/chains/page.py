@@ -18,7 +18,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.harness.generated_regions import wrapped
+from benchmarks.harness.markdown import wrapped
 from benchmarks.harness.result_file import ROOT, results
 from nostall.core.files import write_atomically
 from nostall.fusion.hardware import H200

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.harness.generated_regions import region, table
+from benchmarks.harness.markdown import region, table
 from benchmarks.harness.result_file import ROOT, load, results
 from nostall.core.files import write_atomically
 

@@ -24,13 +24,6 @@ from tests.unit.fusion.codegen import online_rows
 from tests.unit.fusion.codegen.wide_rows import PAIRS, wide_rows, with_column_sums
 
 from benchmarks.fusion.correctness.shared_memory_rows import (
-    add_options,
-    check_graphs,
-    dtypes,
-    on_gpu,
-    repeats,
-    wrong,
-)
     check_graphs,
     dtypes,
     on_gpu,

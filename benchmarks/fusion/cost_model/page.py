@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.fusion.cost_model.fit import FITTED, MEASURED
 from benchmarks.fusion.cost_model.summary import FULL, ran, ratios, us
-from benchmarks.harness.generated_regions import wrapped
+from benchmarks.harness.markdown import wrapped
 from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.result_file import ROOT, load
 from nostall.attach.torch_compile.options import RACED

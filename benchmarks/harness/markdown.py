@@ -1,0 +1,49 @@
+"""Markdown for generated pages: tables, wrapped text, links to result files, marked regions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import fill
+
+from benchmarks.harness.result_file import ROOT
+
+PAGES = ROOT.parent / "docs" / "results"
+"""Folder of the generated pages."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; ``|`` in a cell is escaped."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most 100 characters."""
+    return fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def link(path: Path, text: str = "JSON") -> str:
+    """A link from a page of ``docs/results`` to a file below ``benchmarks``."""
+    return f"[{text}](../../benchmarks/{path.relative_to(ROOT)})"
+
+
+def region(text: str, name: str, content: str) -> str:
+    """``text`` with the part between ``<!-- NAME -->`` and ``<!-- /NAME -->`` replaced.
+
+    Raises ValueError if the marks are missing.
+    """
+    before, opening, rest = text.partition(f"<!-- {name} -->")
+    _, closing, after = rest.partition(f"<!-- /{name} -->")
+    if not opening or not closing:
+        raise ValueError(f"the text has no region {name!r}; add <!-- {name} --><!-- /{name} -->")
+    return f"{before}{opening}\n{content}\n{closing}{after}"
+
+
+def page(title: str, command: str, parts: Iterable[str]) -> str:
+    """A whole page: title, the command that writes it, and its parts."""
+    notice = f"*Generated from committed result files by `{command}`. Do not edit.*"
+    return "\n\n".join([f"# {title}", notice, *(part.strip() for part in parts if part)]) + "\n"
