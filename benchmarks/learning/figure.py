@@ -1,6 +1,6 @@
-"""Learning curves as one SVG: a panel per kernel, medians with quartiles, evaluations in doublings.
+"""Learning curves as one SVG: one panel a kernel, medians with quartiles, logarithmic evaluations.
 
-Written by hand, as the figures of the reports are: it depends on nothing and comes out the same.
+The SVG is written without a plotting library, so that the same data give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ COLOURS = {
     "ppo": "#d55e00",
     "ppo-trained": "#009e73",
 }
-"""Told apart by people who see colours differently (Okabe and Ito)."""
+"""Colour-blind safe palette of Okabe and Ito."""
 
 COLUMNS = 3
 WIDTH, HEIGHT = 330, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 34, 40
 LEGEND = 34
 FIRST = 8
-"""Evaluations at the left edge; nothing happens before."""
+"""Evaluations at the left edge of a panel."""
 
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#444}.title{font-weight:600;fill:#111}"
@@ -99,14 +99,14 @@ def _panel(kernel: str, rows: Sequence[Mapping[str, Any]], evaluations: int) -> 
 
 
 def _curve(curve: Sequence[Sequence[float]], frame: _Frame, colour: str) -> Iterator[str]:
-    """The median over the band between the quartiles."""
+    """The median as a line, over a band between the quartiles."""
     low, median, high = (_corners(curve, frame, column) for column in (1, 2, 3))
     yield f'<path class="band" fill="{colour}" d="M{"L".join([*low, *reversed(high)])}Z"/>'
     yield f'<path class="line" stroke="{colour}" d="M{"L".join(median)}"/>'
 
 
 def _corners(curve: Sequence[Sequence[float]], frame: _Frame, column: int) -> list[str]:
-    """Steps: a gain holds from the evaluation that found it."""
+    """Corners of a step function: a gain holds from its evaluation on."""
     points, y = [], frame.y(1.0)
     for at in curve:
         x = frame.x(at[0])

@@ -1,6 +1,6 @@
-"""The measured part of docs/learning.md: strategies that learn beside those that do not, on a GPU.
+"""The measured part of the learning page: strategies that learn beside those that do not, on a GPU.
 
-Rows come from benchmarks/learning/results/on_gpu.json.gz, which ``benchmarks.sass.suite`` writes.
+``python -m benchmarks run sass.suite --strategy anneal sip cuasmrl ppo ppo-trained`` writes the file.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean, median
 
-from benchmarks.harness.markdown import table, wrapped
+from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.result_file import results
 from benchmarks.harness.schema import Record
 
@@ -17,16 +17,17 @@ TRAINED = (
     "nostall train --corpus examples/nvcc --corpus examples/gemm_leakyrelu.py:gemm_leakyrelu "
     "--corpus examples/softmax.py:softmax --rollouts 60 --out learned"
 )
-"""The command that made the policy which ``ppo-trained`` begins with."""
+"""The command that trained the policy from which ``ppo-trained`` starts."""
 
 
 def measured(records: Sequence[Record]) -> str:
-    """How it was measured, what is deployed by kernel and strategy, and each run's interval."""
+    """Deployed ratios by kernel and strategy, and the interval of each run."""
     strategies = list(dict.fromkeys(r.strategy for r in records))
     kernels = list(dict.fromkeys(r.kernel for r in records))
     head = [f"`{s}`" for s in strategies]
     return "\n\n".join(
         [
+            "## On a GPU, at equal seconds",
             wrapped(_origin(records)),
             table(
                 ["kernel", *head],
@@ -36,7 +37,7 @@ def measured(records: Sequence[Record]) -> str:
                     ["candidates, median", *(_candidates(records, s) for s in strategies)],
                 ],
             ),
-            "Each run, original / candidate with its 95 % interval, in the order of the seeds:",
+            "Each run with its 95 % interval, in the order of the seeds:",
             table(
                 ["kernel", *head],
                 [[k, *(_runs(records, k, s) for s in strategies)] for k in kernels],
@@ -51,14 +52,13 @@ def _origin(records: Sequence[Record]) -> str:
     seconds = sorted({round(r.details["search_s"]) for r in records if r.strategy == "anneal"})
     nulls = [abs(bound - 1) for r in records for bound in (r.null_low, r.null_high) if bound]
     return (
-        f"All *measured* on {gpus}, {max(r.date for r in records):%Y-%m-%d}: {seeds} seeds of "
+        f"*Measured* on {gpus}, {max(r.date for r in records):%Y-%m-%d}: {seeds} seeds of "
         f"{' or '.join(map(str, seconds))} seconds of search each, from the fastest compiler "
-        "configuration of each kernel "
-        f"([JSON with samples and nulls](../benchmarks/results/{RESULT.name}); intervals of the "
-        f"nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` begins with a policy that "
-        f"learned on the model, on kernels that are not in this table (`{TRAINED}`). Original / "
-        "candidate time as deployed, 1 where the original is kept: median over seeds, with the "
-        "lowest and highest."
+        f"configuration of each kernel ({link(RESULT, 'JSON with samples and nulls')}; intervals of "
+        f"the nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` starts from a policy that "
+        f"was trained on the SM model, on kernels that are not in this table (`{TRAINED}`). The "
+        "table has the original's time divided by the deployed one's, 1 if the original is kept: "
+        "median over seeds with the lowest and the highest."
     )
 
 
@@ -82,14 +82,14 @@ def _cell(mine: Sequence[Record], middle: float | None, best: float) -> str:
     if middle is None:
         return "–"
     ratios = [r.deployed_ratio for r in mine]
-    said = f"**{middle:.4f}**" if middle == best > 1 else f"{middle:.4f}"
-    return f"{said} ({min(ratios):.4f}–{max(ratios):.4f})"
+    ratio = f"**{middle:.4f}**" if middle == best > 1 else f"{middle:.4f}"
+    return f"{ratio} ({min(ratios):.4f}–{max(ratios):.4f})"
 
 
 def _mean(records: Sequence[Record], strategy: str) -> float:
     kernels = dict.fromkeys(r.kernel for r in records)
-    found = [_middle(records, kernel, strategy) for kernel in kernels]
-    return geometric_mean(m for m in found if m is not None)
+    medians = [_middle(records, kernel, strategy) for kernel in kernels]
+    return geometric_mean(m for m in medians if m is not None)
 
 
 def _candidates(records: Sequence[Record], strategy: str) -> str:
@@ -97,8 +97,8 @@ def _candidates(records: Sequence[Record], strategy: str) -> str:
 
 
 def _runs(records: Sequence[Record], kernel: str, strategy: str) -> str:
-    said = [
+    runs = [
         f"{r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]" if r.ratio is not None else r.failure
         for r in _of(records, kernel, strategy)
     ]
-    return "<br>".join(said) or "–"
+    return "<br>".join(runs) or "–"

@@ -1,4 +1,4 @@
-"""What the records of ``benchmarks.learning.strategies`` come to, by kernel and strategy."""
+"""Summary of the records of ``benchmarks.learning.strategies`` by kernel and strategy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 PARTS = (0.5, 0.8, 0.95)
-"""Parts of the best known gain that have to be reached; the last is the one in question."""
+"""Parts of the best known gain for which evaluations are counted; the last is the target."""
 
 
 def reached(curve: Sequence[Sequence[float]], ratio: float) -> int | None:
-    """Evaluations after which the curve is at ``ratio``; None when it never is, or when that is no
-    gain at all."""
+    """Evaluations until the curve reaches ``ratio``; None if it never does or ``ratio`` is no gain."""
     return next((int(at) for at, value in curve if value >= ratio > 1.0), None)
 
 
@@ -48,7 +47,7 @@ def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def quartiles(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """[evaluations, lower quartile, median, upper quartile] wherever one of the curves rises."""
+    """[evaluations, lower quartile, median, upper quartile] at each point where a curve rises."""
     rows = []
     for at in sorted({int(n) for curve in curves for n, _ in curve}):
         values = [max(v for n, v in curve if n <= at) for curve in curves]
