@@ -103,8 +103,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("fusion.cost_model_fit", "CPU", "Which coefficients fit the measured plans?",
          "cost_model_fit.json", "fusion-cost-model.md", "fusion.cost_model.fit"),
     _row("fusion.random_graphs", "CPU", "Do kernels of random graphs agree with fp64?",
-         "random_graphs_h200.json random_graphs_interpreted.json random_graphs_sign.json "
-         "random_graphs_streamed.json", "fusion.md", "fusion.correctness.random_graphs"),
+         "random_graphs_h200.json random_graphs_interpreted.json "
+         "random_graphs_bf16_h200.json", "fusion.md", "fusion.correctness.random_graphs"),
     _row("fusion.shared_memory_rows", "GPU", "Do kernels with rows in shared memory agree?",
          "shared_memory_rows_h200.json", "fusion.md", "fusion.correctness.shared_memory_rows"),
     _row("fusion.multi_pass_rows", "GPU", "Do kernels that read rows several times agree?",

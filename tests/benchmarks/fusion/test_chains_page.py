@@ -1,22 +1,11 @@
-"""docs/fusion_measured.md says what the committed chains say."""
+"""The page of the fused chains matches the committed files, and says what they say."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from benchmarks.fusion.chains.page import (
-    COPIES,
-    PAGE,
-    TRAFFIC,
-    below,
-    load,
-    load_by_chain,
-    mean,
-    page,
-    share,
-)
-from benchmarks.fusion.chains.programs import CHAINS
+from benchmarks.fusion.chains.page import PAGE, chains_page, load_chains, mean, share, slower, text
 
 NAME = "SwiGLU 16384x5504"
 OLD = ("eager", "compile", "max-autotune")
@@ -56,10 +45,8 @@ def one_line(text: str) -> str:
 
 
 def test_the_page_is_that_of_the_committed_files() -> None:
-    chains = load()
-    assert chains and PAGE.read_text() == page(
-        chains, len(CHAINS) - len(chains), load_by_chain(TRAFFIC), load_by_chain(COPIES)
-    )
+    assert load_chains()
+    assert PAGE.read_text() == text(), "run `python -m benchmarks page fusion-chains`"
 
 
 def test_means_and_shares() -> None:
@@ -70,54 +57,54 @@ def test_means_and_shares() -> None:
 
 
 def test_what_is_slower_is_named_eager_aside() -> None:
-    assert below([chain(1.2)]) == []
-    assert below([chain(0.9, "slower")]) == [
+    assert slower([chain(1.2)]) == []
+    assert slower([chain(0.9, "slower")]) == [
         f"{NAME} (0.900 of compile)",
         f"{NAME} (0.900 of max-autotune)",
     ]
-    assert below([chain(0.999, "same")])[0] == f"{NAME} (0.999 of compile, within the noise)"
+    assert slower([chain(0.999, "same")])[0] == f"{NAME} (0.999 of compile, within the noise)"
 
 
-def test_goals_are_met_or_not() -> None:
-    text = page([chain(1.2)] * 16, 3)
-    assert "| at least 16 chains measured | 16, 3 not yet | yes |" in text
-    assert "| geometric mean over compile at least 1.25 | 1.20 | **no** |" in text
-    assert "| geometric mean over max-autotune at least 1.10 | 1.20 | yes |" in text
+def test_targets_are_met_or_not() -> None:
+    page = chains_page([chain(1.2)] * 16, 3)
+    assert "| at least 16 chains measured | 16, 3 not measured | yes |" in page
+    assert "| geometric mean over compile at least 1.25 | 1.20 | **no** |" in page
+    assert "| geometric mean over max-autotune at least 1.10 | 1.20 | yes |" in page
     judged = "single-pass chains of at least 100 MB at 85 % of the copy bandwidth"
-    assert f"| {judged} | 0 of 16 | **no** |" in text
-    assert "| no chain slower than another method | none | yes |" in text
-    assert "liger |" in text and "geometric mean over liger" not in text
-    text = page([newer(1.2), chain(1.2, name="norm backward 8192x4096")], 3)
-    assert f"{judged} | 1 of 1 | yes |" in text
-    text = page([newer(1.2), chain(1.2, size=20.0)], 3)
-    assert f"| {judged} | 1 of 1 | yes |" in text
-    assert "of any size at 85 % of the copy bandwidth | 1 of 2 | no goal |" in text
-    assert "| geometric mean over liger | 1.20 | no goal |" in text
+    assert f"| {judged} | 0 of 16 | **no** |" in page
+    assert "| no chain slower than another method | none | yes |" in page
+    assert "liger |" in page and "geometric mean over liger" not in page
+    page = chains_page([newer(1.2), chain(1.2, name="norm backward 8192x4096")], 3)
+    assert f"{judged} | 1 of 1 | yes |" in page
+    page = chains_page([newer(1.2), chain(1.2, size=20.0)], 3)
+    assert f"| {judged} | 1 of 1 | yes |" in page
+    assert "of any size at 85 % of the copy bandwidth | 1 of 2 | no target |" in page
+    assert "| geometric mean over liger | 1.20 | no target |" in page
 
 
 def test_rows_have_all_methods_and_say_how_far_it_is() -> None:
-    text = page([newer(1.2), chain(1.2), chain(1.2, name="norm backward 8192x4096")], 0)
-    rows = [line for line in text.splitlines() if line.startswith((f"| {NAME}", "| norm back"))]
+    page = chains_page([newer(1.2), chain(1.2), chain(1.2, name="norm backward 8192x4096")], 0)
+    rows = [line for line in page.splitlines() if line.startswith((f"| {NAME}", "| norm back"))]
     interval = "1.200 [1.190, 1.210]"
     assert rows[0].endswith(f"| {interval}: multi-kernel | {interval} | 91 % | – | thread 1 |")
     assert rows[1].endswith("| – | – | 50 % < | – | thread 1 |")
     assert rows[2].endswith("| – | – | 50 % * | – | thread 1 |")
-    assert f"- {NAME}, compile: it broke" in text and "Liger has no kernel" not in text
+    assert f"- {NAME}, compile: it broke" in page and "Liger has no kernel" not in page
 
 
 def test_short_chains_stand_beside_a_copy_of_as_many_bytes() -> None:
     copies = {NAME: {"bytes": 4.3e8, "samples_us": [150.0, 180.0, 200.0]}}
-    text = page([chain(1.2)], 0, copies=copies)
-    assert "| 50 % < | 90 % | thread 1 |" in text
-    assert "| single-pass chains at 85 % of a copy of as many bytes | 1 of 1 | no goal |" in text
+    page = chains_page([chain(1.2)], 0, copies=copies)
+    assert "| 50 % < | 90 % | thread 1 |" in page
+    assert "| single-pass chains at 85 % of a copy of as many bytes | 1 of 1 | no target |" in page
     other = {NAME: {**copies[NAME], "bytes": 1e6}}
-    assert "| 50 % < | – | thread 1 |" in page([chain(1.2)], 0, copies=other)
+    assert "| 50 % < | – | thread 1 |" in chains_page([chain(1.2)], 0, copies=other)
 
 
 def test_bytes_are_counted_or_said_not_to_be() -> None:
-    assert "was not counted yet" in one_line(page([chain(1.2)], 0, {NAME: {"failure": "x"}}))
+    assert "were not counted" in one_line(chains_page([chain(1.2)], 0, {NAME: {"failure": "x"}}))
     one = {"kernels": 1, "read_bytes": 2e8, "written_bytes": 2.3e8}
     two = {"kernels": 2, "read_bytes": 6e8, "written_bytes": 2.6e8}
     counted = {NAME: {"stitched": one, "compile": two, "max-autotune": two}}
-    text = page([chain(1.2)], 0, counted)
-    assert f"| {NAME} | 430.0 | 430.0 (1.00 x), 1 kernel | 860.0 (2.00 x), 2 kernels |" in text
+    page = chains_page([chain(1.2)], 0, counted)
+    assert f"| {NAME} | 430.0 | 430.0 (1.00 x), 1 kernel | 860.0 (2.00 x), 2 kernels |" in page

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from benchmarks.fusion.chains.shared_memory_page import FILE, NOT_MEASURED, PAGE, page, times
 from benchmarks.fusion.chains.shared_memory_reuse import Case, Record, cubin
+from benchmarks.fusion.chains.shared_memory_section import FILE, NOT_MEASURED, times
 from benchmarks.fusion.chains.wide_row_programs import WIDE
 from benchmarks.fusion.correctness.shared_memory_rows import drawn, summary
 
@@ -36,11 +36,6 @@ def test_blocks_of_an_sm_follow_from_the_cubin() -> None:
     assert apart["arena"] == 3 * together["arena"] == 3 * 8192 * 4
     assert together["arena"] <= together["shared"] < together["arena"] + 1024
     assert 2 == apart["blocks_per_sm"] < together["blocks_per_sm"]
-
-
-def test_the_page_is_what_the_command_writes() -> None:
-    text = PAGE.read_text()
-    assert page(text) == text, "run `python -m benchmarks page fusion-chains`"
 
 
 def test_reuse_is_worth_bytes_and_blocks_in_several_chains() -> None:
