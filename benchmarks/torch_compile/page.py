@@ -1,32 +1,27 @@
-"""Write docs/compile_measured.md from the whole models that were measured.
+"""``docs/results/torch-compile.md``: whole models with ``backend="nostall"``, measured.
 
-    python -m benchmarks page torch-compile
+python -m benchmarks page torch-compile
 
-``benchmarks/torch_compile/results/models/`` holds one JSON for each model and part, as
+``benchmarks/torch_compile/results/models`` holds one JSON for each model and part, as
 ``benchmarks.torch_compile.models`` leaves them.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from benchmarks.harness.markdown import wrapped
-from benchmarks.harness.result_file import ROOT, results
+from benchmarks.harness.markdown import PAGES, page, table, wrapped
+from benchmarks.harness.result_file import load, results
 from benchmarks.torch_compile.model_process import AGAIN, PAIRED, SIDE_BY_SIDE, STARTED
 from benchmarks.torch_compile.model_zoo import models
 from nostall.core.files import write_atomically
 
 FOLDER = results("torch_compile") / "models"
-BLOCKING, AHEAD = (results("torch_compile") / f"models_{name}" for name in ("blocking", "ahead"))
-"""Starts: when the program compiled the stitched version itself, and when another process did, but
-the program wrote kernels and had them compiled."""
-PAGE = ROOT.parent / "docs" / "compile_measured.md"
+PAGE = PAGES / "torch-compile.md"
 IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 """Parts in other modes: in one process, and in several."""
 NONE = "not measured"
@@ -35,153 +30,173 @@ Model = Mapping[str, Mapping[str, Any]]
 """Results of one model by part."""
 
 
-def page(found: Mapping[str, Model]) -> str:
+def text() -> str:
+    """The whole page from the committed files."""
+    return models_page(load_models())
+
+
+def write() -> None:
+    write_atomically(PAGE, text().encode())
+
+
+def models_page(loaded: Mapping[str, Model]) -> str:
     """The whole page."""
-    every = [result for model in found.values() for result in model.values()]
-    gpus = "; ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in every}))
-    said = (
-        "Written by `python -m benchmarks page torch-compile` from "
-        "[these files](../benchmarks/torch_compile/results/models), which hold every sample "
-        f"(`python -m benchmarks run torch_compile.models --out OUT`; {gpus}; "
-        f"{max(r['date'] for r in every)[:10]}). Models have random weights "
-        "(`benchmarks/torch_compile/model_zoo.py`). A ratio is torch.compile's time for a whole step "
-        "/ nostall's, in turns, with its 95 % interval; *faster* and *slower* are said beyond the "
-        "null (torch.compile beside itself) only. [What happens to a graph](compile.md)."
+    parts = [wrapped(_method(loaded)), *_steps(loaded), *_starts(loaded), *_pairs(loaded)]
+    parts += [*_modes(loaded), *_repeated()]
+    return page("Whole models, measured", "python -m benchmarks page torch-compile", parts)
+
+
+def _method(loaded: Mapping[str, Model]) -> str:
+    records = [result for model in loaded.values() for result in model.values()]
+    gpus = "; ".join(sorted({f"{r['gpu']}, PyTorch {r['torch']}, {r['dtype']}" for r in records}))
+    return (
+        f"Measured with `python -m benchmarks run torch_compile.models` on {gpus}; "
+        f"{max(r['date'] for r in records)[:10]}. `benchmarks/torch_compile/results/models` has one "
+        "JSON for each model and part with every sample. Models have random weights "
+        "(`benchmarks/torch_compile/model_zoo.py`). A ratio is torch.compile's time of a whole step "
+        "divided by nostall's, interleaved, with its 95 % interval. *faster* and *slower* are stated "
+        "only beyond the null (torch.compile beside itself). How a version is chosen: "
+        "[torch.compile](../explanation/torch-compile.md)."
     )
-    steady = {name: model["steady"] for name, model in found.items() if "steady" in model}
-    starts = {n: m for n, m in found.items() if {"inductor", "nostall"} <= m.keys()}
-    modes = {n: m[IN_ONE] for n, m in found.items() if IN_ONE in m}
-    rounds = {n: m[IN_ROUNDS] for n, m in found.items() if IN_ROUNDS in m}
-    parts = ["# Whole models, measured\n", wrapped(said) + "\n", _summary(steady)]
-    parts += [
-        "## Steps\n",
-        _STEPS,
-        _when(steady.values()),
-        _table(_STEP_COLUMNS, [_step(n, r) for n, r in steady.items()]),
+
+
+def _steps(loaded: Mapping[str, Model]) -> list[str]:
+    steady = {name: model["steady"] for name, model in loaded.items() if "steady" in model}
+    steps = [_step(name, result) for name, result in steady.items()]
+    kernels = [_generated(name, result) for name, result in steady.items()]
+    return [
+        _summary(steady),
+        *("## Steps", _STEPS, _when(steady.values()), table(_STEP_COLUMNS, steps)),
+        *("## Generated kernels", _GENERATED, table(_GENERATED_COLUMNS, kernels)),
     ]
-    parts += ["## Generated kernels\n", _GENERATED]
-    parts += [_table(_GENERATED_COLUMNS, [_generated(n, r) for n, r in steady.items()])]
-    begun = [m[part] for m in starts.values() for part in ("inductor", "nostall")]
-    parts += [
-        "## Starts\n",
-        _STARTS,
-        _when(begun),
-        _table(_START_COLUMNS, [_start(*m) for m in starts.items()]),
+
+
+def _starts(loaded: Mapping[str, Model]) -> list[str]:
+    starts = {n: m for n, m in loaded.items() if {"inductor", "nostall"} <= m.keys()}
+    records = [m[part] for m in starts.values() for part in ("inductor", "nostall")]
+    rows = [_start(name, model) for name, model in starts.items()]
+    waits = [[name, *_waits(model)] for name, model in starts.items()]
+    return [
+        *("## Starts", _STARTS, _when(records), table(_START_COLUMNS, rows)),
+        *(_WAITING, table(_WAITING_COLUMNS, waits)),
     ]
-    waits = {name: rows for name in found if (rows := _waits(name)) is not None}
-    if waits:
-        before = [load(folder)[n]["nostall"] for folder in (BLOCKING, AHEAD) for n in waits]
-        parts += [_WAITING, _when(before, "First and then were measured")]
-        parts += [_table(_WAITING_COLUMNS, [[n, *rows] for n, rows in waits.items()])]
-    pairs = {name: every for name, m in found.items() if any(every := _every_pair(m))}
-    if pairs:
-        taken = [found[name][part] for name in pairs for part in _IN_PAIRS if part in found[name]]
-        rows = [
-            [name, *_where(found[name]), *chain(*map(_spread, every)), *_inside(found[name])]
-            for name, every in pairs.items()
-        ]
-        parts += [_PAIRS, _when(taken), _table(_PAIR_COLUMNS, rows)]
-    if modes:
-        parts += ["## max-autotune-no-cudagraphs\n", _MODES, _when(modes.values())]
-        parts += [_table(_MODE_COLUMNS, [_mode(*m) for m in modes.items()])]
-    if rounds:
-        parts += ["## reduce-overhead\n", _ROUNDS, _when(rounds.values())]
-        parts += [_table(_ROUND_COLUMNS, [_rounds(*m) for m in rounds.items()])]
-    return "\n".join(parts)
+
+
+def _pairs(loaded: Mapping[str, Model]) -> list[str]:
+    pairs = {name: ratios for name, m in loaded.items() if any(ratios := _every_pair(m))}
+    records = [loaded[name][part] for name in pairs for part in _IN_PAIRS if part in loaded[name]]
+    rows = [
+        [name, *_where(loaded[name]), *chain(*map(_spread, ratios)), *_inside(loaded[name])]
+        for name, ratios in pairs.items()
+    ]
+    if not pairs:
+        return []
+    return ["### First steps in pairs", _PAIRS, _when(records), table(_PAIR_COLUMNS, rows)]
+
+
+def _modes(loaded: Mapping[str, Model]) -> list[str]:
+    autotuned = {n: m[IN_ONE] for n, m in loaded.items() if IN_ONE in m}
+    graphs = {n: m[IN_ROUNDS] for n, m in loaded.items() if IN_ROUNDS in m}
+    parts = []
+    if autotuned:
+        rows = [_mode(name, result) for name, result in autotuned.items()]
+        parts += ["## Mode max-autotune-no-cudagraphs", _MODES, _when(autotuned.values())]
+        parts.append(table(_MODE_COLUMNS, rows))
+    if graphs:
+        rows = [_rounds(name, result) for name, result in graphs.items()]
+        parts += ["## Mode reduce-overhead", _ROUNDS, _when(graphs.values())]
+        parts.append(table(_ROUND_COLUMNS, rows))
+    return parts
+
+
+def _repeated() -> list[str]:
+    """Choices of other runs: how far the same model's choice varies."""
+    rows = []
+    for folder in ("models_repeated", "models_slow_host"):
+        for name, model in load_models(results("torch_compile") / folder).items():
+            if "nostall" not in model:
+                continue
+            start = model["nostall"]["starts"]["cold"]
+            graphs = "; ".join(f"{g['state']}: {g['reason']}" for g in start["graphs"])
+            ratios = [_chosen_ratio(graph) for graph in start["graphs"]]
+            rows.append([name, folder, _short(model["nostall"]), graphs, "; ".join(ratios)])
+    head = ("model", "run", "GPU", "what it runs", "whole graph, ratio and null")
+    return ["## Other runs", _OTHERS, table(head, rows)]
+
+
+def _chosen_ratio(graph: Mapping[str, Any]) -> str:
+    compared = graph.get("compared")
+    if not compared:
+        return NONE
+    interval = f"[{compared['low']:.3f}, {compared['high']:.3f}]"
+    null = f"[{compared['null_low']:.3f}, {compared['null_high']:.3f}]"
+    return f"{compared['ratio']:.3f} {interval}, null {null}"
 
 
 _STEP_COLUMNS = (
     *("model", "step ms", "nostall", "all kernels", "nostall, GPU", "all kernels, GPU"),
     *("eager", "kernels", "what it runs"),
 )
-_GENERATED = (
-    wrapped(
-        "What Inductor and nostall write, memory-bound all of it: launches of one step and what "
-        "they take, by the profiler. The rest (matrix products, attention, convolutions, copies) "
-        "is the same libraries' in each. A stitched kernel is launched before the one in front of "
-        "it has ended and counts from then, with the time that it waits."
-    )
-    + "\n"
+_GENERATED = wrapped(
+    "Memory-bound kernels that Inductor and nostall write: launches of one step and their time, from "
+    "the profiler. All other kernels (matrix products, attention, convolutions, copies) come from the "
+    "same libraries in each version. A fused kernel is launched before the kernel in front of it ends; "
+    "its time includes that wait."
 )
 _GENERATED_COLUMNS = ("model", "torch.compile", "nostall", "of those stitched", "all kernels")
 _START_COLUMNS = (
     *("model", "first step s, cold", "warm", "chosen after s", "/ Inductor's first step"),
     *("processor s", "held up s", "longest steps s"),
 )
-_STEPS = (
-    wrapped(
-        "*nostall* is what the backend chose, *all kernels* its version with every kernel "
-        "put in, whatever that costs. Steps of a loop; *GPU*: whole steps as replayed CUDA graphs, "
-        "whatever the host does. *kernels*: launches of one step, torch.compile → nostall → all "
-        "kernels."
-    )
-    + "\n"
+_STEPS = wrapped(
+    "*nostall*: the version that the backend chose. *All kernels*: its version with every fused kernel, "
+    "whatever their times. Steps of a loop; *GPU*: whole steps replayed as CUDA graphs, without the "
+    "host. *Kernels*: launches of one step by torch.compile → nostall → all kernels."
 )
-_STARTS = (
-    wrapped(
-        "nostall's seconds (Inductor's in brackets). *cold*: with empty caches. *chosen*: from the "
-        "beginning until the version that stays runs. Processor seconds are those of all processes "
-        "until then. *Held up*: what steps took between the first one and the choice beyond the "
-        "usual step, all together, with the longest steps. One process of each, with Python's "
-        "bytecode at hand, as where packages were installed."
-    )
-    + "\n"
+_STARTS = wrapped(
+    "Seconds by nostall (by Inductor). *Cold*: with empty caches. *Chosen*: from the start until the "
+    "version that stays runs. Processor seconds are those of all processes until then. *Held up*: the "
+    "time by which steps between the first one and the choice exceed the usual step, summed, and the "
+    "longest steps. One process each, with Python's bytecode cached, as in an installed package."
 )
-_MODES = (
-    wrapped(
-        "Each method has a model of its own; *again*: the mode of torch.compile beside itself with "
-        "another copy of the model, whose weights lie elsewhere."
-    )
-    + "\n"
+_MODES = wrapped(
+    "Each method has its own copy of the model. *Second copy*: torch.compile's mode beside itself with "
+    "another copy of the model."
 )
-_MODE_COLUMNS = ("model", "nostall", "again")
-_ROUNDS = (
-    wrapped(
-        "The same in several processes, which make and time the copies in different orders: the "
-        "ratio to the time of one copy by torch.compile, in the geometric mean and from the least "
-        "to the most. *Untouched*: a copy that goes through the backend with `nostall.choose` "
-        '"inductor", and nothing of ours behind it. *Again*: another copy by torch.compile. The '
-        "copy to which all are compared runs twice in every turn (its null), and is faster than "
-        "equal ones in whichever order; the last ratio is to the time of the other copy, which "
-        "runs once, as nostall's does."
-    )
-    + "\n"
+_MODE_COLUMNS = ("model", "nostall", "second copy")
+_ROUNDS = wrapped(
+    "Several processes make and time the copies of a model in different orders. Ratios are to the time "
+    "of one copy by torch.compile: geometric mean, least and most. *Untouched*: a copy that goes "
+    'through the backend with `nostall.choose` "inductor". *Second copy*: another copy by '
+    "torch.compile. The copy to which all are compared runs twice in every round (its null) and is "
+    "faster than equal copies in any order. The last ratio is therefore to the second copy, which runs "
+    "once, as nostall's does."
 )
 _ROUND_COLUMNS = (
-    *("model", "step ms", "nostall", "untouched", "again", "nostall beside again"),
+    *("model", "step ms", "nostall", "untouched", "second copy"),
+    "nostall beside the second copy",
     *("processes", "what it runs"),
 )
-_PAIRS = (
-    wrapped(
-        "First steps once more, in processes that took turns, with empty caches (*cold*) and with "
-        "what a run of each has left (*warm*): the ratio of every pair's two, nostall's over "
-        "Inductor's. Warm ones were also taken by the version with every stitched kernel put in "
-        "(*all kernels*), as nostall may have chosen Inductor's, and nothing else ran beside them "
-        "but those of another model. *Thread*: the same ratios of the processor time of the "
-        "program's main thread alone. *Collector*: seconds (medians) in which Python's garbage "
-        "collector went through all objects there are. Who goes first changes; processes before "
-        "them have read every file from the disk. In the table above one came after the other. "
-        "Cold ones of before 2026-11-25 had Python compile PyTorch each time, which made all "
-        "starts longer, and what the benchmark itself needs of nostall was imported before their "
-        "clock began."
-    )
-    + "\n"
+_PAIRS = wrapped(
+    "First steps in processes that alternate, with empty caches (*cold*) and with the caches of an "
+    "earlier run (*warm*): nostall's time divided by Inductor's, for each pair. Warm starts were also "
+    "measured with every fused kernel (*all kernels*), because nostall may have chosen Inductor's "
+    "version. *Thread*: the same ratios of the processor time of the main thread. *Collector*: seconds "
+    "(medians) in which Python's garbage collector visited all objects. The order in a pair alternates; "
+    "an earlier process has read every file from disk."
 )
-_WAITING = (
-    wrapped(
-        "What a program does on its own thread until it has chosen, in seconds: races of plans, "
-        "comparisons of kernels with what Inductor makes of the same operators, the stitched "
-        "version, comparisons of whole graphs. [First](../benchmarks/results/"
-        "fusion_backend_blocking) it compiled all of it; [then](../benchmarks/results/"
-        "fusion_backend_ahead) another process had Inductor compile, while threads of the program "
-        "wrote kernels; at last, in the runs of the table above, a third one writes those (and "
-        "where there are many regions a fourth one helps the first). *Held up*, as above: then → "
-        "at last."
-    )
-    + "\n"
+_WAITING = wrapped(
+    "Seconds that the user's process spends on its own thread until the choice: tuning of kernel plans, "
+    "comparison of kernels with Inductor's, the candidate version, comparison of whole graphs. Worker "
+    "processes compile at the same time."
+)
+_OTHERS = wrapped(
+    "Cold starts of other runs: `models_repeated` a second time on the same kind of machine, "
+    "`models_slow_host` on a slow, noisy host. A choice can differ from run to run if the gain of the "
+    "whole graph is close to the noise of Inductor's version beside itself."
 )
 _WAITING_COLUMNS = (
-    *("model", "races", "kernels", "stitched version", "whole graphs", "in all", "held up"),
+    *("model", "plans", "kernels", "candidate", "whole graphs", "total", "held up"),
 )
 _IN_PAIRS = (PAIRED, AGAIN)
 _PAIR_COLUMNS = (
@@ -194,44 +209,45 @@ _PAIR_COLUMNS = (
 )
 
 
-def _when(results: Iterable[Mapping[str, Any]], what: str = "Measured") -> str:
-    """Parts of a page may be of different states of the code, and of different GPUs."""
-    taken = list(results)
-    if not taken:
+def _when(results: Iterable[Mapping[str, Any]]) -> str:
+    """Dates and GPUs of some results; parts of a page may be of different days and cards."""
+    measured = list(results)
+    if not measured:
         return ""
-    dates = sorted(result["date"][:16] for result in taken)
-    gpus = " and ".join(sorted({_short(result) for result in taken}))
-    return wrapped(f"{what} from {dates[0]} to {dates[-1]} UTC on {gpus}.") + "\n"
+    dates = sorted(result["date"][:16] for result in measured)
+    gpus = " and ".join(sorted({_short(result) for result in measured}))
+    return f"Measured from {dates[0]} to {dates[-1]} UTC on {gpus}."
 
 
 def _short(result: Mapping[str, Any]) -> str:
-    """A GPU's name without its maker and its memory."""
+    """Name of the GPU without maker and memory."""
     return str(result["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
 def _summary(steady: Mapping[str, Mapping[str, Any]]) -> str:
-    told = []
+    means = []
     for title, kind in (("in a loop", "looped"), ("on the GPU alone", "replayed")):
         for name in ("nostall", "always"):
             ratios = [_compared(r, kind, name) for r in steady.values()]
             known = [c["ratio"] for c in ratios if c is not None]
             if known:
-                what = "nostall" if name == "nostall" else "all kernels"
-                told.append(f"{geometric_mean(known):.3f} {what} {title} ({len(known)} models)")
-    return wrapped(f"Geometric means over torch.compile: {'; '.join(told) or NONE}.") + "\n"
+                version = "nostall" if name == "nostall" else "all kernels"
+                means.append(f"{geometric_mean(known):.3f} {version} {title} ({len(known)} models)")
+    return wrapped(f"Geometric means over torch.compile: {'; '.join(means) or NONE}.")
 
 
 def _compared(result: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = result.get(kind, {}).get("compared", {}).get(name)
-    return found
+    comparison: Mapping[str, Any] | None = result.get(kind, {}).get("compared", {}).get(name)
+    return comparison
 
 
 def _ratio(result: Mapping[str, Any], kind: str, name: str) -> str:
-    found = _compared(result, kind, name)
-    if found is None:
+    comparison = _compared(result, kind, name)
+    if comparison is None:
         return NONE
-    verdict = "" if found["verdict"] == "same" else f" {found['verdict']}"
-    return f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]{verdict}"
+    verdict = "" if comparison["verdict"] == "same" else f" {comparison['verdict']}"
+    interval = f"[{comparison['low']:.3f}, {comparison['high']:.3f}]"
+    return f"{comparison['ratio']:.3f} {interval}{verdict}"
 
 
 def _step(name: str, result: Mapping[str, Any]) -> list[str]:
@@ -252,16 +268,20 @@ _STITCHED = "stitched_"
 def _generated(name: str, result: Mapping[str, Any]) -> list[str]:
     plain, ours, every = SIDE_BY_SIDE["steady"][:3]
     both = ("triton_", _STITCHED)
-    cells = [_of(result, plain, both), _of(result, ours, both), _of(result, ours, (_STITCHED,))]
-    return [name, *cells, _of(result, every, both)]
+    cells = [
+        _launches(result, plain, both),
+        _launches(result, ours, both),
+        _launches(result, ours, (_STITCHED,)),
+    ]
+    return [name, *cells, _launches(result, every, both)]
 
 
-def _of(result: Mapping[str, Any], which: str, begins: tuple[str, ...]) -> str:
-    """Launches and microseconds of the kernels whose names begin so."""
+def _launches(result: Mapping[str, Any], which: str, prefixes: tuple[str, ...]) -> str:
+    """Launches and microseconds of the kernels whose names begin with one of ``prefixes``."""
     rows = result.get("kernels", {}).get(which, {}).get("by_name")
     if rows is None:
         return NONE
-    taken = [(count, spent) for kernel, count, spent in rows if kernel.startswith(begins)]
+    taken = [(count, spent) for kernel, count, spent in rows if kernel.startswith(prefixes)]
     return f"{sum(n for n, _ in taken)}: {1e6 * sum(spent for _, spent in taken):.0f} us"
 
 
@@ -285,19 +305,13 @@ def _start(name: str, model: Model) -> list[str]:
     return [*cells, f"{ours['cold']['held_up_s']:.1f}", longest or "under 0.1"]
 
 
-def _waits(name: str) -> list[str] | None:
-    """Seconds first, then, and at last."""
-    places = [folder / f"{name}.nostall.json" for folder in (BLOCKING, AHEAD, FOLDER)]
-    if not all(place.exists() for place in places):
-        return None
-    starts = [json.loads(place.read_text())["starts"]["cold"] for place in places]
+def _waits(model: Model) -> list[str]:
+    """Seconds on the program's own thread by stage, their sum, and the time held up."""
+    start = model["nostall"]["starts"]["cold"]
     stages = ("raced", "duels", "stitched", "compared")
-    taken = [
-        [sum(g["seconds"].get(x, 0.0) for g in start["graphs"]) for x in stages] for start in starts
-    ]
-    rows = [*zip(*taken, strict=True), tuple(map(sum, taken))]
-    rows += [tuple(start["held_up_s"] for start in starts if "held_up_s" in start)]
-    return [" → ".join(f"{one:.1f}" for one in row) for row in rows]
+    seconds = [sum(g["seconds"].get(stage, 0.0) for g in start["graphs"]) for stage in stages]
+    held_up = f"{start['held_up_s']:.1f}" if "held_up_s" in start else NONE
+    return [*(f"{s:.1f}" for s in (*seconds, sum(seconds))), held_up]
 
 
 def _every_pair(model: Model) -> list[list[float]]:
@@ -309,7 +323,7 @@ def _where(model: Model) -> list[str]:
 
 
 def _inside(model: Model) -> tuple[str, str]:
-    """What the main thread and the collector did in warm first steps, where that was looked at."""
+    """Processor time of the main thread and time of the collector in warm first steps."""
     every = [_paired(model, AGAIN, method, "first_thread_s") for method in _OURS]
     thread = ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one)
     name, runs = "first_collector_s", model[AGAIN]["runs"] if AGAIN in model else []
@@ -318,7 +332,7 @@ def _inside(model: Model) -> tuple[str, str]:
 
 
 def _paired(model: Model, part: str, method: str = "nostall", what: str = "first_s") -> list[float]:
-    """Of every pair that is whole, a method's first step over Inductor's."""
+    """A method's first step divided by Inductor's, for every complete pair."""
     runs = model[part]["runs"] if part in model else []
     runs = [one for one in runs if what in one]
     size = len({one["method"] for one in runs}) or 1
@@ -353,30 +367,10 @@ def _rounds(name: str, result: Mapping[str, Any]) -> list[str]:
     return [*cells, str(len(every)), ", ".join(runs)]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def load(folder: Path = FOLDER) -> dict[str, Model]:
-    """What is there, in the benchmark's order."""
-    found: dict[str, dict[str, Any]] = {}
+def load_models(folder: Path = FOLDER) -> dict[str, Model]:
+    """Results by model and part, in the benchmark's order."""
+    loaded: dict[str, dict[str, Any]] = {}
     for name in models():
-        for place in sorted(folder.glob(f"{name}.*.json")):
-            found.setdefault(name, {})[place.name.split(".")[1]] = json.loads(place.read_text())
-    return dict(found)
-
-
-def main() -> int:
-    found = load()
-    if not found:
-        print(
-            f"no model in {FOLDER}; run benchmarks.torch_compile.models on a GPU", file=sys.stderr
-        )
-        return 2
-    write_atomically(PAGE, page(found).encode())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for path in sorted(folder.glob(f"{name}.*.json*")):
+            loaded.setdefault(name, {})[path.name.split(".")[1]] = load(path)
+    return dict(loaded)

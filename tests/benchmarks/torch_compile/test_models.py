@@ -280,7 +280,9 @@ def test_a_line_says_what_matters() -> None:
 
 
 def test_the_committed_page_says_what_the_committed_results_say() -> None:
-    assert backend_page.PAGE.read_text() == backend_page.page(backend_page.load())
+    assert backend_page.PAGE.read_text() == backend_page.text(), (
+        "run `python -m benchmarks page torch-compile`"
+    )
 
 
 def test_kernels_that_compilers_write_are_counted_apart() -> None:
