@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fusion.chains.chains import LOADS
-from benchmarks.fusion.chains.page import load
+from benchmarks.fusion.chains.page import load_chains
 from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.stitched import taken
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, copies, in_turns
@@ -109,7 +109,7 @@ def main(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         sys.exit("there is no GPU here; run this on one")
     found = {}
-    for result in load():
+    for result in load_chains():
         name = result["chain"]
         if "dropout" in name:
             one = measured(CHAINS[name], result["stitched"], options.rounds, options.times)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.fusion.chains.page import load
+from benchmarks.fusion.chains.page import load_chains
 from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.stitched import graph_of, plans_of, taken
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, copies, in_turns
@@ -126,7 +126,7 @@ def main(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         sys.exit("there is no GPU here; run this on one")
     found = {}
-    for result in load():
+    for result in load_chains():
         chain = CHAINS[result["chain"]]
         with tempfile.TemporaryDirectory(prefix="nostall-") as folder, torch.no_grad():
             if len(graph_of(chain).inputs) > len(chain.inputs):

@@ -1,15 +1,10 @@
-"""Write docs/fusion_evaluator.md: the schedule model beside a GPU, and what each part is worth.
+"""``docs/results/fusion-cost-model.md``: the cost model of fused kernels beside a GPU.
 
 python -m benchmarks page fusion-cost-model
-
-``fusion_evaluator.json`` is measured (``benchmarks.fusion.cost_model.evaluate``), and
-``fusion_evaluator_fit.json`` says how today's model does on it
-(``benchmarks.fusion.cost_model.fit --judge``).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
@@ -18,69 +13,80 @@ import numpy as np
 
 from benchmarks.fusion.cost_model.fit import FITTED, MEASURED
 from benchmarks.fusion.cost_model.summary import FULL, ran, ratios, us
-from benchmarks.harness.markdown import wrapped
+from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.rank_agreement import kendall
-from benchmarks.harness.result_file import ROOT, load
+from benchmarks.harness.result_file import load
 from nostall.attach.torch_compile.options import RACED
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import HOPELESS
 
-PAGE = ROOT.parent / "docs" / "fusion_evaluator.md"
+PAGE = PAGES / "fusion-cost-model.md"
 TAU, REGRET = 0.7, 0.05
-"""What was asked for: at least, at most."""
+"""Targets: tau at least, regret at most."""
 _COLUMNS = (
-    *("chain", "plans", "tau", "held out", "regret", "raced"),
-    *("first choice", "fastest measured"),
+    *("chain", "plans", "tau", "tau, held out", "regret", "regret after tuning"),
+    *("plan of the model", "fastest measured plan"),
 )
 _RACES = (
-    *("modelled best", "candidates, mean (most)", "not measured, mean"),
+    *("best by the model", "candidates, mean (most)", "not measured, mean"),
     *("regret, mean (largest)", "held out: regret, mean (largest)"),
 )
 _MEANS = ("figures", "tau, mean (median)", "regret, mean (median)", "median error, mean")
-_WHO = {
-    "before": "the model before, by which these plans were drawn",
-    "today": "today's model, as it is",
-    "held out": "today's model, fitted to the other half of the chains",
+_MODELS = {
+    "before": "the earlier model, by which these plans were drawn",
+    "today": "the present model",
+    "held out": "the present model, fitted to the other half of the chains",
 }
 _TAUS = ("today", "held out")
 
 Row = Mapping[str, Any]
 
 
-def page(measured: Row, judged: Row) -> str:
-    """The whole page."""
-    chains, rows, told = measured["chains"], judged["kernels"], judged["summary"]
-    gpus = ", ".join(sorted({f"{c['gpu']}, PyTorch {c['torch']}" for c in chains.values()}))
-    head = (
-        "Written by `python -m benchmarks page fusion-cost-model` from "
-        "[these samples](../benchmarks/fusion/results/cost_model.json.gz) "
-        f"(`python -m benchmarks run fusion.cost_model --out OUT`; {gpus}; {measured['date'][:10]}) and "
-        "[what the model says of them](../benchmarks/fusion/results/cost_model_fit.json) "
-        "(`python -m benchmarks run fusion.cost_model_fit --judge`). Plans of each kernel of the "
-        "explorer's partition are CUDA graphs over copies of their memory larger than L2, replayed "
-        "in turns. *Tau* is Kendall's tau-b between modelled and measured times of a kernel's "
-        "plans, *regret* the measured time of the plan that the model likes best over that of the "
-        "fastest one, less 1. *Held out*: fitted to half of the chains, judged on the other half, "
-        "both ways round; chains of one function stay together. The form of the model was found "
-        "with both halves in sight, only its figures were not. *As it is* its figures are those "
-        "that were last fitted to all samples there were (`nostall.fusion.codegen.cost.gpu`)."
-    )
-    lines = ["# The schedule model beside a GPU\n", wrapped(head) + "\n"]
-    lines += [wrapped(text) + "\n" for text in _verdict(told, measured, len(rows))]
-    lines += [f"| {' | '.join(_MEANS)} |", "|" + "---|" * len(_MEANS)]
-    lines += [_mean(_WHO[who], told[who]) for who in _WHO]
-    lines += ["", f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
+def text() -> str:
+    """The whole page from the committed files."""
+    return cost_model_page(load(MEASURED), load(FITTED))
+
+
+def write() -> None:
+    write_atomically(PAGE, text().encode())
+
+
+def cost_model_page(measured: Row, judged: Row) -> str:
+    """The page. ``measured``: the samples; ``judged``: what the model says of them."""
+    chains, rows, summary = measured["chains"], judged["kernels"], judged["summary"]
     kernels = _kernels(chains, rows)
-    lines += [_kernel(row, kernel) for row, kernel in zip(rows, kernels, strict=True)]
-    lines += ["", wrapped(_across(rows, kernels)) + "\n"]
-    lines += ["## What a race takes\n", *_races(told), ""]
-    lines += ["## What each part is worth\n", *_ablation(chains)]
-    return "\n".join(lines) + "\n"
+    parts = [
+        wrapped(_method(measured)),
+        *map(wrapped, _verdict(summary, measured, len(rows))),
+        table(_MEANS, [_mean(_MODELS[key], summary[key]) for key in _MODELS]),
+        "## Every kernel",
+        table(_COLUMNS, [_kernel(row, kernel) for row, kernel in zip(rows, kernels, strict=True)]),
+        wrapped(_across(rows, kernels)),
+        *("## Tuning by measurement", *_races(summary)),
+        *("## What each part of the compiler gains", *_ablation(chains)),
+    ]
+    return page("The cost model beside a GPU", "python -m benchmarks page fusion-cost-model", parts)
+
+
+def _method(measured: Row) -> str:
+    cards = sorted({f"{c['gpu']}, PyTorch {c['torch']}" for c in measured["chains"].values()})
+    return (
+        f"Samples: `python -m benchmarks run fusion.cost_model` on {', '.join(cards)}, "
+        f"{measured['date'][:10]} ({link(MEASURED)}). Judgement: `python -m benchmarks run "
+        f"fusion.cost_model_fit --judge` ({link(FITTED)}). Plans of each kernel of the explorer's "
+        "partition run as CUDA graphs over copies of their memory that are larger than L2, "
+        "interleaved. *Tau* is Kendall's tau-b between modelled and measured times of a kernel's "
+        "plans. *Regret* is the measured time of the plan that the model ranks first over that of "
+        "the fastest plan, less 1. *Held out*: fitted to half of the chains and judged on the other "
+        "half, both ways; chains of one function stay together. The form of the model was chosen "
+        "with both halves in view, only its coefficients were not. The present model's coefficients "
+        "are fitted to all samples (`nostall.fusion.codegen.cost`)."
+    )
 
 
 def _verdict(told: Row, measured: Row, kernels: int) -> list[str]:
-    """Whether the goals are met, by figures that were not fitted to the kernels judged."""
+    """Whether the targets are met by coefficients that were not fitted to the kernels judged."""
     held, summary = told["held out"], measured["summary"]
     tau, regret = held["tau"]["mean"], held["regret"]["mean"]
     reached = [
@@ -88,28 +94,30 @@ def _verdict(told: Row, measured: Row, kernels: int) -> list[str]:
         f"regret {100 * regret:.1f} % ({'reached' if regret <= REGRET else 'not reached'}: "
         f"{100 * REGRET:.0f} %)",
     ]
-    found = [
-        f"**Held out: {', '.join(reached)}**, the means over {kernels} kernels. Of "
-        f"{summary['plans']} plans that ran {summary['wrong'] or 'none'} wrote something else than "
-        "the first one of its kernel."
+    sentences = [
+        f"**Held out: {', '.join(reached)}**, means over {kernels} kernels. Of {summary['plans']} "
+        f"plans that ran, {summary['wrong'] or 'none'} gave another result than the first plan of its "
+        "kernel."
     ]
     if summary["plans_that_did_not_run"]:
-        found.append(f"Plans that did not run: {summary['plans_that_did_not_run']} (see the file).")
+        sentences.append(
+            f"Plans that did not run: {summary['plans_that_did_not_run']} (see the file)."
+        )
     if left := summary["kernels"] - kernels:
-        found.append(f"Left out, as their chains' graphs are others today: {left} kernels.")
+        sentences.append(f"Left out, because their chains have other graphs today: {left} kernels.")
     if measured["failed"]:
-        found.append(f"Not measured: {', '.join(measured['failed'])} (the file says why).")
-    return found
+        sentences.append(f"Not measured: {', '.join(measured['failed'])} (the file says why).")
+    return sentences
 
 
-def _mean(name: str, who: Row) -> str:
-    tau, regret, off = who["tau"], who["regret"], who["off"]
-    cells = [
+def _mean(name: str, figures: Row) -> list[str]:
+    tau, regret, off = figures["tau"], figures["regret"], figures["off"]
+    return [
+        name,
         f"{tau['mean']:.2f} ({tau['median']:.2f})",
         f"{100 * regret['mean']:.1f} % ({100 * regret['median']:.1f} %)",
         f"{100 * off['mean']:.0f} %",
     ]
-    return f"| {name} | {' | '.join(cells)} |"
 
 
 def _kernels(chains: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
@@ -117,12 +125,12 @@ def _kernels(chains: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
     return [chains[row["chain"]]["kernels"][row["number"]] for row in rows]
 
 
-def _kernel(row: Row, kernel: Row) -> str:
+def _kernel(row: Row, kernel: Row) -> list[str]:
     times = {plan["plan"]: us(plan) for plan in ran(kernel)}
     best = min(times, key=lambda plan: times[plan])
     today = row["today"]
-    taus = ["-" if row[who]["tau"] is None else f"{row[who]['tau']:.2f}" for who in _TAUS]
-    cells = [
+    taus = ["–" if row[key]["tau"] is None else f"{row[key]['tau']:.2f}" for key in _TAUS]
+    return [
         row["chain"],
         str(row["plans"]),
         *taus,
@@ -131,48 +139,47 @@ def _kernel(row: Row, kernel: Row) -> str:
         f"{today['first']}: {times[today['first']]:.1f} us",
         f"{best}: {times[best]:.1f} us",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _across(rows: Sequence[Row], kernels: Sequence[Row]) -> str:
-    """How the explorer's evaluators order different kernels, whose schedules they do not know."""
+    """How the evaluators of the explorer, which do not know kernel plans, order different kernels."""
     best = np.array([min(map(us, ran(kernel))) for kernel in kernels])
-    said = {
+    modelled_us = {
         "delta-evaluator": [kernel["modelled_us"]["delta"] for kernel in kernels],
         "latency-evaluator": [kernel["modelled_us"]["latency"] for kernel in kernels],
-        "schedule model": [row["today"]["first_us"] for row in rows],
+        "cost model": [row["today"]["first_us"] for row in rows],
     }
-    found = []
-    for name, times in said.items():
+    sentences = []
+    for name, times in modelled_us.items():
         modelled = np.array(times)
         tau, off = kendall(modelled, best), float(np.median(np.abs(modelled / best - 1)))
-        found.append(f"{name} tau {tau:.2f}, off by {100 * off:.0f} % in the median")
+        sentences.append(f"{name} tau {tau:.2f}, off by {100 * off:.0f} % in the median")
     return (
-        "Across kernels, the modelled time of each (the explorer's evaluators as they were when it "
-        "was measured; of the schedule model today's first choice) against the fastest measured "
-        f"plan: {'; '.join(found)}."
+        "Across kernels: the modelled time of each kernel (of the explorer's evaluators when it was "
+        "measured; of the cost model its present first plan) against its fastest measured plan: "
+        f"{'; '.join(sentences)}."
     )
 
 
 def _races(told: Row) -> list[str]:
-    """Races played back, by how many of the modelled best plans take part."""
-    said = (
-        "A race has the best plan of every scheme and so many of the best plans of all, *modelled* "
-        f"(none that would take {HOPELESS:g} times as long as the first choice). Played back from "
-        "the same samples: candidates that were not measured are left out (they may be faster than "
-        "all that are known), the first choice is its own null, and what wins is not measured a "
-        f"second time. *Raced* in the table above is the regret of {CANDIDATES}, which a `Racer` "
-        f"takes; the torch.compile backend takes {RACED}. How many they are was chosen by this "
-        "table. Plans that read early what rows share race besides; there are no samples of them."
+    """Tuning replayed from the samples, by how many of the modelled best plans take part."""
+    intro = wrapped(
+        "Tuning measures the best plan of every scheme and some of the best plans overall, *modelled* "
+        f"(none that would take {HOPELESS:g} times as long as the first plan). It is replayed here from "
+        "the samples: candidates without a sample are left out (they may be faster than all that are "
+        "known), the first plan is its own null, and the winner is not measured a second time. The "
+        f"table above has the regret after tuning of {CANDIDATES} plans, the default of "
+        f"`nostall.fusion.codegen.autotune`; the torch.compile backend measures {RACED}. These numbers "
+        "were chosen from this table. Plans with eager loads of shared operands take part as well; "
+        "there are no samples of them."
     )
-    lines = [wrapped(said) + "\n", f"| {' | '.join(_RACES)} |", "|" + "---|" * len(_RACES)]
+    rows = []
     today, held = told["today"]["races"], told["held out"]["races"]
     for most, race in today.items():
         count = race["candidates"]
         cells = [f"{count['mean']:.1f} ({count['most']})", f"{race['unknown']['mean']:.1f}"]
-        cells += [_regret(race["regret"]), _regret(held[most]["regret"])]
-        lines.append(f"| {most} | {' | '.join(cells)} |")
-    return lines
+        rows.append([most, *cells, _regret(race["regret"]), _regret(held[most]["regret"])])
+    return [intro, table(_RACES, rows)]
 
 
 def _regret(spread: Row) -> str:
@@ -180,42 +187,22 @@ def _regret(spread: Row) -> str:
 
 
 def _ablation(chains: Mapping[str, Any]) -> list[str]:
-    """Every variant against the whole compiler, and the chains where they differ."""
-    found = {name: ratios(chain["ablation"]) for name, chain in chains.items()}
-    names = list(next(iter(found.values())))
-    said = (
-        f"Time of a variant / that of *{FULL}*, measured side by side; above 1 the part that is "
-        "missing was worth that. Partitions: the explorer's, the greedy one (by bytes saved), and "
-        "one grown along producers (`cover`). *First*: the modelled first choice of every kernel, "
-        "*raced*: chosen by measurement, by the race as it was then. Exactly 1.000 where the "
-        "kernels are the same."
+    """Every variant beside the whole compiler, for the chains on which they differ."""
+    by_chain = {name: ratios(chain["ablation"]) for name, chain in chains.items()}
+    names = list(next(iter(by_chain.values())))
+    intro = wrapped(
+        f"Time of a variant divided by that of *{FULL}*, measured side by side; above 1 the missing part "
+        "gains that much. Partitions: the explorer's, the greedy one (by bytes saved), and one grown "
+        "along producers (`cover`). *First*: the modelled first plan of every kernel; *raced*: chosen by "
+        "measurement. 1.000 if the kernels are the same."
     )
-    lines = [wrapped(said) + "\n", f"| chain | {' | '.join(names)} |"]
-    lines += ["|" + "---|" * (len(names) + 1)]
-    for chain, told in found.items():
-        if any(ratio != 1.0 for ratio in told.values()):
-            lines.append(_ratios(chain, [told[name] for name in names]))
-    same = sum(all(ratio == 1.0 for ratio in told.values()) for told in found.values())
-    means = [geometric_mean(told[name] for told in found.values()) for name in names]
-    lines.append(_ratios(f"**geometric mean of {len(found)}** ({same} not shown: all 1)", means))
-    return lines
-
-
-def _ratios(name: str, values: Sequence[float]) -> str:
-    return f"| {name} | {' | '.join(f'{value:.3f}' for value in values)} |"
-
-
-def main() -> int:
-    missing = [path.name for path in (MEASURED, FITTED) if not path.exists()]
-    if missing:
-        print(
-            f"no {' and no '.join(missing)}; the text above says what makes them", file=sys.stderr
-        )
-        return 2
-    text = page(load(MEASURED), load(FITTED))
-    write_atomically(PAGE, text.encode())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    rows = [
+        [chain, *(f"{values[name]:.3f}" for name in names)]
+        for chain, values in by_chain.items()
+        if any(ratio != 1.0 for ratio in values.values())
+    ]
+    same = len(by_chain) - len(rows)
+    means = [geometric_mean(values[name] for values in by_chain.values()) for name in names]
+    mean = f"**geometric mean of {len(by_chain)}** ({same} not shown: all 1)"
+    rows.append([mean, *(f"{value:.3f}" for value in means)])
+    return [intro, table(("chain", *names), rows)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.harness.result_file import load
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -26,7 +26,7 @@ from benchmarks.fusion.cost_model.fit import (
     today,
     told,
 )
-from benchmarks.fusion.cost_model.page import PAGE, page
+from benchmarks.fusion.cost_model.page import PAGE, cost_model_page, text
 from benchmarks.fusion.cost_model.race import means, races
 from benchmarks.fusion.cost_model.sample import sample
 from benchmarks.fusion.cost_model.sample import told as told_plan
@@ -136,23 +136,23 @@ def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -
     rows = [today(kernel) for kernel in kernels(chains)]
     rows = [{**row, "held out": row["today"]} for row in rows]
     measured = {"chains": chains, "date": "2026-01-01", "summary": summary(chains), "failed": {}}
-    text = page(measured, {"kernels": rows, "summary": told(rows)})
-    flat = text.replace("\n", " ")
+    page = cost_model_page(measured, {"kernels": rows, "summary": told(rows)})
+    flat = page.replace("\n", " ")
     assert "Held out: tau 1.00 (reached: 0.7), regret 0.0 % (reached: 5 %)" in flat
-    assert "none wrote something else" in flat
+    assert "none gave another result" in flat
     assert "delta-evaluator tau 1.00, off by 0 %" in flat
-    assert "latency-evaluator tau -1.00" in flat and "schedule model tau 1.00" in flat
-    assert f"| {HELD} | 16 | 1.00 | 1.00 | 0.0 % |" in text
-    assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in text
+    assert "latency-evaluator tau -1.00" in flat and "cost model tau 1.00" in flat
+    assert f"| {HELD} | 16 | 1.00 | 1.00 | 0.0 % |" in page
+    assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in page
     graphs = [graph_of(CHAINS[name]) for name in (FIT, HELD)]
     every = [candidates(scheduled(graph, graph.operators), 8) for graph in graphs]
     counts = [sum(not plan.early for plan in plans) for plans in every]
     told_counts = f"{sum(counts) / 2:.1f} ({max(counts)})"
-    assert f"| 8 | {told_counts} | 0.0 | 0.0 % (0.0 %) | 0.0 % (0.0 %) |" in text
+    assert f"| 8 | {told_counts} | 0.0 | 0.0 % (0.0 %) | 0.0 % (0.0 %) |" in page
     bad = {**rows[0]["today"], "tau": 0.5, "regret": 0.2}
     worse = [{**row, "held out": bad} for row in rows]
     measured["failed"] = {"a chain": "a fault"}
-    flat = page(measured, {"kernels": worse, "summary": told(worse)}).replace("\n", " ")
+    flat = cost_model_page(measured, {"kernels": worse, "summary": told(worse)}).replace("\n", " ")
     assert "tau 0.50 (not reached: 0.7), regret 20.0 % (not reached: 5 %)" in flat
     assert "Not measured: a chain" in flat
 
@@ -165,17 +165,15 @@ committed = pytest.mark.skipif(
 
 @committed
 def test_the_page_is_that_of_the_committed_files() -> None:
-    assert PAGE.read_text() == page(
-        json.loads(MEASURED.read_text()), json.loads(FITTED.read_text())
-    )
+    assert PAGE.read_text() == text(), "run `python -m benchmarks page fusion-cost-model`"
 
 
 @committed
 def test_the_committed_judgement_is_that_of_todays_model() -> None:
     """Of two chains; ``python -m benchmarks run fusion.cost_model_fit --judge`` makes it anew."""
-    kept = json.loads(MEASURED.read_text())["chains"]
+    kept = load(MEASURED)["chains"]
     some = {name: kept[name] for name in (FIT, HELD)}
-    rows = json.loads(FITTED.read_text())["kernels"]
+    rows = load(FITTED)["kernels"]
     every = {(row["chain"], row["number"]): row for row in rows}
     for kernel in kernels(some):
         row = every[kernel.chain, kernel.number]
@@ -185,7 +183,7 @@ def test_the_committed_judgement_is_that_of_todays_model() -> None:
 @committed
 def test_the_order_of_measured_plans_is_mostly_the_models() -> None:
     """What the model is there for; the figures stand in docs/fusion_evaluator.md."""
-    means = json.loads(FITTED.read_text())["summary"]
+    means = load(FITTED)["summary"]
     held, today, before = means["held out"], means["today"], means["before"]
     assert held["tau"]["mean"] > 0.7 and held["regret"]["mean"] < 0.05
     # The one before chose which plans were measured, and had seen none of these times.

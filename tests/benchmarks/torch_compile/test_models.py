@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.__main__ import main as command
 from benchmarks.harness.result_file import load, results
 
 pytest.importorskip("triton")
@@ -74,13 +75,15 @@ def test_what_is_complete_is_left_out(tmp_path: Path) -> None:
     assert parts(jobs) == [("dien-train", "inductor")]
 
 
-def test_a_part_that_there_is_not_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["", "out", "--parts", "steady,nothing"])
-    with pytest.raises(SystemExit):
-        benchmark.main()
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "torch_compile.models", "--out", "out", "--parts", "steady,nothing"]
+    assert command(words) == 2
     assert "--parts has nothing; allowed are inductor, nostall, first" in capsys.readouterr().err
+
+
+def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["run", "torch_compile.nothing", "--out", "out"]) == 2
+    assert "unknown benchmark 'torch_compile.nothing'; allowed are" in capsys.readouterr().err
 
 
 def test_a_process_that_fails_or_takes_too_long_costs_its_part(
@@ -205,17 +208,19 @@ def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
     ratios = backend_page._paired({"first": {"runs": [*runs, runs[0]]}}, "first")
     assert backend_page._spread(ratios) == ["0.99x", "0.90 to 1.10", "2"]
     begun = {"date": "2026-01-02T03:04:05", "gpu": "G", "torch": "2", "dtype": "bfloat16"}
-    page = backend_page.page({"model": {"first": {**begun, "runs": runs}}})
+    page = backend_page.models_page({"model": {"first": {**begun, "runs": runs}}})
     never, nothing = "not measured |  | 0", "not measured | not measured"
     assert f"| model | G |  | 0.99x | 0.90 to 1.10 | 2 | {never} | {never} | {nothing} |" in page
     runs = [{**one, "first_thread_s": 4.0} for one in runs]
-    page = backend_page.page({"model": {"again": {**begun, "runs": runs}}})
+    page = backend_page.models_page({"model": {"again": {**begun, "runs": runs}}})
     warm = f"0.99x | 0.90 to 1.10 | 2 | {never} | 1.00x | not measured |"
     assert f"| model |  | G | {never} | {warm}" in page
     assert "Measured from 2026-01-02T03:04 to 2026-01-02T03:04 UTC on G." in page
     third = {"method": "always", "first_s": 12.0, "first_thread_s": 5.0}
     third |= {"first_collector_s": 0.5}
-    page = backend_page.page({"model": {"again": {**begun, "runs": [*runs[:2], third, runs[2]]}}})
+    page = backend_page.models_page(
+        {"model": {"again": {**begun, "runs": [*runs[:2], third, runs[2]]}}}
+    )
     warm = "1.10x | 1.10 to 1.10 | 1 | 1.20x | 1.20 to 1.20 | 1 | 1.00x, 1.25x | 0.50 s |"
     assert f"{never} | {warm}" in page
 
