@@ -14,8 +14,8 @@ from nostall.core.errors import NostallError
 
 PAGES = {
     "readme": "harness.readme",
-    "sass": "sass.page",
-    "sass-modelled": "sass.modelled_page",
+    "sass": "sass.pages.measured",
+    "sass-modelled": "sass.pages.modelled",
     "learning": "learning.page",
     "fusion": "fusion.page",
     "fusion-chains": "fusion.chains.page",

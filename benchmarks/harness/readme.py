@@ -13,7 +13,7 @@ from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT, load, results
 from benchmarks.harness.schema import read
 from benchmarks.registry import BENCHMARKS, Benchmark
-from benchmarks.sass.suite_section import deployed
+from benchmarks.sass.pages.suite_section import deployed
 from nostall.core.files import write_atomically
 from nostall.sass.model.agreement import known
 

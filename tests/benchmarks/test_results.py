@@ -22,13 +22,19 @@ from benchmarks.harness.schema import (
     schema_text,
 )
 from benchmarks.kernels.suite import Entry
-from benchmarks.sass.agreement import agreement_of
+from benchmarks.sass.pages import measured, modelled
+from benchmarks.sass.pages.agreement import agreement_of
+from benchmarks.sass.pages.suite_section import (
+    HEADLINE,
+    best_of_all,
+    deployed,
+    seeds,
+    suite_section,
+)
 from benchmarks.sass.suite_cell import Cell, Counting, record
-from benchmarks.sass.suite_section import HEADLINE, best_of_all, deployed, seeds, suite_section
 from pydantic import ValidationError
 
 from benchmarks.harness import readme
-from benchmarks.sass import modelled_page, page
 from nostall.core import Comparison, LaunchSpec
 from nostall.sass.model.agreement import caution, known
 from nostall.search import Anneal
@@ -175,7 +181,7 @@ def test_a_file_of_another_form_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sass", "sass-modelled"])
 def test_a_page_is_what_the_command_writes(name: str) -> None:
-    module = {"sass": page, "sass-modelled": modelled_page}[name]
+    module = {"sass": measured, "sass-modelled": modelled}[name]
     assert module.PAGE.read_text() == module.text(), f"run `python -m benchmarks page {name}`"
 
 
@@ -264,7 +270,7 @@ def test_sizes_and_paths_stand_apart() -> None:
 
 
 def test_the_package_ships_the_agreement_of_the_committed_suite() -> None:
-    assert known() == agreement_of(read(page.SUITE).records, page.SUITE.name), (
+    assert known() == agreement_of(read(measured.SUITE).records, measured.SUITE.name), (
         "run `python -m benchmarks page sass`"
     )
 
@@ -276,7 +282,7 @@ def test_a_mean_comes_with_its_error() -> None:
         for strategy, values in ratios.items()
         for seed, ratio in enumerate(values)
     ]
-    assert modelled_page.search(found).endswith("| k | 1.2000 ± 0.1000 | – | 1.0500 |")
+    assert modelled.search(found).endswith("| k | 1.2000 ± 0.1000 | – | 1.0500 |")
 
 
 def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> None:

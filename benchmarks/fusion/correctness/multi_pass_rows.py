@@ -23,6 +23,7 @@ import torch
 from tests.unit.fusion.codegen import online_rows
 from tests.unit.fusion.codegen.wide_rows import PAIRS, wide_rows, with_column_sums
 
+from benchmarks.fusion.correctness import shared_memory_rows
 from benchmarks.fusion.correctness.shared_memory_rows import (
     check_graphs,
     dtypes,
@@ -107,6 +108,10 @@ def summary(done: dict[str, Any]) -> dict[str, Any]:
         "runs of each kernel": 1 + repeats(),
         "wrong": [record for record in ran if record["wrong"]],
     }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    shared_memory_rows.add_options(parser)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 
 import pytest
-from benchmarks.sass.reasons_section import rows, shares
+from benchmarks.sass.pages.reasons_section import rows, shares
 from benchmarks.sass.stall_reasons import reasons
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.schema import Record
-from benchmarks.sass.suite_section import deployed
+from benchmarks.sass.pages.suite_section import deployed
 
 GROUPS = {
     "fixed latency": ("wait", "dispatch_stall"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from benchmarks.harness.markdown import PAGES, page
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.schema import read
-from benchmarks.sass.agreement import AGREEMENT, agreement_of
-from benchmarks.sass.checks_section import checks_section
-from benchmarks.sass.reasons_section import reasons_section
-from benchmarks.sass.suite_section import HEADLINE, suite_section
+from benchmarks.sass.pages.agreement import AGREEMENT, agreement_of
+from benchmarks.sass.pages.checks_section import checks_section
+from benchmarks.sass.pages.reasons_section import reasons_section
+from benchmarks.sass.pages.suite_section import HEADLINE, suite_section
 from nostall.core.files import write_atomically
 
 PAGE = PAGES / "sass.md"

@@ -13,7 +13,7 @@ from statistics import geometric_mean, median
 
 from benchmarks.harness.markdown import link, table, wrapped
 from benchmarks.harness.schema import Record, Size
-from benchmarks.sass.agreement import agreement_table
+from benchmarks.sass.pages.agreement import agreement_table
 
 HEADLINE = "anneal"
 """Strategy of the headline."""
