@@ -14,6 +14,7 @@ from nostall.core.errors import NostallError
 
 PAGES = {
     "readme": "harness.readme",
+    "schema": "harness.schema",
     "sass": "sass.pages.measured",
     "sass-modelled": "sass.pages.modelled",
     "learning": "learning.page",
@@ -24,7 +25,7 @@ PAGES = {
     "parallel": "parallel.page",
     "workload": "workload.page",
 }
-"""Modules with ``write()``: pages of ``docs/results``, and the tables of the two READMEs."""
+"""Modules with ``write()``: pages of ``docs/results``, the tables of the two READMEs, the schema."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,6 @@
 """What a measured result is: one model, from which ``harness/schema.json`` is generated.
 
-    python -m benchmarks.harness.schema            # write benchmarks/harness/schema.json
-    python -m benchmarks.harness.schema FILE...    # say whether these files conform
+    python -m benchmarks page schema    # write benchmarks/harness/schema.json
 
 Times are microseconds per launch, taken side by side in one fresh process at the end of a search;
 a ratio is original / candidate time, so above 1 the candidate is faster.
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -246,19 +244,6 @@ def _is_measured(path: Path) -> bool:
     return any(r.get("kind") == "measured" and "kernel" in r for r in records)
 
 
-def main(paths: list[str]) -> int:
-    if not paths:
-        write_atomically(SCHEMA, schema_text().encode())
-        return 0
-    bad = 0
-    for path in paths:
-        try:
-            print(f"{path}: {len(read(Path(path)).records)} records conform")
-        except BadResults as error:
-            print(error)
-            bad += 1
-    return min(bad, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def write() -> None:
+    """Write the JSON Schema."""
+    write_atomically(SCHEMA, schema_text().encode())

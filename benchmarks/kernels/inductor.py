@@ -1,6 +1,6 @@
 """One kernel that torch.compile generates, taken out as a cubin with its launch.
 
-    python -m benchmarks.kernels.inductor --out inductor
+    python -m benchmarks run kernels.inductor --out inductor
 
 Compiles layer norm + GELU on the GPU with fresh caches, listens to what Inductor compiles and
 launches, and writes FOLDER/NAME.cubin and FOLDER/NAME.json; ``benchmarks.sass.suite --inductor
@@ -155,10 +155,11 @@ def compile_and_listen() -> tuple[list[Launched], list[Compiled]]:
     return launched, compiled
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="nostall-") as caches:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
         os.environ["TRITON_CACHE_DIR"] = caches
@@ -173,7 +174,3 @@ def main() -> None:
     with LocalGpu(Kernel(cubin, kernel, launch)) as gpu:
         outcome = gpu.evaluate(cubin)
     print(f"{kernel}: grid {launch.grid}, block {launch.block}, {outcome.fate} {outcome.detail}")
-
-
-if __name__ == "__main__":
-    main()

@@ -107,7 +107,7 @@ def records(**by_kernel: list[tuple[str, int, float]]) -> list[Record]:
 
 
 def test_the_schema_is_the_models() -> None:
-    assert SCHEMA.read_text() == schema_text(), "run `python -m benchmarks.harness.schema`"
+    assert SCHEMA.read_text() == schema_text(), "run `python -m benchmarks page schema`"
 
 
 def test_there_are_measured_files() -> None:
