@@ -6,12 +6,13 @@ OLD_TRITON := .cache/triton-3.6.0
 # Every how many-th cubin of the corpus `make test` looks at (1: all of them, about 800).
 export NOSTALL_CORPUS_SLICE ?= 5
 
-.PHONY: help venv run test lint format clean
+.PHONY: help venv run test lint docs format clean
 
 help:
 	@echo "make run    tune GEMM + LeakyReLU for sm_90 for a minute on the model"
 	@echo "make test   all tests that need no GPU"
 	@echo "make lint   ruff, mypy --strict, import rule"
+	@echo "make docs   build the documentation site (docs/_build/html), warnings are errors"
 	@echo "make venv   only the set-up"
 
 venv: $(VENV)/.ready
@@ -36,6 +37,10 @@ $(OLD_TRITON)/.ready: | $(VENV)/.ready
 	  --target $(OLD_TRITON) triton==3.6.0
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 run: venv
 	$(BIN)/nostall tune examples/gemm_leakyrelu.py:gemm_leakyrelu --arch sm_90 --seconds 60
 
@@ -48,9 +53,13 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: venv $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .cache build dist src/*.egg-info
+	rm -rf $(VENV) .cache build dist docs/_build src/*.egg-info
