@@ -172,7 +172,7 @@ def main() -> None:
     kernel = compiled[0].kernel.metadata.name
     with LocalGpu(Kernel(cubin, kernel, launch)) as gpu:
         outcome = gpu.evaluate(cubin)
-    print(f"{kernel}: grid {launch.grid}, block {launch.block}, {outcome.fate} {outcome.detail}")
+    print(f"{kernel}: grid {launch.grid}, block {launch.block}, {outcome.status} {outcome.detail}")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def timed(job: tuple[str, int, str]) -> dict[str, Any]:
         null = f"{plain} again"
         both = {plain: methods[plain], kept: methods[kept], null: methods[plain]}
         again = in_turns(both, sets, rounds)
-    found = Comparison.of(again[plain], again[kept], again[null], kind="measured")
+    found = Comparison.from_samples(again[plain], again[kept], again[null], kind="measured")
     return {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -17,7 +17,7 @@ from benchmarks.sass.kill_resume import Synthetic
 from benchmarks.sass.suite import fill, matrix
 
 from benchmarks.harness import gpu_pool
-from nostall.gpu import Device, Kernel, Plan
+from nostall.gpu import Device, Kernel, MeasurementPlan
 
 
 class Inline:
@@ -33,7 +33,7 @@ class Inline:
 
 
 @contextmanager
-def pretended(kernel: Kernel, plan: Plan) -> Iterator[Device]:
+def pretended(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
     yield Synthetic(kernel.cubin)
 
 
