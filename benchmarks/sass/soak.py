@@ -179,14 +179,14 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=SHARE, help="illegal draws among all")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
     options = parser.parse_args()
-    until, found = monotonic() + options.limit, gpu_pool.visible() * options.abreast
+    until, found = monotonic() + options.limit, gpu_pool.visible_gpus() * options.abreast
     if not found:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
     suite = entries()
     todo = pieces(suite, load(options.baseline), options)
     names = [entry.name for entry in suite]
-    queues = gpu_pool.dealt(todo, len(found), lambda piece: piece.entry.name, names)
-    for answer in gpu_pool.spread(soak, queues, found, until, lambda _: SLICE + _OVERHEAD):
+    queues = gpu_pool.assign_queues(todo, len(found), lambda piece: piece.entry.name, names)
+    for answer in gpu_pool.run_jobs(soak, queues, found, until, lambda _: SLICE + _OVERHEAD):
         if answer.result is None:
             print(f"{answer.job.entry.name}: {answer.error!r}"[:300], flush=True)
             continue

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from typing import Any, Protocol, runtime_checkable
+
+from nostall.core.process import Channel
 
 _SLOTS = 2
 """A step of a search has two possible next candidates: accepted or not."""
@@ -45,21 +46,23 @@ class PrefetchSlots:
 
 
 class WorkerMessages:
-    """The worker's end of the pipe: requests, with hints between them."""
+    """Messages to the worker: requests, with hints between them."""
 
-    def __init__(self, pipe: Connection, slots: PrefetchSlots) -> None:
-        self._pipe, self._slots = pipe, slots
+    def __init__(self, channel: Channel, slots: PrefetchSlots) -> None:
+        self._channel, self._slots = channel, slots
         self._requests: deque[Any] = deque()
 
     def next_request(self) -> Any:
         """Wait for the next request; hints before it came too late and are dropped."""
         while not self._requests:
-            self._sort(self._pipe.recv())
+            self._sort(self._channel.receive())
         return self._requests.popleft()
 
     def next_hint(self) -> bytes | None:
         """The module of the next hint, or None if no hint arrives in time."""
-        return self._sort(self._pipe.recv()) if self._pipe.poll(_HINT_WAIT_SECONDS) else None
+        if not self._channel.poll(_HINT_WAIT_SECONDS):
+            return None
+        return self._sort(self._channel.receive())
 
     def _sort(self, message: Any) -> bytes | None:
         if isinstance(message, tuple) and message[0] == _HINT:

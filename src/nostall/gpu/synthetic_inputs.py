@@ -15,7 +15,8 @@ def synthetic_inputs(layouts: Sequence[Layout], device: torch.device) -> list[Te
     """Random tensors with these layouts; the same values in every call.
 
     Floating-point values are normally distributed.  Integers are 0 or 1, so they are valid indices
-    of any axis with at least two elements.  The process's own random number generators do not change.
+    of any axis with at least two elements.  The process's own random number generators are not
+    used.
     """
     generator = torch.Generator(device).manual_seed(0)
     inputs = []

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any, Protocol
 
 from nostall.core.errors import BadInput, NostallError
+from nostall.core.process import Channel, ChildProcess, ProcessEnded
 from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, PendingOutcome
 from nostall.gpu.prefetch import PrefetchSlots, SupportsPrefetch, WorkerMessages
 
@@ -20,6 +20,8 @@ _FIRST_BATCH = 16
 """Samples in the first check request of a comparison."""
 _START_SECONDS = 120.0
 """Deadline for the worker's start: driver, expected outputs and first timing of the original."""
+_STOP_SECONDS, _CLOSE_SECONDS = 0.2, 5.0
+"""Time that a worker has to exit, after an error and at the end, before it is killed."""
 _SLOT_MARGIN = 4096
 """Bytes by which a prefetched candidate may be larger than the original."""
 
@@ -69,8 +71,7 @@ class LocalGpu:
         """
         self.kernel, self.plan, self.ordinal = kernel, plan or MeasurementPlan(), ordinal
         self._make = make
-        self._process: Any = None
-        self._pipe: Connection | None = None
+        self._worker: ChildProcess | None = None
         self._awaiting = False
         """Whether the worker owes the outcome of a request."""
         self._info: Mapping[str, str] = {}
@@ -123,11 +124,7 @@ class LocalGpu:
 
     def close(self) -> None:
         """End the worker process."""
-        if self._pipe is not None:
-            with suppress(OSError):
-                self._pipe.send(None)
-                self._process.join(5)
-        self._stop_worker()
+        self._stop_worker(_CLOSE_SECONDS)
 
     def __enter__(self) -> LocalGpu:
         return self
@@ -137,33 +134,33 @@ class LocalGpu:
 
     def _send_hint(self, cubin: bytes) -> None:
         hint = self._slots.write(cubin) if self.plan.prefetch else None
-        if hint and self._awaiting and self._pipe is not None:
-            with suppress(OSError):  # a dead worker is reported when the outcome is awaited
-                self._pipe.send(hint)
+        if hint and self._awaiting and self._worker is not None:
+            with suppress(ProcessEnded):  # reported when the outcome is awaited
+                self._worker.send(hint)
 
     def _send(self, request: tuple[Any, ...], seconds: float) -> PendingOutcome:
         """Send a request whose outcome is due after ``seconds``."""
         if self._awaiting:
             self._stop_worker()  # the caller was interrupted; its outcome must not answer this
-        if self._pipe is None:
-            self._start_worker()
-        assert self._pipe is not None
+        worker = self._worker or self._start_worker()
         self._awaiting = True
-        pipe, until = self._pipe, monotonic() + seconds
+        until = monotonic() + seconds
         try:
-            pipe.send(request)
-        except (EOFError, OSError) as error:
+            worker.send(request, seconds)
+        except TimeoutError:
+            outcome = self._hang(seconds)
+            return PendingOutcome(lambda: True, lambda: outcome)
+        except ProcessEnded as error:
             outcome = self._worker_ended(error)
             return PendingOutcome(lambda: True, lambda: outcome)
-        return PendingOutcome(pipe.poll, lambda: self._receive(pipe, until, seconds))
+        return PendingOutcome(worker.poll, lambda: self._receive(worker, until, seconds))
 
-    def _receive(self, pipe: Connection, until: float, seconds: float) -> Outcome:
+    def _receive(self, worker: ChildProcess, until: float, seconds: float) -> Outcome:
         try:
-            if not pipe.poll(max(0.0, until - monotonic())):
-                self._stop_worker()
-                return Outcome("hang", detail=f"no answer within {seconds:g} s")
-            answer = pipe.recv()
-        except (EOFError, OSError) as error:
+            answer = worker.receive(max(0.0, until - monotonic()))
+        except TimeoutError:
+            return self._hang(seconds)
+        except ProcessEnded as error:
             return self._worker_ended(error)
         self._awaiting = False
         if isinstance(answer, Outcome):
@@ -173,57 +170,46 @@ class LocalGpu:
             raise answer
         return Outcome("fault", detail=str(answer))
 
-    def _worker_ended(self, error: BaseException) -> Outcome:
-        code = self._stop_worker()
-        return Outcome("fault", detail=f"the worker ended ({error!r}, exit code {code})")
+    def _hang(self, seconds: float) -> Outcome:
+        self._stop_worker()
+        return Outcome("hang", detail=f"no answer within {seconds:g} s")
 
-    def _start_worker(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        own_end, worker_end = context.Pipe()
-        self._process = context.Process(
-            target=_serve,
-            args=(worker_end, self._slots, self._make, self.kernel, self.plan, self.ordinal),
-            daemon=True,
+    def _worker_ended(self, error: ProcessEnded) -> Outcome:
+        code = self._stop_worker()
+        return Outcome("fault", detail=f"the worker ended ({error}; exit code {code})")
+
+    def _start_worker(self) -> ChildProcess:
+        self._worker = worker = ChildProcess.spawn(
+            _serve, self._slots, self._make, self.kernel, self.plan, self.ordinal
         )
-        self._process.start()
-        worker_end.close()
-        self._pipe = own_end
         self.restarts += 1
         try:
-            ready = own_end.recv() if own_end.poll(_START_SECONDS) else "did not start in time"
-        except (EOFError, OSError):
-            ready = "ended while it started"
-        if isinstance(ready, NostallError):
+            answer = worker.receive(_START_SECONDS)
+        except TimeoutError:
+            answer = "did not start in time"
+        except ProcessEnded:
+            answer = "ended while it started"
+        if isinstance(answer, NostallError):
             self._stop_worker()
-            raise ready
-        if isinstance(ready, str):
+            raise answer
+        if isinstance(answer, str):
             code = self._stop_worker()
             raise BadInput(
-                f"the GPU worker {ready} (exit code {code}); the original kernel itself may fault "
+                f"the GPU worker {answer} (exit code {code}); the original kernel itself may fault "
                 "with this launch specification: check shapes, bounds and grid"
             )
-        self._info = ready
+        self._info = answer
+        return worker
 
-    def _stop_worker(self) -> int | None:
-        """Kill the worker, if there is one, and return its exit code."""
+    def _stop_worker(self, grace_seconds: float = _STOP_SECONDS) -> int | None:
+        """End the worker, if there is one, and return its exit code."""
         self._awaiting = False
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
-        if self._process is None:
-            return None
-        if self._process.is_alive():
-            self._process.join(0.2)
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
-        code = self._process.exitcode
-        self._process = None
-        return None if code is None else int(code)
+        worker, self._worker = self._worker, None
+        return None if worker is None else worker.reap(grace_seconds)
 
 
 def _serve(
-    pipe: Connection,
+    channel: Channel,
     slots: PrefetchSlots,
     make: MakeEvaluator,
     kernel: Kernel,
@@ -238,24 +224,24 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         evaluator = make(kernel, plan, ordinal)
-        pipe.send(dict(evaluator.info()))
+        channel.send(dict(evaluator.info()))
     except NostallError as error:
-        pipe.send(error)
+        channel.send(error)
         return
     except Exception as error:  # errors of the driver or its bindings; the parent reports them
-        pipe.send(f"could not run the original ({error})")
+        channel.send(f"could not run the original ({error})")
         return
-    messages = WorkerMessages(pipe, slots)
+    messages = WorkerMessages(channel, slots)
     if isinstance(evaluator, SupportsPrefetch):
         evaluator.next_hint = messages.next_hint
-    with suppress(EOFError, OSError):  # the parent closed the pipe or ended
-        while (request := messages.next_request()) is not None:
-            method, *arguments = request
+    with suppress(ProcessEnded):  # the parent closed the channel or ended
+        while True:
+            method, *arguments = messages.next_request()
             try:
-                pipe.send(getattr(evaluator, method)(*arguments))
+                channel.send(getattr(evaluator, method)(*arguments))
             except NostallError as error:
-                pipe.send(error)
+                channel.send(error)
                 return
             except Exception as error:  # a faulting candidate can raise any error of the driver
-                pipe.send(f"{type(error).__name__}: {error}")
+                channel.send(f"{type(error).__name__}: {error}")
                 return

@@ -70,7 +70,7 @@ def test_the_matrix_goes_seed_by_seed_from_the_fastest_configuration() -> None:
 def test_a_matrix_over_two_gpus_becomes_one_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_pool, "_Worker", Inline)
+    monkeypatch.setattr(gpu_pool, "_GpuWorker", Inline)
     out, suite = tmp_path / "suite.json", entries()
     names = [entry.name for entry in suite]
     cells = matrix(suite, {}, asked(seeds=1), set(), pretended)
