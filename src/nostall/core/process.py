@@ -162,7 +162,8 @@ class ChildProcess:
     """A child process and the parent's end of a channel to it.
 
     Children that still run when the parent exits normally are killed.  If the parent is killed, the
-    child's next :meth:`Channel.receive` raises :class:`ProcessEnded`.
+    child's next :meth:`Channel.receive` raises :class:`ProcessEnded`, unless a forked copy of the
+    parent still has the channel open (:meth:`reap` closes it there).
     """
 
     def __init__(self, handle: _Handle, channel: Channel) -> None:
@@ -184,7 +185,7 @@ class ChildProcess:
                 target=target, args=(child_end, *arguments), daemon=daemon
             )
             process.start()
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt, too: the parent's end must not stay open
             own_end.close()
             raise
         finally:
@@ -208,7 +209,7 @@ class ChildProcess:
                 pass_fds=[child_end.fileno()],
                 env=env,
             )
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt, too: the parent's end must not stay open
             own_end.close()
             raise
         finally:
@@ -254,7 +255,6 @@ class ChildProcess:
         result is None.
         """
         self._channel.close()
-        _children.discard(self)
         if not self._is_parent:
             self._handle.disown()
             return None
@@ -262,6 +262,7 @@ class ChildProcess:
         if code is None:
             self._handle.kill()
             code = self._handle.wait(None)
+        _children.discard(self)
         return code
 
     @property
