@@ -45,7 +45,9 @@ NULLS = 400
 @contextmanager
 def device(source: Source, ahead: bool) -> Iterator[Any]:
     assert source.launch is not None
-    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan(prefetch=ahead)) as gpu:
+    with LocalGpu(
+        Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan(prefetch=ahead)
+    ) as gpu:
         gpu.evaluate(source.cubin)
         yield gpu
 

@@ -192,7 +192,9 @@ class Counting:
             outcome = self.gpu.evaluate(cubin)
             return PendingOutcome(lambda: True, lambda: self._counted(outcome))
         pending = self.gpu.start(cubin)
-        return PendingOutcome(pending.ready, lambda: self._counted(pending.wait()), pending.prefetch)
+        return PendingOutcome(
+            pending.ready, lambda: self._counted(pending.wait()), pending.prefetch
+        )
 
     def _counted(self, outcome: Outcome) -> Outcome:
         self.fates[outcome.status] = self.fates.get(outcome.status, 0) + 1

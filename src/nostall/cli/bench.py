@@ -95,7 +95,11 @@ def bench(
 
 
 def _described(
-    source: Source, candidate: Path | None, decision: Decision, plan: MeasurementPlan, about: dict[str, str]
+    source: Source,
+    candidate: Path | None,
+    decision: Decision,
+    plan: MeasurementPlan,
+    about: dict[str, str],
 ) -> dict[str, Any]:
     """The whole answer with all samples, in seconds per launch."""
     found: dict[str, Any] = {

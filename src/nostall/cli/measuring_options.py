@@ -46,7 +46,9 @@ def clock(name: str) -> TimingMethod:
     for known in TIMING_METHODS:
         if known == name:
             return known
-    raise BadInput(f"--timing is {name!r}; give {', '.join(TIMING_METHODS[:-1])} or {TIMING_METHODS[-1]}")
+    raise BadInput(
+        f"--timing is {name!r}; give {', '.join(TIMING_METHODS[:-1])} or {TIMING_METHODS[-1]}"
+    )
 
 
 def tolerance(text: str | None) -> Tolerance | None:

@@ -95,7 +95,9 @@ class Chains(Search):
             Chain(name, self.search, self.opening, budget, each, objective.flops)
             for each in seeds(seed, self.farm.workers)
         ]
-        found = self.farm.map(run_chain, chains, on_interrupt=lambda: self.farm.run_on_all(end, name))
+        found = self.farm.map(
+            run_chain, chains, on_interrupt=lambda: self.farm.run_on_all(end, name)
+        )
         scale = found[0].start.value
         _adopt(objective, found, scale)
         for trial in _merged(found, scale):

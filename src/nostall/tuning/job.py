@@ -73,7 +73,9 @@ class Settings:
     @property
     def plan(self) -> MeasurementPlan:
         """How a device is to check and time."""
-        return MeasurementPlan(cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed)
+        return MeasurementPlan(
+            cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
+        )
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,9 @@ def tune(
     return tuned
 
 
-def _sanitized(source: Source, candidate: bytes, settings: Settings) -> Mapping[str, SanitizerReport]:
+def _sanitized(
+    source: Source, candidate: bytes, settings: Settings
+) -> Mapping[str, SanitizerReport]:
     """What compute-sanitizer says of the winner, where it was asked for."""
     if not settings.sanitizer or source.launch is None:
         return {}

@@ -126,7 +126,10 @@ def test_what_the_sanitizer_says(
     monkeypatch: Any, capfd: Any, candidate: Path, answer: Any, expected: int
 ) -> None:
     monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
-    reports = {"memcheck": SanitizerReport("clean"), "racecheck": SanitizerReport(answer, "its first words")}
+    reports = {
+        "memcheck": SanitizerReport("clean"),
+        "racecheck": SanitizerReport(answer, "its first words"),
+    }
     monkeypatch.setattr(sanitizer, "sanitize", lambda kernel, cubin, plan: reports)
     args = [SMALL, "--launch", LAUNCH, "--candidate", candidate, "--sanitizer"]
     code, out, _ = run(monkeypatch, capfd, *args)

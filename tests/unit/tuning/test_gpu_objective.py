@@ -81,7 +81,10 @@ def test_the_original_is_no_gain_over_itself() -> None:
 
 
 def test_how_outputs_were_compared_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = {"memcheck": SanitizerReport("clean"), "racecheck": SanitizerReport("did not run", "why")}
+    reports = {
+        "memcheck": SanitizerReport("clean"),
+        "racecheck": SanitizerReport("did not run", "why"),
+    }
     monkeypatch.setattr(job, "sanitize", lambda kernel, cubin, plan: reports)
     settings = replace(SETTINGS, tolerance=Tolerance(rtol=1e-3), checks=7, sanitizer=True)
     with Run.create(tmp_path / "run", "test", {}, {}) as run:

@@ -40,7 +40,10 @@ def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: Tuned)
     row = record(store, source, SETTINGS, tuned, ABOUT)
     known = store.provenance(row)
     assert (known.kind, known.gpu, known.device) == ("measured", "A GPU", ABOUT)
-    assert (known.original, known.optimised) == (content_hash(source.cubin), content_hash(tuned.cubin))
+    assert (known.original, known.optimised) == (
+        content_hash(source.cubin),
+        content_hash(tuned.cubin),
+    )
     assert known.architecture == "sm_90"
     assert known.verified.safe
     assert known.verified.checked == tuned.verdict.checked

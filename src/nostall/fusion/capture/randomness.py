@@ -37,8 +37,9 @@ with a lower one, or a higher one than 1 less this, are of numbers of 32 bits.""
 def seeds(count: int, device: torch.device) -> Tensor:
     """``count`` seeds, int64, from PyTorch's generator of the device.
 
-    In a CUDA graph they are drawn :func:`~nostall.gpu.capture_branch.run_on_branch` what runs before: the kernel
-    that draws a few numbers takes microseconds in which nothing else would run.
+    In a CUDA graph they are drawn on a parallel branch
+    (:func:`~nostall.gpu.capture_branch.run_on_branch`): the kernel that draws a few numbers takes
+    microseconds in which nothing else would run.
     """
     if device.type != "cuda":
         return seeds_in_order(count, device)
