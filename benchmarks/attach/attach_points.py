@@ -34,7 +34,7 @@ from nostall.sass.binary import toolchain
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
 from nostall.store import Provenance, Row, Store, Verification
-from nostall.store.artefacts import name
+from nostall.store.artefacts import content_hash
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import Source, compile_triton
 from nostall.tuning.store_records import record
@@ -135,8 +135,8 @@ def measured(bench: Bench, source: Source, seconds: float) -> tuple[Row | None, 
             settings = Settings("anneal", seed, seconds, objective="gpu")
             tuned = tune(source, Anneal(), settings, device=gpu)
             if tuned.improved:
-                return record(bench.store, source, settings, tuned, gpu.about), dict(gpu.about)
-        return None, dict(gpu.about)
+                return record(bench.store, source, settings, tuned, gpu.info), dict(gpu.info)
+        return None, dict(gpu.info)
 
 
 def walked(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
@@ -155,8 +155,8 @@ def walked(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
         original,
         optimised,
         Provenance(
-            original=name(original),
-            optimised=name(optimised),
+            original=content_hash(original),
+            optimised=content_hash(optimised),
             kernel=function.name,
             origin=origin,
             architecture=f"sm_{program.sm}",

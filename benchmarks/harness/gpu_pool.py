@@ -1,134 +1,186 @@
-"""One process per GPU: a queue of jobs each, and one place where the answers come together."""
+"""Run jobs on several GPUs: one process and one queue of jobs for each GPU."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import queue
-import signal
 import subprocess
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Generic, TypeVar
 
+from nostall.core.errors import one_line
+from nostall.core.process import Channel, ChildProcess, ProcessEnded
+
 J = TypeVar("J")
 R = TypeVar("R")
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_SLACK = 120.0
-"""Seconds beyond what is expected, times three, after which a job counts as hung."""
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_START_SECONDS = 600.0
+"""Deadline for the start of a process, which imports the parent's main module."""
+_SLACK_SECONDS = 120.0
+"""A job counts as hung after three times its expected time and this."""
+_EXIT_SECONDS = 60.0
+"""Time that an idle process has to exit before it is killed."""
 
 
-def visible() -> list[str]:
+class WorkerLost(Exception):
+    """The process of a job ended before the job did."""
+
+
+def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA names them; empty without a driver."""
-    given = os.environ.get(_VISIBLE)
-    if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip()]
+    variable = os.environ.get(_VISIBLE_DEVICES)
+    if variable is not None:
+        return [name.strip() for name in variable.split(",") if name.strip()]
     try:
         command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return listed.stdout.split()
+    return result.stdout.split()
 
 
-def dealt(
-    items: Sequence[J], gpus: int, of: Callable[[J], str], names: Sequence[str]
+def assign_queues(
+    jobs: Sequence[J], gpus: int, name: Callable[[J], str], names: Sequence[str]
 ) -> list[list[J]]:
-    """``items`` as one queue per GPU, in their order.
+    """Divide jobs into one queue for each GPU, in order.
 
-    Those of one name (``of`` says which) share a GPU, the same one whenever ``names`` is the same.
+    Jobs with the same ``name(job)`` share a GPU, which depends only on ``names``: all names, of
+    which ``jobs`` may have a part.
     """
-    place = {name: number % gpus for number, name in enumerate(names)}
-    return [[item for item in items if place[of(item)] == gpu] for gpu in range(gpus)]
+    gpu_by_name = {key: number % gpus for number, key in enumerate(names)}
+    return [[job for job in jobs if gpu_by_name[name(job)] == gpu] for gpu in range(gpus)]
 
 
 @dataclass(frozen=True)
-class Answer(Generic[J, R]):
-    """What became of a job: a result, or the error that it ended with."""
+class JobResult(Generic[J, R]):
+    """The result of a job, or the error that ended it."""
 
     job: J
     result: R | None
     error: Exception | None = None
 
 
-def spread(
+def run_jobs(
     function: Callable[[J], R],
     queues: Sequence[Sequence[J]],
     gpus: Sequence[str],
     until: float,
     expected: Callable[[J], float],
-) -> Iterator[Answer[J, R]]:
-    """Run each queue on its GPU, one job after the other; answers as they come.
+) -> Iterator[JobResult[J, R]]:
+    """Run each queue on its GPU, one job after the other; yields results as they arrive.
 
-    A job begins only when it is ``expected`` to end (in seconds) before ``until`` (of the monotonic
-    clock).  A worker that dies or hangs costs its job; the next one gets a new worker.
+    ``expected(job)``: the job's time in seconds.  A job starts only if it is expected to end before
+    ``until`` (of the monotonic clock).  If a process dies or a job hangs, that job fails, and the
+    next one gets a new process.
     """
-    answers: queue.SimpleQueue[Answer[J, R] | None] = queue.SimpleQueue()
+    results: queue.SimpleQueue[JobResult[J, R] | None] = queue.SimpleQueue()
 
-    def serve(gpu: str, jobs: Sequence[J]) -> None:
-        worker = _Worker(gpu)
+    def run_queue(gpu: str, jobs: Sequence[J]) -> None:
+        worker = _GpuWorker(gpu)
         try:
             for job in jobs:
                 seconds = expected(job)
                 if monotonic() + seconds > until:
                     break
                 try:
-                    answers.put(Answer(job, worker.call(function, job, 3 * seconds + _SLACK)))
-                except Exception as error:  # whatever a job raises is its answer
-                    answers.put(Answer(job, None, error))
+                    deadline = 3 * seconds + _SLACK_SECONDS
+                    results.put(JobResult(job, worker.call(function, job, deadline)))
+                except Exception as error:  # any exception of the job is its result
+                    results.put(JobResult(job, None, error))
         finally:
             worker.close()
-            answers.put(None)
+            results.put(None)
 
     threads = [
-        threading.Thread(target=serve, args=pair, daemon=True)
+        threading.Thread(target=run_queue, args=pair, daemon=True)
         for pair in zip(gpus, queues, strict=True)
     ]
     for thread in threads:
         thread.start()
-    left = len(threads)
-    while left:
-        answer = answers.get()
-        if answer is None:
-            left -= 1
+    running = len(threads)
+    while running:
+        result = results.get()
+        if result is None:
+            running -= 1
         else:
-            yield answer
+            yield result
 
 
-class _Worker:
-    """A process that sees one GPU; started when it is needed, and anew when it was lost."""
+class _GpuWorker:
+    """A process that sees one GPU; it starts with the first job, and anew after it was lost."""
 
     def __init__(self, gpu: str) -> None:
         self.gpu = gpu
-        self._pool: ProcessPoolExecutor | None = None
-        self._pid = 0
+        self._process: ChildProcess | None = None
 
     def call(self, function: Callable[[J], R], job: J, seconds: float) -> R:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                1, mp_context=context, initializer=_see, initargs=(self.gpu,)
-            )
-            self._pid = self._pool.submit(os.getpid).result()
+        """Run ``function(job)`` in the process.
+
+        Raises :class:`TimeoutError` if it takes longer than ``seconds``, :class:`WorkerLost` if the
+        process ends, and any exception of the function.
+        """
+        process = self._process or self._start()
         try:
-            return self._pool.submit(function, job).result(timeout=seconds)
-        except (BrokenProcessPool, TimeoutError):
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            self.close()
+            process.send((function, job), seconds)
+            result: R
+            result, error = process.receive(seconds)
+        except TimeoutError:
+            self._stop(0)
             raise
+        except ProcessEnded as cause:
+            code = self._stop(0)
+            raise WorkerLost(f"the process ended ({cause}; exit code {code})") from cause
+        if error is not None:
+            raise error
+        return result
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        """End the process."""
+        self._stop(_EXIT_SECONDS)
+
+    def _start(self) -> ChildProcess:
+        # Not a daemon, because jobs start processes, too.
+        self._process = process = ChildProcess.spawn(_serve_jobs, self.gpu, daemon=False)
+        try:
+            process.receive(_START_SECONDS)
+        except (ProcessEnded, TimeoutError) as cause:
+            code = self._stop(0)
+            raise WorkerLost(f"the process did not start ({cause}; exit code {code})") from cause
+        return process
+
+    def _stop(self, grace_seconds: float) -> int | None:
+        process, self._process = self._process, None
+        return None if process is None else process.reap(grace_seconds)
 
 
-def _see(gpu: str) -> None:
-    os.environ[_VISIBLE] = gpu
+def _serve_jobs(channel: Channel, gpu: str) -> None:
+    """Main function of the process: runs jobs until the parent closes the channel."""
+    os.environ[_VISIBLE_DEVICES] = gpu
+    channel.send("ready")
+    while True:
+        try:
+            function, job = channel.receive()
+        except ProcessEnded:
+            return
+        try:
+            channel.send((function(job), None))
+        except ProcessEnded:
+            return
+        except Exception as error:  # of the job, or because its result cannot be pickled
+            channel.send((None, _sendable(error)))
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error with its traceback as a note, or a plain copy if it cannot be pickled."""
+    error.add_note("".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # classes whose constructors take other arguments cannot be unpickled
+        return RuntimeError(one_line(error))
+    return error

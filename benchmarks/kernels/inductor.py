@@ -173,4 +173,4 @@ def main(options: argparse.Namespace) -> None:
     kernel = compiled[0].kernel.metadata.name
     with LocalGpu(Kernel(cubin, kernel, launch)) as gpu:
         outcome = gpu.evaluate(cubin)
-    print(f"{kernel}: grid {launch.grid}, block {launch.block}, {outcome.fate} {outcome.detail}")
+    print(f"{kernel}: grid {launch.grid}, block {launch.block}, {outcome.status} {outcome.detail}")

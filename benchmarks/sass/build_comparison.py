@@ -19,8 +19,8 @@ import numpy as np
 from nostall.core import NostallError
 from nostall.core.launch import Buffer
 from nostall.gpu.buffers import Buffers
-from nostall.gpu.driver import Arguments, Cuda, DriverError, Loaded
-from nostall.gpu.timing import launches_for
+from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
+from nostall.gpu.timing import launches_per_sample
 from nostall.tuning.source import Source
 
 QUICK, LONG, FINALISTS = 5, 40, 4
@@ -79,7 +79,7 @@ class Referee:
 
 @dataclass(frozen=True)
 class _Entrant:
-    loaded: Loaded
+    loaded: LoadedKernel
     graph: Any
     launches: int
 
@@ -101,7 +101,7 @@ class _Track:
                 which = (number + k) % len(entrants)
                 samples[which].append(self._replay(entrants[which], start, end))
         for entrant in entrants:
-            self.cuda.drop(entrant.graph)
+            self.cuda.destroy_graph(entrant.graph)
             self.cuda.unload(entrant.loaded)
         return [round(float(np.median(s)) * 1e6, 4) for s in samples]
 
@@ -111,15 +111,15 @@ class _Track:
         buffers = self._shared(source)
         given = sum(not hasattr(a, "constant") for a in source.launch.args)
         extra = self.cuda.missing_parameters(loaded, given)
-        arguments = Arguments.of(source.launch, buffers.pointers, extra)
-        buffers.restore(0)
+        arguments = KernelArguments.pack(source.launch, buffers.pointers, extra)
+        buffers.reset(0)
         self.cuda.launch(loaded, source.launch, arguments)
         self.cuda.synchronize()
         probe = self.cuda.graph(loaded, source.launch, arguments, 5)
         entrant, events = _Entrant(loaded, probe, 5), (self.cuda.event(), self.cuda.event())
         seconds = min(self._replay(entrant, *events) for _ in range(3))
-        self.cuda.drop(probe)
-        launches = launches_for(seconds, _BATCH_US)
+        self.cuda.destroy_graph(probe)
+        launches = launches_per_sample(seconds, _BATCH_US)
         graph = self.cuda.graph(loaded, source.launch, arguments, launches)
         entrant = _Entrant(loaded, graph, launches)
         self._replay(entrant, *events)
@@ -141,8 +141,8 @@ class _Track:
             if self._buffers is not None:
                 self._buffers[1].release()
             buffers = Buffers(self.cuda, source.launch, 1, 0, None)
-            buffers.set_number(0)
-            buffers.make(0)
+            buffers.set_sample(0)
+            buffers.generate_inputs(0)
             self._buffers = (wanted, buffers)
         return self._buffers[1]
 

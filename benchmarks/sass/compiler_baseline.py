@@ -125,7 +125,7 @@ def main(options: argparse.Namespace) -> None:
     until, kernels = monotonic() + options.limit, dict[str, object]()
     if options.out.exists():
         kernels = json.loads(options.out.read_text())["kernels"]
-    found = gpu_pool.visible()
+    found = gpu_pool.visible_gpus()
     if not found:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
     cores = max(1, len(os.sched_getaffinity(0)) // len(found) - 1)
@@ -136,8 +136,8 @@ def main(options: argparse.Namespace) -> None:
         if entry.options and entry.name not in kernels and wanted(entry.name, options)
     ]
     names = [entry.name for entry in suite]
-    queues = gpu_pool.dealt(jobs, len(found), lambda job: job.entry.name, names)
-    for answer in gpu_pool.spread(try_all, queues, found, until, lambda _: EXPECTED):
+    queues = gpu_pool.assign_queues(jobs, len(found), lambda job: job.entry.name, names)
+    for answer in gpu_pool.run_jobs(try_all, queues, found, until, lambda _: EXPECTED):
         name = answer.job.entry.name
         if answer.result is None:
             print(f"{name}: {answer.error!r}", flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.examples import EXAMPLES
 from nostall import farm
-from nostall.gpu import Kernel, Plan
+from nostall.gpu import Kernel, MeasurementPlan
 from nostall.search import Anneal
 from nostall.tuning.farm_search import Chains
 from nostall.tuning.job import Settings, tune
@@ -26,11 +26,11 @@ from nostall.tuning.source import Source, compile_triton
 def measure(source: Source, gpus: int, settings: Settings) -> dict[str, Any]:
     """One run over ``gpus`` GPUs."""
     assert source.launch is not None
-    opening = farm.Opening(Kernel(source.cubin, source.kernel, source.launch), Plan())
+    opening = farm.DeviceSpec(Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan())
     began = monotonic()
-    with farm.local(gpus, patience=120) as works:
+    with farm.local(gpus, wait_seconds=120) as works:
         device = farm.FarmDevice(works, opening)
-        about, started = dict(device.about), monotonic()
+        about, started = dict(device.info), monotonic()
         tuned = tune(source, Chains(Anneal(), works, opening), settings, device=device)
     compared = tuned.decision.comparison if tuned.decision is not None else None
     return {

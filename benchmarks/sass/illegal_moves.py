@@ -154,8 +154,8 @@ class Gate:
         self._known: dict[bytes, bool] = {}
 
     @property
-    def about(self) -> Mapping[str, str]:
-        return self.device.about
+    def info(self) -> Mapping[str, str]:
+        return self.device.info
 
     def make_space(self, program: Program, function: Function) -> UnsafeSpace:
         """The space that this gate knows the broken binaries of."""
@@ -168,15 +168,15 @@ class Gate:
         outcome = self.device.evaluate(cubin)
         if move is None:
             self.legal += 1
-            if outcome.fate != "timed":
-                self.lost.append(f"{outcome.fate}: {outcome.detail}")
+            if outcome.status != "timed":
+                self.lost.append(f"{outcome.status}: {outcome.detail}")
             return outcome
         # Finalists come again and again, and the verifier takes longer than the GPU.
         if cubin not in self._known:
             self._known[cubin] = _safe(self.original, cubin)
         safe = self._known[cubin]
-        self.on_broken(Broken(move, outcome.fate, outcome.detail, safe, self._spoilt()))
-        if outcome.fate == "timed" and not safe:
+        self.on_broken(Broken(move, outcome.status, outcome.detail, safe, self._spoilt()))
+        if outcome.status == "timed" and not safe:
             return Outcome("rejected", detail=f"refused by the verifier: {move}")
         return outcome
 
@@ -185,7 +185,7 @@ class Gate:
 
     def _spoilt(self) -> bool:
         """Whether the original fails by now: a broken kernel may have written anywhere."""
-        if self.device.evaluate(self.original).fate == "timed":
+        if self.device.evaluate(self.original).status == "timed":
             return False
         self.device.compare(self.original, 2, 1)  # begins in a fresh process, which then stays
         return True

@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.examples import EXAMPLES
 from nostall.core import LaunchSpec, Run
-from nostall.gpu import Device, Outcome, Recording, Replay, Timing
+from nostall.gpu import Device, Outcome, RecordingDevice, ReplayedDevice, Timing
 from nostall.search import loop, make
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.source import Source, load_cubin
@@ -45,7 +45,7 @@ _CHANGING = ("seconds", "fates", "spent", "faults")
 class Synthetic:
     """A device whose times and faults follow from the candidate's bytes alone."""
 
-    about: Mapping[str, str] = {"gpu": "synthetic"}
+    info: Mapping[str, str] = {"gpu": "synthetic"}
 
     def __init__(self, original: bytes) -> None:
         self.original = original
@@ -72,7 +72,7 @@ class Slow:
     """A device that takes its time."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.about = device, device.about
+        self.device, self.info = device, device.info
 
     def evaluate(self, cubin: bytes) -> Outcome:
         time.sleep(PAUSE)
@@ -104,7 +104,7 @@ def live(path: Path, device: Device) -> None:
 
 
 def _life(path: Path, recording: Path) -> None:
-    live(path, Slow(Replay(recording)))
+    live(path, Slow(ReplayedDevice(recording)))
 
 
 def ending(path: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def kill_often(kills: int, folder: Path, seed: int = 0, per_run: int = 5) -> Tol
     because most of a short life is spent on reading and proving, where nothing can be lost.
     """
     recording, alone = folder / "recording.json", folder / "alone"
-    device = Recording(Synthetic(kernel().cubin))
+    device = RecordingDevice(Synthetic(kernel().cubin))
     began = time.monotonic()
     live(alone, Slow(device))
     lifetime = time.monotonic() - began

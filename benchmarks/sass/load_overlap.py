@@ -24,7 +24,7 @@ from benchmarks.kernels.suite import Entry, entries
 from benchmarks.sass.compiler_baseline import fastest, load, wanted
 from benchmarks.sass.suite_cell import built
 from nostall.core import Budget
-from nostall.gpu import Kernel, LocalGpu, Outcome, Plan
+from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.sass import Program
 from nostall.sass.schedule import Patcher, ScheduleSpace
 from nostall.search import Anneal
@@ -45,7 +45,9 @@ NULLS = 400
 @contextmanager
 def device(source: Source, ahead: bool) -> Iterator[Any]:
     assert source.launch is not None
-    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch), Plan(ahead=ahead)) as gpu:
+    with LocalGpu(
+        Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan(prefetch=ahead)
+    ) as gpu:
         gpu.evaluate(source.cubin)
         yield gpu
 
@@ -56,7 +58,7 @@ def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) 
         began = monotonic()
         found = Anneal().run(space, objective, Budget(seconds=seconds), seed=0)
         spent = monotonic() - began
-        about = dict(gpu.about)
+        about = dict(gpu.info)
     return {
         "ahead": ahead,
         "per_second": round(found.evaluations / spent, 1),
@@ -74,8 +76,8 @@ def nulls(source: Source, space: ScheduleSpace, ahead: bool) -> list[float]:
     with device(source, ahead) as gpu:
         for number in range(NULLS):
             pending = gpu.start(source.cubin)
-            pending.foresee(others[number % 8])
-            pending.foresee(others[(number + 1) % 8])
+            pending.prefetch(others[number % 8])
+            pending.prefetch(others[(number + 1) % 8])
             outcome: Outcome = pending.wait()
             if outcome.timing is not None:
                 timing = outcome.timing

@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.examples import EXAMPLES
 from nostall.core import Budget, Buffer, Comparison, LaunchSpec, NostallError, Tolerance
-from nostall.gpu import CLOCKS, Device, Kernel, LocalGpu, Outcome, Plan
+from nostall.gpu import TIMING_METHODS, Device, Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.gpu.sanitizer import sanitize
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
@@ -71,13 +71,13 @@ def inputs() -> Body:
         spec = Buffer(name="x", dtype=dtype, shape=(COUNT,), low=-3.0, high=2.0, bound=200)
         buffers = Buffers(cuda, LaunchSpec(args=(spec,)), 1, 0, None)
         number = (1 << 40) + 5
-        buffers.set_number(number)
-        buffers.make(0)
+        buffers.set_sample(number)
+        buffers.generate_inputs(0)
         wanted = reference(dtype, number, -3.0, 5.0, 200, key=0x5851F42D4C957F2D)
         got = cuda.download(buffers._inputs[0]["x"], wanted.nbytes)
         made[dtype] = bool(got.tobytes() == wanted.tobytes())
         buffers.release()
-    for dtype in sorted(device_code.FLOATING):
+    for dtype in sorted(device_code.FLOAT_DTYPES):
         near = Tolerance(rtol=1e-3, atol=1e-4)
         got, expected, wrong = near_pairs(dtype, near.rtol, near.atol)
         spec = Buffer(name="y", dtype=dtype, shape=(len(got),), role="out")
@@ -87,8 +87,8 @@ def inputs() -> Body:
             cuda.call("cuMemcpyHtoDAsync", buffers.pointers["y"], data, data.nbytes, cuda.stream)
             cuda.synchronize()
             if is_expected:
-                buffers.expect(0)
-        compared[dtype] = {"wrong": buffers.wrong(0), "numpy": wrong}
+                buffers.save_expected(0)
+        compared[dtype] = {"wrong": buffers.count_mismatches(0), "numpy": wrong}
         buffers.release()
     right = all(made.values()) and all(c["wrong"] == c["numpy"] for c in compared.values())
     return {"right": right, "inputs_equal": made, "beyond_tolerance": compared}
@@ -102,17 +102,17 @@ def unsafe() -> Body:
         found = source(name)
         text = next(t for t in Cubin.parse(found.cubin).texts if t.name == found.kernel)
         rng = np.random.default_rng(0)
-        with LocalGpu(kernel(name), Plan(deadline=4.0)) as gpu:
+        with LocalGpu(kernel(name), MeasurementPlan(deadline=4.0)) as gpu:
             for at in rng.choice(text.size // 16 - 2, 8, replace=False):
                 here = text.at + 16 * int(at)
                 data = found.cubin
                 swapped = data[here + 16 : here + 32] + data[here : here + 16]
                 outcome = gpu.evaluate(data[:here] + swapped + data[here + 32 :])
-                fates[outcome.fate] = fates.get(outcome.fate, 0) + 1
+                fates[outcome.status] = fates.get(outcome.status, 0) + 1
                 if outcome.timing is None and len(details) < 6:
-                    details.append(f"{name}: {outcome.fate}: {outcome.detail[:150]}")
+                    details.append(f"{name}: {outcome.status}: {outcome.detail[:150]}")
             again = gpu.evaluate(found.cubin)
-            details.append(f"{name}: the original afterwards: {again.fate}")
+            details.append(f"{name}: the original afterwards: {again.status}")
     return {"fates": fates, "details": details}
 
 
@@ -120,10 +120,10 @@ def samples(name: str, checks: int = 20_000) -> Body:
     """Samples a second when the original is checked against itself."""
     with LocalGpu(kernel(name)) as gpu:
         outcome = gpu.compare(source(name).cubin, 16, checks)
-    spent = outcome.spent.get("check", float("nan"))
+    spent = outcome.phase_seconds.get("check", float("nan"))
     timing = outcome.timing
     return {
-        "fate": outcome.fate,
+        "fate": outcome.status,
         "detail": outcome.detail,
         "samples": checks,
         "check_s": round(spent, 3),
@@ -135,15 +135,15 @@ def samples(name: str, checks: int = 20_000) -> Body:
 def nulls(name: str, repeats: int = 4) -> Body:
     """The original against itself, in fresh processes, with one load of each side and with 8."""
     found: Body = {}
-    for loads in (1, Plan().loads):
+    for loads in (1, MeasurementPlan().loads):
         rows = []
-        with LocalGpu(kernel(name), Plan(loads=loads)) as gpu:
+        with LocalGpu(kernel(name), MeasurementPlan(loads=loads)) as gpu:
             for _ in range(repeats):
                 outcome = gpu.compare(source(name).cubin, 200, 1)
                 if outcome.timing is None:
-                    return {"fate": outcome.fate, "detail": outcome.detail}
+                    return {"fate": outcome.status, "detail": outcome.detail}
                 timing = outcome.timing
-                compared = Comparison.of(
+                compared = Comparison.from_samples(
                     timing.original,
                     timing.candidate,
                     timing.null,
@@ -167,17 +167,17 @@ def nulls(name: str, repeats: int = 4) -> Body:
 def clocks(name: str) -> Body:
     """The same kernel by every clock, warm and cold; microseconds a launch."""
     found: Body = {}
-    for clock in CLOCKS:
+    for clock in TIMING_METHODS:
         for cold in (False, True):
             label = f"{clock}, {'cold' if cold else 'warm'}"
             try:
-                with LocalGpu(kernel(name), Plan(clock=clock, cold=cold)) as gpu:
+                with LocalGpu(kernel(name), MeasurementPlan(clock=clock, cold=cold)) as gpu:
                     outcome = gpu.evaluate(source(name).cubin)
             except NostallError as error:
                 found[label] = {"refused": str(error), "exit_code": error.exit_code}
                 continue
             timing = outcome.timing
-            found[label] = {"fate": outcome.fate, "detail": outcome.detail[:300]}
+            found[label] = {"fate": outcome.status, "detail": outcome.detail[:300]}
             if timing is not None:
                 us = np.asarray(timing.original) * 1e6
                 found[label] |= {"us": float(np.median(us)), "spread_us": float(np.ptp(us))}
@@ -188,7 +188,7 @@ class Waiting:
     """A device that is not asked while it works."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.about = device, device.about
+        self.device, self.info = device, device.info
 
     def evaluate(self, cubin: bytes) -> Outcome:
         return self.device.evaluate(cubin)
@@ -222,9 +222,9 @@ def throughput(name: str, seconds: float = 3.0) -> Body:
 def refusals() -> Body:
     """What cannot be measured, and what is said then."""
 
-    def opened(what: Kernel, plan: Plan | None = None) -> str:
+    def opened(what: Kernel, plan: MeasurementPlan | None = None) -> str:
         with LocalGpu(what, plan) as gpu:
-            return f"accepted: {gpu.compare(what.cubin, 8, 64).fate}"
+            return f"accepted: {gpu.compare(what.cubin, 8, 64).status}"
 
     small = kernel("transpose")
     big = Buffer(name="x", dtype="f32", shape=(1 << 20, 1 << 16))
@@ -239,7 +239,7 @@ def refusals() -> Body:
         "wrong architecture": lambda: opened(other),
         "not deterministic": lambda: opened(unrepeatable),
         "not deterministic, --tolerance 1e-3": lambda: opened(
-            unrepeatable, Plan(tolerance=Tolerance(rtol=1e-3))
+            unrepeatable, MeasurementPlan(tolerance=Tolerance(rtol=1e-3))
         ),
     }
     found: Body = {}
@@ -254,7 +254,7 @@ def refusals() -> Body:
 def sanitizer() -> Body:
     """compute-sanitizer over unchanged kernels."""
     return {
-        name: {tool: vars(said) for tool, said in sanitize(k, k.cubin, Plan()).items()}
+        name: {tool: vars(said) for tool, said in sanitize(k, k.cubin, MeasurementPlan()).items()}
         for name, k in ((name, kernel(name)) for name in ("dot_product", "rmsnorm"))
     }
 
@@ -322,7 +322,7 @@ def main(options: argparse.Namespace) -> None:
         try:
             if not about:
                 with LocalGpu(kernel("dot_product")) as gpu:
-                    about = dict(gpu.about)
+                    about = dict(gpu.info)
             body = part()
         except NostallError as error:
             body = {"error": str(error), "exit_code": error.exit_code}

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from nostall.core import BadInput, LaunchSpec
-from nostall.gpu import Kernel, LocalGpu, Plan
+from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
 from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 
@@ -86,14 +86,14 @@ def culprit(task: Task, gpu: LocalGpu) -> tuple[int, str]:
     good, bad = 0, len(steps) - 1
     while bad - good > 1:
         middle = (good + bad) // 2
-        if gpu.evaluate(steps[middle][0]).fate == "timed":
+        if gpu.evaluate(steps[middle][0]).status == "timed":
             good = middle
         else:
             bad = middle
     return bad, steps[bad][1]
 
 
-def try_kernel(name: str, ends: list[Walked], plan: Plan) -> dict[str, Any]:
+def try_kernel(name: str, ends: list[Walked], plan: MeasurementPlan) -> dict[str, Any]:
     """Run the ends of all walks of one kernel."""
     about = entry(name)
     kernel = Kernel(
@@ -107,15 +107,15 @@ def try_kernel(name: str, ends: list[Walked], plan: Plan) -> dict[str, Any]:
     except BadInput as error:
         return {**row, "walks": 0, "skipped": str(error)[:200]}
     with gpu:
-        row["about"] = dict(gpu.about)
+        row["about"] = dict(gpu.info)
         for walked in ends:
             outcome = gpu.evaluate(walked.cubin)
-            if outcome.fate != "timed":
+            if outcome.status != "timed":
                 number, move = culprit(walked.task, gpu)
                 row["wrong"].append(
                     {
                         **walked.task._asdict(),
-                        "fate": outcome.fate,
+                        "fate": outcome.status,
                         "detail": outcome.detail,
                         "step": number,
                         "move": move,
@@ -152,7 +152,7 @@ def main(options: argparse.Namespace) -> None:
         for tighten in (False, True)
         for k in range(options.walks)
     ]
-    plan = Plan(rounds=1, inputs=INPUTS, batch_us=20.0)
+    plan = MeasurementPlan(rounds=1, inputs=INPUTS, batch_us=20.0)
     rows: list[dict[str, Any]] = []
     ready: dict[str, list[Walked]] = {}
     context = multiprocessing.get_context("spawn")

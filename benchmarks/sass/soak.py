@@ -30,7 +30,7 @@ from benchmarks.sass.illegal_moves import SHARE, Broken, Gate
 from benchmarks.sass.suite_cell import Open, built
 from nostall.core import Run
 from nostall.core.errors import ContractBroken
-from nostall.gpu import Kernel, LocalGpu, Plan
+from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, describe, tune
 
@@ -77,7 +77,7 @@ def soak(piece: Piece) -> dict[str, Any]:
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     before = len(list(run.trials())) if resume else 0
     ended, evaluated = "done", 0
-    with run, piece.open(kernel, Plan(deadline=DEADLINE)) as gpu:
+    with run, piece.open(kernel, MeasurementPlan(deadline=DEADLINE)) as gpu:
         gate = Gate(gpu, source.cubin, note, piece.share)
         try:
             tuned = tune(
@@ -102,7 +102,7 @@ def soak(piece: Piece) -> dict[str, Any]:
         "trials": trials,
         "missing_trials": max(0, evaluated - trials),
         "seconds": round(monotonic() - began, 2),
-        "gpu": dict(gate.about),
+        "gpu": dict(gate.info),
     }
     with (piece.path / "slices.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -180,14 +180,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    until, found = monotonic() + options.limit, gpu_pool.visible() * options.abreast
+    until, found = monotonic() + options.limit, gpu_pool.visible_gpus() * options.abreast
     if not found:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
     suite = entries()
     todo = pieces(suite, load(options.baseline), options)
     names = [entry.name for entry in suite]
-    queues = gpu_pool.dealt(todo, len(found), lambda piece: piece.entry.name, names)
-    for answer in gpu_pool.spread(soak, queues, found, until, lambda _: SLICE + _OVERHEAD):
+    queues = gpu_pool.assign_queues(todo, len(found), lambda piece: piece.entry.name, names)
+    for answer in gpu_pool.run_jobs(soak, queues, found, until, lambda _: SLICE + _OVERHEAD):
         if answer.result is None:
             print(f"{answer.job.entry.name}: {answer.error!r}"[:300], flush=True)
             continue

@@ -29,7 +29,7 @@ from benchmarks.kernels.suite import Entry, entries
 from benchmarks.sass.compiler_baseline import fastest, wanted
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.suite_cell import built
-from nostall.gpu import Kernel, Plan
+from nostall.gpu import Kernel, MeasurementPlan
 
 _SECTIONS = ("SpeedOfLight", "SchedulerStats", "WarpStateStats")
 _STALLED = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
@@ -70,12 +70,12 @@ def count(ncu: str, entry: Entry, kernel: Kernel, limit: float = _LIMIT) -> dict
     """One launch of ``kernel`` under ncu."""
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         file = Path(folder) / "kernel.pickle"
-        file.write_bytes(pickle.dumps((kernel, kernel.cubin, Plan(), 0)))
+        file.write_bytes(pickle.dumps((kernel, kernel.cubin, MeasurementPlan(), 0)))
         command = [
             *(ncu, "--clock-control", "none", "--cache-control", "none", "--csv"),
             *("--page", "raw", "--print-units", "base", "--kernel-name", kernel.name),
             *(word for name in _SECTIONS for word in ("--section", name)),
-            *(sys.executable, "-m", "nostall.gpu.sanitized", str(file)),
+            *(sys.executable, "-m", "nostall.gpu.sanitizer_target", str(file)),
         ]
         code, out, said = run_within(command, limit)
     return {"exit_code": code, "size": entry.size, **reasons(out.splitlines(), said)}

@@ -74,9 +74,9 @@ def fill(cells: list[Cell], names: list[str], found: list[str], until: float, ou
     """
     records: list[Record] = list(read(out).records) if out.exists() else []
     asked = [name for name in names if any(cell.entry.name == name for cell in cells)]
-    queues = gpu_pool.dealt(cells, len(found), lambda cell: cell.entry.name, asked)
+    queues = gpu_pool.assign_queues(cells, len(found), lambda cell: cell.entry.name, asked)
     seen = 0
-    for answer in gpu_pool.spread(measure, queues, found, until, lambda c: c.seconds + _OVERHEAD):
+    for answer in gpu_pool.run_jobs(measure, queues, found, until, lambda c: c.seconds + _OVERHEAD):
         seen += 1
         if answer.result is None:
             print(f"{answer.job.key}: left out: {answer.error!r}"[:300], flush=True)
@@ -130,7 +130,7 @@ def main(options: argparse.Namespace) -> None:
     if "ppo-trained" in options.strategy and options.policy is None:
         raise BadInput("ppo-trained begins with a policy; give --policy FILE of `nostall train`")
     until = monotonic() + options.limit
-    found = gpu_pool.visible()
+    found = gpu_pool.visible_gpus()
     if not found:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
     there = read(options.out).records if options.out.exists() else ()

@@ -19,7 +19,15 @@ from benchmarks.kernels.suite import Entry, build
 from benchmarks.sass.sampled_search import Watched, modelled
 from nostall.core import LaunchSpec
 from nostall.core.search import Search
-from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Overlapping, Pending, Plan
+from nostall.gpu import (
+    AsyncDevice,
+    Device,
+    Kernel,
+    LocalGpu,
+    MeasurementPlan,
+    Outcome,
+    PendingOutcome,
+)
 from nostall.sass import Program
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
@@ -29,7 +37,7 @@ from nostall.tuning.job import Settings, Tuned, tune
 from nostall.tuning.source import Source, load_cubin
 from nostall.tuning.strategies import strategy as learning
 
-Open = Callable[[Kernel, Plan], AbstractContextManager[Device]]
+Open = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ def measure(cell: Cell) -> Record:
     settings = Settings(cell.strategy, cell.seed, cell.seconds, objective="gpu", checks=cell.checks)
     watched = Watched(contestant(cell.strategy, cell.policy))
     kernel = Kernel(source.cubin, source.kernel, source.launch)
-    with cell.open(kernel, Plan(seed=cell.seed)) as gpu:
+    with cell.open(kernel, MeasurementPlan(seed=cell.seed)) as gpu:
         counting = Counting(gpu)
         tuned = tune(source, watched, settings, device=counting)
     seconds = monotonic() - began
@@ -113,7 +121,7 @@ def record(
     found, decision = tuned.search, tuned.decision
     assert decision is not None and source.launch is not None
     compared, timing = decision.comparison, decision.outcome.timing
-    about, made = dict(kept.about), head()
+    about, made = dict(kept.info), head()
     samples = None
     original = found.start_measurement.value * 1e6
     if timing is not None:
@@ -149,7 +157,7 @@ def record(
         date=made["date"],
         samples=samples,
         modelled=said,
-        failure="" if compared else f"{decision.outcome.fate}: {decision.outcome.detail}",
+        failure="" if compared else f"{decision.outcome.status}: {decision.outcome.detail}",
         details={
             "rejected_moves": found.rejected,
             "fates": kept.fates,
@@ -172,23 +180,25 @@ class Counting:
         self.spent: dict[str, float] = {}
 
     @property
-    def about(self) -> Any:
-        return self.gpu.about
+    def info(self) -> Any:
+        return self.gpu.info
 
     def evaluate(self, cubin: bytes) -> Outcome:
         return self._counted(self.gpu.evaluate(cubin))
 
-    def start(self, cubin: bytes) -> Pending:
+    def start(self, cubin: bytes) -> PendingOutcome:
         """As the device's own, or done at once where it cannot overlap."""
-        if not isinstance(self.gpu, Overlapping):
+        if not isinstance(self.gpu, AsyncDevice):
             outcome = self.gpu.evaluate(cubin)
-            return Pending(lambda: True, lambda: self._counted(outcome))
+            return PendingOutcome(lambda: True, lambda: self._counted(outcome))
         pending = self.gpu.start(cubin)
-        return Pending(pending.ready, lambda: self._counted(pending.wait()), pending.foresee)
+        return PendingOutcome(
+            pending.ready, lambda: self._counted(pending.wait()), pending.prefetch
+        )
 
     def _counted(self, outcome: Outcome) -> Outcome:
-        self.fates[outcome.fate] = self.fates.get(outcome.fate, 0) + 1
-        for part, value in outcome.spent.items():
+        self.fates[outcome.status] = self.fates.get(outcome.status, 0) + 1
+        for part, value in outcome.phase_seconds.items():
             self.spent[part] = self.spent.get(part, 0.0) + value
         return outcome
 

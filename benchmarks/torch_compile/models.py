@@ -49,7 +49,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.harness.gpu_pool import spread, visible
+from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.torch_compile.model_process import (
     AGAIN,
     FIRST,
@@ -341,14 +341,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     if unknown := sorted({*filter(None, options.parts.split(","))} - {*PARTS}):
         raise BadInput(f"--parts has {', '.join(unknown)}; allowed are {', '.join(PARTS)}")
-    gpus = visible() if options.device == "cuda" else [""]
+    gpus = visible_gpus() if options.device == "cuda" else [""]
     if not gpus:
         sys.exit("there is no GPU here; run this on one, or give --small --device cpu")
     began = monotonic()
     jobs = wanted(options, began + options.limit)
     queues = [headed(at, queue) for at, queue in enumerate(dealt(jobs, len(gpus)))]
     answered = set()
-    for answer in spread(run, queues, gpus, began + options.limit, expected):
+    for answer in run_jobs(run, queues, gpus, began + options.limit, expected):
         setup = answer.job.setup
         if setup.recorded:
             answered.add((setup.model, setup.part))

@@ -45,7 +45,7 @@ def in_turns(runs: Mapping[str, Step], about: Timed, base: str = "") -> dict[str
     compared = {}
     for name, row in samples.items():
         if name != base:
-            found = Comparison.of(samples[base], row, null, kind=clock.kind)
+            found = Comparison.from_samples(samples[base], row, null, kind=clock.kind)
             ratio, low, high = found.ratio, found.low, found.high
             compared[name] = {"ratio": ratio, "low": low, "high": high, "verdict": found.verdict}
             compared[name] |= {"null_low": found.null_low, "null_high": found.null_high}

@@ -1,4 +1,4 @@
-"""nostall: finds where a deep-learning program waits, and takes the wait out."""
+"""nostall: find where a deep-learning program waits, and remove the wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # Found when asked for: the ground floor imports this package too, and must not pull in all.
+    # Imported on first access: `nostall.core` imports this package, and must stay light.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -53,7 +53,7 @@ def example(**changes: Any) -> dict[str, Any]:
     original = [10.0 + step / 100 for step in range(20)]
     candidate = [x / 1.25 for x in original]
     samples = {"original": original, "candidate": candidate, "null": original}
-    compared = Comparison.of(original, candidate, original, kind="measured")
+    compared = Comparison.from_samples(original, candidate, original, kind="measured")
     found: dict[str, Any] = {
         "kernel": "k",
         "shape": {"grid": [4, 1, 1], "block": [128, 1, 1]},
@@ -131,7 +131,7 @@ def test_the_samples_give_the_numbers_of_the_record(path: Path) -> None:
         if r.samples is None or r.ratio is None or r.ci_low is None or r.null_high is None:
             continue
         given = r.samples
-        again = Comparison.of(
+        again = Comparison.from_samples(
             given.original, given.candidate, given.null, kind="measured", loads=given.loads
         )
         assert again.ratio == pytest.approx(r.ratio, rel=2e-3)

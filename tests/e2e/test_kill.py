@@ -48,10 +48,10 @@ _PARENT = """
 import sys, time
 from nostall.core import LaunchSpec
 from nostall.gpu import Kernel, LocalGpu
-from tests.unit.gpu.test_worker import pretend
+from tests.unit.gpu.test_worker import make_fake
 if __name__ == "__main__":
-    gpu = LocalGpu(Kernel(b"", "k", LaunchSpec()), make=pretend)
-    print(gpu.about["process"], flush=True)
+    gpu = LocalGpu(Kernel(b"", "k", LaunchSpec()), make=make_fake)
+    print(gpu.info["process"], flush=True)
     time.sleep(120)
 """
 

@@ -1,4 +1,4 @@
-"""Keeping results, taking them elsewhere, and running programs with them."""
+"""Commands `nostall store` and `nostall apply`: listing, export, import, verification, use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from nostall.cli import main
 from nostall.sass.binary.cubin import Cubin
 from nostall.store import Store
-from nostall.store.artefacts import name
+from nostall.store.artefacts import content_hash
 from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, refused
 
 COUNTED = ["--evaluations", 300, "--launch", LAUNCH]
 
 
 def nostall(*args: object, **changes: str) -> Done:
-    """The command line within this process: what it imports and compiles is paid for once."""
+    """Run the command line in this process, so that imports and compilation happen once."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name, value in {"COLUMNS": "200", **changes}.items():
@@ -38,13 +38,14 @@ def nostall(*args: object, **changes: str) -> Done:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with one modelled record."""
-    place = tmp_path_factory.mktemp("kept")
+    folder = tmp_path_factory.mktemp("stored")
+    store_home = str(folder / "home")
     done = nostall(
-        "tune", SMALL, *COUNTED, "--store", "--out", place / "run", NOSTALL_HOME=str(place / "home")
+        "tune", SMALL, *COUNTED, "--store", "--out", folder / "run", NOSTALL_HOME=store_home
     )
     assert done.code == 0, done.err
     assert "use it:   nostall apply --modelled -- python your_program.py" in done.out
-    return str(place / "home")
+    return store_home
 
 
 def test_ls_and_show(home: str) -> None:
@@ -64,23 +65,23 @@ def test_ls_and_show(home: str) -> None:
 
 
 def test_export_import_and_rm(home: str, tmp_path: Path) -> None:
-    place = tmp_path / "all.nostall"
-    assert "nothing to export" in refused(nostall("store", "export", place, NOSTALL_HOME=home))
-    assert nostall("store", "export", place, "--modelled", NOSTALL_HOME=home).code == 0
+    path = tmp_path / "all.nostall"
+    assert "nothing to export" in refused(nostall("store", "export", path, NOSTALL_HOME=home))
+    assert nostall("store", "export", path, "--modelled", NOSTALL_HOME=home).code == 0
     elsewhere = str(tmp_path / "elsewhere")
-    done = nostall("store", "import", place, "--format", "json", NOSTALL_HOME=elsewhere)
+    done = nostall("store", "import", path, "--format", "json", NOSTALL_HOME=elsewhere)
     assert done.code == 0
     (record,) = (r["record"] for r in done.json)
     removed = nostall("store", "rm", record[:10], "--format", "json", NOSTALL_HOME=elsewhere)
     assert [r["record"] for r in removed.json] == [record]
     assert nostall("store", "ls", "--format", "json", NOSTALL_HOME=elsewhere).json == []
     assert "no records" in nostall("store", "ls", NOSTALL_HOME=elsewhere).out
-    whole = place.read_bytes()
-    place.write_bytes(whole[:300] + b"?" + whole[301:])
-    assert "bundle" in refused(nostall("store", "import", place, NOSTALL_HOME=elsewhere))
+    content = path.read_bytes()
+    path.write_bytes(content[:300] + b"?" + content[301:])
+    assert "bundle" in refused(nostall("store", "import", path, NOSTALL_HOME=elsewhere))
 
 
-def test_records_are_judged_again(home: str, tmp_path: Path) -> None:
+def test_store_verify_checks_all_records(home: str, tmp_path: Path) -> None:
     elsewhere = str(shutil.copytree(home, tmp_path / "home"))
     done = nostall("store", "verify", "--format", "json", NOSTALL_HOME=elsewhere)
     assert (done.code, [r["safe"] for r in done.json]) == (0, [True])
@@ -89,8 +90,8 @@ def test_records_are_judged_again(home: str, tmp_path: Path) -> None:
     data = store.artefacts.get(row.optimised, "cubin")
     at = Cubin.parse(data).texts[0].at + 16 * 4
     unsafe = data[:at] + 2 * data[at + 16 : at + 32] + data[at + 32 :]
-    known = store.provenance(row).model_copy(update={"optimised": name(unsafe)})
-    bad = store.record(SMALL.read_bytes(), unsafe, known)
+    provenance = store.provenance(row).model_copy(update={"optimised": content_hash(unsafe)})
+    bad = store.record(SMALL.read_bytes(), unsafe, provenance)
     done = nostall("store", "verify", "--remove", NOSTALL_HOME=elsewhere)
     assert done.code == 1 and "2 records, 1 refused and removed" in done.out
     assert store.rows() == [row] and bad.id[:12] in done.out
@@ -99,15 +100,15 @@ def test_records_are_judged_again(home: str, tmp_path: Path) -> None:
     assert done.code == 1 and "was changed" in done.json[0]["reason"]
 
 
-def test_what_is_not_there(home: str, tmp_path: Path) -> None:
+def test_missing_records_and_bundles(home: str, tmp_path: Path) -> None:
     for verb in ("show", "rm"):
         assert "has no record 'ffff'" in refused(nostall("store", verb, "ffff", NOSTALL_HOME=home))
-    nothing = tmp_path / "nothing"
-    assert "cannot read bundle" in refused(nostall("store", "import", nothing, NOSTALL_HOME=home))
+    missing = tmp_path / "missing"
+    assert "cannot read bundle" in refused(nostall("store", "import", missing, NOSTALL_HOME=home))
 
 
-def test_apply_runs_a_program_as_it_is(home: str) -> None:
-    text = (
+def test_apply_runs_a_program_unchanged(home: str) -> None:
+    program = (
         "import os, sys, subprocess\n"
         "names = ('TRITON_CACHE_MANAGER', 'TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER')\n"
         "child = 'import os; print(*(os.environ[n] for n in %r))' % (names,)\n"
@@ -116,7 +117,7 @@ def test_apply_runs_a_program_as_it_is(home: str) -> None:
         "sys.exit(7)\n"
     )
     done = subprocess.run(
-        command("apply", "--modelled", "--", sys.executable, "-c", text, "--flag", "-x"),
+        command("apply", "--modelled", "--", sys.executable, "-c", program, "--flag", "-x"),
         env=environment(NOSTALL_HOME=home),
         input="from outside",
         capture_output=True,
@@ -128,7 +129,7 @@ def test_apply_runs_a_program_as_it_is(home: str) -> None:
     assert done.stderr == ""
 
 
-def test_apply_says_when_there_is_nothing_measured_to_apply(home: str) -> None:
+def test_apply_warns_if_there_is_no_measured_record(home: str) -> None:
     done = nostall("apply", "--", "no-such-program", NOSTALL_HOME=home)
     assert done.err.count("no record to apply") == 1
 
@@ -137,10 +138,10 @@ def test_apply_with_a_broken_store_runs_the_program(tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
     done = nostall("apply", "--", "no-such-program", NOSTALL_HOME=str(tmp_path))
     assert "runs with its originals" in done.err
-    assert "cannot run 'no-such-program'" in done.err  # it came to that
+    assert "cannot run 'no-such-program'" in done.err  # it tried to run it
 
 
-def test_apply_refuses_what_cannot_work(home: str) -> None:
+def test_apply_rejects_a_missing_program_and_another_cache_manager(home: str) -> None:
     missing = nostall("apply", "--modelled", "--", "no-such-program", NOSTALL_HOME=home)
     assert "cannot run 'no-such-program'" in refused(missing)
     other = {"NOSTALL_HOME": home, "TRITON_CACHE_MANAGER": "mine:Manager"}
@@ -148,7 +149,7 @@ def test_apply_refuses_what_cannot_work(home: str) -> None:
     assert "Triton takes one only" in refused(taken)
 
 
-def test_measuring_without_a_gpu_is_a_missing_part(tmp_path: Path) -> None:
+def test_measuring_without_a_gpu_is_an_error(tmp_path: Path) -> None:
     done = nostall(
         "tune", SMALL, *COUNTED, "--objective", "gpu", "--out", tmp_path / "run",
         CUDA_VISIBLE_DEVICES="",

@@ -34,7 +34,7 @@ from benchmarks.fusion.chains.methods import others
 from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.stitched import graph_of, least_bytes, partitions, raced
 from benchmarks.fusion.chains.timing import compared, copies, in_turns
-from benchmarks.harness.gpu_pool import dealt, spread, visible
+from benchmarks.harness.gpu_pool import assign_queues, run_jobs, visible_gpus
 from benchmarks.harness.ncu import run_within
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput
@@ -145,7 +145,7 @@ def main(options: argparse.Namespace) -> None:
         found = measured(CHAINS[options.one], options.rounds, options.race, options.inductor)
         save(file_of(options.out, options.one), **found)
         return
-    gpus = visible()
+    gpus = visible_gpus()
     if not gpus:
         sys.exit("there is no GPU here; run this on one, or give --list")
     until = monotonic() + options.limit
@@ -160,8 +160,8 @@ def main(options: argparse.Namespace) -> None:
     given += ["--inductor", str(options.inductor)]
     left = [name for name in names if not file_of(options.out, name).exists()]
     jobs = [Job(name, (*given, "--one", name), until) for name in left]
-    queues = dealt(jobs, len(gpus), lambda job: job.name, left)
-    for answer in spread(in_own_process, queues, gpus, until, lambda _: EXPECTED):
+    queues = assign_queues(jobs, len(gpus), lambda job: job.name, left)
+    for answer in run_jobs(in_own_process, queues, gpus, until, lambda _: EXPECTED):
         failed = answer.result if answer.error is None else str(answer.error)
         name = answer.job.name
         print(f"{name}: {failed or told(options.out, name)}", flush=True)

@@ -31,7 +31,7 @@ from benchmarks.fusion.chains.methods import TUNED, compiled
 from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.stitched import method, taken
 from benchmarks.fusion.chains.timing import Method
-from benchmarks.harness.gpu_pool import dealt, spread, visible
+from benchmarks.harness.gpu_pool import assign_queues, run_jobs, visible_gpus
 from benchmarks.harness.ncu import READ, WRITTEN, find_ncu, number, run_within, table
 from benchmarks.harness.result_file import results, save
 
@@ -154,7 +154,7 @@ def main(options: argparse.Namespace) -> int:
         result = json.loads(options.one.read_text())
         run_once(CHAINS[result["chain"]], result["stitched"])
         return 0
-    ncu, gpus = find_ncu(), visible()
+    ncu, gpus = find_ncu(), visible_gpus()
     if ncu is None or not gpus:
         print(
             "this needs a GPU, and ncu on the PATH (it comes with Nsight Compute)", file=sys.stderr
@@ -165,8 +165,8 @@ def main(options: argparse.Namespace) -> int:
     places = {name: file_of(options.results, name) for name in CHAINS}
     left = [n for n in CHAINS if places[n].exists() and "stitched" not in chains.get(n, {})]
     jobs = [Job(name, ncu, places[name], until) for name in left]
-    queues = dealt(jobs, len(gpus), lambda job: job.name, left)
-    for answer in spread(count, queues, gpus, until, lambda _: EXPECTED):
+    queues = assign_queues(jobs, len(gpus), lambda job: job.name, left)
+    for answer in run_jobs(count, queues, gpus, until, lambda _: EXPECTED):
         name, found = answer.job.name, answer.result or {"failure": str(answer.error)[:400]}
         chains[name] = found
         print(f"{name}: {found.get('failure') or line(found)}", flush=True)

@@ -18,6 +18,7 @@ from benchmarks.fusion.chains.accuracy import Judge
 from benchmarks.fusion.chains.liger import NoLiger, liger
 from benchmarks.fusion.chains.programs import Chain
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, quickly
+from nostall.core.errors import one_line
 
 Options = dict[str, Any]
 TUNED: Options = list_mode_options("max-autotune-no-cudagraphs")
@@ -101,7 +102,7 @@ def best_inductor(
             told[name] = {"us": round(timed(run, sets), 3)}
             runs[name] = run
         except Exception as error:  # whatever a compiler says about an option that few use
-            told[name] = {"failure": said(error)}
+            told[name] = {"failure": one_line(error)}
 
     for name, run in begun.items():
         ask(name, lambda run=run: run)  # type: ignore[misc]
@@ -140,7 +141,7 @@ def others(
         except NoLiger as error:
             told["failures"][name] = str(error)
         except Exception as error:  # a method that fails is left out, the others count
-            told["failures"][name] = said(error)
+            told["failures"][name] = one_line(error)
 
     ask("compile", lambda: Method(compiled(chain)))
     ask("max-autotune", lambda: Method(compiled(chain, dict(TUNED))))
@@ -153,9 +154,3 @@ def others(
     ask("best Inductor", best)
     ask("liger", lambda: liger(chain))
     return found, told
-
-
-def said(error: Exception) -> str:
-    """The first line of what an error says."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"

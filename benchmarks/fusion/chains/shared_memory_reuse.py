@@ -32,7 +32,7 @@ from torch import Tensor
 from benchmarks.fusion.chains.stitched import graph_of
 from benchmarks.fusion.chains.timing import Method, copies, in_turns
 from benchmarks.fusion.chains.wide_row_programs import WIDE
-from benchmarks.harness.gpu_pool import spread, visible
+from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadLaunch
 from nostall.core.measurement import Comparison
@@ -173,7 +173,7 @@ def timed(job: tuple[str, int, str]) -> dict[str, Any]:
         null = f"{plain} again"
         both = {plain: methods[plain], kept: methods[kept], null: methods[plain]}
         again = in_turns(both, sets, rounds)
-    found = Comparison.of(again[plain], again[kept], again[null], kind="measured")
+    found = Comparison.from_samples(again[plain], again[kept], again[null], kind="measured")
     return {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -240,7 +240,7 @@ def main(options: argparse.Namespace) -> None:
         if record.lacks(name, "ways") and time.monotonic() < until:
             record.put(name, "ways", bytes_of(Case(name)))
             print(f"{name}: {_told(record.chains[name]['ways'])}", flush=True)
-    gpus = visible()
+    gpus = visible_gpus()
     if gpus:
         on_gpus([name for name in names if record.lacks(name, "measured")], gpus, record, options)
 
@@ -254,12 +254,12 @@ def on_gpus(
         workers = [gpu for gpu in gpus for _ in range(options.workers)]
         jobs = [(name, plan, folder) for name in names for plan in Case(name).timed]
         queues = [jobs[at :: len(workers)] for at in range(len(workers))]
-        for compiling in spread(compiled, queues, workers, until, lambda _: COMPILING):
+        for compiling in run_jobs(compiled, queues, workers, until, lambda _: COMPILING):
             if compiling.error is not None:
                 print(f"{compiling.job[0]}: {compiling.job[1]}: {compiling.error}", flush=True)
         timing = [[(name, options.rounds, folder) for name in names[at :: len(gpus)]]
                   for at in range(len(gpus))]  # fmt: skip
-        for answer in spread(timed, timing, gpus, until, lambda _: TIMING):
+        for answer in run_jobs(timed, timing, gpus, until, lambda _: TIMING):
             name = answer.job[0]
             if answer.result is None:
                 print(f"{name}: {answer.error}", flush=True)

@@ -141,7 +141,7 @@ def compared(samples: Mapping[str, Sequence[float]], loads: int = 1) -> dict[str
         # The null is a pair of one method; its spread is carried over to the other ratios.
         scale = [b / a for a, b in zip(samples["eager"], samples["eager again"], strict=True)]
         null = [x * s for x, s in zip(samples[name], scale, strict=True)]
-        result = Comparison.of(
+        result = Comparison.from_samples(
             samples[name], samples["stitched"], null, kind="measured", loads=loads
         )
         found[name] = {

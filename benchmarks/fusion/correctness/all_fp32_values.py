@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.gpu_pool import spread, visible
+from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
@@ -127,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     done = json.loads(options.out.read_text())["done"] if options.out.exists() else {}
     jobs = [(name, options.every) for name in FUNCTIONS if name not in done]
-    gpus = visible()
+    gpus = visible_gpus()
 
     def keep(record: dict[str, Any]) -> None:
         done[record["function"]] = record
@@ -138,7 +138,7 @@ def main(options: argparse.Namespace) -> None:
     if gpus:
         queues = [jobs[at :: len(gpus)] for at in range(len(gpus))]
         until = time.monotonic() + options.limit
-        for answer in spread(checked, queues, gpus, until, lambda _: SECONDS):
+        for answer in run_jobs(checked, queues, gpus, until, lambda _: SECONDS):
             keep(answer.result or {"function": answer.job[0], "wrong": [str(answer.error)]})
     else:
         os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this

@@ -33,7 +33,7 @@ from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
 from tests.unit.fusion.codegen.padded_rows import labelled
 from tests.unit.fusion.codegen.wide_rows import wide_rows
 
-from benchmarks.harness.gpu_pool import spread, visible
+from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -219,9 +219,9 @@ def check_graphs(
         print(f"{record['seed']}: {record['plan']}: {result[:160]}", flush=True)
 
     if on_gpu():
-        gpus = [gpu for gpu in visible() for _ in range(options.workers)]
+        gpus = [gpu for gpu in visible_gpus() for _ in range(options.workers)]
         queues = [seeds[at :: len(gpus)] for at in range(len(gpus))]
-        for answer in spread(checked, queues, gpus, until, lambda _: SECONDS):
+        for answer in run_jobs(checked, queues, gpus, until, lambda _: SECONDS):
             failed = {"seed": answer.job, "plan": "?", "wrong": [str(answer.error)]}
             keep(answer.result or failed)
     else:

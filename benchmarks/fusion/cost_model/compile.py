@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from nostall.core.errors import one_line
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.emit.program import Launch, Program
 from nostall.fusion.codegen.runtime.kernel import load_source, options
@@ -88,8 +89,7 @@ def compiled(task: Task) -> str:
             for function, launch, dtypes in zip(functions, task.launches, task.dtypes, strict=True)
         ]
     except Exception as error:  # a compiler's, of many kinds; the plan is left out with it
-        lines = str(error).strip().splitlines() or [""]
-        found["error"] = f"{type(error).__name__}: {lines[0][:200]}"
+        found["error"] = one_line(error)
     found["seconds"] = round(monotonic() - began, 2)
     write_atomically(place(_Here.folder, task.key), json.dumps(found).encode())
     return task.key

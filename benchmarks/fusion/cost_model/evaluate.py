@@ -132,7 +132,7 @@ def run(
             target=feed, args=(workers, todo, options.most, options.seed), daemon=True
         )
         feeder.start()
-        for answer in gpu_pool.spread(job, queues, found, until, lambda _: EXPECTED):
+        for answer in gpu_pool.run_jobs(job, queues, found, until, lambda _: EXPECTED):
             name = answer.job.chain
             if answer.result is None:
                 failed[name] = f"{type(answer.error).__name__}: {str(answer.error)[:300]}"
@@ -196,7 +196,7 @@ def main(options: argparse.Namespace) -> None:
         listed(names, options)
     elif options.summary:
         print(json.dumps(summary(json.loads(options.out.read_text())["chains"]), indent=1))
-    elif found := gpu_pool.visible():
+    elif found := gpu_pool.visible_gpus():
         run(options.out, names, found, options)
     else:
         sys.exit("there is no GPU here; run this on one, or give --list")

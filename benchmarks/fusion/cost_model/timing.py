@@ -32,7 +32,7 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty, load
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.gpu.clock import ReplayClock
-from nostall.gpu.timing import turns
+from nostall.gpu.timing import round_orders
 
 ROUNDS = 15
 """Replays of each plan; partitions get twice as many."""
@@ -204,7 +204,7 @@ def _in_turns(graphs: Sequence[torch.cuda.CUDAGraph], runs: int, rounds: int) ->
     for graph in graphs:
         replayed(graph, runs)
     found: list[list[float]] = [[] for _ in graphs]
-    for turn in turns(len(graphs), rounds):
+    for turn in round_orders(len(graphs), rounds):
         for which in turn:
             found[which].append(round(replayed(graphs[which], runs), 3))
     return found

@@ -1,4 +1,4 @@
-"""How a user's stack picks results up: a decorator, an environment, a loader.
+"""Ways for a user's program to use optimised cubins: decorator, environment and loader.
 
-Nothing is imported here: a worker that only asks the store must not pay for a tuner.
+Imports nothing, because a worker that only looks up the store must not import the tuner.
 """

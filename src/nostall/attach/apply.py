@@ -1,4 +1,4 @@
-"""``nostall apply``: the environment in which an unchanged program picks results up."""
+"""Environment of ``nostall apply``, in which an unchanged program uses optimised cubins."""
 
 from __future__ import annotations
 
@@ -7,49 +7,53 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nostall.attach import gpu_name
-from nostall.attach.delivery import LOG, MODELLED
+from nostall.attach.store_lookup import LOG, MODELLED
 from nostall.core.errors import BadInput, NostallError
 from nostall.sass.binary import toolchain
 from nostall.store.folder import home
 
-MANAGER = "nostall_triton_cache:Manager"
+CACHE_MANAGER = "nostall_triton_cache:Manager"
 _SHIM = Path(__file__).resolve().parent / "shim"
 
 
 def environment(
     inherited: Mapping[str, str], *, modelled: bool = False, log: Path | None = None
 ) -> dict[str, str]:
-    """``inherited`` with what makes Triton and Inductor ask the store; children inherit it too.
+    """``inherited`` with variables that make Triton and Inductor use the store.
 
-    Raises :class:`BadInput` when another cache manager is in use: only one can be.
+    ``modelled`` also allows records that were never measured.  ``log`` is the file for
+    ``NOSTALL_ATTACH_LOG``.  Child processes of the program inherit all of this.
+
+    Raises :class:`BadInput` if another Triton cache manager is set, because Triton takes only one.
     """
-    taken = inherited.get("TRITON_CACHE_MANAGER")
-    if taken not in (None, "", MANAGER):
+    current = inherited.get("TRITON_CACHE_MANAGER")
+    if current not in (None, "", CACHE_MANAGER):
         raise BadInput(
-            f"TRITON_CACHE_MANAGER is {taken!r} already, and Triton takes one only; unset it, or "
+            f"TRITON_CACHE_MANAGER is {current!r} already, and Triton takes one only; unset it, or "
             "use @nostall.optimize in the program"
         )
     paths = [p for p in inherited.get("PYTHONPATH", "").split(os.pathsep) if p and p != str(_SHIM)]
-    wanted = {
-        "TRITON_CACHE_MANAGER": MANAGER,
+    variables = {
+        "TRITON_CACHE_MANAGER": CACHE_MANAGER,
         "PYTHONPATH": os.pathsep.join([str(_SHIM), *paths]),
         "NOSTALL_HOME": str(home(inherited).absolute()),
-        # It would load cubins from Triton's cache folder directly, past any cache manager.
+        # Inductor's static launcher reads cubins from Triton's cache folder without asking the
+        # cache manager.
         "TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER": "0",
         MODELLED: "1" if modelled or inherited.get(MODELLED) == "1" else "0",
     }
     if log is not None:
-        wanted[LOG] = str(log.absolute())
+        variables[LOG] = str(log.absolute())
     gpu = inherited.get(gpu_name.VARIABLE) or installed_gpu()
     if gpu is not None:
-        wanted[gpu_name.VARIABLE] = gpu
-    return {**inherited, **wanted}
+        variables[gpu_name.VARIABLE] = gpu
+    return {**inherited, **variables}
 
 
 def installed_gpu() -> str | None:
-    """The name that all GPUs of this machine have, or None when they differ or cannot be asked.
+    """The name of this machine's GPUs, or None if they differ or nvidia-smi fails.
 
-    Processes with a CUDA context ask it themselves; this is for workers that have none.
+    Compile workers need it: unlike processes with a CUDA context, they cannot query the name.
     """
     try:
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

@@ -1,8 +1,8 @@
-"""Tuning after the first call, in a process of its own.
+"""Tune a Triton kernel after its first call, in a separate process.
 
-The user's program may be a script without a main guard, may hold a CUDA context with work under
-way, and must survive whatever a candidate does; so the search runs as
-``python -m nostall.attach.first_call FOLDER``.
+The search runs as ``python -m nostall.attach.first_call FOLDER``, because the user's program may
+lack a main guard, may have work running in its CUDA context, and must survive candidates that
+crash.
 """
 
 from __future__ import annotations
@@ -18,39 +18,42 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nostall.attach.live import source as live_source
-from nostall.attach.warning import say_once
+from nostall.attach.launch_capture import capture_source
+from nostall.attach.warning import warn_once
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
-from nostall.core.launch import LaunchSpec, Strict
+from nostall.core.launch import LaunchSpec, StrictModel
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.search import make
 from nostall.store import Row, Store
 from nostall.tuning.job import Settings, tune
-from nostall.tuning.kernel_file import one_line
+from nostall.tuning.kernel_file import root_cause
 from nostall.tuning.source import Source
 from nostall.tuning.store_records import record
 
-_AROUND = 300.0
-"""Seconds that starting, racing and deciding may take beside the search itself."""
+_OVERHEAD_SECONDS = 300.0
+"""Time that the tuning process may take in addition to the search itself."""
 
 
-class Job(Strict):
-    """What the tuning process has to know beside the cubin."""
+class Job(StrictModel):
+    """Content of ``job.json``: what the tuning process needs in addition to the cubin."""
 
     kernel: str
     launch: LaunchSpec
     origin: str
+    """Qualified name of the Triton function."""
     provenance: dict[str, str]
     seconds: float
+    """Budget of the search."""
     ordinal: int
+    """Number of the GPU."""
 
 
 class FirstCalls:
-    """Follows the launches of one decorated kernel and tunes each compiled variant once.
+    """Tunes each compiled variant of a decorated kernel after its first launch.
 
-    Under ``@triton.autotune`` only the chosen configuration is seen, as the launches of the trial
-    do not come through the decorated object.
+    Under ``@triton.autotune`` only the chosen configuration is tuned, because the autotuner's own
+    trial launches bypass the decorated object.
     """
 
     def __init__(
@@ -59,50 +62,56 @@ class FirstCalls:
         function: Any,
         seconds: float,
         bounds: Mapping[str, int],
-        exchange: Callable[[Any], bool],
+        replace_cubin: Callable[[Any], bool],
     ) -> None:
+        """``outer``: the decorated object; ``function``: the ``JITFunction`` in it.
+
+        ``seconds`` and ``bounds`` are those of ``@nostall.optimize``.  ``replace_cubin`` is called
+        with the compiled kernel after it was tuned.
+        """
         self.outer, self.function, self.seconds, self.bounds = outer, function, seconds, bounds
-        self._exchange = exchange
-        # By identity, and held: Triton keeps compiled kernels as long as their function anyway.
+        self._replace_cubin = replace_cubin
+        # By identity.  The values keep the objects alive, so that an id is never reused; Triton
+        # keeps compiled kernels as long as their function anyway.
         self._seen: dict[int, Any] = {}
 
-    def follow(self) -> None:
-        """Look at every launch from now on."""
+    def track_launches(self) -> None:
+        """Observe every launch from now on."""
         launch = self.outer.run
 
         def run(*args: Any, **options: Any) -> Any:
             compiled = launch(*args, **options)
             if compiled is not None and not options.get("warmup"):
-                self._launched(compiled, args, options)
+                self._on_launch(compiled, args, options)
             return compiled
 
         self.outer.run = run
 
-    def _launched(self, compiled: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    def _on_launch(self, compiled: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if id(compiled) in self._seen:
             return
         self._seen[id(compiled)] = compiled
         try:
-            compiled = getattr(compiled, "result", lambda: compiled)()  # compiled in the background
+            compiled = getattr(compiled, "result", lambda: compiled)()  # a future of async compile
             cubin = compiled.asm.get("cubin")
-            if hasattr(compiled, "nostall_record") or cubin is None or Store().made(cubin):
+            if hasattr(compiled, "nostall_record") or cubin is None or Store().is_optimised(cubin):
                 return
-            found = live_source(self.function, compiled, args, options, self.bounds)
-            tune_apart(found, self.seconds, _ordinal())
-        except Exception as error:  # the user's program is worth more than any gain
-            say_once(f"not tuned on its first call: {_reason(error)}")
+            source = capture_source(self.function, compiled, args, options, self.bounds)
+            tune_in_subprocess(source, self.seconds, _current_ordinal())
+        except Exception as error:  # any error: without nostall the user's program would run
+            warn_once(f"not tuned on its first call: {_reason(error)}")
             return
-        self._exchange(compiled)
+        self._replace_cubin(compiled)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, ValidationError):  # a launch that no specification describes
+    if isinstance(error, ValidationError):  # no launch specification can describe the call
         return str(error.errors()[0]["msg"])
-    return one_line(error)
+    return root_cause(error)
 
 
-def tune_apart(source: Source, seconds: float, ordinal: int) -> None:
-    """Run :func:`tune_here` in a process of its own; what it says goes to standard error."""
+def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
+    """Run :func:`tune_folder` in a separate process; its output goes to standard error."""
     assert source.launch is not None
     job = Job(
         kernel=source.kernel,
@@ -119,48 +128,53 @@ def tune_apart(source: Source, seconds: float, ordinal: int) -> None:
         write_atomically(Path(folder) / "job.json", job.model_dump_json().encode())
         try:
             subprocess.run(
-                # -P: what lies in the current folder is no module of ours.
+                # -P: files in the current folder must not shadow modules.
                 [sys.executable, "-P", "-m", "nostall.attach.first_call", folder],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # where sys.stderr is a notebook's, it has no file of its own
-                timeout=seconds + _AROUND,
+                stdout=2,  # by number, because a notebook's sys.stderr has no file descriptor
+                timeout=seconds + _OVERHEAD_SECONDS,
                 check=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            say_once(f"{source.origin} was not tuned: {error}")
+            warn_once(f"{source.origin} was not tuned: {error}")
 
 
-def tune_here(
+def tune_folder(
     folder: Path, device: Callable[[Kernel, int], AbstractContextManager[Device]] | None = None
 ) -> Row | None:
-    """Tune what lies in ``folder`` and record a gain; ``device`` is the GPU when not given."""
+    """Tune the kernel in ``folder`` and store a measured gain.
+
+    ``device(kernel, ordinal)`` opens the device, by default a :class:`LocalGpu`.  Returns the row
+    of the store, or None if there is no gain.
+    """
     job = Job.model_validate_json((folder / "job.json").read_text())
     cubin = (folder / "original.cubin").read_bytes()
     source = Source(cubin, job.kernel, job.launch, job.origin, job.provenance)
     settings = Settings(seconds=job.seconds, objective="gpu")
-    with (device or _gpu)(Kernel(cubin, job.kernel, job.launch), job.ordinal) as gpu:
+    with (device or _local_gpu)(Kernel(cubin, job.kernel, job.launch), job.ordinal) as gpu:
         tuned = tune(source, make(settings.strategy), settings, device=gpu)
-        return record(Store(), source, settings, tuned, gpu.about) if tuned.improved else None
+        return record(Store(), source, settings, tuned, gpu.info) if tuned.improved else None
 
 
-def _gpu(kernel: Kernel, ordinal: int) -> LocalGpu:
+def _local_gpu(kernel: Kernel, ordinal: int) -> LocalGpu:
     return LocalGpu(kernel, ordinal=ordinal)
 
 
-def _ordinal() -> int:
+def _current_ordinal() -> int:
     from triton.runtime import driver
 
     return int(driver.active.get_current_device())
 
 
 def main() -> int:
+    """Tune the folder named on the command line; returns the exit code."""
     try:
-        row = tune_here(Path(sys.argv[1]))
+        row = tune_folder(Path(sys.argv[1]))
     except NostallError as error:
         print(f"nostall: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
-    gain = f"measured gain {row.ratio:.4f}x, kept" if row else "no gain beyond the noise"
+    gain = f"measured gain {row.ratio:.4f}x, stored" if row else "no gain beyond the noise"
     print(f"nostall: tuned on its first call: {gain}")
     return 0
 

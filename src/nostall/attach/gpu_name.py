@@ -1,7 +1,7 @@
-"""The name of the GPU in use, found without starting CUDA where it does not run yet.
+"""Name of the current GPU, found without initialising CUDA.
 
 Compile workers must not create a CUDA context, and a process that forks later must not initialise
-the driver; so this only looks at what is loaded already, and at what ``nostall apply`` passed on.
+the driver.  So this module uses only libraries that are loaded already, and ``NOSTALL_GPU``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import os
 import sys
 
 VARIABLE = "NOSTALL_GPU"
+"""Environment variable with the GPU's name; ``nostall apply`` sets it."""
 
 
 def current() -> str | None:
-    """The current device's name, ``NOSTALL_GPU``, or None when nothing says it."""
-    return _of_context() or _of_torch() or os.environ.get(VARIABLE) or None
+    """The name of the current GPU, or None if it is unknown."""
+    return _context_gpu() or _torch_gpu() or os.environ.get(VARIABLE) or None
 
 
-def _of_context() -> str | None:
-    """The device of this thread's CUDA context, if the driver is loaded and there is one."""
+def _context_gpu() -> str | None:
+    """The GPU of this thread's CUDA context, if the driver is loaded and there is a context."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -32,8 +33,8 @@ def _of_context() -> str | None:
     return raw.value.decode("utf-8", "replace")
 
 
-def _of_torch() -> str | None:
-    """PyTorch's current device, if PyTorch already uses CUDA: a thread may have no context yet."""
+def _torch_gpu() -> str | None:
+    """PyTorch's current GPU, if PyTorch uses CUDA already; this thread may have no context yet."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""``nostall.load``: a cubin for cuda.core, CuPy or your own loader, optimised where known."""
+"""``nostall.load``: load a cubin, or its optimised replacement, for cuda.core, CuPy or as bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from nostall.attach.delivery import deliver
+from nostall.attach.store_lookup import find_replacement
 from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
@@ -52,25 +52,29 @@ def load(
     gpu: str | None = None,
     modelled: bool = False,
 ) -> Any:
-    """The cubin at ``source`` (a path, or its bytes), or what the store has in its place.
+    """Load the optimised replacement of a cubin, or the original if the store has none.
 
-    ``to`` says for whom: ``"cuda.core"`` gives a ``cuda.core`` kernel (``kernel`` may be left out
-    when there is one only), ``"cupy"`` a ``cupy.RawModule``, ``"bytes"`` the cubin itself.
-    ``arch`` chooses an image of a fatbin; ``gpu`` is the GPU's name, asked from the current CUDA
-    context when not given.  Launch it exactly as the original.
+    Launch the result exactly as the original.
 
-    Raises :class:`BadInput` for what is no cubin or lacks the kernel, :class:`MissingPart` when the
-    package for ``to`` is not installed.  A store that has nothing, or nothing that fits this GPU,
-    is no error: the original is loaded.
+    ``source``: the path of a cubin or fatbin, or its content.
+    ``kernel``: name of the kernel; may be omitted if there is only one.
+    ``to``: type of the result: ``"cuda.core"`` a kernel of ``cuda.core``, ``"cupy"`` a
+    ``cupy.RawModule``, ``"bytes"`` the cubin itself.
+    ``arch``: architecture of the image to choose from a fatbin.
+    ``gpu``: name of the GPU; by default that of the current CUDA context.
+    ``modelled``: also allow replacements whose gain was never measured.
+
+    Raises :class:`BadInput` if ``source`` is not a cubin or lacks the kernel, and
+    :class:`MissingPart` if the package for ``to`` is not installed.
     """
     if to not in ("cuda.core", "cupy", "bytes"):
         raise BadInput(f"to is {to!r}; allowed are 'cuda.core', 'cupy' and 'bytes'")
-    original = _read(source, arch, kernel)
+    original = _read_cubin(source, arch, kernel)
     cubin = Cubin.parse(original)
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is not None and kernel not in names:
         raise BadInput(f"there is no kernel {kernel!r} in this cubin; it holds: {', '.join(names)}")
-    found = deliver(
+    replacement = find_replacement(
         original,
         f"load {to}",
         architecture=f"sm_{cubin.sm}",
@@ -78,18 +82,21 @@ def load(
         kernel=kernel,
         modelled=modelled,
     )
-    data = found.data if found is not None else original
+    data = replacement.data if replacement is not None else original
     if to == "bytes":
         return data
     if to == "cupy":
-        return _cupy(data)
+        return _cupy_module(data)
     if kernel is None and len(names) != 1:
         raise BadInput(f"this cubin holds {len(names)} kernels; name one of: {', '.join(names)}")
     return object_code(data).get_kernel(kernel or names[0])
 
 
 def object_code(data: bytes) -> Any:
-    """A cubin as ``cuda.core`` takes it."""
+    """The ``cuda.core.ObjectCode`` of a cubin.
+
+    Raises :class:`MissingPart` if ``cuda.core`` is not installed.
+    """
     try:
         from cuda.core import ObjectCode
     except ImportError as error:
@@ -100,30 +107,30 @@ def object_code(data: bytes) -> Any:
     return ObjectCode.from_cubin(data)
 
 
-def _cupy(data: bytes) -> Any:
+def _cupy_module(data: bytes) -> Any:
     try:
         import cupy
     except ImportError as error:
         raise MissingPart(
             f"CuPy cannot be imported ({error}); install it, or take nostall.load(..., to='bytes')"
         ) from error
-    # CuPy takes cubins by path only, and remembers modules by path: a file named by its hash.
+    # CuPy takes cubins only by path and caches modules by path, so the file is named by its hash.
     try:
         path = Store().artefacts.file(data, "cubin")
-    except BadStore:  # such as one in an image that cannot be written
-        path = Artefacts(_until_the_end()).file(data, "cubin")
+    except BadStore:  # such as a store in a read-only container image
+        path = Artefacts(_process_folder()).file(data, "cubin")
     return cupy.RawModule(path=str(path))
 
 
 @cache
-def _until_the_end() -> Path:
-    """A folder that is there as long as this process."""
+def _process_folder() -> Path:
+    """A temporary folder that is deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="nostall-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
-def _read(source: str | Path | bytes, arch: str | None, kernel: str | None) -> bytes:
+def _read_cubin(source: str | Path | bytes, arch: str | None, kernel: str | None) -> bytes:
     if isinstance(source, bytes):
         return fatbin.extract(source, arch, kernel)
     try:

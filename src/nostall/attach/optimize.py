@@ -1,7 +1,7 @@
 """``@nostall.optimize``: a decorator above ``@triton.jit`` and ``@triton.autotune``.
 
-It changes nothing in Triton's caches: each freshly compiled kernel, before it is loaded, is asked
-for in the store, and its bytes are exchanged in memory.
+Each compiled kernel is looked up in the store before it is loaded, and its cubin is replaced in
+memory.  Triton's caches do not change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from nostall.attach.delivery import deliver, fits_triton
+from nostall.attach.store_lookup import check_triton_version, find_replacement
 from nostall.core.errors import BadInput, MissingPart
 
 Kernel = TypeVar("Kernel")
@@ -35,17 +35,18 @@ def optimize(
     bounds: Mapping[str, int] | None = None,
     modelled: bool = False,
 ) -> Any:
-    """Run the store's cubin in place of the compiler's where there is one.  Put it on top.
+    """Run the store's optimised cubin of a Triton kernel, if there is one.
 
-    By default calls only look up.  With ``tune_seconds`` the first call of each compiled variant is
-    followed by a search of that many seconds on the same GPU, in another process with random data
-    of the same shapes; a gain that it measures is kept in the store and used from the second call
-    on.  ``bounds`` gives, for integer tensors by name, N so that random values in [0, N) are valid:
-    without it, a kernel that takes integer tensors is not tuned.  ``modelled`` also accepts results
-    that were never measured.
+    Must be the topmost decorator.  Returns the same object, so the kernel is launched as before.
 
-    Returns the same object, so launching, autotuning and everything else stay as they are.  Raises
-    :class:`BadInput` when it does not stand above a Triton kernel.
+    ``tune_seconds``: tune each compiled variant after its first call, for this many seconds, in
+    another process on the same GPU, with random data of the same shapes.  A measured gain is
+    stored, and used from the second call on.  By default calls only look up the store.
+    ``bounds``: N by name of an integer tensor, such that random values in [0, N) are valid.  A
+    kernel with integer tensors that are not listed is not tuned.
+    ``modelled``: also use cubins whose gain was never measured.
+
+    Raises :class:`BadInput` if it does not decorate a Triton kernel.
     """
     if tune_seconds is not None and not tune_seconds > 0:
         raise BadInput(
@@ -53,81 +54,87 @@ def optimize(
             "leave it out to look up only"
         )
 
-    def decorate(found: Any) -> Any:
-        return _attached(found, tune_seconds, dict(bounds or {}), modelled)
+    def decorate(kernel: Any) -> Any:
+        return _attach(kernel, tune_seconds, dict(bounds or {}), modelled)
 
     return decorate if kernel is None else decorate(kernel)
 
 
-def _attached(
+def _attach(
     kernel: Any, tune_seconds: float | None, bounds: Mapping[str, int], modelled: bool
 ) -> Any:
-    triton = _triton()
+    triton = _import_triton()
     function = kernel
     while not isinstance(function, triton.JITFunction) and hasattr(function, "fn"):
         function = function.fn
     if not isinstance(function, triton.JITFunction):
         if triton.knobs.runtime.interpret:
-            return kernel  # there are no cubins under TRITON_INTERPRET=1
+            return kernel  # TRITON_INTERPRET=1 compiles no cubins
         raise BadInput(
-            f"@nostall.optimize got a {type(kernel).__name__}; it stands above @triton.jit or "
+            f"@nostall.optimize got a {type(kernel).__name__}; put it above @triton.jit or "
             "@triton.autotune"
         )
-    if not fits_triton(str(triton.__version__)):
+    if not check_triton_version(str(triton.__version__)):
         return kernel
-    _ask_when_compiled(function, modelled)
+    _replace_when_compiled(function, modelled)
     if tune_seconds is not None:
-        from nostall.attach.first_call import FirstCalls  # brings the whole tuner
+        from nostall.attach.first_call import FirstCalls  # lazy: it imports the tuner
 
-        FirstCalls(kernel, function, tune_seconds, bounds, exchange).follow()
+        FirstCalls(kernel, function, tune_seconds, bounds, replace_cubin).track_launches()
     return kernel
 
 
-def exchange(compiled: Any, modelled: bool = False) -> bool:
-    """Put the store's bytes into a compiled kernel; it is loaded (again) at its next launch."""
+def replace_cubin(compiled: Any, modelled: bool = False) -> bool:
+    """Replace the cubin of a compiled Triton kernel by the store's; returns whether it did.
+
+    Triton loads the new cubin at the next launch.
+    """
     original = compiled.asm.get("cubin")
     if not isinstance(original, bytes):
         return False  # not for an NVIDIA GPU
     architecture = f"sm_{compiled.metadata.target.arch}"
-    found = deliver(original, "decorator", architecture=architecture, modelled=modelled)
-    if found is None:
+    replacement = find_replacement(
+        original, "decorator", architecture=architecture, modelled=modelled
+    )
+    if replacement is None:
         return False
     compiled.asm.pop("sass", None)
-    compiled.asm["cubin"] = compiled.kernel = found.data
-    # A module that is loaded already is let go without unloading: launches of it may be under way.
+    compiled.asm["cubin"] = compiled.kernel = replacement.data
+    # A loaded module is not unloaded, because launches of it may still be running.
     compiled.module = compiled.function = compiled._run = None
-    compiled.nostall_record = found.row.id
+    compiled.nostall_record = replacement.row.id
     return True
 
 
-def _ask_when_compiled(function: Any, modelled: bool) -> None:
-    """Pass what ``function`` compiles through :func:`exchange`.
+def _replace_when_compiled(function: Any, modelled: bool) -> None:
+    """Call :func:`replace_cubin` on each kernel that ``function`` compiles.
 
-    Triton sets ``function.compile`` anew for each device, in the factory of its per-device caches.
+    Triton sets ``function.compile`` for each device, in the factory of its per-device caches, so
+    the factory is wrapped.
     """
-    make = function.device_caches.default_factory
+    make_caches = function.device_caches.default_factory
 
-    def caches_of_one_device() -> Any:
-        made = make()
+    def make_device_caches() -> Any:
+        caches = make_caches()
         triton_compile = function.compile
 
         def compile(*args: Any, **options: Any) -> Any:
             compiled = triton_compile(*args, **options)
-            exchange(compiled, modelled)
+            replace_cubin(compiled, modelled)
             return compiled
 
         function.compile = compile
-        return made
+        return caches
 
-    function.device_caches.default_factory = caches_of_one_device
+    function.device_caches.default_factory = make_device_caches
 
 
-def _triton() -> Any:
+def _import_triton() -> Any:
     try:
         import triton
     except ImportError as error:
         raise MissingPart(
-            f"Triton cannot be imported ({error}); @nostall.optimize stands above Triton kernels: "
+            f"Triton cannot be imported ({error}); @nostall.optimize decorates Triton kernels: "
             "pip install 'nostall[triton]'"
         ) from error
     return triton

@@ -1,9 +1,9 @@
-"""Triton's cache manager switch: the whole process tree gets optimised cubins.
+"""Triton cache manager that answers with optimised cubins from the store.
 
-Triton hands every compiled file to its cache manager and reads it back from the path that the
-manager answers.  This one keeps Triton's cache exactly as Triton itself would (originals, paths to
-originals) and only *answers* with the store's path where the store has something better.  A run
-without nostall, before or after, finds the same cache.
+Triton passes every compiled file to its cache manager, and reads the file from the path that the
+manager returns.  This manager writes to Triton's cache exactly what Triton's own manager would
+write (original files and their paths).  Only the path it *returns* may be that of an optimised
+cubin.  So runs without nostall, before or after, see an unchanged cache.
 """
 
 from __future__ import annotations
@@ -14,53 +14,56 @@ from typing import Any
 import triton
 from triton.runtime.cache import FileCacheManager
 
-from nostall.attach.delivery import deliver, fits_triton
+from nostall.attach.store_lookup import check_triton_version, find_replacement
 
 _SUFFIX = ".cubin"
 
 
 class StoreCacheManager(FileCacheManager):  # type: ignore[misc]  # Triton is not typed for mypy here
-    """A :class:`FileCacheManager` that knows the store.
+    """A :class:`FileCacheManager` that returns the store's path of an optimised cubin, if any.
 
-    Dump and override folders are the user's own and pass through.
+    Triton's dump and override folders are left as they are.
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override=override, dump=dump)
-        self._attached = not (override or dump) and fits_triton(str(triton.__version__))
-        self._kept: dict[str, str] = {}
+        is_user_folder = override or dump
+        self._attached = not is_user_folder and check_triton_version(str(triton.__version__))
+        self._originals: dict[str, str] = {}
+        """Paths of originals by file name, for which the store's path was returned."""
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         path = str(super().put(data, filename, binary))
         if not isinstance(data, bytes):
             return path
-        return self._answer(filename, path, data)
+        return self._replacement_path(filename, path, data)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         group: dict[str, str] | None = super().get_group(filename)
         if group is None or not self._attached:
             return group
-        return {name: self._from_cache(name, path) for name, path in group.items()}
+        return {name: self._cached_path(name, path) for name, path in group.items()}
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
-        originals = {name: self._kept.get(name, path) for name, path in group.items()}
+        originals = {name: self._originals.get(name, path) for name, path in group.items()}
         return str(super().put_group(filename, originals))
 
-    def _from_cache(self, name: str, path: str) -> str:
+    def _cached_path(self, name: str, path: str) -> str:
+        """As :meth:`_replacement_path`, for a file that is in Triton's cache."""
         if not name.endswith(_SUFFIX):
             return path
         try:
             data = Path(path).read_bytes()
         except OSError:
-            return path  # Triton finds out by itself
-        return self._answer(name, path, data)
+            return path  # Triton reports the missing file
+        return self._replacement_path(name, path, data)
 
-    def _answer(self, name: str, path: str, data: bytes) -> str:
-        """Where Triton is to read this file: the store's twin, or the original."""
+    def _replacement_path(self, name: str, path: str, data: bytes) -> str:
+        """The path of the store's replacement of ``data``, or ``path`` if there is none."""
         if not self._attached or not name.endswith(_SUFFIX):
             return path
-        found = deliver(data, "triton cache")
-        if found is None:
+        cubin = find_replacement(data, "triton cache")
+        if cubin is None:
             return path
-        self._kept[name] = path
-        return str(found.path)
+        self._originals[name] = path
+        return str(cubin.path)

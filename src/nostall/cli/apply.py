@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nostall.attach.apply import environment
-from nostall.attach.delivery import MODELLED
+from nostall.attach.store_lookup import MODELLED
 from nostall.cli.console import err
 from nostall.core import BadInput
 from nostall.store import BadStore, Store

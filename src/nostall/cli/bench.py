@@ -22,7 +22,7 @@ from nostall.cli.measuring_options import (
 )
 from nostall.cli.measuring_options import tolerance as read_tolerance
 from nostall.core import BadInput, Comparison
-from nostall.gpu import Kernel, LocalGpu, Outcome, Plan, Timing
+from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome, Timing
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.tuning.gpu_objective import Decision, decide
 from nostall.tuning.source import Source
@@ -66,14 +66,14 @@ def bench(
             "--launch spec.toml (grid, block, shared, args)"
         )
     near = read_tolerance(tolerance)
-    plan = Plan(cold=cold, seed=seed, clock=clock(timing), tolerance=near)
+    plan = MeasurementPlan(cold=cold, seed=seed, clock=clock(timing), tolerance=near)
     tried = Kernel(source.cubin, source.kernel, source.launch)
     enough(checks)
     if sanitizer:
         compute_sanitizer.find()
     with LocalGpu(tried, plan) as gpu:
         decision = decide(gpu, changed, rounds, checks, seed)
-        about = dict(gpu.about)
+        about = dict(gpu.info)
     reports = compute_sanitizer.sanitize(tried, changed, plan) if sanitizer else {}
     said = _described(source, candidate, decision, plan, about) | {
         "checks": checks,
@@ -95,7 +95,11 @@ def bench(
 
 
 def _described(
-    source: Source, candidate: Path | None, decision: Decision, plan: Plan, about: dict[str, str]
+    source: Source,
+    candidate: Path | None,
+    decision: Decision,
+    plan: MeasurementPlan,
+    about: dict[str, str],
 ) -> dict[str, Any]:
     """The whole answer with all samples, in seconds per launch."""
     found: dict[str, Any] = {
@@ -108,7 +112,7 @@ def _described(
         "timing": plan.clock,
         "tolerance": plan.tolerance.model_dump() if plan.tolerance else None,
         "seed": plan.seed,
-        "fate": decision.outcome.fate,
+        "fate": decision.outcome.status,
         "detail": decision.outcome.detail,
         "gpu": about,
     }
@@ -133,7 +137,7 @@ def _show(
     candidate: Path | None,
     compared: Comparison,
     timing: Timing,
-    plan: Plan,
+    plan: MeasurementPlan,
     about: dict[str, str],
 ) -> None:
     rows = [("original", timing.original), ("original again (null)", timing.null)]
@@ -157,7 +161,7 @@ def _show(
         )
 
 
-def _how(plan: Plan) -> str:
+def _how(plan: MeasurementPlan) -> str:
     return f"within {plan.tolerance}" if plan.tolerance else "bit by bit"
 
 
@@ -176,4 +180,4 @@ def _failure(outcome: Outcome) -> str:
         "fault": "faults",
         "hang": "does not end",
     }
-    return f"{means.get(outcome.fate, outcome.fate)}: {outcome.detail}"
+    return f"{means.get(outcome.status, outcome.status)}: {outcome.detail}"

@@ -37,9 +37,9 @@ def measuring(
         with LocalGpu(kernel, settings.plan) as gpu:
             yield search, gpu
         return
-    opening = farm.Opening(kernel, settings.plan)
+    opening = farm.DeviceSpec(kernel, settings.plan)
     with farm.remote(scheduler, workers) if scheduler else farm.local(workers or 1) as works:
         try:
             yield Chains(search, works, opening), farm.FarmDevice(works, opening)
         finally:
-            works.everywhere(farm.close, opening)
+            works.run_on_all(farm.close_device, opening)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nostall.core import BadInput, Tolerance
-from nostall.gpu import CLOCKS, Clock
+from nostall.gpu import TIMING_METHODS, TimingMethod
 
 ChecksOption = Annotated[
     int,
@@ -41,12 +41,14 @@ SanitizerOption = Annotated[
 ]
 
 
-def clock(name: str) -> Clock:
+def clock(name: str) -> TimingMethod:
     """The clock of that name; :class:`BadInput` when there is none."""
-    for known in CLOCKS:
+    for known in TIMING_METHODS:
         if known == name:
             return known
-    raise BadInput(f"--timing is {name!r}; give {', '.join(CLOCKS[:-1])} or {CLOCKS[-1]}")
+    raise BadInput(
+        f"--timing is {name!r}; give {', '.join(TIMING_METHODS[:-1])} or {TIMING_METHODS[-1]}"
+    )
 
 
 def tolerance(text: str | None) -> Tolerance | None:

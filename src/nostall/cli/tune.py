@@ -149,7 +149,7 @@ def tune(
             resume=resume is not None,
             device=device,
         )
-        row = _keep(source, settings, tuned, device.about if device else None, store)
+        row = _keep(source, settings, tuned, device.info if device else None, store)
     page = write_report(run.path)
     _show(source, settings, tuned, run, page, row, format)
 

@@ -1,8 +1,8 @@
-"""The ground floor: what every level shares.  Imports nothing of ours."""
+"""Contracts and base types that all levels of nostall share; imports no other nostall package."""
 
 from typing import TYPE_CHECKING
 
-from nostall.core.exports import among
+from nostall.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from nostall.core.errors import (
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         NostallError,
         UnsupportedArchitecture,
     )
-    from nostall.core.launch import Buffer, Constant, LaunchSpec, OtherShape, Scalar
+    from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Scalar
     from nostall.core.measurement import Comparison, Measurement
     from nostall.core.objective import Objective
     from nostall.core.run import Run
@@ -43,13 +43,13 @@ __all__ = [
     "ContractBroken",
     "IllegalMove",
     "LaunchSpec",
+    "LaunchVariant",
     "Measurement",
     "MissingPart",
     "Move",
     "NostallError",
     "Objective",
     "Observer",
-    "OtherShape",
     "Run",
     "Scalar",
     "Search",
@@ -61,7 +61,7 @@ __all__ = [
     "UnsupportedArchitecture",
 ]
 
-__getattr__ = among(
+__getattr__ = lazy_exports(
     __name__,
     __all__,
     "errors",

@@ -1,23 +1,26 @@
-"""One class per cause, all under :class:`NostallError`.
+"""Exception classes, one for each cause, with the exit code of the command line.
 
-Every message says four things: what went wrong, the value that was met, what would have been
-allowed, and what to do next.  ``exit_code`` is what the command line returns for the cause
-(0 done, 1 the answer is no, 2 bad usage or bad input, 3 a part of the environment is missing).
+Each message says what is wrong, which value was met, what is allowed and what to do next.
+Exit codes: 0 done, 1 the answer is no, 2 bad usage or bad input, 3 a tool, package or device is
+missing.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+MAX_LINE = 200
+"""Characters of an error message that :func:`one_line` keeps."""
+
 
 class NostallError(Exception):
-    """Root of every error that nostall raises on purpose."""
+    """Base class of all errors that nostall raises on purpose."""
 
     exit_code: ClassVar[int] = 2
 
 
 class BadInput(NostallError):
-    """A file, an option or a value that the user gave cannot be used."""
+    """A file, an option or a value given by the user cannot be used."""
 
 
 class BadBinary(BadInput):
@@ -25,7 +28,7 @@ class BadBinary(BadInput):
 
 
 class UnsupportedArchitecture(BadBinary):
-    """A cubin is, or would be, for an architecture that nostall does not know."""
+    """A cubin is for, or must be compiled for, a GPU architecture that nostall does not support."""
 
 
 class BadLaunch(BadInput):
@@ -37,19 +40,19 @@ class BadRun(BadInput):
 
 
 class BadJob(BadInput):
-    """A training job, or a table of them, cannot be described by the record nostall uses."""
+    """A training job, or a table of jobs, does not fit nostall's job record."""
 
 
 class BadHardware(BadInput):
-    """A hardware description is incomplete, contradicts itself, or lacks what a job needs."""
+    """A hardware description is incomplete, contradicts itself, or lacks a value a job needs."""
 
 
 class BadTrace(BadInput):
-    """A profiler trace cannot be read, or holds nothing that can be analysed."""
+    """A profiler trace cannot be read, or contains no activity that can be analysed."""
 
 
 class MissingPart(NostallError):
-    """Something outside nostall (a tool, a package, a device) is not there."""
+    """A tool, package or device outside nostall is missing."""
 
     exit_code: ClassVar[int] = 3
 
@@ -61,6 +64,12 @@ class IllegalMove(NostallError):
 
 
 class ContractBroken(NostallError):
-    """A space, objective or search does not keep the contract of :mod:`nostall.core`."""
+    """A space, objective or search violates its contract in :mod:`nostall.core`."""
 
     exit_code: ClassVar[int] = 1
+
+
+def one_line(error: BaseException) -> str:
+    """The error's class and the first line of its message, at most :data:`MAX_LINE` characters."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:MAX_LINE]}"

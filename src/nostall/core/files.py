@@ -1,4 +1,4 @@
-"""Files that others read while they are written, or that a killed process leaves."""
+"""Atomic file writes: readers and killed writers never see or leave a partial file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from nostall.core.errors import BadRun
 
 
 def write_atomically(target: Path, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new one, never a part."""
+    """Write ``data`` to ``target``; readers see the old content or the new one, never a part.
+
+    Raises :class:`BadRun` if the file cannot be written.
+    """
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
-        raise BadRun(f"cannot write {target}: {error.strerror}; choose a writable place") from error
+        raise _not_writable(target, error) from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -22,8 +25,12 @@ def write_atomically(target: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(target)
-    except BaseException as error:  # Ctrl-C, too
+    except BaseException as error:  # KeyboardInterrupt, too: it must leave no temporary file
         Path(name).unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise BadRun(f"cannot write {target}: {error.strerror}; choose a writable place") from error
+        raise _not_writable(target, error) from error
+
+
+def _not_writable(target: Path, error: OSError) -> BadRun:
+    return BadRun(f"cannot write {target}: {error.strerror}; choose a writable place")

@@ -1,4 +1,7 @@
-"""How a kernel is launched: one format for the command line, the API and the GPU worker."""
+"""Launch specification of a kernel: grid, block, arguments and compile options.
+
+The command line, the API and the GPU worker all use this format.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,33 @@ from nostall.core.errors import BadLaunch
 
 ScalarType = Literal["f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u32", "u64"]
 DType = ScalarType | Literal["f8e4m3", "f8e5m2"]
-"""What buffers hold.  ``f8e4m3`` is PyTorch's ``float8_e4m3fn``: no infinities, up to 448."""
+"""Element types of buffers.  ``f8e4m3`` is PyTorch's ``float8_e4m3fn``: no infinities, max 448."""
 Role = Literal["in", "out", "inout", "scratch"]
 
 
-class Strict(BaseModel):
-    """Base of every file format: unknown keys are errors, values are frozen."""
+class StrictModel(BaseModel):
+    """Base class of nostall's file formats: unknown keys are errors, instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Buffer(Strict):
-    """A device buffer, filled with uniform random values in [low, high).
-
-    ``bound`` limits integer values to [0, bound): without it a random index would fault a
-    correct kernel.  ``role`` ``inout`` buffers are restored before each checked launch.
-    """
+class Buffer(StrictModel):
+    """A device buffer argument, and the random values that fill it."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     role: Role = "in"
+    """How the kernel uses it.  ``inout`` buffers are restored before each checked launch."""
     low: float = -1.0
+    """Floating-point values are uniform in [low, high)."""
     high: float = 1.0
     bound: int | None = None
+    """Integer values are uniform in [0, bound).  Random indices without a bound could make a
+    correct kernel access memory outside its buffers."""
 
     @model_validator(mode="after")
-    def _sensible(self) -> Buffer:
+    def _validate_values(self) -> Buffer:
         if any(n <= 0 for n in self.shape) or not self.shape:
             raise ValueError(f"buffer {self.name!r} has shape {self.shape}; sizes must be > 0")
         if self.dtype.startswith(("i", "u")) and self.role in ("in", "inout") and not self.bound:
@@ -48,58 +51,62 @@ class Buffer(Strict):
         return self
 
 
-class Scalar(Strict):
-    """A value passed by copy."""
+class Scalar(StrictModel):
+    """A scalar argument, passed by value."""
 
     name: str
     dtype: ScalarType
     value: float | int
 
 
-class Constant(Strict):
-    """A compile-time value of a Triton kernel (``tl.constexpr``); not passed at launch."""
+class Constant(StrictModel):
+    """A compile-time constant of a Triton kernel (``tl.constexpr``); not passed at launch."""
 
     name: str
     constant: int | float | bool | str
 
 
-class OtherShape(Strict):
-    """Another launch of the same compiled kernel, on which it is checked too.
+class LaunchVariant(StrictModel):
+    """Changes to a launch of the same compiled kernel; candidates are checked on it, too.
 
-    Given is what differs: the grid, scalars by name, shapes of buffers by name.  Scalars have to
-    keep what the compiler assumed of them (Triton: that a multiple of 16 is one).
+    Scalars must keep the properties that the compiler specialised on (Triton: divisible by 16).
     """
 
     grid: tuple[int, int, int] | None = None
+    """Another grid; None keeps the launch's own."""
     values: dict[str, float | int] = Field(default_factory=dict)
+    """New values of scalars, by name."""
     buffers: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """New shapes of buffers, by name."""
 
 
-class LaunchSpec(Strict):
-    """Everything needed to compile (Triton), launch and judge a kernel.
-
-    ``args`` stand in the kernel's own order; ``num_warps`` and ``num_stages`` are Triton's compile
-    options (then ``block`` and ``shared`` follow from the compilation).
-
-    ``grid``, ``block`` and ``cluster`` are in blocks, threads and blocks; ``shared`` is dynamic
-    shared memory in bytes; ``flops`` is the floating-point work of one launch; ``trips`` gives
-    loop trip counts by the loop's order in the kernel's text (others take the assumed default);
-    ``shapes`` are further launches on which candidates are checked, but not timed.
-    """
+class LaunchSpec(StrictModel):
+    """Everything that is needed to compile (Triton), launch and check a kernel."""
 
     grid: tuple[int, int, int] = (1, 1, 1)
+    """Blocks."""
     block: tuple[int, int, int] = (128, 1, 1)
+    """Threads.  For Triton kernels the compilation sets ``block`` and ``shared``."""
     cluster: tuple[int, int, int] = (1, 1, 1)
+    """Blocks of a thread block cluster."""
     shared: int = Field(default=0, ge=0, le=256 * 1024)
+    """Dynamic shared memory in bytes."""
     args: tuple[Buffer | Scalar | Constant, ...] = ()
+    """Arguments in the order of the kernel's parameters."""
     num_warps: int = Field(default=4, ge=1, le=32)
+    """Triton's compile option."""
     num_stages: int = Field(default=3, ge=1)
+    """Triton's compile option."""
     flops: float | None = Field(default=None, gt=0)
+    """Floating-point operations of one launch."""
     trips: dict[int, int] = Field(default_factory=dict)
-    shapes: tuple[OtherShape, ...] = ()
+    """Trip counts of loops, by the loop's position in the kernel's text.  Loops that are not
+    listed have the default trip count of the SM model."""
+    shapes: tuple[LaunchVariant, ...] = ()
+    """Further launches on which candidates are checked, but not timed."""
 
     @model_validator(mode="after")
-    def _dimensions(self) -> LaunchSpec:
+    def _validate_dimensions(self) -> LaunchSpec:
         for name in ("grid", "block", "cluster"):
             if any(n < 1 for n in getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)}; each dimension must be >= 1")
@@ -108,34 +115,39 @@ class LaunchSpec(Strict):
         return self
 
     @model_validator(mode="after")
-    def _others(self) -> LaunchSpec:
+    def _validate_variants(self) -> LaunchSpec:
         scalars = {a.name for a in self.args if isinstance(a, Scalar)}
         buffers = {a.name for a in self.args if isinstance(a, Buffer)}
-        for shape in self.shapes:
-            for given, known, what in (
-                (shape.values, scalars, "scalars"),
-                (shape.buffers, buffers, "buffers"),
+        for variant in self.shapes:
+            for changes, names, kind in (
+                (variant.values, scalars, "scalars"),
+                (variant.buffers, buffers, "buffers"),
             ):
-                if unknown := sorted(set(given) - known):
+                if unknown := sorted(set(changes) - names):
                     raise ValueError(
-                        f"shapes name {unknown[0]!r}; {what} here are: "
-                        f"{', '.join(sorted(known)) or '(none)'}"
+                        f"shapes name {unknown[0]!r}, which is not among the {kind} of this "
+                        f"launch: {', '.join(sorted(names)) or '(none)'}"
                     )
-            _ = self.at(shape)
+            _ = self.with_variant(variant)
         return self
 
-    def at(self, shape: OtherShape) -> LaunchSpec:
-        """This launch with what ``shape`` changes, and no further shapes."""
+    def with_variant(self, variant: LaunchVariant) -> LaunchSpec:
+        """A copy of this launch with the variant's changes and without ``shapes``."""
         args: list[Buffer | Scalar | Constant] = []
         for arg in self.args:
             update: dict[str, object] = {}
-            if isinstance(arg, Scalar) and arg.name in shape.values:
-                update = {"value": shape.values[arg.name]}
-            elif isinstance(arg, Buffer) and arg.name in shape.buffers:
-                update = {"shape": shape.buffers[arg.name]}
+            if isinstance(arg, Scalar) and arg.name in variant.values:
+                update = {"value": variant.values[arg.name]}
+            elif isinstance(arg, Buffer) and arg.name in variant.buffers:
+                update = {"shape": variant.buffers[arg.name]}
             args.append(type(arg).model_validate({**arg.model_dump(), **update}))
-        changed = {**dict(self), "grid": shape.grid or self.grid, "args": tuple(args), "shapes": ()}
-        return LaunchSpec.model_validate(changed)
+        fields = {
+            **dict(self),
+            "grid": variant.grid or self.grid,
+            "args": tuple(args),
+            "shapes": (),
+        }
+        return LaunchSpec.model_validate(fields)
 
     @property
     def threads(self) -> int:
@@ -149,7 +161,10 @@ class LaunchSpec(Strict):
 
     @classmethod
     def from_toml(cls, path: Path) -> LaunchSpec:
-        """Read a ``spec.toml``; every problem is a :class:`BadLaunch` naming the field."""
+        """Read a launch file (``spec.toml``).
+
+        Raises :class:`BadLaunch`, which names the field, if the file is missing or invalid.
+        """
         try:
             return cls.model_validate(tomllib.loads(path.read_text()))
         except OSError as error:
@@ -158,5 +173,5 @@ class LaunchSpec(Strict):
             raise BadLaunch(f"launch file {path} is not TOML: {error}") from error
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "launch"
-            raise BadLaunch(f"launch file {path}: {where}: {first['msg']}") from error
+            field = ".".join(str(part) for part in first["loc"]) or "launch"
+            raise BadLaunch(f"launch file {path}: {field}: {first['msg']}") from error

@@ -1,4 +1,4 @@
-"""What a number is: its unit, its samples, and whether a GPU or a model said it."""
+"""Measurements and comparisons: samples, their unit, and whether they are measured or modelled."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from nostall.core.errors import ContractBroken
 
 Kind = Literal["measured", "modelled"]
-Answer = Literal["faster", "slower", "same"]
+"""Where a number comes from: ``measured`` on a GPU or CPU, or ``modelled`` by a cost model."""
+Verdict = Literal["faster", "slower", "same"]
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The cost of one state; lower is better.
-
-    ``samples`` are in ``unit``; an empty tuple means that the state could not be evaluated and
-    ``failure`` says why.
-    """
+    """The cost of one state of a search space; lower is better."""
 
     unit: str
     samples: tuple[float, ...]
+    """Finite values >= 0, in ``unit``; empty if the state could not be evaluated."""
     kind: Kind
     provenance: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where the samples come from, such as the GPU and its driver."""
     failure: str | None = None
+    """Why there are no samples; None if there are."""
 
     def __post_init__(self) -> None:
         if not self.samples and self.failure is None:
@@ -44,7 +44,7 @@ class Measurement:
     @property
     def value(self) -> float:
         """Median of the samples; infinity when there are none."""
-        # Searches ask this at every step, and models give one sample.
+        # A fast path: searches read the value at every step, and models give one sample.
         if len(self.samples) == 1:
             return self.samples[0]
         return float(np.median(self.samples)) if self.samples else math.inf
@@ -52,29 +52,32 @@ class Measurement:
     def __str__(self) -> str:
         if self.failure is not None:
             return f"failed ({self.failure})"
-        said = "modelled " if self.kind == "modelled" else ""
-        return f"{said}{self.value:.6g} {self.unit}"
+        prefix = "modelled " if self.kind == "modelled" else ""
+        return f"{prefix}{self.value:.6g} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Original against candidate from interleaved samples.
-
-    ``ratio`` is original / candidate (above 1 the candidate is faster); ``low`` and ``high`` bound
-    its bootstrap 95 % interval; ``null_low`` and ``null_high`` are the same interval for the
-    original against itself.
-    """
+    """Ratio of original to candidate with bootstrap intervals, from interleaved samples."""
 
     ratio: float
+    """Median of original / candidate; above 1 the candidate is faster."""
     low: float
+    """Lower end of the ratio's 95 % bootstrap interval."""
     high: float
+    """Upper end of the ratio's 95 % bootstrap interval."""
     null_low: float
+    """Lower end of the 95 % interval of the original against itself (the null)."""
     null_high: float
+    """Upper end of the 95 % interval of the original against itself (the null)."""
     kind: Kind
 
     @property
-    def verdict(self) -> Answer:
-        """``faster`` only when the whole interval is above 1 and above the null's upper end."""
+    def verdict(self) -> Verdict:
+        """``faster`` if the whole interval is above 1 and above the null's upper end.
+
+        ``slower`` if it is below 1 and below the null's lower end; otherwise ``same``.
+        """
         if self.low > max(1.0, self.null_high):
             return "faster"
         if self.high < min(1.0, self.null_low):
@@ -82,7 +85,7 @@ class Comparison:
         return "same"
 
     @classmethod
-    def of(
+    def from_samples(
         cls,
         original: Sequence[float],
         candidate: Sequence[float],
@@ -95,10 +98,15 @@ class Comparison:
     ) -> Comparison:
         """Compare paired samples: ``original[i]`` ran next to ``candidate[i]`` (and ``null[i]``).
 
-        Without ``null`` (a deterministic model has no noise) the null interval is [1, 1].
-        Samples of several ``loads`` (equal shares, in order) are not independent: the bootstrap
-        then draws loads, and samples within them, so that what a load is worth by chance is part
-        of the interval (the two-stage bootstrap of Davison and Hinkley, 1997, section 3.8).
+        ``null``: samples of the original, measured a second time.  Without them (a deterministic
+        model has no noise) the null interval is [1, 1].
+
+        ``loads``: how many times the modules were loaded; samples are in order of the loads, in
+        equal shares.  Samples of one load are not independent, because the address of a module
+        changes its time.  The bootstrap therefore resamples loads first and then samples within
+        them (two-stage bootstrap: Davison and Hinkley, 1997, section 3.8).
+
+        Raises :class:`ContractBroken` if the samples are not paired, or fewer than ``loads``.
         """
         if len(original) != len(candidate) or not original:
             raise ContractBroken(
@@ -120,10 +128,10 @@ class Comparison:
 def _interval(
     a: Sequence[float], b: Sequence[float], rng: np.random.Generator, resamples: int, loads: int
 ) -> tuple[float, float, float]:
-    """Median paired ratio a/b and its bootstrap 95 % interval."""
+    """Median of the paired ratios a/b, and the ends of its 95 % bootstrap interval."""
     ratios = np.asarray(a, dtype=np.float64) / np.asarray(b, dtype=np.float64)
     if loads > 1:
-        draws = _drawn_by_load(len(ratios), rng, resamples, loads)
+        draws = _resample_by_load(len(ratios), rng, resamples, loads)
     else:
         draws = rng.integers(0, len(ratios), size=(resamples, len(ratios)))
     medians = np.median(ratios[draws], axis=1)
@@ -131,10 +139,13 @@ def _interval(
     return float(np.median(ratios)), float(low), float(high)
 
 
-def _drawn_by_load(
+def _resample_by_load(
     count: int, rng: np.random.Generator, resamples: int, loads: int
 ) -> NDArray[np.int64]:
-    """Indices of samples: ``loads`` drawn loads, from each as many samples as the largest has."""
+    """Sample indices of a two-stage bootstrap, one row for each of ``resamples``.
+
+    Each row draws ``loads`` loads, and from each of them as many samples as the largest load has.
+    """
     parts = np.array_split(np.arange(count), loads)
     sizes = np.array([len(part) for part in parts])
     firsts = np.array([part[0] for part in parts])

@@ -1,4 +1,4 @@
-"""What a state costs."""
+"""Interface of objectives: functions that assign a cost to each state of a search space."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Objective(ABC, Generic[S_contra]):
-    """Maps states to measurements of one unit; lower is better.
-
-    ``flops`` is the work of one evaluation when it is known: strategies that accept by
-    throughput (SIP) need it.
-    """
+    """Maps states to measurements of one unit; lower is better."""
 
     kind: ClassVar[Kind]
     unit: ClassVar[str]
     flops: float | None = None
+    """Floating-point operations of one evaluation, if known.  Strategies that accept moves by
+    throughput (SIP) need it."""
 
     @abstractmethod
     def evaluate(self, states: Sequence[S_contra]) -> list[Measurement]:
-        """One measurement per state, in order; a state that fails gets ``failure``, no raise."""
+        """One measurement per state, in order.
 
-    def measure(self, state: S_contra, ahead: Iterator[S_contra]) -> Measurement:
-        """One state.  ``ahead`` gives states that may be asked for next: an objective that waits
-        for a device may take them meanwhile and prepare them; others leave them alone."""
+        A state that cannot be evaluated gets a measurement with ``failure``, not an exception.
+        """
+
+    def measure(self, state: S_contra, upcoming: Iterator[S_contra]) -> Measurement:
+        """Measure one state.
+
+        ``upcoming`` yields states that may be measured next.  An objective that waits for a device
+        may take states from it and prepare them meanwhile; this default takes none.
+        """
         return self.evaluate([state])[0]

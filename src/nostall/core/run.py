@@ -1,7 +1,7 @@
-"""A run directory: ``run.json``, ``trials.csv``, ``checkpoint.json`` and what the run produced.
+"""Run directories: ``run.json``, ``trials.csv``, ``checkpoint.json`` and the files of the result.
 
-Everything is written so that a killed process loses nothing already recorded: the trial log is
-append-only and flushed, every other file is replaced atomically.
+A killed process loses nothing that is recorded: the trial log is append-only and flushed at each
+checkpoint, and every other file is replaced atomically.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunRecord(BaseModel):
 
 
 class Run:
-    """One directory that holds a search's whole story.  Also an observer: it logs each trial."""
+    """A run directory.  As an observer of a search it logs trials and saves checkpoints."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
@@ -53,9 +53,12 @@ class Run:
         settings: dict[str, Any],
         files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Run:
-        """Make the directory; refuse one that already holds a run.
+        """Create a run directory.
 
-        ``files`` are written before ``run.json``: where that is, a killed process left them too.
+        ``files`` (content by name) are written before ``run.json``, so a directory with a
+        ``run.json`` has them all, even after a kill.
+
+        Raises :class:`BadRun` if the directory already holds a run or cannot be written.
         """
         if (path / "run.json").exists():
             raise BadRun(
@@ -77,7 +80,10 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """Read an existing run; a missing or foreign ``run.json`` is a :class:`BadRun`."""
+        """Open an existing run directory.
+
+        Raises :class:`BadRun` if ``run.json`` is missing, unreadable or of another format.
+        """
         try:
             text = (path / "run.json").read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -89,17 +95,17 @@ class Run:
             return cls(path, RunRecord.model_validate_json(text))
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(p) for p in first["loc"]) or "the file"
-            raise BadRun(f"{path / 'run.json'}: {where}: {first['msg']}") from error
+            field = ".".join(str(p) for p in first["loc"]) or "the file"
+            raise BadRun(f"{path / 'run.json'}: {field}: {first['msg']}") from error
 
     def save(self) -> None:
-        """Replace ``run.json``."""
+        """Write ``run.json``."""
         self.write("run.json", self.record.model_dump_json(indent=1).encode())
 
     def finish(
         self, status: Literal["done", "interrupted", "failed"], result: dict[str, Any]
     ) -> None:
-        """Record how the run ended."""
+        """Record how the run ended, and close the trial log."""
         self.record = self.record.model_copy(update={"status": status, "result": result})
         self.save()
         if self._log is not None:
@@ -107,7 +113,7 @@ class Run:
             self._log = None
 
     def write(self, name: str, data: bytes) -> Path:
-        """Put ``data`` at ``name`` in the directory, atomically; returns its path."""
+        """Write a file of the directory atomically; returns its path."""
         target = self.path / name
         write_atomically(target, data)
         return target
@@ -116,9 +122,9 @@ class Run:
         """Append one row to ``trials.csv``."""
         if self._log is None:
             path = self.path / "trials.csv"
-            fresh = not _drop_cut_row(path)
+            is_empty = _truncate_partial_row(path) == 0
             self._log = path.open("a", newline="")
-            if fresh:
+            if is_empty:
                 csv.writer(self._log).writerow(_FIELDS)
         csv.writer(self._log).writerow([getattr(trial, name) for name in _FIELDS])
 
@@ -129,7 +135,10 @@ class Run:
         self.write("checkpoint.json", json.dumps(dataclasses.asdict(checkpoint)).encode())
 
     def checkpoint(self) -> Checkpoint | None:
-        """The last checkpoint, or None when the run never got that far."""
+        """The last checkpoint, or None if none was saved.
+
+        Raises :class:`BadRun` if ``checkpoint.json`` cannot be used.
+        """
         path = self.path / "checkpoint.json"
         if not path.exists():
             return None
@@ -139,9 +148,10 @@ class Run:
             raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
 
     def trials(self) -> Iterator[Trial]:
-        """The logged trials, oldest first; a row cut off by a kill ends the log.
+        """Yield the logged trials by index.
 
-        After a resume, a trial that is logged twice is taken from its last row.
+        Rows that a kill cut off are skipped.  If a resumed search logged a trial twice, the last
+        row counts.
         """
         path = self.path / "trials.csv"
         if not path.exists():
@@ -149,16 +159,16 @@ class Run:
         rows: dict[int, Trial] = {}
         with path.open(newline="") as log:
             for row in csv.DictReader(log):
-                trial = _trial(row)
+                trial = _parse_trial(row)
                 if trial is not None:
                     rows[trial.index] = trial
         yield from (rows[index] for index in sorted(rows))
 
     def __enter__(self) -> Run:
-        """Take away the parts of files that a killed process was writing, and go on."""
-        for ending in ("json", "cubin", "html"):
-            for part in self.path.glob(f".*.{ending}.????????"):
-                part.unlink(missing_ok=True)
+        """Remove temporary files that a killed process left."""
+        for suffix in ("json", "cubin", "html"):
+            for temporary in self.path.glob(f".*.{suffix}.????????"):
+                temporary.unlink(missing_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,18 +177,22 @@ class Run:
             self._log = None
 
 
-def _drop_cut_row(path: Path) -> int:
-    """Cut a log back to its last whole row, lest the next one be glued to it; bytes kept."""
+def _truncate_partial_row(path: Path) -> int:
+    """Remove a row without a line end from the end of a log; returns the bytes that remain.
+
+    Otherwise the next row would be appended to the partial one.
+    """
     if not path.exists():
         return 0
     with path.open("r+b") as log:
-        kept = log.read().rfind(b"\n") + 1
-        log.truncate(kept)
-    return kept
+        size = log.read().rfind(b"\n") + 1
+        log.truncate(size)
+    return size
 
 
-def _trial(row: dict[str, str]) -> Trial | None:
-    if row.get("failure") is None:  # the last field: without it the row was cut off
+def _parse_trial(row: dict[str, str]) -> Trial | None:
+    """The trial of a CSV row, or None if the row is incomplete."""
+    if row.get("failure") is None:  # the last column is missing: the row was cut off
         return None
     try:
         return Trial(

@@ -1,4 +1,4 @@
-"""A search: spends a budget on a space under an objective, reproducibly."""
+"""Interface of search strategies: spend a budget on a space under an objective, reproducibly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from nostall.core.space import M, S, Space
 
 T = TypeVar("T")
 Stop = Literal["budget", "finished", "interrupted", "no legal move"]
+"""Why a search stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a search may run; at least one limit is needed."""
+    """Limits of a search; at least one of them is required."""
 
     seconds: float | None = None
+    """Wall-clock time."""
     evaluations: int | None = None
+    """Evaluations of the objective, including the start state."""
 
     def __post_init__(self) -> None:
         limits = [x for x in (self.seconds, self.evaluations) if x is not None]
@@ -32,18 +35,20 @@ class Budget:
                 "one of them, greater than 0"
             )
 
-    def clock(self) -> Clock:
-        return Clock(self, monotonic())
+    def clock(self) -> BudgetClock:
+        """Start to spend the budget."""
+        return BudgetClock(self, monotonic())
 
 
 @dataclass(slots=True)
-class Clock:
-    """A budget that has started to run."""
+class BudgetClock:
+    """A budget that is being spent since ``started`` (on the monotonic clock)."""
 
     budget: Budget
     started: float
 
     def spent(self, evaluations: int) -> bool:
+        """Whether the time is over, or ``evaluations`` reaches the limit."""
         limit = self.budget.evaluations
         if limit is not None and evaluations >= limit:
             return True
@@ -51,65 +56,80 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the start."""
         return monotonic() - self.started
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One evaluated proposal.
-
-    ``index`` counts evaluations from 0 (the start state); ``rejected`` counts the illegal
-    proposals so far, which are not charged as evaluations; ``move`` is the move's text.
-    """
+    """One evaluated proposal of a search: a row of ``trials.csv``."""
 
     index: int
+    """Number of the evaluation; 0 is the start state."""
     value: float
+    """Cost of the proposed state; infinity if it could not be evaluated."""
     accepted: bool
+    """Whether the search moved to the proposed state."""
     best: float
+    """Lowest cost so far."""
     move: str
+    """Text of the move."""
     rejected: int
+    """Illegal proposals so far.  They do not count as evaluations."""
     seconds: float
+    """Time since the search started."""
     failure: str | None = None
+    """Why the state could not be evaluated, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that is needed to go on: with a modelled objective a resumed search and an
-    uninterrupted one visit the same states."""
+    """State of a search, complete enough to resume it.
+
+    Under a modelled objective, a resumed search visits the same states as an uninterrupted one.
+    """
 
     strategy: str
+    """Name of the strategy."""
     seed: int
     evaluations: int
     rejected: int
+    """Illegal proposals so far."""
     current: str
+    """The current state, as :meth:`Space.dump` writes it."""
     current_value: float
     best: str
+    """The best state, as :meth:`Space.dump` writes it."""
     best_value: float
     rng: dict[str, Any]
+    """State of the random number generator."""
     memory: dict[str, float]
+    """Further numbers of the strategy, such as a temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult(Generic[T]):
-    """What a search found.  ``best`` is the start state when nothing better came up."""
+    """Result of a search."""
 
     best: T
+    """The best state; the start state if none was better."""
     best_measurement: Measurement
     start_measurement: Measurement
     evaluations: int
     rejected: int
+    """Illegal proposals, which do not count as evaluations."""
     seconds: float
     stopped: Stop
     checkpoint: Checkpoint
 
     @property
     def ratio(self) -> float:
-        """Start / best, as the search saw it: above 1 something better was found."""
+        """Cost of the start state / cost of the best state; above 1 the search improved it."""
         return self.start_measurement.value / self.best_measurement.value
 
 
 class Observer(Protocol):
-    """Watches a search; must not change it."""
+    """Receives the events of a search; must not change the search."""
 
     def on_trial(self, trial: Trial) -> None: ...
 
@@ -117,7 +137,10 @@ class Observer(Protocol):
 
 
 class Search(ABC):
-    """A strategy over any space.  Same seed and a modelled objective: same result, bit for bit."""
+    """A search strategy for any space.
+
+    The result is deterministic (bit for bit) for a given seed if the objective is modelled.
+    """
 
     name: ClassVar[str]
 
@@ -132,4 +155,8 @@ class Search(ABC):
         observers: Sequence[Observer] = (),
         resume: Checkpoint | None = None,
     ) -> SearchResult[S]:
-        """Search until the budget is spent; ``KeyboardInterrupt`` ends it with what was found."""
+        """Search until the budget is spent.
+
+        ``resume`` continues from a checkpoint.  On ``KeyboardInterrupt`` the search stops and
+        returns the best state so far.
+        """

@@ -1,4 +1,4 @@
-"""A search space: immutable states, pure moves, and only legal ones on offer."""
+"""Interface of search spaces: immutable states, and legal moves between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_TAGS: Tags = frozenset()
 
 
 class Move(Protocol):
-    """Anything with tags; a strategy filters by tag and so needs to know nothing of the level."""
+    """A move with tags.  Strategies select moves by tag, independent of the kind of space."""
 
     @property
     def tags(self) -> Tags: ...
@@ -24,50 +24,56 @@ M = TypeVar("M", bound=Move)
 
 
 class Space(ABC, Generic[S, M]):
-    """States of type ``S`` joined by moves of type ``M``.
+    """States of type ``S``, connected by moves of type ``M``.
 
-    ``draw`` is the primitive: one attempt of the proposal distribution, ``None`` when what was
-    drawn is illegal.  ``propose`` repeats it until a legal move comes up, which makes the result
-    uniform over the legal moves without enumerating them.
+    :meth:`draw` makes one attempt of the proposal distribution, and returns None if the move drawn
+    is illegal.  :meth:`propose` repeats it until a move is legal (rejection sampling), so proposals
+    are uniform over the legal moves without enumerating them.
     """
 
-    patience: int = 256
-    """Draws that ``propose`` makes before it falls back to enumerating."""
+    max_draws: int = 256
+    """Attempts of :meth:`propose` before it enumerates all legal moves."""
 
     @abstractmethod
     def start(self) -> S:
-        """The state that every search begins with (the original program)."""
+        """The state in which every search starts (the original program)."""
 
     @abstractmethod
     def draw(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
-        """One uniform draw over all conceivable moves that carry every tag in ``wanted``.
+        """Draw one move, uniform over all conceivable moves that have every tag in ``wanted``.
 
-        Returns ``None`` when the move drawn is illegal in ``state``.
+        Returns None if the move is illegal in ``state``.
         """
 
     @abstractmethod
     def moves(self, state: S) -> Iterator[M]:
-        """Every legal move of ``state``, each exactly once, in a fixed order."""
+        """Yield every legal move of ``state`` exactly once, in a fixed order."""
 
     @abstractmethod
     def apply(self, state: S, move: M) -> S:
-        """The state after ``move``; raises :class:`~nostall.core.errors.IllegalMove`."""
+        """The state after ``move``.
+
+        Raises :class:`~nostall.core.errors.IllegalMove` if the move is illegal in ``state``.
+        """
 
     @abstractmethod
     def key(self, state: S) -> bytes:
-        """Equal for equal states, different for different ones."""
+        """An identifier of the state: equal for equal states, different for different ones."""
 
     @abstractmethod
     def dump(self, state: S) -> str:
-        """One line of text from which :meth:`load` restores the state."""
+        """Serialize a state as one line of text; :meth:`load` is the inverse."""
 
     @abstractmethod
     def load(self, text: str) -> S:
-        """The inverse of :meth:`dump`."""
+        """Restore a state from the text of :meth:`dump`."""
 
     def propose(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
-        """A legal move, uniform over those that carry every tag in ``wanted``; None if none."""
-        for _ in range(self.patience):
+        """Draw a legal move, uniform over those that have every tag in ``wanted``.
+
+        Returns None if no legal move has these tags.
+        """
+        for _ in range(self.max_draws):
             move = self.draw(state, rng, wanted)
             if move is not None:
                 return move

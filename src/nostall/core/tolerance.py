@@ -1,4 +1,4 @@
-"""How far outputs may be from the original's, for users who ask for that."""
+"""Tolerance for comparing a candidate's floating-point outputs with the original's."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import math
 from pydantic import model_validator
 
 from nostall.core.errors import BadInput
-from nostall.core.launch import Strict
+from nostall.core.launch import StrictModel
 
 
-class Tolerance(Strict):
-    """A floating-point output ``y`` is taken for the original's ``x`` when
-    ``|y - x| <= atol + rtol * |x|``, or when both have the same bits.
+class Tolerance(StrictModel):
+    """Allowed difference of a floating-point output ``y`` from the original's ``x``.
 
-    There is no default: without a tolerance outputs are compared bit by bit, and integer outputs
-    are with one.
+    ``y`` is accepted if ``|y - x| <= atol + rtol * |x|``, or if both have the same bits.  There is
+    no default: without a tolerance, outputs are compared bit by bit.  Integer outputs always are.
     """
 
     rtol: float
     atol: float = 0.0
 
     @model_validator(mode="after")
-    def _finite(self) -> Tolerance:
+    def _validate_range(self) -> Tolerance:
         if not all(math.isfinite(x) and x >= 0 for x in (self.rtol, self.atol)):
             raise ValueError(f"rtol {self.rtol} and atol {self.atol}; both must be finite, >= 0")
         if self.rtol == self.atol == 0:
@@ -31,7 +30,10 @@ class Tolerance(Strict):
 
     @classmethod
     def parse(cls, text: str) -> Tolerance:
-        """``rtol`` or ``rtol,atol``, as on the command line."""
+        """Parse the value of ``--tolerance``: ``rtol`` or ``rtol,atol``.
+
+        Raises :class:`BadInput` if ``text`` is neither.
+        """
         try:
             numbers = [float(part) for part in text.split(",")]
             if len(numbers) > 2:

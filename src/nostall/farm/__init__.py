@@ -1,11 +1,21 @@
-"""Several GPUs on one or several machines: work goes out to Dask workers, answers come back.
+"""Work on several GPUs of one or more machines, distributed with Dask.
 
-What goes out is a whole search, not a candidate: proposing takes a good part of the time
-(docs/measuring.md has the figures), so one process that proposes for several GPUs would leave them
-idle.
+A worker runs a whole search, not single candidates: proposing takes a good part of a search's time
+(docs/measuring.md has the figures), so one process that proposes for several GPUs would keep them
+waiting.
 """
 
-from nostall.farm.device import FarmDevice, Opening, close, opened, wanted
-from nostall.farm.farm import Farm, Works, local, remote
+from nostall.farm.device import DeviceSpec, FarmDevice, close_device, is_wanted, open_device
+from nostall.farm.farm import Farm, WorkerPool, local, remote
 
-__all__ = ["Farm", "FarmDevice", "Opening", "Works", "close", "local", "opened", "remote", "wanted"]
+__all__ = [
+    "DeviceSpec",
+    "Farm",
+    "FarmDevice",
+    "WorkerPool",
+    "close_device",
+    "is_wanted",
+    "local",
+    "open_device",
+    "remote",
+]

@@ -1,4 +1,4 @@
-"""A device that is somewhere in a farm, and what a worker does to have it open."""
+"""The GPU device of each farm worker, and a device that forwards its calls to a worker."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from nostall.core.errors import BadInput, MissingPart
-from nostall.farm.farm import GPU, Works
-from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan
+from nostall.farm.farm import GPU_VARIABLE, WorkerPool
+from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan, Outcome
 
-Make = Callable[[Kernel, Plan, int], Device]
+MakeDevice = Callable[[Kernel, MeasurementPlan, int], Device]
 
 
-def local_gpu(kernel: Kernel, plan: Plan, ordinal: int) -> Device:
-    """The real thing."""
+def make_local_gpu(kernel: Kernel, plan: MeasurementPlan, ordinal: int) -> Device:
+    """Create a :class:`LocalGpu` in a Dask worker.
+
+    Raises :class:`MissingPart` if the worker is a daemon process, which cannot have children.
+    """
     if multiprocessing.current_process().daemon:
         raise MissingPart(
             "this Dask worker is a daemon process and cannot start the process that holds the GPU; "
@@ -28,106 +31,114 @@ def local_gpu(kernel: Kernel, plan: Plan, ordinal: int) -> Device:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """How a worker opens its device; travels to it, so ``make`` is a module's own function."""
+class DeviceSpec:
+    """What a worker needs to open its device.  It is pickled and sent to the worker."""
 
     kernel: Kernel
-    plan: Plan
-    make: Make = local_gpu
+    plan: MeasurementPlan
+    make: MakeDevice = make_local_gpu
+    """Must be picklable: a function at the top level of a module."""
 
 
-_busy = threading.Lock()
-_open: list[tuple[Opening, Device]] = []
-"""What this process has open; one at most."""
-_using: list[Opening] = []
-"""What somebody uses, opens or waits for."""
-_unwanted: list[Opening] = []
-"""What is being closed."""
+_device_lock = threading.Lock()
+"""Held by the user of the open device."""
+_open_devices: list[tuple[DeviceSpec, Device]] = []
+"""The open device of this process: at most one."""
+_users: list[DeviceSpec] = []
+"""Devices that are in use, being opened, or waited for."""
+_closing: list[DeviceSpec] = []
+"""Devices that :func:`close_device` waits to close."""
 
 
 @contextmanager
-def opened(opening: Opening) -> Iterator[Device]:
-    """This process's device for ``opening``; it stays open until another one is asked for.
+def open_device(spec: DeviceSpec) -> Iterator[Device]:
+    """Open this process's device for ``spec``, and lend it to one user at a time.
 
-    One user at a time: a worker with several threads has one GPU all the same.
+    The device stays open until another spec is opened.  A worker with several threads has one
+    device, because it has one GPU.
     """
-    _using.append(opening)
+    _users.append(spec)
     try:
-        with _busy:
-            if not _open or _open[0][0] != opening:
-                _close()
-                _open.append((opening, opening.make(opening.kernel, opening.plan, _ordinal())))
-            yield _open[0][1]
+        with _device_lock:
+            if not _open_devices or _open_devices[0][0] != spec:
+                _close_all()
+                _open_devices.append((spec, spec.make(spec.kernel, spec.plan, _gpu_ordinal())))
+            yield _open_devices[0][1]
     finally:
-        _using.remove(opening)
+        _users.remove(spec)
 
 
-def close(opening: Opening) -> None:
-    """Let go of this process's device for ``opening``, so that others may have the GPU.
+def close_device(spec: DeviceSpec) -> None:
+    """Close this process's device for ``spec``, so that other clients can use the GPU.
 
-    Workers may be shared: what somebody else has open is left alone.
+    Waits for the device's user.  Does nothing if the device of another spec is open, because
+    several clients may share a worker.
     """
-    if opening not in (*_using, *(mine for mine, _ in _open)):
+    if spec not in (*_users, *(open_spec for open_spec, _ in _open_devices)):
         return
-    _unwanted.append(opening)
+    _closing.append(spec)
     try:
-        with _busy:
-            if _open and _open[0][0] == opening:
-                _close()
+        with _device_lock:
+            if _open_devices and _open_devices[0][0] == spec:
+                _close_all()
     finally:
-        _unwanted.remove(opening)
+        _closing.remove(spec)
 
 
-def wanted(opening: Opening) -> bool:
-    """False once :func:`close` waits for the device: whoever has it is to come to an end."""
-    return opening not in _unwanted
+def is_wanted(spec: DeviceSpec) -> bool:
+    """False while :func:`close_device` waits for this device; its user should then finish."""
+    return spec not in _closing
 
 
-def _close() -> None:
-    while _open:
-        _, device = _open.pop()
+def _close_all() -> None:
+    while _open_devices:
+        _, device = _open_devices.pop()
         if isinstance(device, LocalGpu):
             device.close()
 
 
 class FarmDevice:
-    """A :class:`~nostall.gpu.device.Device` on one worker of a farm; when that worker is lost, on
-    another one.  ``about`` is the GPU that gave the last answer."""
+    """A :class:`~nostall.gpu.device.Device` on a farm worker; on another one if that is lost.
 
-    def __init__(self, farm: Works, opening: Opening) -> None:
-        self.farm, self.opening = farm, opening
-        self._about: Mapping[str, str] | None = None
+    ``info`` describes the GPU that gave the last outcome.
+    """
+
+    def __init__(self, farm: WorkerPool, spec: DeviceSpec) -> None:
+        self.farm, self.spec = farm, spec
+        self._info: Mapping[str, str] | None = None
 
     @property
-    def about(self) -> Mapping[str, str]:
-        if self._about is None:
-            self._about = self.farm.call(_about, self.opening)
-        return self._about
+    def info(self) -> Mapping[str, str]:
+        if self._info is None:
+            self._info = self.farm.call(_device_info, self.spec)
+        return self._info
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        return self._ask("evaluate", cubin)
+        return self._call("evaluate", cubin)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        return self._ask("compare", cubin, rounds, checks)
+        return self._call("compare", cubin, rounds, checks)
 
-    def _ask(self, verb: str, *arguments: Any) -> Outcome:
-        outcome, self._about = self.farm.call(_answer, self.opening, verb, *arguments)
+    def _call(self, method: str, *arguments: Any) -> Outcome:
+        outcome, self._info = self.farm.call(_call_device, self.spec, method, *arguments)
         return outcome
 
 
-def _answer(opening: Opening, verb: str, *arguments: Any) -> tuple[Outcome, Mapping[str, str]]:
-    with opened(opening) as device:
-        outcome: Outcome = getattr(device, verb)(*arguments)
-        return outcome, dict(device.about)
+def _call_device(
+    spec: DeviceSpec, method: str, *arguments: Any
+) -> tuple[Outcome, Mapping[str, str]]:
+    with open_device(spec) as device:
+        outcome: Outcome = getattr(device, method)(*arguments)
+        return outcome, dict(device.info)
 
 
-def _about(opening: Opening) -> Mapping[str, str]:
-    with opened(opening) as device:
-        return dict(device.about)
+def _device_info(spec: DeviceSpec) -> Mapping[str, str]:
+    with open_device(spec) as device:
+        return dict(device.info)
 
 
-def _ordinal() -> int:
-    text = os.environ.get(GPU, "0")
+def _gpu_ordinal() -> int:
+    text = os.environ.get(GPU_VARIABLE, "0")
     if not text.isdecimal():
-        raise BadInput(f"{GPU} is {text!r}; give the number of a GPU, such as 0")
+        raise BadInput(f"{GPU_VARIABLE} is {text!r}; give the number of a GPU, such as 0")
     return int(text)

@@ -1,4 +1,4 @@
-"""Dask workers, of this machine or of others, as something that calls functions elsewhere."""
+"""Run functions on Dask workers, of this machine or of others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from nostall.core.errors import BadInput, MissingPart
 A = TypeVar("A")
 B = TypeVar("B")
 
-GPU = "NOSTALL_WORKER_GPU"
-"""Environment variable of a worker: the number of the GPU that it uses, 0 unless set."""
-CONNECTING = 10.0
-"""Seconds that a scheduler may take to answer."""
-PATIENCE = 20.0
-"""Seconds to wait for a worker when there is none: at the start, and when the last one is lost."""
-_POLL = 1.0
-_DEAF = {"preload": ["nostall.farm.ignore_sigint"]}
-"""A local worker's option: Ctrl-C in a terminal reaches it, too, and is not meant for it."""
-_GONE = "the Dask scheduler is gone; start the run anew"
+GPU_VARIABLE = "NOSTALL_WORKER_GPU"
+"""Environment variable of a worker: the number of its GPU, 0 by default."""
+CONNECT_SECONDS = 10.0
+"""How long to wait for a scheduler's answer."""
+WAIT_SECONDS = 20.0
+"""How long to wait for a worker, at the start and after the last one is lost."""
+_POLL_SECONDS = 1.0
+_IGNORE_SIGINT = {"preload": ["nostall.farm.ignore_sigint"]}
+"""Option of local workers, which Ctrl-C in the terminal would end otherwise."""
+_SCHEDULER_GONE = "the Dask scheduler is gone; start the run anew"
 
 
-class Works(Protocol):
-    """What a search over several devices needs; :class:`Farm`, or a test's stand-in."""
+class WorkerPool(Protocol):
+    """What a search on several devices needs: :class:`Farm`, or a test's fake."""
 
     @property
     def workers(self) -> int: ...
@@ -36,100 +36,101 @@ class Works(Protocol):
         function: Callable[[A], B],
         items: Sequence[A],
         *,
-        ending: Callable[[], None] | None = None,
+        on_interrupt: Callable[[], None] | None = None,
     ) -> list[B]: ...
 
     def call(self, function: Callable[..., B], *arguments: Any) -> B: ...
 
-    def everywhere(self, function: Callable[..., None], *arguments: Any) -> None: ...
+    def run_on_all(self, function: Callable[..., None], *arguments: Any) -> None: ...
 
 
 class Farm:
     """Runs functions on Dask workers.
 
-    What a lost worker was doing is done again by another one.  Errors that a function raises are
-    raised here; :class:`MissingPart` says that no worker is left, or that a function took three
-    workers down with it.
+    Work of a lost worker is repeated by another one.  Exceptions that a function raises are raised
+    in the caller.  All methods raise :class:`MissingPart` if the scheduler is gone, if no worker
+    appears for ``wait_seconds``, or if three workers ended during the same call.
     """
 
-    def __init__(self, client: Any, workers: int, patience: float = PATIENCE) -> None:
-        self.client, self.workers, self.patience = client, workers, patience
-        self._favourite: str | None = None
+    def __init__(self, client: Any, workers: int, wait_seconds: float = WAIT_SECONDS) -> None:
+        """``client``: a connected ``distributed.Client``."""
+        self.client, self.workers, self.wait_seconds = client, workers, wait_seconds
+        self._preferred: str | None = None
 
     def map(
         self,
         function: Callable[[A], B],
         items: Sequence[A],
         *,
-        ending: Callable[[], None] | None = None,
+        on_interrupt: Callable[[], None] | None = None,
     ) -> list[B]:
-        """One call per item, spread over the workers; answers in the order of ``items``.
+        """Call ``function`` for each item, spread over the workers; results in order.
 
-        After a first Ctrl-C ``ending`` is to make the calls end soon, and their answers are awaited
-        (it is called again and again, since a call that lost its worker begins anew); without it,
-        and after a second one, they are given up.
+        ``on_interrupt`` must make the calls end soon.  After a first Ctrl-C it is called
+        repeatedly (because a call that lost its worker starts anew) until all results are there.
+        Without it, and after a second Ctrl-C, the calls are cancelled.
         """
         futures = [self.client.submit(function, item, pure=False) for item in items]
         try:
             return self._gather(futures)
         except KeyboardInterrupt:
-            if ending is None:
+            if on_interrupt is None:
                 raise
-            return self._gather(futures, ending)
+            return self._gather(futures, on_interrupt)
         finally:
-            self._give_up(futures)
+            self._cancel(futures)
 
     def call(self, function: Callable[..., B], *arguments: Any) -> B:
-        """One call on the same worker as the calls before, as long as that one lives."""
-        there = self._there()
-        if self._favourite not in there and there:
-            self._favourite = min(there)
-        where = [self._favourite] if self._favourite in there else None
+        """Call ``function`` on the same worker as the previous calls, as long as it lives."""
+        addresses = self._addresses()
+        if self._preferred not in addresses and addresses:
+            self._preferred = min(addresses)
+        preferred = [self._preferred] if self._preferred in addresses else None
         future = self.client.submit(
-            function, *arguments, pure=False, workers=where, allow_other_workers=True
+            function, *arguments, pure=False, workers=preferred, allow_other_workers=True
         )
         try:
-            answer: B = self._gather([future])[0]
-            return answer
+            result: B = self._gather([future])[0]
+            return result
         finally:
-            self._give_up([future])
+            self._cancel([future])
 
-    def everywhere(self, function: Callable[..., None], *arguments: Any) -> None:
-        """One call in every worker that can still be reached."""
+    def run_on_all(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call ``function`` on every worker that can be reached."""
         with suppress(OSError, RuntimeError):
             self.client.run(function, *arguments)
 
     def _gather(
-        self, futures: list[Any], meanwhile: Callable[[], None] = lambda: None
+        self, futures: list[Any], while_waiting: Callable[[], None] = lambda: None
     ) -> list[Any]:
-        seen = monotonic()
-        meanwhile()
-        while not self._ended(futures):
-            meanwhile()
-            seen = monotonic() if self._there() else seen
-            if monotonic() - seen > self.patience:
+        last_seen = monotonic()
+        while_waiting()
+        while not self._wait(futures):
+            while_waiting()
+            last_seen = monotonic() if self._addresses() else last_seen
+            if monotonic() - last_seen > self.wait_seconds:
                 raise MissingPart(
-                    f"no worker has been there for {self.patience:g} s; what they found is "
+                    f"no worker has been there for {self.wait_seconds:g} s, and their results are "
                     "lost; see why they ended, and start the run anew"
                 )
-        return [self._answer(future) for future in futures]
+        return [self._result(future) for future in futures]
 
-    def _give_up(self, futures: list[Any]) -> None:
+    def _cancel(self, futures: list[Any]) -> None:
         self.client.cancel([future for future in futures if not future.done()])
 
-    def _ended(self, futures: list[Any]) -> bool:
-        """Whether all are done, at the latest after ``_POLL`` seconds."""
+    def _wait(self, futures: list[Any]) -> bool:
+        """Wait for all futures, at most ``_POLL_SECONDS``; returns whether all are done."""
         from distributed import CancelledError, wait
 
         try:
-            wait(futures, timeout=_POLL)
+            wait(futures, timeout=_POLL_SECONDS)
         except TimeoutError:
             return False
         except CancelledError as error:
-            raise MissingPart(_GONE) from error
+            raise MissingPart(_SCHEDULER_GONE) from error
         return True
 
-    def _answer(self, future: Any) -> Any:
+    def _result(self, future: Any) -> Any:
         from distributed import CancelledError, KilledWorker
 
         try:
@@ -139,10 +140,10 @@ class Farm:
                 f"three workers ended while they did the same work ({error}); look at their logs"
             ) from error
         except CancelledError as error:
-            raise MissingPart(_GONE) from error
+            raise MissingPart(_SCHEDULER_GONE) from error
 
-    def _there(self) -> set[str]:
-        """Addresses of the workers that are there now."""
+    def _addresses(self) -> set[str]:
+        """Addresses of the connected workers."""
         try:
             return set(self.client.nthreads())
         except (OSError, RuntimeError) as error:
@@ -152,42 +153,53 @@ class Farm:
 
 
 @contextmanager
-def local(workers: int, patience: float = PATIENCE) -> Iterator[Farm]:
-    """``workers`` processes on this machine; number i uses GPU i and is started anew if it ends."""
-    dask, distributed = _dask()
-    here = {"host": "127.0.0.1", "port": 0, "dashboard": False}
-    one = {**here, "nthreads": 1, "memory_limit": 0, "silence_logs": logging.CRITICAL}
+def local(workers: int, wait_seconds: float = WAIT_SECONDS) -> Iterator[Farm]:
+    """Start ``workers`` worker processes on this machine.
+
+    Worker i uses GPU i, and is restarted if it ends.
+    """
+    dask, distributed = _import_dask()
+    address = {"host": "127.0.0.1", "port": 0, "dashboard": False}
+    common = {**address, "nthreads": 1, "memory_limit": 0, "silence_logs": logging.CRITICAL}
     nannies = {
-        i: {"cls": distributed.Nanny, "options": {**one, "env": {GPU: str(i)}, **_DEAF}}
+        i: {
+            "cls": distributed.Nanny,
+            "options": {**common, "env": {GPU_VARIABLE: str(i)}, **_IGNORE_SIGINT},
+        }
         for i in range(workers)
     }
-    options = {**here, "dashboard_address": "127.0.0.1:0"}
+    options = {**address, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": distributed.Scheduler, "options": options}
-    # A daemon may not have children, and each GPU is held by a child of its worker.
+    # Workers must not be daemon processes: each starts a child process that holds its GPU.
     with (
         dask.config.set({"distributed.worker.daemon": False}),
         distributed.SpecCluster(nannies, scheduler, silence_logs=logging.CRITICAL) as cluster,
         distributed.Client(cluster) as client,
     ):
-        _await_workers(client, workers, patience, "on this machine")
-        yield Farm(client, workers, patience)
+        _wait_for_workers(client, workers, wait_seconds, "on this machine")
+        yield Farm(client, workers, wait_seconds)
 
 
 @contextmanager
-def remote(address: str, workers: int | None = None, patience: float = PATIENCE) -> Iterator[Farm]:
-    """The workers of a running Dask scheduler; ``workers``: how many to wait for (1 unless given).
+def remote(
+    address: str, workers: int | None = None, wait_seconds: float = WAIT_SECONDS
+) -> Iterator[Farm]:
+    """Connect to a running Dask scheduler and wait for ``workers`` of its workers (default: 1).
 
-    Each is to be started with one GPU (:data:`GPU` or ``CUDA_VISIBLE_DEVICES``) and as a process
-    that may have children: ``DASK_DISTRIBUTED__WORKER__DAEMON=False dask worker ADDRESS``.
+    Each worker must be started with one GPU (:data:`GPU_VARIABLE` or ``CUDA_VISIBLE_DEVICES``) and
+    be allowed to have children: ``DASK_DISTRIBUTED__WORKER__DAEMON=False dask worker ADDRESS``.
+
+    Raises :class:`BadInput` if ``address`` is invalid, and :class:`MissingPart` if the scheduler or
+    a worker does not answer in time.
     """
-    _, distributed = _dask()
+    _, distributed = _import_dask()
     if not address.startswith(("tcp://", "tls://")):
         raise BadInput(
             f"--scheduler is {address!r}; give the address that `dask scheduler` prints, such as "
             "tcp://host:8786"
         )
     try:
-        client = distributed.Client(address, timeout=CONNECTING)
+        client = distributed.Client(address, timeout=CONNECT_SECONDS)
     except (OSError, TimeoutError) as error:
         raise MissingPart(
             f"no Dask scheduler answers at {address} ({_first_line(error)}); start one with `dask "
@@ -198,21 +210,21 @@ def remote(address: str, workers: int | None = None, patience: float = PATIENCE)
             f"--scheduler {address!r} is not understood ({_first_line(error)}); give tcp://host:8786"
         ) from error
     with client:
-        _await_workers(client, workers or 1, patience, f"at {address}")
-        yield Farm(client, workers or len(client.nthreads()), patience)
+        _wait_for_workers(client, workers or 1, wait_seconds, f"at {address}")
+        yield Farm(client, workers or len(client.nthreads()), wait_seconds)
 
 
-def _await_workers(client: Any, workers: int, patience: float, where: str) -> None:
+def _wait_for_workers(client: Any, workers: int, wait_seconds: float, where: str) -> None:
     try:
-        client.wait_for_workers(workers, timeout=patience)
+        client.wait_for_workers(workers, timeout=wait_seconds)
     except TimeoutError as error:
         raise MissingPart(
-            f"{len(client.nthreads())} Dask workers {where} after {patience:g} s, {workers} are "
-            "needed; start them with `dask worker ADDRESS --nthreads 1`, one per GPU"
+            f"{len(client.nthreads())} Dask workers {where} after {wait_seconds:g} s, {workers} "
+            "are needed; start them with `dask worker ADDRESS --nthreads 1`, one per GPU"
         ) from error
 
 
-def _dask() -> tuple[Any, Any]:
+def _import_dask() -> tuple[Any, Any]:
     try:
         import dask
         import distributed

@@ -1,4 +1,4 @@
-"""A Dask preload: the worker does not hear Ctrl-C, whoever uses it does and tells it what to do."""
+"""Dask preload module: workers ignore Ctrl-C, which the process that uses them handles."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import signal
 
 
 def dask_setup(worker: object) -> None:
-    """Called by Dask in the worker's main thread, before it takes work."""
+    """Ignore SIGINT; Dask calls this in the worker's main thread before the worker takes work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

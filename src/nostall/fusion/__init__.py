@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from nostall.core.exports import among
+from nostall.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from nostall.fusion.errors import BadCapture, BadFusion, BadGraph
@@ -21,7 +21,7 @@ __all__ = [
     "Operation",
 ]
 
-__getattr__ = among(
+__getattr__ = lazy_exports(
     __name__,
     __all__,
     "errors",

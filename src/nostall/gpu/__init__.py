@@ -1,40 +1,40 @@
-"""Everything that touches a GPU: candidates are checked and timed in a process of their own."""
+"""Check and time candidates of a kernel on a GPU, in a separate process."""
 
 from typing import TYPE_CHECKING
 
-from nostall.core.exports import among
+from nostall.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from nostall.gpu.device import (
-        CLOCKS,
-        Clock,
+        TIMING_METHODS,
+        AsyncDevice,
         Device,
         Kernel,
+        MeasurementPlan,
         Outcome,
-        Overlapping,
-        Pending,
-        Plan,
+        PendingOutcome,
         Timing,
+        TimingMethod,
     )
-    from nostall.gpu.replayed_device import Recording, Replay
+    from nostall.gpu.replayed_device import RecordingDevice, ReplayedDevice
     from nostall.gpu.worker import LocalGpu
 
 __all__ = [
-    "CLOCKS",
-    "Clock",
+    "TIMING_METHODS",
+    "AsyncDevice",
     "Device",
     "Kernel",
     "LocalGpu",
+    "MeasurementPlan",
     "Outcome",
-    "Overlapping",
-    "Pending",
-    "Plan",
-    "Recording",
-    "Replay",
+    "PendingOutcome",
+    "RecordingDevice",
+    "ReplayedDevice",
     "Timing",
+    "TimingMethod",
 ]
 
-__getattr__ = among(
+__getattr__ = lazy_exports(
     __name__,
     __all__,
     "device",

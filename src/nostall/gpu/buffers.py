@@ -1,4 +1,4 @@
-"""Inputs and expected outputs of a kernel: made, kept and compared in device memory."""
+"""Device buffers of a launch: random inputs, expected outputs and their comparison on the GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from nostall.core.errors import BadInput
 from nostall.core.launch import Buffer, LaunchSpec
 from nostall.core.tolerance import Tolerance
 from nostall.gpu import device_code
-from nostall.gpu.driver import Cuda, DriverError, Loaded
+from nostall.gpu.driver import Cuda, DriverError, LoadedKernel
 
-WIDTHS = {
+ELEMENT_BYTES = {
     "f16": 2,
     "bf16": 2,
     "f32": 4,
@@ -21,175 +21,189 @@ WIDTHS = {
     "f8e5m2": 1,
     **{f"{sign}{bits}": bits // 8 for sign in "iu" for bits in (8, 16, 32, 64)},
 }
-"""Bytes of one element."""
 _POISON = (0xFF, 0x5A)
-"""Bytes that outputs hold before a checked launch, in turns: an output that is not written cannot
-equal the expected one for both."""
+"""Bytes that fill outputs before a checked launch, alternately.  An output that a kernel does not
+write cannot equal the expected one after both."""
 _KEY = 0x5851F42D4C957F2D
-_MOST = (1 << 63) - 1
+_MAX_INT64 = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
-class _Place:
+class _DeviceBuffer:
+    """The working copy of a buffer in device memory."""
+
     spec: Buffer
-    count: int
-    size: int
-    padded: int
+    count: int  # elements
+    size: int  # bytes
+    padded: int  # bytes, rounded up to a multiple of 16
     pointer: int
 
 
 class Buffers:
-    """Device memory for one launch: working copies, ``sets`` random inputs, expected outputs.
+    """Device memory of one launch: working copies, sets of random inputs, expected outputs.
 
-    What a set holds follows from the seed and a *sample number* alone.  Raises :class:`BadInput`
-    when there is not enough memory.
+    The inputs of a *sample* are a function of the seed and the sample's number alone.
     """
 
     def __init__(
         self, cuda: Cuda, launch: LaunchSpec, sets: int, seed: int, tolerance: Tolerance | None
     ) -> None:
+        """Allocate ``sets`` sets of inputs and expected outputs.
+
+        Raises :class:`BadInput` if the GPU has too little free memory.
+        """
         self.cuda, self.seed, self.tolerance = cuda, seed, tolerance
-        self._owned: list[int] = []
+        self._allocated: list[int] = []
         args = [a for a in launch.args if isinstance(a, Buffer)]
-        _has_room(cuda, args, sets)
+        _check_free_memory(cuda, args, sets)
         try:
-            self.places = [self._place(spec) for spec in args]
+            self.working = [self._allocate_buffer(spec) for spec in args]
             self._inputs = [
-                {p.spec.name: self._allocate(p.padded) for p in self._given()} for _ in range(sets)
+                {b.spec.name: self._allocate(b.padded) for b in self._input_buffers()}
+                for _ in range(sets)
             ]
             self._expected = [
-                {p.spec.name: self._allocate(p.padded) for p in self._results()}
+                {b.spec.name: self._allocate(b.padded) for b in self._output_buffers()}
                 for _ in range(sets)
             ]
             self._words = self._allocate(16)
         except DriverError as error:
-            raise BadInput(_no_room(args, sets, cuda.memory()[0], str(error))) from error
-        self.pointers = {place.spec.name: place.pointer for place in self.places}
-        self._number, self._counter = self._words, self._words + 8
-        self._fill = {
-            p.spec.dtype: cuda.own(device_code.fill(p.spec.dtype), "fill") for p in self._given()
+            raise BadInput(_out_of_memory(args, sets, cuda.memory()[0], str(error))) from error
+        self.pointers = {buffer.spec.name: buffer.pointer for buffer in self.working}
+        self._sample, self._mismatches = self._words, self._words + 8
+        self._fill_kernels = {
+            b.spec.dtype: cuda.load_helper(device_code.fill(b.spec.dtype), "fill")
+            for b in self._input_buffers()
         }
-        self._near = {p.spec.dtype: self._judge(p.spec.dtype) for p in self._results()}
-        self._advance = cuda.own(device_code.advance(), "advance")
-        self._turn = 0
+        self._compare_kernels = {
+            b.spec.dtype: self._compare_kernel(b.spec.dtype) for b in self._output_buffers()
+        }
+        self._advance_kernel = cuda.load_helper(device_code.advance(), "advance")
+        self._resets = 0
 
-    def set_number(self, number: int) -> None:
-        """The sample that :meth:`make` makes next."""
-        self.cuda.upload_word(self._number, number)
+    def set_sample(self, number: int) -> None:
+        """Set the number of the sample that :meth:`generate_inputs` generates next."""
+        self.cuda.upload_word(self._sample, number)
 
-    def advance(self) -> None:
-        """On to the next sample; may be part of a graph."""
-        values = (self._number,)
-        self._launch(self._advance, 1, (values, (ctypes.c_void_p,)), threads=1)
+    def advance_sample(self) -> None:
+        """Add 1 to the sample's number; can be captured in a graph."""
+        values = (self._sample,)
+        self._launch(self._advance_kernel, 1, (values, (ctypes.c_void_p,)), threads=1)
 
-    def make(self, into: int) -> None:
-        """Fill input set ``into`` with the sample whose number is set; may be part of a graph."""
-        for position, place in enumerate(self._given()):
-            spec = place.spec
-            key = (self.seed * device_code.GOLDEN + (position + 1) * _KEY) & _MOST
+    def generate_inputs(self, index: int) -> None:
+        """Fill input set ``index`` with the current sample; can be captured in a graph."""
+        for position, buffer in enumerate(self._input_buffers()):
+            spec = buffer.spec
+            key = (self.seed * device_code.GOLDEN + (position + 1) * _KEY) & _MAX_INT64
             values = (
-                self._inputs[into][spec.name],
-                place.count,
-                self._number,
+                self._inputs[index][spec.name],
+                buffer.count,
+                self._sample,
                 key,
                 spec.low,
                 spec.high - spec.low,
                 spec.bound or 0,
             )
             types = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
-            reals = (ctypes.c_float, ctypes.c_float, ctypes.c_uint64)
-            self._launch(self._fill[spec.dtype], place.count, (values, (*types, *reals)))
+            range_types = (ctypes.c_float, ctypes.c_float, ctypes.c_uint64)
+            kernel = self._fill_kernels[spec.dtype]
+            self._launch(kernel, buffer.count, (values, (*types, *range_types)))
 
-    def restore(self, number: int) -> None:
-        """Working copies as before a launch: inputs of set ``number``, poisoned outputs."""
-        self._turn += 1
-        for place in self.places:
-            role = place.spec.role
+    def reset(self, index: int) -> None:
+        """Prepare the working copies for a launch: inputs of set ``index``, poisoned outputs."""
+        self._resets += 1
+        for buffer in self.working:
+            role = buffer.spec.role
             if role in ("in", "inout"):
-                source = self._inputs[number][place.spec.name]
-                self.cuda.copy(place.pointer, source, place.padded)
+                source = self._inputs[index][buffer.spec.name]
+                self.cuda.copy(buffer.pointer, source, buffer.padded)
             else:
-                byte = _POISON[self._turn % 2] if role == "out" else 0
-                self.cuda.fill(place.pointer, byte, place.padded)
+                byte = _POISON[self._resets % 2] if role == "out" else 0
+                self.cuda.fill(buffer.pointer, byte, buffer.padded)
 
-    def expect(self, number: int) -> None:
-        """Keep the present outputs as what set ``number`` must give.
+    def save_expected(self, index: int) -> None:
+        """Save the current outputs as the expected ones of set ``index``.
 
-        Padding is part of the comparison, so it is set to zero first on both sides.
+        Padding is compared as well, so it is set to zero first on both sides.
         """
-        for place in self._results():
-            self._clear_padding(place)
-            self.cuda.copy(self._expected[number][place.spec.name], place.pointer, place.padded)
+        for buffer in self._output_buffers():
+            self._clear_padding(buffer)
+            expected = self._expected[index][buffer.spec.name]
+            self.cuda.copy(expected, buffer.pointer, buffer.padded)
 
-    def clear_count(self) -> None:
-        self.cuda.fill(self._counter, 0, 8)
+    def clear_mismatches(self) -> None:
+        """Set the mismatch counter to zero."""
+        self.cuda.fill(self._mismatches, 0, 8)
 
-    def count_wrong(self, number: int) -> None:
-        """Add the words (with a tolerance: floating-point elements) of all outputs that are not
-        what set ``number`` must give to the count; may be part of a graph."""
-        for place in self._results():
-            self._clear_padding(place)
-            near = self._near[place.spec.dtype]
-            expected = self._expected[number][place.spec.name]
-            bitwise = self.tolerance is None or place.spec.dtype not in device_code.FLOATING
-            count = place.padded // 4 if bitwise else place.count
+    def add_mismatches(self, index: int) -> None:
+        """Add the outputs that differ from the expected ones of set ``index`` to the counter.
+
+        Counts 32-bit words, or elements if there is a tolerance and the dtype is floating-point.
+        Can be captured in a graph.
+        """
+        for buffer in self._output_buffers():
+            self._clear_padding(buffer)
+            kernel = self._compare_kernels[buffer.spec.dtype]
+            expected = self._expected[index][buffer.spec.name]
+            bitwise = self.tolerance is None or buffer.spec.dtype not in device_code.FLOAT_DTYPES
+            count = buffer.padded // 4 if bitwise else buffer.count
             limits = (0.0, 0.0) if bitwise else (self.tolerance.rtol, self.tolerance.atol)  # type: ignore[union-attr]
-            values = (place.pointer, expected, count, self._counter, *limits)
+            values = (buffer.pointer, expected, count, self._mismatches, *limits)
             pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
-            self._launch(near, count, (values, (*pointers, ctypes.c_double, ctypes.c_double)))
+            self._launch(kernel, count, (values, (*pointers, ctypes.c_double, ctypes.c_double)))
 
-    def counted(self) -> int:
-        """The count; waits for the device."""
-        return self.cuda.download_word(self._counter)
+    def read_mismatches(self) -> int:
+        """The mismatch counter; waits for the device."""
+        return self.cuda.download_word(self._mismatches)
 
-    def wrong(self, number: int) -> int:
-        """How many words or elements of the present outputs are not those of set ``number``."""
-        self.clear_count()
-        self.count_wrong(number)
-        return self.counted()
+    def count_mismatches(self, index: int) -> int:
+        """Words or elements of the current outputs that differ from those of set ``index``."""
+        self.clear_mismatches()
+        self.add_mismatches(index)
+        return self.read_mismatches()
 
     def release(self) -> None:
-        """Give the memory back; nothing can be launched on it any more."""
+        """Free the device memory.  The buffers must not be used afterwards."""
         self.cuda.synchronize()
-        while self._owned:
-            self.cuda.free(self._owned.pop())
+        while self._allocated:
+            self.cuda.free(self._allocated.pop())
 
-    def _given(self) -> list[_Place]:
-        return [p for p in self.places if p.spec.role in ("in", "inout")]
+    def _input_buffers(self) -> list[_DeviceBuffer]:
+        return [b for b in self.working if b.spec.role in ("in", "inout")]
 
-    def _results(self) -> list[_Place]:
-        return [p for p in self.places if p.spec.role in ("out", "inout")]
+    def _output_buffers(self) -> list[_DeviceBuffer]:
+        return [b for b in self.working if b.spec.role in ("out", "inout")]
 
-    def _place(self, spec: Buffer) -> _Place:
+    def _allocate_buffer(self, spec: Buffer) -> _DeviceBuffer:
         count, size, padded = _sizes(spec)
-        return _Place(spec, count, size, padded, self._allocate(padded))
+        return _DeviceBuffer(spec, count, size, padded, self._allocate(padded))
 
     def _allocate(self, size: int) -> int:
         pointer = self.cuda.allocate(size)
-        self._owned.append(pointer)
+        self._allocated.append(pointer)
         return pointer
 
-    def _judge(self, dtype: str) -> Loaded:
-        if self.tolerance is not None and dtype in device_code.FLOATING:
-            return self.cuda.own(device_code.differing_beyond(dtype), "differing")
-        return self.cuda.own(device_code.differing(), "differing")
+    def _compare_kernel(self, dtype: str) -> LoadedKernel:
+        if self.tolerance is not None and dtype in device_code.FLOAT_DTYPES:
+            return self.cuda.load_helper(device_code.differing_beyond(dtype), "differing")
+        return self.cuda.load_helper(device_code.differing(), "differing")
 
-    def _clear_padding(self, place: _Place) -> None:
-        if place.padded > place.size:
-            self.cuda.fill(place.pointer + place.size, 0, place.padded - place.size)
+    def _clear_padding(self, buffer: _DeviceBuffer) -> None:
+        if buffer.padded > buffer.size:
+            self.cuda.fill(buffer.pointer + buffer.size, 0, buffer.padded - buffer.size)
 
     def _launch(
         self,
-        code: Loaded,
+        kernel: LoadedKernel,
         count: int,
         packed: tuple[tuple[Any, ...], tuple[Any, ...]],
         threads: int = 256,
     ) -> None:
-        """A grid that strides over ``count`` elements."""
+        """Launch a helper kernel with a grid-stride loop over ``count`` elements."""
         blocks = min(1024, -(-count // threads))
         self.cuda.call(
             "cuLaunchKernel",
-            code.function,
+            kernel.function,
             *(blocks, 1, 1),
             *(threads, 1, 1),
             0,
@@ -200,17 +214,16 @@ class Buffers:
 
 
 def _sizes(spec: Buffer) -> tuple[int, int, int]:
-    """Elements, bytes, and bytes up to a multiple of 16."""
+    """Elements, bytes, and bytes rounded up to a multiple of 16."""
     count = 1
     for n in spec.shape:
         count *= n
-    size = count * WIDTHS[spec.dtype]
+    size = count * ELEMENT_BYTES[spec.dtype]
     return count, size, -(-size // 16) * 16
 
 
-def needed(args: list[Buffer], sets: int) -> int:
-    """Bytes of device memory: a working copy of each buffer, and ``sets`` times what goes in and
-    what is expected."""
+def required_bytes(args: list[Buffer], sets: int) -> int:
+    """Bytes of device memory: one working copy each, and ``sets`` copies of inputs and outputs."""
     total = 0
     for spec in args:
         copies = {"in": sets, "out": sets, "inout": 2 * sets, "scratch": 0}[spec.role]
@@ -218,17 +231,18 @@ def needed(args: list[Buffer], sets: int) -> int:
     return total
 
 
-def _has_room(cuda: Cuda, args: list[Buffer], sets: int) -> None:
+def _check_free_memory(cuda: Cuda, args: list[Buffer], sets: int) -> None:
     free, _ = cuda.memory()
-    if needed(args, sets) > free:
-        raise BadInput(_no_room(args, sets, free, "too little memory"))
+    if required_bytes(args, sets) > free:
+        raise BadInput(_out_of_memory(args, sets, free, "too little memory"))
 
 
-def _no_room(args: list[Buffer], sets: int, free: int, why: str) -> str:
+def _out_of_memory(args: list[Buffer], sets: int, free: int, cause: str) -> str:
     largest = max(args, key=lambda spec: _sizes(spec)[1])
     return (
-        f"the buffers of this launch do not fit on the GPU ({why}): {needed(args, sets):,} bytes "
-        f"are needed ({len(args)} buffers with {sets} sets of inputs and expected outputs; the "
-        f"largest is {largest.name!r} with {_sizes(largest)[1]:,} bytes), {free:,} are free; make "
-        "the shapes smaller, or end what else uses this GPU"
+        f"the buffers of this launch do not fit on the GPU ({cause}): "
+        f"{required_bytes(args, sets):,} bytes are needed ({len(args)} buffers with {sets} sets of "
+        f"inputs and expected outputs; the largest is {largest.name!r} with "
+        f"{_sizes(largest)[1]:,} bytes), {free:,} are free; make the shapes smaller, or end other "
+        "processes that use this GPU"
     )

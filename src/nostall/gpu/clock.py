@@ -1,4 +1,4 @@
-"""Interleaved times of versions of one thing: a GPU's, a processor's, or recorded ones."""
+"""Clocks that time versions of a graph in interleaved rounds: GPU, CPU or recorded samples."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ import torch
 
 from nostall.core.errors import BadRun
 from nostall.core.measurement import Kind
-from nostall.gpu.timing import turns
+from nostall.gpu.timing import round_orders
 
 Run = Callable[[], object]
+"""Runs one version of a graph once."""
 Samples = list[list[float]]
+"""Seconds per run: one row for each version."""
+
+MIN_ROUNDS, MAX_ROUNDS = 12, 200
+"""Rounds of one comparison."""
+WARM_UP_RUNS = 3
+MIN_SAMPLE_SECONDS = 1e-3
+"""Shorter runs are repeated until a sample takes about this long."""
+RUNS_PER_GRAPH = 8
+"""Runs in one captured CUDA graph, because each launch of a graph costs a few microseconds."""
 
 
 class Clock(Protocol):
-    """Times runs side by side."""
+    """Times several runs in interleaved rounds."""
 
     name: str
     kind: Kind
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        """Seconds of each run, equally many samples each, taken in turns; about ``seconds`` in
-        all.  ``graph`` is the name of what is timed."""
+        """Seconds of each run, the same number of samples for all.
+
+        ``graph``: key of the graph whose versions are timed.  ``seconds``: about how long all
+        samples together take.
+        """
         ...
 
 
-FEWEST, MOST = 12, 200
-"""Rounds of one comparison."""
-WARM_UP = 3
-SHORTEST = 1e-3
-"""Seconds below which a sample is made of several runs in a row."""
-
-
-LAUNCHES = 8
-"""Runs in one captured graph: starting it costs a few microseconds."""
-
-
 class EventClock:
-    """Between CUDA events on the current stream: what the GPU takes, or the host, where that is
-    longer."""
+    """Time between CUDA events on the current stream: GPU time, or host time if that is longer."""
 
     name = "CUDA events"
     kind: Kind = "measured"
@@ -51,43 +52,47 @@ class EventClock:
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-        def timed(run: Run, times: int) -> float:
+        def measure(run: Run, repeats: int) -> float:
             torch.cuda.synchronize()
             start.record()
-            for _ in range(times):
+            for _ in range(repeats):
                 run()
             end.record()
             end.synchronize()
-            return 1e-3 * float(start.elapsed_time(end)) / times
+            return 1e-3 * float(start.elapsed_time(end)) / repeats
 
-        return _in_turns(timed, runs, seconds)
+        return _sample_interleaved(measure, runs, seconds)
 
 
 class ReplayClock:
-    """Replays of CUDA graphs between events: what the GPU takes, whatever the host does.
+    """Time of CUDA graph replays between events: GPU time without the host's.
 
-    Runs may not allocate memory.  Inputs and outputs stay in L2 where they fit."""
+    Runs must not allocate memory.  Inputs and outputs stay in the L2 cache if they fit.
+    """
 
     name = "CUDA graphs"
     kind: Kind = "measured"
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        replays = [_captured(run).replay for run in runs]
-        found = EventClock().samples(graph, replays, seconds)
-        return [[sample / LAUNCHES for sample in one] for one in found]
+        replays = [_capture(run).replay for run in runs]
+        samples = EventClock().samples(graph, replays, seconds)
+        return [[sample / RUNS_PER_GRAPH for sample in row] for row in samples]
 
 
-def _captured(run: Run) -> torch.cuda.CUDAGraph:
-    """``LAUNCHES`` runs as a graph.  Unlike ``torch.cuda.graph`` it gives no memory back to the
-    driver, and other threads may do what they like meanwhile."""
+def _capture(run: Run) -> torch.cuda.CUDAGraph:
+    """Capture ``RUNS_PER_GRAPH`` runs as a CUDA graph.
+
+    Unlike ``torch.cuda.graph`` this frees no cached memory, and other threads may call CUDA
+    meanwhile (``thread_local`` capture mode).
+    """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        run()  # what is compiled or loaded at the first call
+        run()  # compile and load outside the capture
         stream.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for _ in range(LAUNCHES):
+            for _ in range(RUNS_PER_GRAPH):
                 run()
         finally:
             graph.capture_end()
@@ -96,61 +101,70 @@ def _captured(run: Run) -> torch.cuda.CUDAGraph:
 
 
 class WallClock:
-    """On a processor."""
+    """Wall-clock time, for runs on the CPU."""
 
     name = "wall time"
     kind: Kind = "measured"
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        def timed(run: Run, times: int) -> float:
-            began = time.perf_counter()
-            for _ in range(times):
+        def measure(run: Run, repeats: int) -> float:
+            start = time.perf_counter()
+            for _ in range(repeats):
                 run()
-            return (time.perf_counter() - began) / times
+            return (time.perf_counter() - start) / repeats
 
-        return _in_turns(timed, runs, seconds)
+        return _sample_interleaved(measure, runs, seconds)
 
 
 class RecordedClock:
-    """Plays samples back, by the name of the graph: a device for machines without one.  ``*``
-    stands for every graph that has no samples of its own."""
+    """Replays recorded samples, for machines without a GPU."""
 
     name = "recorded"
     kind: Kind = "measured"
 
     def __init__(self, samples: Mapping[str, Samples]) -> None:
+        """``samples``: by key of the graph; ``*`` stands for all graphs that are not listed."""
         self._samples = samples
 
     @classmethod
-    def of(cls, path: Path) -> RecordedClock:
+    def from_file(cls, path: Path) -> RecordedClock:
+        """Read a JSON file of samples by graph key.
+
+        Raises :class:`BadRun` if the file cannot be read.
+        """
         try:
             return cls(json.loads(path.read_text()))
         except (OSError, ValueError) as error:
             raise BadRun(f"{path} is no recording of graphs: {error}; record it anew") from error
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        found = self._samples.get(graph) or self._samples.get("*")
-        if found is None or len(found) != len(runs):
+        samples = self._samples.get(graph) or self._samples.get("*")
+        if samples is None or len(samples) != len(runs):
             raise BadRun(
                 f"the recording has no samples of {len(runs)} versions of graph {graph[:12]}; "
                 "record it with this model, these shapes and this version of nostall"
             )
-        return found
+        return samples
 
 
-def _in_turns(timed: Callable[[Run, int], float], runs: Sequence[Run], seconds: float) -> Samples:
-    """Every sample has a run of its own before it, as in a loop: whoever comes behind another
-    program finds its caches cold, and who comes behind itself does not."""
+def _sample_interleaved(
+    measure: Callable[[Run, int], float], runs: Sequence[Run], seconds: float
+) -> Samples:
+    """Sample all runs in interleaved rounds, for about ``seconds``.
+
+    ``measure(run, repeats)`` returns seconds per run.  Each sample is preceded by an untimed run of
+    the same version, as in a loop: otherwise the caches would hold the data of another version.
+    """
     for run in runs:
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_RUNS):
             run()
-    longest = max(timed(run, 1) for run in runs)
-    times = max(1, min(50, int(SHORTEST / max(longest, 1e-7))))
-    rounds = int(seconds / max(longest * (1 + times) * len(runs), 1e-9))
-    rounds = max(FEWEST, min(MOST, rounds))
-    found: Samples = [[] for _ in runs]
-    for turn in turns(len(runs), rounds):
-        for which in turn:
-            runs[which]()
-            found[which].append(timed(runs[which], times))
-    return found
+    longest = max(measure(run, 1) for run in runs)
+    repeats = max(1, min(50, int(MIN_SAMPLE_SECONDS / max(longest, 1e-7))))
+    rounds = int(seconds / max(longest * (1 + repeats) * len(runs), 1e-9))
+    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, rounds))
+    samples: Samples = [[] for _ in runs]
+    for order in round_orders(len(runs), rounds):
+        for index in order:
+            runs[index]()
+            samples[index].append(measure(runs[index], repeats))
+    return samples

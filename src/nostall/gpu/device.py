@@ -1,4 +1,4 @@
-"""What is asked of a device, and what it answers."""
+"""Interface of measuring devices: what a candidate is checked and timed with, and the outcome."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from typing import Literal, Protocol, runtime_checkable
 from nostall.core.launch import LaunchSpec
 from nostall.core.tolerance import Tolerance
 
-Fate = Literal["timed", "agrees", "wrong", "rejected", "fault", "hang"]
-"""What became of a candidate: timed; checked only, and no difference found; another result than the
-original; not loadable; it broke the CUDA context or the process; it did not end within its
-deadline."""
+Status = Literal["timed", "agrees", "wrong", "rejected", "fault", "hang"]
+"""Outcome of a candidate:
 
-Clock = Literal["graph", "events", "cupti"]
-"""How launches are timed: many in one CUDA graph, between two events; one after the other as the
-host sends them, between two events; each alone, by CUPTI's time stamps of the kernel."""
+- ``timed``: its outputs agree with the original's, and it was timed
+- ``agrees``: its outputs agree with the original's; it was only checked
+- ``wrong``: its outputs differ from the original's
+- ``rejected``: the driver does not load it
+- ``fault``: it broke the CUDA context or ended the worker process
+- ``hang``: it did not end within its deadline
+"""
 
-CLOCKS: tuple[Clock, ...] = ("graph", "events", "cupti")
+TimingMethod = Literal["graph", "events", "cupti"]
+"""How launches are timed:
+
+- ``graph``: many launches in one CUDA graph, between two events
+- ``events``: launches sent one by one by the host, between two events
+- ``cupti``: each launch alone, by the GPU's time stamps of the kernel
+"""
+
+TIMING_METHODS: tuple[TimingMethod, ...] = ("graph", "events", "cupti")
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The original that every candidate is checked and timed against."""
+    """The original kernel, against which candidates are checked and timed."""
 
     cubin: bytes
     name: str
@@ -31,89 +41,106 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How candidates are checked and timed.
-
-    ``batch_us``: microseconds of work in one timed sample; ``rounds``: pairs (original, candidate)
-    per candidate, interleaved; ``inputs``: different random inputs; ``cold``: the L2 cache is
-    overwritten before each launch, which is then timed alone; ``deadline``: seconds that a
-    candidate may take; ``tolerance``: how far floating-point outputs may be from the original's
-    (None: not a bit); ``loads``: how often original, candidate and null are loaded anew for a
-    comparison, because where a module happens to lie changes its time a little; ``ahead``: modules
-    that may come next are loaded while the GPU works (for the clock ``graph``).
-    """
+class MeasurementPlan:
+    """How candidates are checked and timed."""
 
     batch_us: float = 150.0
+    """Microseconds of GPU work in one timed sample."""
     rounds: int = 5
+    """Interleaved pairs (original, candidate) that are timed for each candidate."""
     inputs: int = 3
+    """Sets of random inputs on which each candidate is checked."""
     cold: bool = False
+    """Overwrite the L2 cache before each launch, and time each launch alone."""
     deadline: float = 10.0
+    """Seconds after which a candidate counts as hung."""
     seed: int = 0
-    clock: Clock = "graph"
+    """Seed of the random inputs."""
+    clock: TimingMethod = "graph"
     tolerance: Tolerance | None = None
+    """Allowed difference of floating-point outputs; None compares bit by bit."""
     loads: int = 8
-    ahead: bool = True
+    """Times that original, candidate and null are loaded for a comparison.  The address at which
+    a module is loaded changes its time a little."""
+    prefetch: bool = True
+    """Load modules that may come next while the GPU works (timing method ``graph`` only)."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per launch; ``original[i]``, ``candidate[i]`` and ``null[i]`` (the original once
-    more) ran next to each other.  ``null`` is empty where none was asked for.  The samples come
-    from ``loads`` loads of all three, in equal shares and in this order (as ``numpy.array_split``
-    divides them)."""
+    """Interleaved samples of original and candidate, in seconds per launch.
+
+    ``original[i]``, ``candidate[i]`` and ``null[i]`` ran next to each other.
+    """
 
     original: tuple[float, ...]
     candidate: tuple[float, ...]
     null: tuple[float, ...] = ()
+    """The original, timed a second time; empty if that was not requested."""
     loads: int = 1
+    """Times the modules were loaded.  Samples are in order of the loads, in equal shares (as
+    ``numpy.array_split`` divides them)."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answer for one candidate.  ``spent``: seconds by part (load, check, time)."""
+    """Result of checking and timing one candidate."""
 
-    fate: Fate
+    status: Status
     timing: Timing | None = None
+    """Samples if ``status`` is ``timed``."""
     detail: str = ""
-    spent: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Why the candidate was not timed."""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds spent in each phase: ``load``, ``check``, ``time``."""
 
 
 class Device(Protocol):
-    """Times candidates of one kernel.  A candidate that fails is an :class:`Outcome`, no raise."""
+    """Checks and times candidates of one kernel.
+
+    A candidate that fails yields an :class:`Outcome` with its status, not an exception.
+    """
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        """Check one candidate on every input, then time it in pairs with the original."""
+        """Check one candidate on all input sets, then time it in pairs with the original."""
         ...
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        """In a fresh process: ``checks`` fresh random inputs, then ``rounds`` interleaved triples
-        original, candidate, original again."""
+        """Check and time one candidate in a new process, more thoroughly than :meth:`evaluate`.
+
+        Checks it on ``checks`` new random inputs, then times ``rounds`` interleaved triples
+        (original, candidate, original).
+        """
         ...
 
     @property
-    def about(self) -> Mapping[str, str]:
-        """GPU, driver, clocks, temperature and power as found."""
+    def info(self) -> Mapping[str, str]:
+        """GPU, driver, clocks, temperature and power, as read when the device was opened."""
         ...
 
 
-def _ignored(cubin: bytes) -> None: ...
+def _ignore(cubin: bytes) -> None: ...
 
 
 @dataclass(frozen=True)
-class Pending:
-    """An answer that is awaited.  ``ready`` says whether it is there, ``wait`` gives it; it has to
-    be taken before anything else is asked of the device.  ``foresee`` tells of a candidate that may
-    come next, which is loaded meanwhile where the device can do that."""
+class PendingOutcome:
+    """An outcome that is still being computed.
+
+    The caller must call ``wait`` before it uses the device for anything else.
+    """
 
     ready: Callable[[], bool]
+    """Whether ``wait`` would return at once."""
     wait: Callable[[], Outcome]
-    foresee: Callable[[bytes], None] = _ignored
+    """Block until the outcome is there, and return it."""
+    prefetch: Callable[[bytes], None] = _ignore
+    """Announce a candidate that may come next.  The device loads it meanwhile, if it can."""
 
 
 @runtime_checkable
-class Overlapping(Protocol):
-    """A device that works while its user does something else."""
+class AsyncDevice(Protocol):
+    """A device that can work on a candidate while its caller does something else."""
 
-    def start(self, cubin: bytes) -> Pending:
-        """Begin what ``evaluate`` does."""
+    def start(self, cubin: bytes) -> PendingOutcome:
+        """Begin to evaluate a candidate (as :meth:`Device.evaluate`) and return at once."""
         ...

@@ -1,17 +1,18 @@
-"""PTX of the small kernels that make inputs and compare outputs where they lie.
+"""PTX of helper kernels that generate random inputs and compare outputs in device memory.
 
-Inputs follow from a key, the number of the sample and the position alone (the mixing function of
-SplitMix64: Steele, Lea and Flood, OOPSLA 2014), so that any sample can be made again, and none
-travels from the host.  The number lies in device memory: a CUDA graph that makes, runs and compares
-samples then advances by itself.
+An input value is a function of a key, the sample's number and the element's position (the mixing
+function of SplitMix64: Steele, Lea and Flood, OOPSLA 2014).  So any sample can be generated again,
+and none is copied from the host.  The sample's number is in device memory, so a CUDA graph that
+generates, runs and compares samples can advance it.
 """
 
 from __future__ import annotations
 
 GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Increment of SplitMix64's state: 2**64 divided by the golden ratio."""
+_FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-_HEAD = """
+_HEADER = """
 .version 7.0
 .target sm_75
 .address_size 64
@@ -27,12 +28,13 @@ _INDEX = """
  mov.u32 %r3, %nctaid.x;
  mul.wide.u32 %d6, %r3, %r1;
 """
-"""%d4: this thread's first element; %d6: the distance to its next one."""
+"""Sets %d4 to the thread's first element and %d6 to the stride of its grid-stride loop."""
 
 
 def _mix(register: str) -> str:
+    """SplitMix64's mixing function on a 64-bit register; uses %d11."""
     lines = []
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+    for shift, factor in ((30, _FIRST_FACTOR), (27, _SECOND_FACTOR), (31, None)):
         lines += [f" shr.u64 %d11, {register}, {shift};", f" xor.b64 {register}, {register}, %d11;"]
         if factor is not None:
             lines += [f" mov.u64 %d11, {factor:#x};", f" mul.lo.u64 {register}, {register}, %d11;"]
@@ -47,11 +49,12 @@ _UNIFORM = """
  mul.rn.f32 %f0, %f0, %f2;
  add.rn.f32 %f0, %f0, %f1;
 """
-"""%f0: low + span * u, with u a multiple of 2**-24 in [0, 1)."""
+"""Sets %f0 to low + span * u, where u is a multiple of 2**-24 in [0, 1)."""
 
 _BOUNDED = " mul.hi.u64 %d9, %d9, %d3;\n"
+"""Sets %d9 to an integer in [0, bound)."""
 
-_MADE = {
+_STORES = {
     "f16": (2, _UNIFORM + " cvt.rn.f16.f32 %h0, %f0;\n st.global.b16 [%d8], %h0;"),
     "bf16": (
         2,
@@ -60,8 +63,9 @@ _MADE = {
     ),
     "f32": (4, _UNIFORM + " st.global.f32 [%d8], %f0;"),
     "f64": (8, _UNIFORM + " cvt.f64.f32 %e0, %f0;\n st.global.f64 [%d8], %e0;"),
-    # Conversions to fp8 need sm_89.  Cut after conversion to f16: e5m2 is its upper byte; e4m3 its
-    # upper bits at 2**-8 of the value (biases 15 and 7), at most 448.
+    # PTX conversions to fp8 need sm_89, so fp8 values are truncated f16 values.  e5m2 is the upper
+    # byte of the f16.  e4m3 takes the upper bits of the f16 of value * 2**-8 (because the exponent
+    # biases are 15 and 7), at most 448.
     "f8e5m2": (
         1,
         _UNIFORM + " cvt.rn.f16.f32 %h0, %f0;\n shr.u16 %h0, %h0, 8;\n st.global.u8 [%d8], %h0;",
@@ -74,17 +78,20 @@ _MADE = {
         " or.b32 %r4, %r4, %r5;\n cvt.u16.u32 %h0, %r4;\n st.global.u8 [%d8], %h0;",
     ),
 }
+"""Bytes of an element, and the PTX that generates and stores one, by dtype."""
 for _sign in "iu":
-    _MADE[f"{_sign}64"] = (8, _BOUNDED + " st.global.u64 [%d8], %d9;")
-    _MADE[f"{_sign}32"] = (4, _BOUNDED + " cvt.u32.u64 %r4, %d9;\n st.global.u32 [%d8], %r4;")
-    _MADE[f"{_sign}16"] = (2, _BOUNDED + " cvt.u16.u64 %h0, %d9;\n st.global.u16 [%d8], %h0;")
-    _MADE[f"{_sign}8"] = (1, _BOUNDED + " cvt.u16.u64 %h0, %d9;\n st.global.u8 [%d8], %h0;")
+    _STORES[f"{_sign}64"] = (8, _BOUNDED + " st.global.u64 [%d8], %d9;")
+    _STORES[f"{_sign}32"] = (4, _BOUNDED + " cvt.u32.u64 %r4, %d9;\n st.global.u32 [%d8], %r4;")
+    _STORES[f"{_sign}16"] = (2, _BOUNDED + " cvt.u16.u64 %h0, %d9;\n st.global.u16 [%d8], %h0;")
+    _STORES[f"{_sign}8"] = (1, _BOUNDED + " cvt.u16.u64 %h0, %d9;\n st.global.u8 [%d8], %h0;")
 
 
 def fill(dtype: str) -> bytes:
-    """``fill(out, n, number, key, low, span, bound)``: n values of ``dtype`` from sample
-    ``*number``; floats in [low, low + span), integers in [0, bound)."""
-    width, store = _MADE[dtype]
+    """PTX of ``fill(out, n, number, key, low, span, bound)``, which generates ``n`` values.
+
+    They are the values of sample ``*number``: floats in [low, low + span), integers in [0, bound).
+    """
+    width, store = _STORES[dtype]
     return _ptx(f"""
 .visible .entry fill(.param .u64 out, .param .u64 n, .param .u64 number, .param .u64 key,
  .param .f32 low, .param .f32 span, .param .u64 bound)
@@ -125,7 +132,7 @@ DONE:
 """)
 
 
-_COMPARED = """
+_COMPARE = """
 .visible .entry differing(.param .u64 got, .param .u64 expected, .param .u64 n,
  .param .u64 count, .param .f64 rtol, .param .f64 atol)
 {{
@@ -149,7 +156,7 @@ LOOP:
  add.u64 %d8, %d0, %d7;
  add.u64 %d9, %d1, %d7;
  add.u64 %d4, %d4, %d6;
-{judge}
+{compare}
  mov.u64 %d7, 1;
  red.global.add.u64 [%d3], %d7;
  bra LOOP;
@@ -157,15 +164,15 @@ DONE:
  ret;
 }}
 """
-"""``judge`` jumps back to LOOP for elements that agree."""
+"""Template of the comparison kernels; ``{compare}`` jumps to LOOP if two elements agree."""
 
-_BITS = """
+_COMPARE_WORDS = """
  ld.global.u32 %r4, [%d8];
  ld.global.u32 %r5, [%d9];
  setp.eq.u32 %p1, %r4, %r5;
  @%p1 bra LOOP;
 """
-_NEAR = """
+_COMPARE_TOLERANCE = """
  setp.eq.f64 %p1, %e0, %e1;
  @%p1 bra LOOP;
  sub.rn.f64 %e2, %e0, %e1;
@@ -179,11 +186,14 @@ _NEAR = """
  @%p1 bra LOOP;
 WRONG:
 """
-"""A difference that is infinite or no number is never within a tolerance."""
+"""Compares the doubles %e0 and %e1.  An infinite or NaN difference exceeds every tolerance."""
 
 
 def _from_e4m3(half: str, double: str) -> str:
-    """The e4m3 value in the low byte of ``half`` as a double: through f16 at 2**-8 of it."""
+    """PTX that converts the e4m3 value in the low byte of ``half`` to a double.
+
+    The bits are moved into an f16, which then has 2**-8 of the value, and scaled up as a double.
+    """
     return f"""
  cvt.u32.u16 %r4, {half};
  and.b32 %r5, %r4, 0x7f;
@@ -199,18 +209,18 @@ def _from_e4m3(half: str, double: str) -> str:
 """
 
 
-_BYTES = (
+_COMPARE_BYTES = (
     " ld.global.u8 %h0, [%d8];\n ld.global.u8 %h1, [%d9];\n"
     " setp.eq.u16 %p1, %h0, %h1;\n @%p1 bra LOOP;\n"
 )
 
-_LOADED = {
+_LOADS = {
     "f8e5m2": (
         1,
-        _BYTES + " shl.b16 %h0, %h0, 8;\n shl.b16 %h1, %h1, 8;\n"
+        _COMPARE_BYTES + " shl.b16 %h0, %h0, 8;\n shl.b16 %h1, %h1, 8;\n"
         " cvt.f64.f16 %e0, %h0;\n cvt.f64.f16 %e1, %h1;",
     ),
-    "f8e4m3": (1, _BYTES + _from_e4m3("%h0", "%e0") + _from_e4m3("%h1", "%e1")),
+    "f8e4m3": (1, _COMPARE_BYTES + _from_e4m3("%h0", "%e0") + _from_e4m3("%h1", "%e1")),
     "f16": (
         2,
         " ld.global.b16 %h0, [%d8];\n ld.global.b16 %h1, [%d9];\n"
@@ -228,7 +238,7 @@ _LOADED = {
     ),
     "f32": (
         4,
-        _BITS + " mov.b32 %f0, %r4;\n mov.b32 %f3, %r5;\n"
+        _COMPARE_WORDS + " mov.b32 %f0, %r4;\n mov.b32 %f3, %r5;\n"
         " cvt.f64.f32 %e0, %f0;\n cvt.f64.f32 %e1, %f3;",
     ),
     "f64": (
@@ -238,23 +248,34 @@ _LOADED = {
         " mov.b64 %e0, %d10;\n mov.b64 %e1, %d11;",
     ),
 }
-FLOATING = frozenset(_LOADED)
+"""Bytes of an element, and the PTX that loads two as doubles %e0 and %e1, by dtype.
+
+The PTX jumps to LOOP if both have the same bits.
+"""
+FLOAT_DTYPES = frozenset(_LOADS)
 
 
 def differing() -> bytes:
-    """Adds to ``*count`` how many of n 32-bit words differ between ``got`` and ``expected``."""
-    return _ptx(_COMPARED.format(index=_INDEX, width=4, judge=_BITS))
+    """PTX of ``differing(got, expected, n, count, ...)``, which compares n 32-bit words.
+
+    It adds the number of words that differ to ``*count``.
+    """
+    return _ptx(_COMPARE.format(index=_INDEX, width=4, compare=_COMPARE_WORDS))
 
 
 def differing_beyond(dtype: str) -> bytes:
-    """The same for n elements of a floating-point type, where a difference of at most
-    ``atol + rtol * |expected|`` counts as none."""
-    width, load = _LOADED[dtype]
-    return _ptx(_COMPARED.format(index=_INDEX, width=width, judge=load + _NEAR))
+    """PTX of ``differing(got, expected, n, count, rtol, atol)`` for n floating-point elements.
+
+    It adds the number of elements whose difference exceeds ``atol + rtol * |expected|`` to
+    ``*count``.
+    """
+    width, load = _LOADS[dtype]
+    compare = load + _COMPARE_TOLERANCE
+    return _ptx(_COMPARE.format(index=_INDEX, width=width, compare=compare))
 
 
 def advance() -> bytes:
-    """Adds 1 to ``*number``; for one thread."""
+    """PTX of ``advance(number)``, which adds 1 to ``*number``; launched with one thread."""
     return _ptx("""
 .visible .entry advance(.param .u64 number)
 {
@@ -269,4 +290,4 @@ def advance() -> bytes:
 
 
 def _ptx(body: str) -> bytes:
-    return (_HEAD + body + "\0").encode()
+    return (_HEADER + body + "\0").encode()

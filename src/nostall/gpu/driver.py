@@ -1,4 +1,4 @@
-"""The CUDA driver calls that nostall needs, with Python exceptions and plain values."""
+"""CUDA driver calls as methods that raise exceptions and return plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nostall.core.errors import MissingPart
 from nostall.core.launch import LaunchSpec, Scalar
 
-_SCALARS: dict[str, Any] = {
+_SCALAR_TYPES: dict[str, Any] = {
     "i8": ctypes.c_int8,
     "i16": ctypes.c_int16,
     "i32": ctypes.c_int32,
@@ -25,6 +25,7 @@ _SCALARS: dict[str, Any] = {
     "f64": ctypes.c_double,
 }
 _DEFAULT_DYNAMIC_SHARED = 48 * 1024
+"""Bytes of shared memory of a block that need no function attribute."""
 
 
 class DriverError(Exception):
@@ -36,134 +37,151 @@ class DriverError(Exception):
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """One kernel of a loaded module."""
+class LoadedKernel:
+    """One kernel of a loaded module: the driver's handles."""
 
     module: Any
     function: Any
 
 
 class Cuda:
-    """One device's primary context, used from one thread.
-
-    ``driver`` is the module ``cuda.bindings.driver``, or a test's stand-in.
-    """
+    """The primary context of one GPU and one stream, used from a single thread."""
 
     def __init__(self, ordinal: int = 0, driver: Any = None) -> None:
-        self.cu = driver or _bindings()
+        """``driver``: the module ``cuda.bindings.driver``, or a test's fake of it.
+
+        Raises :class:`MissingPart` if the GPU cannot be used, or is a MIG slice.
+        """
+        self.cu = driver or _import_bindings()
         try:
             self.call("cuInit", 0)
             self.device = self.call("cuDeviceGet", ordinal)
         except (DriverError, RuntimeError) as error:  # RuntimeError: there is no driver library
             raise MissingPart(
-                f"no usable GPU number {ordinal} ({error}); `nostall doctor` shows what is "
-                "there; --objective model needs none"
+                f"no usable GPU number {ordinal} ({error}); `nostall doctor` lists the GPUs; "
+                "--objective model needs none"
             ) from error
         if " MIG " in self.name:
             raise MissingPart(
-                f"GPU number {ordinal} is a slice of one ({self.name}): others share its clocks, "
-                "power and memory, so times on it do not hold; measure on a whole GPU, or search "
-                "with --objective model"
+                f"GPU number {ordinal} is a MIG slice ({self.name}): it shares clocks, power and "
+                "memory with other slices, so times on it are not reliable; measure on a whole "
+                "GPU, or search with --objective model"
             )
         context = self.call("cuDevicePrimaryCtxRetain", self.device)
         self.call("cuCtxSetCurrent", context)
         self.stream = self.call("cuStreamCreate", 0)
-        self._own: dict[bytes, Loaded] = {}
+        self._helpers: dict[bytes, LoadedKernel] = {}
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a driver function; its results, or :class:`DriverError`."""
+        """Call a driver function and return its results.
+
+        Raises :class:`DriverError` if it fails.
+        """
         status, *results = getattr(self.cu, name)(*arguments)
         if int(status) != 0:
             raise DriverError(status.name, name)
         return results[0] if len(results) == 1 else tuple(results)
 
     def attribute(self, name: str) -> int:
+        """A device attribute, by its name after ``CU_DEVICE_ATTRIBUTE_``."""
         key = getattr(self.cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", key, self.device))
 
     @property
     def architecture(self) -> int:
-        """Such as 90."""
+        """The number of the architecture, such as 90 for sm_90."""
         major = self.attribute("COMPUTE_CAPABILITY_MAJOR")
         return 10 * major + self.attribute("COMPUTE_CAPABILITY_MINOR")
 
     @property
     def name(self) -> str:
+        """The GPU's product name."""
         raw: bytes = self.call("cuDeviceGetName", 96, self.device)
         return raw.partition(b"\0")[0].decode()
 
     @property
     def bus(self) -> str:
-        """The PCI address, by which other tools know the GPU whatever CUDA_VISIBLE_DEVICES says."""
+        """The GPU's PCI address.  Unlike ordinals it does not depend on CUDA_VISIBLE_DEVICES."""
         raw: bytes = self.call("cuDeviceGetPCIBusId", 32, self.device)
         return raw.partition(b"\0")[0].decode()
 
-    def load(self, cubin: bytes, kernel: str, shared: int = 0) -> Loaded:
-        """Load a module and look up one kernel; ``shared`` bytes of dynamic shared memory."""
+    def load(self, cubin: bytes, kernel: str, shared: int = 0) -> LoadedKernel:
+        """Load a module and find one of its kernels.
+
+        ``shared``: bytes of dynamic shared memory of a launch.
+        """
         module = self.call("cuModuleLoadData", cubin)
         function = self.call("cuModuleGetFunction", module, kernel.encode())
         if shared > _DEFAULT_DYNAMIC_SHARED - 1024:
             limit = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self.call("cuFuncSetAttribute", function, limit, shared)
-        return Loaded(module, function)
+        return LoadedKernel(module, function)
 
-    def own(self, ptx: bytes, kernel: str) -> Loaded:
-        """One of nostall's own kernels, loaded when it is first asked for."""
-        if ptx not in self._own:
-            self._own[ptx] = self.load(ptx, kernel)
-        return self._own[ptx]
+    def load_helper(self, ptx: bytes, kernel: str) -> LoadedKernel:
+        """Load one of nostall's helper kernels; loaded once for each PTX text."""
+        if ptx not in self._helpers:
+            self._helpers[ptx] = self.load(ptx, kernel)
+        return self._helpers[ptx]
 
-    def unload(self, loaded: Loaded) -> None:
+    def unload(self, loaded: LoadedKernel) -> None:
         self.call("cuModuleUnload", loaded.module)
 
     def allocate(self, size: int) -> int:
+        """Allocate ``size`` bytes of device memory; returns the address."""
         return int(self.call("cuMemAlloc", size))
 
     def free(self, pointer: int) -> None:
         self.call("cuMemFree", pointer)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of device memory: free, in all."""
+        """Bytes of device memory: free and total."""
         free, total = self.call("cuMemGetInfo")
         return int(free), int(total)
 
     def upload_word(self, target: int, value: int) -> None:
-        """Write 64 bits; what was asked for before has happened then."""
+        """Write 64 bits to device memory; waits for the stream."""
         word = np.array([value], dtype=np.uint64)
         self.call("cuMemcpyHtoDAsync", target, word, word.nbytes, self.stream)
         self.synchronize()
 
     def download_word(self, source: int) -> int:
-        """Read 64 bits, after everything that was asked for before."""
+        """Read 64 bits from device memory; waits for the stream."""
         return int(self.download(source, 8).view(np.uint64)[0])
 
     def download(self, source: int, size: int) -> NDArray[np.uint8]:
+        """Read ``size`` bytes from device memory; waits for the stream."""
         out = np.empty(size, dtype=np.uint8)
         self.call("cuMemcpyDtoHAsync", out, source, size, self.stream)
         self.synchronize()
         return out
 
     def copy(self, target: int, source: int, size: int) -> None:
+        """Copy ``size`` bytes within device memory, in stream order."""
         self.call("cuMemcpyDtoDAsync", target, source, size, self.stream)
 
     def fill(self, target: int, byte: int, size: int) -> None:
+        """Set ``size`` bytes of device memory to ``byte``, in stream order."""
         self.call("cuMemsetD8Async", target, byte, size, self.stream)
 
     def synchronize(self) -> None:
+        """Wait until the stream is idle."""
         self.call("cuStreamSynchronize", self.stream)
 
-    def missing_parameters(self, loaded: Loaded, given: int) -> list[int]:
-        """Sizes in bytes of the parameters that a kernel has beyond those given: compilers add
-        pointers to scratch memory, which are null when unused."""
+    def missing_parameters(self, loaded: LoadedKernel, count: int) -> list[int]:
+        """Sizes in bytes of the kernel's parameters after the first ``count``.
+
+        Compilers append pointers to scratch memory, which are null if unused.
+        """
         sizes: list[int] = []
         while True:
             try:
-                _, size = self.call("cuFuncGetParamInfo", loaded.function, given + len(sizes))
+                _, size = self.call("cuFuncGetParamInfo", loaded.function, count + len(sizes))
             except DriverError:
                 return sizes
             sizes.append(int(size))
 
-    def launch(self, loaded: Loaded, spec: LaunchSpec, arguments: Arguments) -> None:
+    def launch(self, loaded: LoadedKernel, spec: LaunchSpec, arguments: KernelArguments) -> None:
+        """Launch a kernel, as a cluster launch if ``spec.cluster`` is not one block."""
         if spec.cluster == (1, 1, 1):
             self.call(
                 "cuLaunchKernel",
@@ -187,17 +205,19 @@ class Cuda:
         config.attrs, config.numAttrs = [attribute], 1
         self.call("cuLaunchKernelEx", config, loaded.function, arguments.packed, 0)
 
-    def graph(self, loaded: Loaded, spec: LaunchSpec, arguments: Arguments, times: int) -> Any:
-        """An executable CUDA graph of ``times`` launches, one after the other."""
+    def graph(
+        self, loaded: LoadedKernel, spec: LaunchSpec, arguments: KernelArguments, launches: int
+    ) -> Any:
+        """An executable CUDA graph of ``launches`` consecutive launches."""
 
-        def work() -> None:
-            for _ in range(times):
+        def launch_all() -> None:
+            for _ in range(launches):
                 self.launch(loaded, spec, arguments)
 
-        return self.captured(work)
+        return self.capture(launch_all)
 
-    def captured(self, work: Callable[[], None]) -> Any:
-        """What ``work`` asks of the stream, as an executable CUDA graph."""
+    def capture(self, work: Callable[[], None]) -> Any:
+        """Capture the stream operations of ``work`` as an executable CUDA graph."""
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self.call("cuStreamBeginCapture", self.stream, mode)
         work()
@@ -207,23 +227,26 @@ class Cuda:
         return executable
 
     def replay(self, graph: Any) -> None:
+        """Launch an executable graph."""
         self.call("cuGraphLaunch", graph, self.stream)
 
-    def drop(self, graph: Any) -> None:
+    def destroy_graph(self, graph: Any) -> None:
         self.call("cuGraphExecDestroy", graph)
 
     def event(self) -> Any:
+        """Create an event."""
         return self.call("cuEventCreate", 0)
 
     def record(self, event: Any) -> None:
+        """Record an event in stream order."""
         self.call("cuEventRecord", event, self.stream)
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Between two recorded events that have happened."""
+        """Time between two events; both must have completed."""
         return float(self.call("cuEventElapsedTime", start, end)) * 1e-3
 
 
-def _bindings() -> Any:
+def _import_bindings() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -234,21 +257,27 @@ def _bindings() -> Any:
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """Kernel parameters in the form that the launch call takes."""
+class KernelArguments:
+    """Kernel parameters as ``cuLaunchKernel`` takes them: values and their ctypes."""
 
     packed: tuple[tuple[Any, ...], tuple[Any, ...]]
 
     @classmethod
-    def of(cls, spec: LaunchSpec, pointers: dict[str, int], extra: Sequence[int]) -> Arguments:
-        """``pointers`` by buffer name; ``extra``: sizes of parameters to be passed as zeros."""
+    def pack(
+        cls, spec: LaunchSpec, pointers: dict[str, int], extra: Sequence[int]
+    ) -> KernelArguments:
+        """Pack the arguments of a launch.
+
+        ``pointers``: device addresses by buffer name.  ``extra``: sizes in bytes of parameters
+        that follow and are passed as zeros.
+        """
         values: list[Any] = []
         types: list[Any] = []
         for argument in spec.args:
             if isinstance(argument, Scalar):
-                floating = argument.dtype.startswith("f")
-                values.append(float(argument.value) if floating else int(argument.value))
-                types.append(_SCALARS[argument.dtype])
+                is_float = argument.dtype.startswith("f")
+                values.append(float(argument.value) if is_float else int(argument.value))
+                types.append(_SCALAR_TYPES[argument.dtype])
             elif argument.name in pointers:
                 values.append(pointers[argument.name])
                 types.append(ctypes.c_void_p)

@@ -1,4 +1,4 @@
-"""What runs inside the worker process: load, check and time candidates of one kernel."""
+"""Evaluator in the worker process: loads, checks and times candidates of one kernel."""
 
 from __future__ import annotations
 
@@ -10,46 +10,57 @@ from time import perf_counter
 import numpy as np
 
 from nostall.core.errors import BadInput
-from nostall.gpu.checking import SEARCH, Checker
+from nostall.gpu.checking import SEARCH_START, Checker
 from nostall.gpu.cupti import CuptiTimer
-from nostall.gpu.device import Kernel, Outcome, Plan, Timing
-from nostall.gpu.driver import Arguments, Cuda, DriverError, Loaded
-from nostall.gpu.timing import ColdTimer, EventTimer, Flush, GraphTimer, Timer, launches_for
+from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, Status, Timing
+from nostall.gpu.driver import Cuda, DriverError, KernelArguments, LoadedKernel
+from nostall.gpu.timing import (
+    ColdTimer,
+    EventTimer,
+    GraphTimer,
+    L2Flush,
+    Timer,
+    launches_per_sample,
+)
 
-_ASKED = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks.max.sm"
+_SMI_FIELDS = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks.max.sm"
 
 
 class Engine:
-    """Owns the CUDA context of the worker.
-
-    Raises :class:`BadInput` when the original does not load or run, its buffers do not fit, or it
-    gives different outputs for the same inputs, and :class:`MissingPart` where the GPU or the clock
-    cannot be used.
-    """
+    """Loads, checks and times candidates in the CUDA context of this process."""
 
     def __init__(
-        self, kernel: Kernel, plan: Plan, ordinal: int = 0, cuda: Cuda | None = None
+        self,
+        kernel: Kernel,
+        plan: MeasurementPlan,
+        ordinal: int = 0,
+        cuda: Cuda | None = None,
     ) -> None:
+        """Load the original, and run it for the expected outputs.
+
+        Raises :class:`BadInput` if the original does not load or run, its buffers do not fit, or
+        its outputs do not repeat, and :class:`MissingPart` if the GPU or the timer cannot be used.
+        """
         self.kernel, self.plan = kernel, plan
         self.cuda = cuda or Cuda(ordinal)
-        self.foretold: Callable[[], bytes | None] = lambda: None
-        self._ready: list[tuple[bytes, Loaded]] = []
+        self.next_hint: Callable[[], bytes | None] = lambda: None
+        self._prefetched: list[tuple[bytes, LoadedKernel]] = []
         self.original = self._load_original()
-        self.flush = Flush(self.cuda)
+        self.flush = L2Flush(self.cuda)
         self.checker = Checker(self.cuda, kernel.name, kernel.launch, plan.inputs, plan, self.flush)
-        self.arguments: Arguments = self.checker.bind(self.original)
-        for number in range(plan.inputs):
-            self.checker.expect(self.original, SEARCH + number, number)
-        self.timer = self._timer()
+        self.arguments: KernelArguments = self.checker.bind(self.original)
+        for index in range(plan.inputs):
+            self.checker.prepare_set(self.original, SEARCH_START + index, index)
+        self.timer = self._make_timer()
 
-    def about(self) -> Mapping[str, str]:
-        """GPU, driver, clocks, temperature and power; read, never changed."""
-        found = {"gpu": self.cuda.name, "architecture": f"sm_{self.cuda.architecture}"}
+    def info(self) -> Mapping[str, str]:
+        """GPU, driver, clocks, temperature and power as read now; nothing is set."""
+        info = {"gpu": self.cuda.name, "architecture": f"sm_{self.cuda.architecture}"}
         with suppress(OSError, subprocess.SubprocessError):
             line = subprocess.run(
                 [
                     "nvidia-smi",
-                    f"--query-gpu={_ASKED}",
+                    f"--query-gpu={_SMI_FIELDS}",
                     "--format=csv,noheader",
                     "-i",
                     self.cuda.bus,
@@ -59,144 +70,154 @@ class Engine:
                 timeout=10,
                 check=True,
             ).stdout
-            names = _ASKED.split(",")
-            found.update(zip(names, (v.strip() for v in line.split(",")), strict=False))
-        return found
+            names = _SMI_FIELDS.split(",")
+            info.update(zip(names, (v.strip() for v in line.split(",")), strict=False))
+        return info
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        """Check ``cubin`` on every input set, then time it in pairs with the original."""
-        clock = _Parts()
+        """Check a candidate on every input set, then time it in pairs with the original."""
+        phases = _PhaseTimer()
         try:
-            candidate = self._taken(cubin)
+            candidate = self._load_candidate(cubin)
         except DriverError as error:
-            return Outcome("rejected", detail=str(error), spent=clock.done("load"))
-        clock.done("load")
-        for number in range(self.plan.inputs):
-            wrong = self.checker.wrong(candidate, number)
-            if wrong:
+            return Outcome("rejected", detail=str(error), phase_seconds=phases.end("load"))
+        phases.end("load")
+        for index in range(self.plan.inputs):
+            mismatches = self.checker.count_mismatches(candidate, index)
+            if mismatches:
                 self.cuda.unload(candidate)
-                detail = self.checker.said((number, wrong))
-                return Outcome("wrong", detail=detail, spent=clock.done("check"))
-        clock.done("check")
-        original, timed = self.timer.pairs([self.original, candidate], self.plan.rounds)
+                detail = self.checker.describe((index, mismatches))
+                return Outcome("wrong", detail=detail, phase_seconds=phases.end("check"))
+        phases.end("check")
+        original, timed = self.timer.time_interleaved([self.original, candidate], self.plan.rounds)
         self.cuda.unload(candidate)
-        return Outcome("timed", Timing(tuple(original), tuple(timed)), spent=clock.done("time"))
+        timing = Timing(tuple(original), tuple(timed))
+        return Outcome("timed", timing, phase_seconds=phases.end("time"))
 
     def check(self, cubin: bytes, first: int, count: int) -> Outcome:
-        """Compare the outputs of ``count`` samples from number ``first`` on, in the launch itself
-        and in each of its further shapes."""
-        clock = _Parts()
+        """Check a candidate on ``count`` samples from number ``first`` on.
+
+        Each sample is checked for the launch itself and for each of its variants.
+        """
+        phases = _PhaseTimer()
         try:
             candidate = self._load(cubin)
         except DriverError as error:
-            return Outcome("rejected", detail=str(error), spent=clock.done("load"))
-        clock.done("load")
+            return Outcome("rejected", detail=str(error), phase_seconds=phases.end("load"))
+        phases.end("load")
         launch = self.kernel.launch
-        found = self.checker.first_wrong(self.original, candidate, first, count)
-        detail = self.checker.said(found) if found else ""
-        for number, shape in enumerate(launch.shapes):
+        mismatch = self.checker.first_mismatch(self.original, candidate, first, count)
+        detail = self.checker.describe(mismatch) if mismatch else ""
+        for number, variant in enumerate(launch.shapes):
             if detail:
                 break
-            other = Checker(self.cuda, self.kernel.name, launch.at(shape), 1, self.plan, self.flush)
-            found = other.first_wrong(self.original, candidate, first, count)
-            detail = f"{other.said(found)} of further shape {number}" if found else ""
-            other.release()
+            changed = launch.with_variant(variant)
+            checker = Checker(self.cuda, self.kernel.name, changed, 1, self.plan, self.flush)
+            mismatch = checker.first_mismatch(self.original, candidate, first, count)
+            detail = f"{checker.describe(mismatch)} of further shape {number}" if mismatch else ""
+            checker.release()
         self.cuda.unload(candidate)
-        return Outcome("wrong" if detail else "agrees", detail=detail, spent=clock.done("check"))
+        status: Status = "wrong" if detail else "agrees"
+        return Outcome(status, detail=detail, phase_seconds=phases.end("check"))
 
     def compare(self, cubin: bytes, rounds: int) -> Outcome:
-        """Interleaved triples original, candidate, original again, over several loads of each.
+        """Time interleaved triples (original, candidate, original), over several loads of each.
 
-        Where a module lies in memory changes its time a little.  All loads stay until the end, so
-        that each lies elsewhere, and their order rotates.
+        The address at which a module is loaded changes its time a little.  All loads stay until
+        the end, so each has another address, and the order of loading rotates.
         """
-        clock = _Parts()
+        phases = _PhaseTimer()
         loads = max(1, min(self.plan.loads, rounds // 2))
         try:
-            triples = [self._triple(cubin, turn) for turn in range(loads)]
+            triples = [self._load_triple(cubin, number) for number in range(loads)]
         except DriverError as error:
-            return Outcome("rejected", detail=str(error), spent=clock.done("load"))
-        clock.done("load")
+            return Outcome("rejected", detail=str(error), phase_seconds=phases.end("load"))
+        phases.end("load")
         samples: list[list[float]] = [[], [], []]
         shares = [len(part) for part in np.array_split(np.arange(rounds), loads)]
         for triple, share in zip(triples, shares, strict=True):
-            for kept, new in zip(samples, self.timer.pairs(triple, share), strict=True):
-                kept += new
-        original, changed, again = (tuple(s) for s in samples)
-        timing = Timing(original, changed, again, loads)
-        return Outcome("timed", timing, spent=clock.done("time"))
+            timed = self.timer.time_interleaved(triple, share)
+            for all_samples, new_samples in zip(samples, timed, strict=True):
+                all_samples += new_samples
+        original, candidate, null = (tuple(s) for s in samples)
+        timing = Timing(original, candidate, null, loads)
+        return Outcome("timed", timing, phase_seconds=phases.end("time"))
 
-    def _triple(self, cubin: bytes, turn: int) -> list[Loaded]:
-        """Original, candidate and original again, loaded in an order that rotates."""
-        what = [self.kernel.cubin, cubin, self.kernel.cubin]
-        loaded: dict[int, Loaded] = {}
+    def _load_triple(self, cubin: bytes, number: int) -> list[LoadedKernel]:
+        """Load original, candidate and original; the load order rotates with ``number``."""
+        cubins = [self.kernel.cubin, cubin, self.kernel.cubin]
+        loaded: dict[int, LoadedKernel] = {}
         for step in range(3):
-            which = (turn + step) % 3
-            loaded[which] = self._load(what[which])
-        return [loaded[which] for which in range(3)]
+            index = (number + step) % 3
+            loaded[index] = self._load(cubins[index])
+        return [loaded[index] for index in range(3)]
 
-    def _load_ahead(self) -> None:
-        """While the GPU is busy: load what may come next.
+    def _prefetch(self) -> None:
+        """Load the module of the next hint while the GPU is busy.
 
-        The driver loads a module beside running work, but returns only when that is over, so what
-        is told first is all that is loaded.
+        The driver loads a module beside running work, but returns only when that work is done, so
+        only one module is loaded.
         """
-        cubin = self.foretold()
+        cubin = self.next_hint()
         if cubin is not None:
-            with suppress(DriverError):  # it is told to who asks for it
-                self._ready.append((cubin, self._load(cubin)))
+            with suppress(DriverError):  # reported if the candidate is evaluated
+                self._prefetched.append((cubin, self._load(cubin)))
 
-    def _taken(self, cubin: bytes) -> Loaded:
-        """The module, which may be there already; others that are go at once, because new memory
-        for modules takes the driver milliseconds."""
-        ready, self._ready = self._ready, []
-        found: Loaded | None = None
-        for known, loaded in ready:
-            if found is None and known == cubin:
-                found = loaded
+    def _load_candidate(self, cubin: bytes) -> LoadedKernel:
+        """Load a candidate, or take it from the prefetched modules.
+
+        Other prefetched modules are unloaded at once: if they accumulated, the driver would need
+        milliseconds to allocate memory for new modules.
+        """
+        prefetched, self._prefetched = self._prefetched, []
+        candidate: LoadedKernel | None = None
+        for known, loaded in prefetched:
+            if candidate is None and known == cubin:
+                candidate = loaded
             else:
                 self.cuda.unload(loaded)
-        return found or self._load(cubin)
+        return candidate or self._load(cubin)
 
-    def _load(self, cubin: bytes) -> Loaded:
+    def _load(self, cubin: bytes) -> LoadedKernel:
         return self.cuda.load(cubin, self.kernel.name, self.kernel.launch.shared)
 
-    def _load_original(self) -> Loaded:
+    def _load_original(self) -> LoadedKernel:
         try:
             return self._load(self.kernel.cubin)
         except DriverError as error:
-            here = f"{self.cuda.name} (sm_{self.cuda.architecture})"
+            gpu = f"{self.cuda.name} (sm_{self.cuda.architecture})"
             raise BadInput(
-                f"{self.kernel.name} cannot be loaded on {here}: {error}; compile it for "
+                f"{self.kernel.name} cannot be loaded on {gpu}: {error}; compile it for "
                 f"sm_{self.cuda.architecture}, or measure on the GPU that it is for"
             ) from error
 
-    def _timer(self) -> Timer:
+    def _make_timer(self) -> Timer:
         plan, spec = self.plan, self.kernel.launch
-        if plan.cold and plan.clock != "cupti":  # one launch at a time: there is nothing to batch
+        if plan.cold and plan.clock != "cupti":  # cold launches are timed alone, not in batches
             return ColdTimer(self.cuda, spec, self.arguments, self.flush)
         probe = GraphTimer(self.cuda, spec, self.arguments, 10, self.original)
-        probe.pairs([self.original], 10)
-        seconds = float(np.median(probe.pairs([self.original], 5)[0]))
-        times = launches_for(seconds, plan.batch_us)
+        probe.time_interleaved([self.original], 10)
+        seconds = float(np.median(probe.time_interleaved([self.original], 5)[0]))
+        launches = launches_per_sample(seconds, plan.batch_us)
         if plan.clock == "cupti":
             flush = self.flush if plan.cold else None
-            return CuptiTimer(self.cuda, spec, self.arguments, times, flush)
+            return CuptiTimer(self.cuda, spec, self.arguments, launches, flush)
         if plan.clock == "events":
-            return EventTimer(self.cuda, spec, self.arguments, times)
-        meanwhile = self._load_ahead if plan.ahead else None
-        return GraphTimer(self.cuda, spec, self.arguments, times, self.original, meanwhile)
+            return EventTimer(self.cuda, spec, self.arguments, launches)
+        while_busy = self._prefetch if plan.prefetch else None
+        return GraphTimer(self.cuda, spec, self.arguments, launches, self.original, while_busy)
 
 
-class _Parts:
-    """Where the time of one candidate goes."""
+class _PhaseTimer:
+    """Seconds spent in each phase of one evaluation."""
 
     def __init__(self) -> None:
         self._since = perf_counter()
-        self._parts: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
 
-    def done(self, part: str) -> dict[str, float]:
+    def end(self, phase: str) -> dict[str, float]:
+        """End a phase; returns the seconds of all phases so far."""
         now = perf_counter()
-        self._parts[part] = now - self._since
+        self._seconds[phase] = now - self._since
         self._since = now
-        return dict(self._parts)
+        return dict(self._seconds)

@@ -1,4 +1,4 @@
-"""Measurements kept and played back: a device for tests and for machines without a GPU."""
+"""Record a device's outcomes in a file, and replay them on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -7,109 +7,121 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nostall.core.errors import BadRun
-from nostall.gpu.device import Device, Fate, Outcome, Timing
+from nostall.gpu.device import Device, Outcome, Status, Timing
 
-Verb = Literal["evaluate", "compare"]
+Method = Literal["evaluate", "compare"]
 
 
-class Record(BaseModel):
-    """One answer of a device."""
+class OutcomeRecord(BaseModel):
+    """The outcome of one call of a device.  Field names are keys of the recording file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    verb: Verb
+    verb: Method
     cubin: str
-    fate: Fate
+    """sha256 of the candidate."""
+    fate: Status
     detail: str = ""
     original: tuple[float, ...] = ()
     candidate: tuple[float, ...] = ()
     null: tuple[float, ...] = ()
     loads: int = 1
-    spent: dict[str, float] = {}
+    spent: dict[str, float] = Field(default_factory=dict)
+    """Seconds by phase."""
+
+    @classmethod
+    def from_outcome(cls, method: Method, cubin: bytes, outcome: Outcome) -> OutcomeRecord:
+        """The record of a call ``method(cubin)`` that returned ``outcome``."""
+        timing = outcome.timing or Timing((), ())
+        return cls(
+            verb=method,
+            cubin=_sha256(cubin),
+            fate=outcome.status,
+            detail=outcome.detail,
+            original=timing.original,
+            candidate=timing.candidate,
+            null=timing.null,
+            loads=timing.loads,
+            spent=dict(outcome.phase_seconds),
+        )
 
     @property
     def outcome(self) -> Outcome:
+        """The recorded outcome."""
         timing = None
         if self.original:
             timing = Timing(self.original, self.candidate, self.null, self.loads)
         return Outcome(self.fate, timing, self.detail, self.spent)
 
 
-class _File(BaseModel):
+class _RecordingFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: dict[str, str]
-    records: tuple[Record, ...]
+    """:attr:`Device.info` of the recorded device."""
+    records: tuple[OutcomeRecord, ...]
 
 
-class Recording:
-    """Passes everything on to a device and keeps its answers."""
+class RecordingDevice:
+    """Passes calls on to another device and records the outcomes."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.records: list[Record] = []
+        self.records: list[OutcomeRecord] = []
 
     @property
-    def about(self) -> Mapping[str, str]:
-        return self.device.about
+    def info(self) -> Mapping[str, str]:
+        return self.device.info
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        return self._keep("evaluate", cubin, self.device.evaluate(cubin))
+        return self._record("evaluate", cubin, self.device.evaluate(cubin))
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        return self._keep("compare", cubin, self.device.compare(cubin, rounds, checks))
+        return self._record("compare", cubin, self.device.compare(cubin, rounds, checks))
 
     def save(self, path: Path) -> None:
-        file = _File(about=dict(self.about), records=tuple(self.records))
+        """Write all outcomes so far to a recording file."""
+        file = _RecordingFile(about=dict(self.info), records=tuple(self.records))
         path.write_text(file.model_dump_json(indent=1))
 
-    def _keep(self, verb: Verb, cubin: bytes, outcome: Outcome) -> Outcome:
-        timing = outcome.timing or Timing((), ())
-        self.records.append(
-            Record(
-                verb=verb,
-                cubin=_name(cubin),
-                fate=outcome.fate,
-                detail=outcome.detail,
-                original=timing.original,
-                candidate=timing.candidate,
-                null=timing.null,
-                loads=timing.loads,
-                spent=dict(outcome.spent),
-            )
-        )
+    def _record(self, method: Method, cubin: bytes, outcome: Outcome) -> Outcome:
+        self.records.append(OutcomeRecord.from_outcome(method, cubin, outcome))
         return outcome
 
 
-class Replay:
-    """Answers from a recording; a candidate that was never measured is a :class:`BadRun`."""
+class ReplayedDevice:
+    """Returns the outcomes of a recording file.
+
+    Raises :class:`BadRun` if the file is invalid, or has no outcome of a candidate.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
-            file = _File.model_validate_json(path.read_text())
+            file = _RecordingFile.model_validate_json(path.read_text())
         except (OSError, UnicodeDecodeError, ValidationError) as error:
             raise BadRun(f"{path} is not a recording of measurements: {error}") from error
-        self.about: Mapping[str, str] = file.about
-        self._answers = {(r.verb, r.cubin): r.outcome for r in file.records}
+        self.info: Mapping[str, str] = file.about
+        self._outcomes = {(r.verb, r.cubin): r.outcome for r in file.records}
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        return self._answer("evaluate", cubin)
+        return self._find("evaluate", cubin)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        return self._answer("compare", cubin)
+        return self._find("compare", cubin)
 
-    def _answer(self, verb: Verb, cubin: bytes) -> Outcome:
+    def _find(self, method: Method, cubin: bytes) -> Outcome:
+        sha256 = _sha256(cubin)
         try:
-            return self._answers[verb, _name(cubin)]
+            return self._outcomes[method, sha256]
         except KeyError:
             raise BadRun(
-                f"the recording has no `{verb}` of candidate {_name(cubin)[:12]}; it was made by a "
+                f"the recording has no `{method}` of candidate {sha256[:12]}; it was made by a "
                 "search with another seed, strategy or kernel"
             ) from None
 
 
-def _name(cubin: bytes) -> str:
+def _sha256(cubin: bytes) -> str:
     return hashlib.sha256(cubin).hexdigest()

@@ -1,4 +1,4 @@
-"""Interleaved timing of a candidate beside the original: the clocks that need events only."""
+"""Timers that measure a candidate and the original in interleaved rounds, with CUDA events."""
 
 from __future__ import annotations
 
@@ -8,49 +8,52 @@ from typing import Protocol
 import numpy as np
 
 from nostall.core.launch import LaunchSpec
-from nostall.gpu.driver import Arguments, Cuda, Loaded
+from nostall.gpu.driver import Cuda, KernelArguments, LoadedKernel
 
 _FLUSH_FACTOR = 2
-"""Bytes overwritten for a cold cache, in sizes of the L2 cache."""
+"""Bytes overwritten to make the L2 cache cold, as a multiple of its size."""
 
 
 class Timer(Protocol):
-    """Times kernels side by side."""
+    """Times several kernels in interleaved rounds."""
 
-    def pairs(self, kernels: Sequence[Loaded], rounds: int) -> list[list[float]]:
-        """Seconds per launch of each kernel, ``rounds`` samples each, taken in turns.
+    def time_interleaved(self, kernels: Sequence[LoadedKernel], rounds: int) -> list[list[float]]:
+        """Seconds per launch of each kernel, ``rounds`` samples each.
 
-        Each round runs the kernels in another order, so that none always follows the same one.
+        Each round runs all kernels, in the order of :func:`round_orders`.
         """
         ...
 
 
 class GraphTimer:
-    """Times graphs of several launches: the L2 cache stays warm and launches do not wait for the
-    host.  ``times`` launches make one graph.  The graph of ``reference`` is kept: it takes part in
-    every comparison.  ``meanwhile`` is called when all of them are on their way."""
+    """Times CUDA graphs of several launches: a warm L2 cache, and no waiting for the host."""
 
     def __init__(
         self,
         cuda: Cuda,
         spec: LaunchSpec,
-        arguments: Arguments,
-        times: int,
-        reference: Loaded,
-        meanwhile: Callable[[], None] | None = None,
+        arguments: KernelArguments,
+        launches: int,
+        reference: LoadedKernel,
+        while_busy: Callable[[], None] | None = None,
     ) -> None:
-        self.cuda, self.spec, self.arguments, self.times = cuda, spec, arguments, times
-        self.meanwhile = meanwhile
+        """Build the graph of ``reference``, which is reused in every comparison.
+
+        ``launches``: launches in one graph.  ``while_busy`` is called after all graphs are
+        submitted, while the GPU runs them.
+        """
+        self.cuda, self.spec, self.arguments, self.launches = cuda, spec, arguments, launches
+        self.while_busy = while_busy
         self.events = [cuda.event() for _ in range(2)]
         self.reference = reference
-        self._kept = cuda.graph(reference, spec, arguments, times)
+        self._reference_graph = cuda.graph(reference, spec, arguments, launches)
 
-    def pairs(self, kernels: Sequence[Loaded], rounds: int) -> list[list[float]]:
-        """As :meth:`Timer.pairs`."""
+    def time_interleaved(self, kernels: Sequence[LoadedKernel], rounds: int) -> list[list[float]]:
+        """As :meth:`Timer.time_interleaved`."""
         graphs = [
-            self._kept
+            self._reference_graph
             if kernel is self.reference
-            else self.cuda.graph(kernel, self.spec, self.arguments, self.times)
+            else self.cuda.graph(kernel, self.spec, self.arguments, self.launches)
             for kernel in kernels
         ]
         needed = rounds * (len(graphs) + 1)
@@ -58,78 +61,82 @@ class GraphTimer:
             self.events.append(self.cuda.event())
         for graph in graphs:
             self.cuda.replay(graph)
-        order = turns(len(graphs), rounds)
-        at = 0
-        for turn in order:
-            self.cuda.record(self.events[at])
-            for which in turn:
-                self.cuda.replay(graphs[which])
-                at += 1
-                self.cuda.record(self.events[at])
-            at += 1
-        if self.meanwhile is not None:
-            self.meanwhile()
+        orders = round_orders(len(graphs), rounds)
+        event = 0
+        for order in orders:
+            self.cuda.record(self.events[event])
+            for index in order:
+                self.cuda.replay(graphs[index])
+                event += 1
+                self.cuda.record(self.events[event])
+            event += 1
+        if self.while_busy is not None:
+            self.while_busy()
         self.cuda.synchronize()
         samples: list[list[float]] = [[] for _ in graphs]
-        at = 0
-        for turn in order:
-            for which in turn:
-                spent = self.cuda.seconds(self.events[at], self.events[at + 1])
-                samples[which].append(spent / self.times)
-                at += 1
-            at += 1
+        event = 0
+        for order in orders:
+            for index in order:
+                elapsed = self.cuda.seconds(self.events[event], self.events[event + 1])
+                samples[index].append(elapsed / self.launches)
+                event += 1
+            event += 1
         for graph in graphs:
-            if graph is not self._kept:
-                self.cuda.drop(graph)
+            if graph is not self._reference_graph:
+                self.cuda.destroy_graph(graph)
         return samples
 
 
 class EventTimer:
-    """Times ``times`` launches at once, sent by the host: what a program without graphs pays."""
+    """Times ``launches`` launches sent one by one by the host, as a program without graphs does."""
 
-    def __init__(self, cuda: Cuda, spec: LaunchSpec, arguments: Arguments, times: int) -> None:
-        self.cuda, self.spec, self.arguments, self.times = cuda, spec, arguments, times
+    def __init__(
+        self, cuda: Cuda, spec: LaunchSpec, arguments: KernelArguments, launches: int
+    ) -> None:
+        self.cuda, self.spec, self.arguments, self.launches = cuda, spec, arguments, launches
 
-    def pairs(self, kernels: Sequence[Loaded], rounds: int) -> list[list[float]]:
-        """As :meth:`Timer.pairs`."""
+    def time_interleaved(self, kernels: Sequence[LoadedKernel], rounds: int) -> list[list[float]]:
+        """As :meth:`Timer.time_interleaved`."""
         start, end = self.cuda.event(), self.cuda.event()
         samples: list[list[float]] = [[] for _ in kernels]
         for kernel in kernels:
             self.cuda.launch(kernel, self.spec, self.arguments)
-        for turn in turns(len(kernels), rounds):
-            for which in turn:
+        for order in round_orders(len(kernels), rounds):
+            for index in order:
                 self.cuda.record(start)
-                for _ in range(self.times):
-                    self.cuda.launch(kernels[which], self.spec, self.arguments)
+                for _ in range(self.launches):
+                    self.cuda.launch(kernels[index], self.spec, self.arguments)
                 self.cuda.record(end)
                 self.cuda.synchronize()
-                samples[which].append(self.cuda.seconds(start, end) / self.times)
+                samples[index].append(self.cuda.seconds(start, end) / self.launches)
         return samples
 
 
 class ColdTimer:
     """Times single launches, each after the L2 cache was overwritten."""
 
-    def __init__(self, cuda: Cuda, spec: LaunchSpec, arguments: Arguments, flush: Flush) -> None:
+    def __init__(
+        self, cuda: Cuda, spec: LaunchSpec, arguments: KernelArguments, flush: L2Flush
+    ) -> None:
         self.cuda, self.spec, self.arguments, self.flush = cuda, spec, arguments, flush
 
-    def pairs(self, kernels: Sequence[Loaded], rounds: int) -> list[list[float]]:
-        """As :meth:`Timer.pairs`."""
+    def time_interleaved(self, kernels: Sequence[LoadedKernel], rounds: int) -> list[list[float]]:
+        """As :meth:`Timer.time_interleaved`."""
         samples: list[list[float]] = [[] for _ in kernels]
         start, end = self.cuda.event(), self.cuda.event()
-        for turn in turns(len(kernels), rounds):
-            for which in turn:
+        for order in round_orders(len(kernels), rounds):
+            for index in order:
                 self.flush()
                 self.cuda.record(start)
-                self.cuda.launch(kernels[which], self.spec, self.arguments)
+                self.cuda.launch(kernels[index], self.spec, self.arguments)
                 self.cuda.record(end)
                 self.cuda.synchronize()
-                samples[which].append(self.cuda.seconds(start, end))
+                samples[index].append(self.cuda.seconds(start, end))
         return samples
 
 
-class Flush:
-    """Overwrites the L2 cache."""
+class L2Flush:
+    """Makes the L2 cache cold by overwriting more memory than it holds."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
@@ -144,15 +151,19 @@ class Flush:
         self.cuda.fill(self._scratch, self._byte, self.size)
 
 
-def turns(kernels: int, rounds: int) -> list[list[int]]:
-    """Who runs when: each round rotates the order, every other cycle of rounds goes backwards."""
-    order: list[list[int]] = []
+def round_orders(kernels: int, rounds: int) -> list[list[int]]:
+    """The order of the kernels (by index) in each round, so that none always follows the same one.
+
+    Each round rotates the order by one.  After ``kernels`` rounds the orders are reversed, after
+    ``kernels`` further rounds they are reversed back, and so on.
+    """
+    orders: list[list[int]] = []
     for number in range(rounds):
-        turn = [(number + k) % kernels for k in range(kernels)]
-        order.append(turn if number // kernels % 2 == 0 else turn[::-1])
-    return order
+        order = [(number + k) % kernels for k in range(kernels)]
+        orders.append(order if number // kernels % 2 == 0 else order[::-1])
+    return orders
 
 
-def launches_for(seconds: float, batch_us: float) -> int:
-    """How many launches of ``seconds`` fill a graph of ``batch_us`` microseconds (1 to 200)."""
+def launches_per_sample(seconds: float, batch_us: float) -> int:
+    """Launches of ``seconds`` each that fill a sample of ``batch_us`` microseconds (1 to 200)."""
     return int(np.clip(round(batch_us * 1e-6 / max(seconds, 1e-7)), 1, 200))

@@ -1,4 +1,4 @@
-"""One spawned process per GPU: whatever a candidate does, the parent survives and goes on."""
+"""GPU device that runs candidates in a worker process, which may crash or hang."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any, Protocol
 
 from nostall.core.errors import BadInput, NostallError
-from nostall.gpu.device import Kernel, Outcome, Pending, Plan
-from nostall.gpu.prefetch import Foreseeing, Messages, Slots
+from nostall.core.process import Channel, ChildProcess, ProcessEnded
+from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, PendingOutcome
+from nostall.gpu.prefetch import PrefetchSlots, SupportsPrefetch, WorkerMessages
 
-_FIRST_SHARE = 16
-"""Samples that are asked for at once to begin with."""
-_START = 120.0
-"""Seconds that a worker may take to start: the driver, the reference outputs, the first timing."""
-_LARGER = 4096
-"""Bytes that a foreseen candidate may have more than the original."""
+_FIRST_BATCH = 16
+"""Samples in the first check request of a comparison."""
+_START_SECONDS = 120.0
+"""Deadline for the worker's start: driver, expected outputs and first timing of the original."""
+_STOP_SECONDS, _CLOSE_SECONDS = 0.2, 5.0
+"""Time that a worker has to exit, after an error and at the end, before it is killed."""
+_SLOT_MARGIN = 4096
+"""Bytes by which a prefetched candidate may be larger than the original."""
 
 
-class Works(Protocol):
-    """What runs in the worker; :class:`~nostall.gpu.engine.Engine`, or a test's stand-in."""
+class Evaluator(Protocol):
+    """What the worker process runs: :class:`~nostall.gpu.engine.Engine`, or a test's fake."""
 
-    def about(self) -> Mapping[str, str]: ...
+    def info(self) -> Mapping[str, str]: ...
 
     def evaluate(self, cubin: bytes) -> Outcome: ...
 
@@ -36,84 +38,93 @@ class Works(Protocol):
     def compare(self, cubin: bytes, rounds: int) -> Outcome: ...
 
 
-Make = Callable[[Kernel, Plan, int], Works]
+MakeEvaluator = Callable[[Kernel, MeasurementPlan, int], Evaluator]
 
 
-def engine(kernel: Kernel, plan: Plan, ordinal: int) -> Works:
-    """The real thing, imported in the worker only."""
+def make_engine(kernel: Kernel, plan: MeasurementPlan, ordinal: int) -> Evaluator:
+    """Create the :class:`~nostall.gpu.engine.Engine`; imported in the worker process only."""
     from nostall.gpu.engine import Engine
 
     return Engine(kernel, plan, ordinal)
 
 
 class LocalGpu:
-    """A :class:`~nostall.gpu.device.Device` on this machine.
+    """A :class:`~nostall.gpu.device.Device` on this machine, with a worker process.
 
-    A candidate that faults or hangs costs itself and a restart: the worker is killed and a new one
-    starts with the next candidate, its inputs made anew from the same seed.  One that does not
-    answer is asked once more: where others share the GPU, their faults make it pause for seconds.
+    If a candidate faults or hangs, the worker is killed.  A new one starts with the next candidate
+    and generates the same inputs from the seed.  A candidate that misses its deadline is evaluated
+    a second time before it counts as hung, because faults of other processes on a shared GPU can
+    make it pause for seconds.
     """
 
     def __init__(
-        self, kernel: Kernel, plan: Plan | None = None, ordinal: int = 0, make: Make = engine
+        self,
+        kernel: Kernel,
+        plan: MeasurementPlan | None = None,
+        ordinal: int = 0,
+        make: MakeEvaluator = make_engine,
     ) -> None:
-        self.kernel, self.plan, self.ordinal = kernel, plan or Plan(), ordinal
+        """Start the worker.  ``make`` creates its evaluator; it must be picklable.
+
+        Raises :class:`BadInput` if the original cannot be measured, and
+        :class:`~nostall.core.errors.MissingPart` if the GPU cannot be used.
+        """
+        self.kernel, self.plan, self.ordinal = kernel, plan or MeasurementPlan(), ordinal
         self._make = make
-        self._process: Any = None
-        self._pipe: Connection | None = None
-        self._owed = False
-        self._about: Mapping[str, str] = {}
-        self._slots = Slots(multiprocessing.get_context("spawn"), len(kernel.cubin) + _LARGER)
+        self._worker: ChildProcess | None = None
+        self._awaiting = False
+        """Whether the worker owes the outcome of a request."""
+        self._info: Mapping[str, str] = {}
+        context = multiprocessing.get_context("spawn")
+        self._slots = PrefetchSlots(context, len(kernel.cubin) + _SLOT_MARGIN)
         self.restarts = -1
-        self._start()
+        self._start_worker()
 
     @property
-    def about(self) -> Mapping[str, str]:
-        return self._about
+    def info(self) -> Mapping[str, str]:
+        return self._info
 
     def evaluate(self, cubin: bytes) -> Outcome:
+        """As :meth:`nostall.gpu.device.Device.evaluate`."""
         return self.start(cubin).wait()
 
-    def start(self, cubin: bytes) -> Pending:
-        """As :meth:`nostall.gpu.device.Overlapping.start`."""
-        question = ("evaluate", cubin)
+    def start(self, cubin: bytes) -> PendingOutcome:
+        """As :meth:`nostall.gpu.device.AsyncDevice.start`."""
+        request = ("evaluate", cubin)
         deadline = self.plan.deadline
-        asked = self._asked(question, deadline)
+        pending = self._send(request, deadline)
 
-        def answer() -> Outcome:
-            first = asked.wait()
-            return first if first.fate != "hang" else self._asked(question, deadline).wait()
+        def wait() -> Outcome:
+            outcome = pending.wait()
+            return outcome if outcome.status != "hang" else self._send(request, deadline).wait()
 
-        return Pending(asked.ready, answer, self._foresee)
+        return PendingOutcome(pending.ready, wait, self._send_hint)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         """As :meth:`nostall.gpu.device.Device.compare`.
 
-        Checks go out in shares of about a second, so that a hang is noticed however many there are.
+        Checks are requested in batches of about one second, so a hang is noticed within the
+        deadline however many checks there are.
         """
-        self._stop()
-        done, share, spent = 0, _FIRST_SHARE, Counter[str]()
+        self._stop_worker()
+        done, batch, phase_seconds = 0, _FIRST_BATCH, Counter[str]()
         while done < checks:
-            count, began = min(share, checks - done), monotonic()
-            outcome = self._asked(("check", cubin, done, count), self.plan.deadline).wait()
-            spent.update(outcome.spent)
-            if outcome.fate != "agrees":
-                return replace(outcome, spent=dict(spent))
+            count, start = min(batch, checks - done), monotonic()
+            outcome = self._send(("check", cubin, done, count), self.plan.deadline).wait()
+            phase_seconds.update(outcome.phase_seconds)
+            if outcome.status != "agrees":
+                return replace(outcome, phase_seconds=dict(phase_seconds))
             done += count
-            if monotonic() - began < min(1.0, self.plan.deadline / 8):
-                share *= 4
-        allowed = self.plan.deadline * (1 + rounds / 20)
-        outcome = self._asked(("compare", cubin, rounds), allowed).wait()
-        spent.update(outcome.spent)
-        return replace(outcome, spent=dict(spent))
+            if monotonic() - start < min(1.0, self.plan.deadline / 8):
+                batch *= 4
+        deadline = self.plan.deadline * (1 + rounds / 20)
+        outcome = self._send(("compare", cubin, rounds), deadline).wait()
+        phase_seconds.update(outcome.phase_seconds)
+        return replace(outcome, phase_seconds=dict(phase_seconds))
 
     def close(self) -> None:
-        """End the worker."""
-        if self._pipe is not None:
-            with suppress(OSError):
-                self._pipe.send(None)
-                self._process.join(5)
-        self._stop()
+        """End the worker process."""
+        self._stop_worker(_CLOSE_SECONDS)
 
     def __enter__(self) -> LocalGpu:
         return self
@@ -121,119 +132,116 @@ class LocalGpu:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _foresee(self, cubin: bytes) -> None:
-        hint = self._slots.hint(cubin) if self.plan.ahead else None
-        if hint and self._owed and self._pipe is not None:
-            with suppress(OSError):  # whoever waits for the answer will hear of it
-                self._pipe.send(hint)
+    def _send_hint(self, cubin: bytes) -> None:
+        hint = self._slots.write(cubin) if self.plan.prefetch else None
+        if hint and self._awaiting and self._worker is not None:
+            with suppress(ProcessEnded):  # reported when the outcome is awaited
+                self._worker.send(hint)
 
-    def _asked(self, question: tuple[Any, ...], seconds: float) -> Pending:
-        """Send a question."""
-        if self._owed:
-            self._stop()  # whoever asked was interrupted: that answer is not for this question
-        if self._pipe is None:
-            self._start()
-        assert self._pipe is not None
-        self._owed = True
-        pipe, until = self._pipe, monotonic() + seconds
+    def _send(self, request: tuple[Any, ...], seconds: float) -> PendingOutcome:
+        """Send a request whose outcome is due after ``seconds``."""
+        if self._awaiting:
+            self._stop_worker()  # the caller was interrupted; its outcome must not answer this
+        worker = self._worker or self._start_worker()
+        self._awaiting = True
+        until = monotonic() + seconds
         try:
-            pipe.send(question)
-        except (EOFError, OSError) as error:
-            ended = self._ended(error)
-            return Pending(lambda: True, lambda: ended)
-        return Pending(pipe.poll, lambda: self._answer(pipe, until, seconds))
+            worker.send(request, seconds)
+        except TimeoutError:
+            outcome = self._hang(seconds)
+            return PendingOutcome(lambda: True, lambda: outcome)
+        except ProcessEnded as error:
+            outcome = self._worker_ended(error)
+            return PendingOutcome(lambda: True, lambda: outcome)
+        return PendingOutcome(worker.poll, lambda: self._receive(worker, until, seconds))
 
-    def _answer(self, pipe: Connection, until: float, seconds: float) -> Outcome:
+    def _receive(self, worker: ChildProcess, until: float, seconds: float) -> Outcome:
         try:
-            if not pipe.poll(max(0.0, until - monotonic())):
-                self._stop()
-                return Outcome("hang", detail=f"no answer within {seconds:g} s")
-            answer = pipe.recv()
-        except (EOFError, OSError) as error:
-            return self._ended(error)
-        self._owed = False
+            answer = worker.receive(max(0.0, until - monotonic()))
+        except TimeoutError:
+            return self._hang(seconds)
+        except ProcessEnded as error:
+            return self._worker_ended(error)
+        self._awaiting = False
         if isinstance(answer, Outcome):
             return answer
-        self._stop()
-        if isinstance(answer, NostallError):  # the kernel or the machine cannot be measured at all
+        self._stop_worker()
+        if isinstance(answer, NostallError):  # neither this nor another candidate can be measured
             raise answer
         return Outcome("fault", detail=str(answer))
 
-    def _ended(self, error: BaseException) -> Outcome:
-        code = self._stop()
-        return Outcome("fault", detail=f"the worker ended ({error!r}, exit code {code})")
+    def _hang(self, seconds: float) -> Outcome:
+        self._stop_worker()
+        return Outcome("hang", detail=f"no answer within {seconds:g} s")
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        mine, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve,
-            args=(theirs, self._slots, self._make, self.kernel, self.plan, self.ordinal),
-            daemon=True,
+    def _worker_ended(self, error: ProcessEnded) -> Outcome:
+        code = self._stop_worker()
+        return Outcome("fault", detail=f"the worker ended ({error}; exit code {code})")
+
+    def _start_worker(self) -> ChildProcess:
+        self._worker = worker = ChildProcess.spawn(
+            _serve, self._slots, self._make, self.kernel, self.plan, self.ordinal
         )
-        self._process.start()
-        theirs.close()
-        self._pipe = mine
         self.restarts += 1
         try:
-            ready = mine.recv() if mine.poll(_START) else "did not start in time"
-        except (EOFError, OSError):
-            ready = "ended while it started"
-        if isinstance(ready, NostallError):
-            self._stop()
-            raise ready
-        if isinstance(ready, str):
-            code = self._stop()
+            answer = worker.receive(_START_SECONDS)
+        except TimeoutError:
+            answer = "did not start in time"
+        except ProcessEnded:
+            answer = "ended while it started"
+        if isinstance(answer, NostallError):
+            self._stop_worker()
+            raise answer
+        if isinstance(answer, str):
+            code = self._stop_worker()
             raise BadInput(
-                f"the GPU worker {ready} (exit code {code}); the original kernel itself may fault "
+                f"the GPU worker {answer} (exit code {code}); the original kernel itself may fault "
                 "with this launch specification: check shapes, bounds and grid"
             )
-        self._about = ready
+        self._info = answer
+        return worker
 
-    def _stop(self) -> int | None:
-        self._owed = False
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
-        if self._process is None:
-            return None
-        if self._process.is_alive():
-            self._process.join(0.2)
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
-        code = self._process.exitcode
-        self._process = None
-        return None if code is None else int(code)
+    def _stop_worker(self, grace_seconds: float = _STOP_SECONDS) -> int | None:
+        """End the worker, if there is one, and return its exit code."""
+        self._awaiting = False
+        worker, self._worker = self._worker, None
+        return None if worker is None else worker.reap(grace_seconds)
 
 
 def _serve(
-    pipe: Connection, slots: Slots, make: Make, kernel: Kernel, plan: Plan, ordinal: int
+    channel: Channel,
+    slots: PrefetchSlots,
+    make: MakeEvaluator,
+    kernel: Kernel,
+    plan: MeasurementPlan,
+    ordinal: int,
 ) -> None:
-    """The worker's main loop: one question, one answer; any error ends the process, because a
-    faulted context cannot be used again."""
-    # Ctrl-C in a terminal reaches this process too; the parent decides what comes of it.
+    """Main function of the worker process: answers requests one by one.
+
+    Any error ends the process, because a faulted CUDA context cannot be used again.
+    """
+    # Ctrl-C in a terminal reaches this process too; the parent decides when to end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        works = make(kernel, plan, ordinal)
-        pipe.send(dict(works.about()))
+        evaluator = make(kernel, plan, ordinal)
+        channel.send(dict(evaluator.info()))
     except NostallError as error:
-        pipe.send(error)
+        channel.send(error)
         return
-    except Exception as error:  # the driver's own errors: the parent says it to the user
-        pipe.send(f"could not run the original ({error})")
+    except Exception as error:  # errors of the driver or its bindings; the parent reports them
+        channel.send(f"could not run the original ({error})")
         return
-    messages = Messages(pipe, slots)
-    if isinstance(works, Foreseeing):
-        works.foretold = messages.foreseen
-    with suppress(EOFError, OSError):  # the parent is done with this worker, or gone
-        while (question := messages.question()) is not None:
-            verb, *arguments = question
+    messages = WorkerMessages(channel, slots)
+    if isinstance(evaluator, SupportsPrefetch):
+        evaluator.next_hint = messages.next_hint
+    with suppress(ProcessEnded):  # the parent closed the channel or ended
+        while True:
+            method, *arguments = messages.next_request()
             try:
-                pipe.send(getattr(works, verb)(*arguments))
+                channel.send(getattr(evaluator, method)(*arguments))
             except NostallError as error:
-                pipe.send(error)
+                channel.send(error)
                 return
-            except Exception as error:  # a fault of the candidate, whatever the driver calls it
-                pipe.send(f"{type(error).__name__}: {error}")
+            except Exception as error:  # a faulting candidate can raise any error of the driver
+                channel.send(f"{type(error).__name__}: {error}")
                 return

@@ -243,7 +243,7 @@ def _offers(space: Space[S, M], state: S, wanted: Tags) -> bool:
     """Whether moves with these tags come up at all; a generator of its own, so that the search
     draws the same with and without asking."""
     rng = np.random.default_rng(0)
-    return any(space.draw(state, rng, wanted) is not None for _ in range(space.patience))
+    return any(space.draw(state, rng, wanted) is not None for _ in range(space.max_draws))
 
 
 def _draw(space: Space[S, M], state: S, rng: np.random.Generator, wanted: Tags) -> M | None:

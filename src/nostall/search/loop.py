@@ -29,7 +29,7 @@ from nostall.core import (
     Tags,
     Trial,
 )
-from nostall.core.search import Clock, Stop
+from nostall.core.search import BudgetClock, Stop
 from nostall.core.space import M, S
 
 CHECKPOINT_SECONDS = 2.0
@@ -56,7 +56,7 @@ class Task(Generic[S, M]):
     strategy: str
     space: Space[S, M]
     objective: Objective[S]
-    clock: Clock
+    clock: BudgetClock
     seed: int
     rng: np.random.Generator
     observers: Sequence[Observer]
@@ -127,7 +127,7 @@ def begin(
     if again[1].failure is not None:
         best, again = start, [measurement, measurement]
     held = {**memory, **resume.memory}
-    clock = Clock(budget, monotonic() - held.pop(_SECONDS, 0.0))
+    clock = BudgetClock(budget, monotonic() - held.pop(_SECONDS, 0.0))
     task = Task(strategy, space, objective, clock, seed, rng, observers, start, measurement)
     return task, Point(
         current,
@@ -260,12 +260,12 @@ def draw_legal(
     space: Space[S, M], state: S, rng: np.random.Generator, wanted: Tags
 ) -> tuple[M | None, int]:
     """``Space.propose`` with the illegal draws counted: a legal move (None if none), the count."""
-    for rejected in range(space.patience):
+    for rejected in range(space.max_draws):
         move = space.draw(state, rng, wanted)
         if move is not None:
             return move, rejected
     legal = [move for move in space.moves(state) if wanted <= move.tags]
-    return (legal[int(rng.integers(len(legal)))] if legal else None), space.patience
+    return (legal[int(rng.integers(len(legal)))] if legal else None), space.max_draws
 
 
 def checkpoint(task: Task[S, M], point: Point[S], memory: Memory[S] | None = None) -> Checkpoint:

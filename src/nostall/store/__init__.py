@@ -1,30 +1,30 @@
-"""What was found, kept for good: optimised cubins beside their originals, with provenance."""
+"""Store of optimised cubins: each beside its original, with a provenance record."""
 
 from typing import TYPE_CHECKING
 
-from nostall.core.exports import among
+from nostall.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from nostall.store.errors import BadBundle, BadStore
     from nostall.store.folder import home
     from nostall.store.index import Row
-    from nostall.store.provenance import Compared, Provenance, Verification
-    from nostall.store.store import Found, Lookup, Store
+    from nostall.store.provenance import ComparisonRecord, Provenance, Verification
+    from nostall.store.store import Lookup, Store, StoredCubin
 
 __all__ = [
     "BadBundle",
     "BadStore",
-    "Compared",
-    "Found",
+    "ComparisonRecord",
     "Lookup",
     "Provenance",
     "Row",
     "Store",
+    "StoredCubin",
     "Verification",
     "home",
 ]
 
-__getattr__ = among(
+__getattr__ = lazy_exports(
     __name__,
     __all__,
     "errors",

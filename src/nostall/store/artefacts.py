@@ -1,4 +1,4 @@
-"""Files named by the sha256 of what is in them; they appear whole or not at all."""
+"""Content-addressed files: each is named by the sha256 of its content and written atomically."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 from nostall.store.errors import BadStore
 
-_LEFT_BEHIND = 3600.0
-"""Seconds after which a temporary file belongs to no living writer."""
+_STALE_SECONDS = 3600.0
+"""Age at which a temporary file is the remains of a killed writer."""
 
 
-def name(data: bytes) -> str:
-    """The sha256 that names ``data``."""
+def content_hash(data: bytes) -> str:
+    """The sha256 of ``data`` as hexadecimal digits: the name of its file."""
     return hashlib.sha256(data).hexdigest()
 
 
 class Artefacts:
     """A folder of immutable files ``<first two digits>/<sha256>.<suffix>``.
 
-    The suffix is part of the name because Triton and CuPy tell file kinds by it.
+    The names have suffixes because Triton and CuPy infer the kind of a file from its suffix.
     """
 
     def __init__(self, root: Path) -> None:
@@ -31,11 +31,15 @@ class Artefacts:
         self._temporary = root / "tmp"
 
     def path(self, sha256: str, suffix: str) -> Path:
+        """Where a file with this hash is, or would be."""
         return self.root / sha256[:2] / f"{sha256}.{suffix}"
 
     def put(self, data: bytes, suffix: str) -> str:
-        """Keep ``data``; its name.  A file that is there but damaged is replaced."""
-        sha256 = name(data)
+        """Write ``data`` and return its hash; a damaged file is replaced.
+
+        Raises :class:`BadStore` if the file cannot be written.
+        """
+        sha256 = content_hash(data)
         target = self.path(sha256, suffix)
         with suppress(OSError):
             if target.read_bytes() == data:
@@ -50,8 +54,8 @@ class Artefacts:
                 os.fsync(file.fileno())
             Path(temporary).chmod(0o644)
             Path(temporary).replace(target)
-            _sync(target.parent)
-            _sync(self.root)
+            _sync_folder(target.parent)
+            _sync_folder(self.root)
         except OSError as error:
             raise BadStore(
                 f"cannot write {target}: {error.strerror}; set NOSTALL_HOME to a writable folder"
@@ -59,34 +63,40 @@ class Artefacts:
         return sha256
 
     def file(self, data: bytes, suffix: str) -> Path:
-        """Where ``data`` is, after :meth:`put`."""
+        """As :meth:`put`, but returns the path."""
         return self.path(self.put(data, suffix), suffix)
 
     def get(self, sha256: str, suffix: str) -> bytes:
-        """The bytes of a file, checked against its name; :class:`BadStore` when they differ."""
+        """The content of a file.
+
+        Raises :class:`BadStore` if the file cannot be read or its content has another hash.
+        """
         path = self.path(sha256, suffix)
         try:
             data = path.read_bytes()
         except OSError as error:
             raise BadStore(f"{path} cannot be read: {error.strerror}") from error
-        if name(data) != sha256:
-            raise BadStore(f"{path} was changed: its hash is not its name; remove the record")
+        if content_hash(data) != sha256:
+            raise BadStore(
+                f"{path} was changed: the hash of its content is not its name; remove the record"
+            )
         return data
 
     def remove(self, sha256: str, suffix: str) -> None:
+        """Delete a file, if it exists."""
         self.path(sha256, suffix).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Remove what killed writers left behind."""
+        """Delete temporary files of killed writers."""
         with suppress(OSError):
             for path in self._temporary.iterdir():
                 with suppress(OSError):
-                    if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+                    if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                         path.unlink()
 
 
-def _sync(folder: Path) -> None:
-    """Make a new name in ``folder`` survive a power cut."""
+def _sync_folder(folder: Path) -> None:
+    """Write a folder's entries to disk, so that a new file name survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

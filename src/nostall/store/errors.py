@@ -1,4 +1,4 @@
-"""What can be wrong with the store or with a bundle.  All of it is bad input (exit code 2)."""
+"""Errors of the store and of bundles; both are bad input (exit code 2)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from nostall.core.errors import BadInput
 
 
 class BadStore(BadInput):
-    """The store cannot be read or written, or does not hold what was asked for."""
+    """The store cannot be read or written, or lacks the requested record."""
 
 
 class BadBundle(BadInput):
-    """A deployment bundle is damaged, was changed, or is of another format."""
+    """A deployment bundle is damaged, was changed, or has another format."""

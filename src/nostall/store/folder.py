@@ -1,4 +1,4 @@
-"""Where everything is kept that is to outlive a process."""
+"""Location of nostall's persistent files: ``NOSTALL_HOME``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from nostall.store.errors import BadStore
 
 
 def home(variables: Mapping[str, str] = os.environ) -> Path:
-    """``NOSTALL_HOME``, or ``~/.cache/nostall``."""
-    chosen = variables.get("NOSTALL_HOME")
+    """The folder ``NOSTALL_HOME``, by default ``~/.cache/nostall``.
+
+    Raises :class:`BadStore` if neither is defined.
+    """
+    configured = variables.get("NOSTALL_HOME")
     try:
-        return Path(chosen) if chosen else Path.home() / ".cache" / "nostall"
+        return Path(configured) if configured else Path.home() / ".cache" / "nostall"
     except RuntimeError as error:
         raise BadStore(f"there is no home folder ({error}); set NOSTALL_HOME") from error

@@ -1,4 +1,4 @@
-"""What was found, kept for good: originals, optimised cubins, and why they may be trusted."""
+"""The store: optimised cubins with their originals, and records that say where they may be used."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nostall.core.errors import ContractBroken
-from nostall.store.artefacts import Artefacts, name
+from nostall.store.artefacts import Artefacts, content_hash
 from nostall.store.errors import BadStore
 from nostall.store.folder import home
 from nostall.store.index import Index, Origin, Row
 from nostall.store.provenance import Provenance
 
 CUBIN, JSON = "cubin", "json"
+"""File suffixes."""
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredCubin:
     """An optimised cubin that may be used in place of its original."""
 
     row: Row
@@ -29,21 +30,24 @@ class Found:
 
 @dataclass(frozen=True)
 class Lookup:
-    """The answer for one original.  ``found`` is None when there is nothing to use; ``refused``
-    says why records that do exist were passed over."""
+    """Result of a look-up of one original."""
 
-    found: Found | None
-    refused: tuple[str, ...] = ()
+    cubin: StoredCubin | None
+    """The optimised cubin to use, or None."""
+    rejections: tuple[str, ...] = ()
+    """Why existing records were not used, one reason for each."""
 
 
 class Store:
     """A folder of cubins and provenance files with an index.
 
-    Writers take turns by a lock file, which the kernel releases when a process dies; readers never
-    wait for them.  A record becomes visible with its row, after all its files are on disk.
+    Writers exclude each other with a lock file, whose lock the operating system releases when a
+    process dies.  Readers take no lock.  A record becomes visible when its row is added, after all
+    of its files are on disk.
     """
 
     def __init__(self, root: Path | None = None) -> None:
+        """``root``: the folder, by default :func:`~nostall.store.folder.home`."""
         self.root = root if root is not None else home()
         self.artefacts = Artefacts(self.root / "objects")
         self.index = Index(self.root / "index.sqlite")
@@ -51,33 +55,35 @@ class Store:
     def record(
         self, original: bytes, optimised: bytes, provenance: Provenance, source: Origin = "tuned"
     ) -> Row:
-        """Keep an optimised cubin beside its original; see :meth:`record_all`."""
+        """Store an optimised cubin beside its original; see :meth:`record_all`."""
         return self.record_all([(original, optimised, provenance)], source)[0]
 
     def record_all(
-        self, found: Sequence[tuple[bytes, bytes, Provenance]], source: Origin = "tuned"
+        self, records: Sequence[tuple[bytes, bytes, Provenance]], source: Origin = "tuned"
     ) -> list[Row]:
-        """Keep several (original, optimised, provenance); all of them become visible, or none.
+        """Store several (original, optimised, provenance); all become visible, or none.
 
-        Raises :class:`ContractBroken` when a provenance is about other bytes or says that they
-        are not safe.
+        Raises :class:`ContractBroken` if a provenance names other cubins or is not marked as safe.
         """
-        for original, optimised, known in found:
-            if (known.original, known.optimised) != (name(original), name(optimised)):
+        for original, optimised, provenance in records:
+            hashes = (content_hash(original), content_hash(optimised))
+            if (provenance.original, provenance.optimised) != hashes:
                 raise ContractBroken("the provenance names other cubins than those to be recorded")
-            if not known.verified.safe:
+            if not provenance.verified.safe:
                 raise ContractBroken("the verifier refused this cubin; only safe ones are recorded")
-        with self._turn():
+        with self._lock():
             self.artefacts.sweep()
-            rows = [self._put(*one, source) for one in found]
+            rows = [self._write_files(*record, source) for record in records]
             self.index.add(rows)
         return rows
 
-    def _put(self, original: bytes, optimised: bytes, known: Provenance, source: Origin) -> Row:
-        """Write the files of one record; its row."""
+    def _write_files(
+        self, original: bytes, optimised: bytes, provenance: Provenance, source: Origin
+    ) -> Row:
+        """Write the files of one record and return its row."""
         self.artefacts.put(original, CUBIN)
         self.artefacts.put(optimised, CUBIN)
-        return _row(self.artefacts.put(known.to_bytes(), JSON), known, source)
+        return _make_row(self.artefacts.put(provenance.to_bytes(), JSON), provenance, source)
 
     def lookup(
         self,
@@ -88,66 +94,77 @@ class Store:
         kernel: str | None = None,
         modelled: bool = False,
     ) -> Lookup:
-        """What may be used in place of these exact bytes, on this GPU.
+        """Find the best optimised cubin for an original.
 
-        ``architecture`` (such as ``sm_90``) and ``kernel`` narrow the choice where given.  Measured
-        records need the GPU they were measured on, so without ``gpu`` there are none; modelled ones
-        are considered only with ``modelled``.
+        ``architecture`` (such as ``sm_90``) and ``kernel`` restrict the records if given.  ``gpu``
+        is the name of the GPU: a measured record is used only on the GPU it was measured on, so
+        without ``gpu`` none is.  ``modelled`` also allows records that were never measured.
         """
-        refused: list[str] = []
-        for row in self.index.of_original(name(original)):
-            reason = _unfit(row, architecture, gpu, kernel, modelled)
+        rejections: list[str] = []
+        for row in self.index.find_original(content_hash(original)):
+            reason = _rejection_reason(row, architecture, gpu, kernel, modelled)
             if reason is None:
                 try:
-                    return Lookup(self._trusted(row), tuple(refused))
+                    return Lookup(self._load_checked(row), tuple(rejections))
                 except BadStore as error:
                     reason = str(error)
-            refused.append(f"record {row.id[:12]}: {reason}")
-        return Lookup(None, tuple(refused))
+            rejections.append(f"record {row.id[:12]}: {reason}")
+        return Lookup(None, tuple(rejections))
 
     def rows(self) -> list[Row]:
         """All records, oldest first."""
         return self.index.all()
 
     def find(self, prefix: str) -> list[Row]:
-        """The records whose id or original starts with ``prefix``; at least one."""
-        rows = self.index.starting_with(prefix.lower()) if prefix else []
+        """The records whose id or original starts with ``prefix``.
+
+        Raises :class:`BadStore` if there is none.
+        """
+        rows = self.index.find_prefix(prefix.lower()) if prefix else []
         if not rows:
             raise BadStore(f"the store at {self.root} has no record {prefix!r}; see `store ls`")
         return rows
 
     def provenance(self, row: Row) -> Provenance:
-        """Everything known about a record; :class:`BadStore` when it does not fit its row."""
+        """The provenance of a record.
+
+        Raises :class:`BadStore` if the file is missing or damaged, or differs from the row.
+        """
         data = self.artefacts.get(row.id, JSON)
-        found = Provenance.from_bytes(data, f"provenance {row.id[:12]}")
-        if _row(row.id, found, row.source) != row:
-            raise BadStore(f"the index does not say what provenance {row.id[:12]} says; remove it")
-        return found
+        provenance = Provenance.from_bytes(data, f"provenance {row.id[:12]}")
+        if _make_row(row.id, provenance, row.source) != row:
+            raise BadStore(
+                f"the index and the provenance {row.id[:12]} disagree; remove the record"
+            )
+        return provenance
 
     def remove(self, row: Row) -> None:
-        """Take a record away, and the files that no other record needs."""
-        with self._turn():
+        """Remove a record, and those of its files that no other record needs."""
+        with self._lock():
             self.index.remove(row.id)
             self.artefacts.remove(row.id, JSON)
             for sha256 in (row.original, row.optimised):
-                if not self.index.uses(sha256):
+                if not self.index.is_referenced(sha256):
                     self.artefacts.remove(sha256, CUBIN)
 
-    def made(self, data: bytes) -> bool:
-        """Whether these bytes are an optimised cubin of this store."""
-        sha256 = name(data)
+    def is_optimised(self, data: bytes) -> bool:
+        """Whether ``data`` is an optimised cubin of this store."""
+        sha256 = content_hash(data)
         return any(row.optimised == sha256 for row in self.rows())
 
-    def _trusted(self, row: Row) -> Found:
-        """The optimised bytes, after every hash and the verification record were looked at."""
+    def _load_checked(self, row: Row) -> StoredCubin:
+        """Load the optimised cubin of a record.
+
+        Raises :class:`BadStore` if a hash is wrong or the verification record does not say safe.
+        """
         if not self.provenance(row).verified.safe:
             raise BadStore("its verification record does not say safe")
         data = self.artefacts.get(row.optimised, CUBIN)
-        return Found(row, data, self.artefacts.path(row.optimised, CUBIN))
+        return StoredCubin(row, data, self.artefacts.path(row.optimised, CUBIN))
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until no other process writes."""
+    def _lock(self) -> Iterator[None]:
+        """Hold the writers' lock."""
         try:
             self.artefacts.root.mkdir(parents=True, exist_ok=True)
             lock = (self.root / "lock").open("w")
@@ -161,8 +178,8 @@ class Store:
             yield
 
 
-def _row(id: str, provenance: Provenance, source: Origin) -> Row:
-    compared = provenance.comparison
+def _make_row(id: str, provenance: Provenance, source: Origin) -> Row:
+    comparison = provenance.comparison
     return Row(
         id=id,
         original=provenance.original,
@@ -172,16 +189,16 @@ def _row(id: str, provenance: Provenance, source: Origin) -> Row:
         kind=provenance.kind,
         gpu=provenance.gpu,
         ratio=provenance.ratio,
-        low=compared.low if compared is not None else provenance.ratio,
+        low=comparison.low if comparison is not None else provenance.ratio,
         created=provenance.created,
         source=source,
     )
 
 
-def _unfit(
+def _rejection_reason(
     row: Row, architecture: str | None, gpu: str | None, kernel: str | None, modelled: bool
 ) -> str | None:
-    """Why a record is not for this use, or None."""
+    """Why a record cannot be used for this look-up, or None if it can."""
     if kernel is not None and row.kernel != kernel:
         return f"it is for kernel {row.kernel!r}, not {kernel!r}"
     if architecture is not None and row.architecture != architecture:
@@ -189,6 +206,6 @@ def _unfit(
     if row.kind == "modelled":
         return None if modelled else "its gain is only modelled"
     if row.gpu != gpu:
-        unknown = "which GPU this is, is not known: make a CUDA context first, or set NOSTALL_GPU"
+        unknown = "the current GPU is unknown: create a CUDA context first, or set NOSTALL_GPU"
         return f"it was measured on {row.gpu}; {f'this is {gpu}' if gpu else unknown}"
     return None

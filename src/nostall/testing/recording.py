@@ -87,7 +87,7 @@ class InterruptedSpace(Space[S, M]):
     def __init__(self, inner: Space[S, M], calls: int) -> None:
         self.inner = inner
         self.calls = calls
-        self.patience = inner.patience
+        self.max_draws = inner.max_draws
 
     def draw(self, state: S, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> M | None:
         move = self.inner.draw(state, rng, wanted)

@@ -251,7 +251,7 @@ def _check_seconds(story: _Story[S]) -> None:
         "a budget of 0.02 s is overspent",
         f"{story.result.seconds:.1f} s",
         "an end soon after the time is up",
-        "look at Clock.spent() before each evaluation",
+        "look at BudgetClock.spent() before each evaluation",
     )
 
 

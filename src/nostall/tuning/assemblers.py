@@ -172,7 +172,7 @@ def by_device(device: Device, seed: int = 0) -> Judge:
         decision = decide(device, other.cubin, _ROUNDS, _CHECKS, seed)
         compared: Comparison | None = decision.comparison
         if compared is None:
-            raise BadInput(f"{decision.outcome.fate} on the GPU: {decision.outcome.detail}")
+            raise BadInput(f"{decision.outcome.status} on the GPU: {decision.outcome.detail}")
         return compared.ratio, decision.faster, "measured"
 
     return judge

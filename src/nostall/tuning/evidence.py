@@ -25,9 +25,9 @@ def comparison_of(decision: Decision) -> dict[str, Any]:
     """The decision with all its samples."""
     compared, timing = decision.comparison, decision.outcome.timing
     if compared is None or timing is None:
-        return {"fate": decision.outcome.fate, "detail": decision.outcome.detail}
+        return {"fate": decision.outcome.status, "detail": decision.outcome.detail}
     return {
-        "fate": decision.outcome.fate,
+        "fate": decision.outcome.status,
         "verdict": compared.verdict,
         **{key: getattr(compared, key) for key in _INTERVALS},
         "samples": {

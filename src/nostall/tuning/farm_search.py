@@ -32,7 +32,7 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import M, S
-from nostall.farm import Opening, Works, opened, wanted
+from nostall.farm import DeviceSpec, WorkerPool, is_wanted, open_device
 from nostall.sass import Program
 from nostall.sass.schedule import ScheduleSpace
 from nostall.tuning.gpu_objective import MeasuredSchedules
@@ -45,7 +45,7 @@ class Chain:
 
     run: str
     search: Search
-    opening: Opening
+    opening: DeviceSpec
     budget: Budget
     seed: int
     flops: float | None
@@ -70,7 +70,7 @@ class Found:
 class Chains(Search):
     """``search`` once per worker.  A budget holds for each chain."""
 
-    def __init__(self, search: Search, farm: Works, opening: Opening) -> None:
+    def __init__(self, search: Search, farm: WorkerPool, opening: DeviceSpec) -> None:
         self.search, self.farm, self.opening = search, farm, opening
 
     def run(
@@ -95,7 +95,9 @@ class Chains(Search):
             Chain(name, self.search, self.opening, budget, each, objective.flops)
             for each in seeds(seed, self.farm.workers)
         ]
-        found = self.farm.map(run_chain, chains, ending=lambda: self.farm.everywhere(end, name))
+        found = self.farm.map(
+            run_chain, chains, on_interrupt=lambda: self.farm.run_on_all(end, name)
+        )
         scale = found[0].start.value
         _adopt(objective, found, scale)
         for trial in _merged(found, scale):
@@ -139,7 +141,7 @@ def run_chain(chain: Chain) -> Found:
     program = Program.from_cubin(chain.opening.kernel.cubin)
     space = ScheduleSpace(program, program.kernel(chain.opening.kernel.name))
     log = _Log(chain)
-    with opened(chain.opening) as device:
+    with open_device(chain.opening) as device:
         measured = MeasuredSchedules(space, device, chain.flops)
         found = chain.search.run(space, measured, chain.budget, seed=chain.seed, observers=[log])
     return Found(
@@ -165,7 +167,7 @@ class _Log:
     def on_trial(self, trial: Trial) -> None:
         self.trials.append(trial)
         # Not at the start state: a search that has found nothing yet passes an interrupt on.
-        if trial.index > 0 and (self.chain.run in _ending or not wanted(self.chain.opening)):
+        if trial.index > 0 and (self.chain.run in _ending or not is_wanted(self.chain.opening)):
             raise KeyboardInterrupt
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from nostall.core import BadInput, Comparison, Measurement, Objective
 from nostall.core.measurement import Kind
-from nostall.gpu import Device, Outcome, Overlapping
+from nostall.gpu import AsyncDevice, Device, Outcome
 from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 from nostall.search.race import race as ran
 
@@ -55,14 +55,14 @@ class MeasuredSchedules(Objective[Schedule]):
     def measure(self, state: Schedule, ahead: Iterator[Schedule]) -> Measurement:
         """One state; what ``ahead`` gives is patched, and told, while the device is busy."""
         cubin = self._patched(state)
-        if not isinstance(self.device, Overlapping):
+        if not isinstance(self.device, AsyncDevice):
             return self._judged(state, self.device.evaluate(cubin))
         pending = self.device.start(cubin)
         made: list[tuple[Schedule, bytes]] = []
         try:
             while not pending.ready() and (following := next(ahead, None)) is not None:
                 made.append((following, self._patched(following)))
-                pending.foresee(made[-1][1])
+                pending.prefetch(made[-1][1])
         finally:  # the answer is taken whatever happens, or the next question would get it
             outcome = pending.wait()
         self._ahead = made
@@ -95,18 +95,18 @@ class MeasuredSchedules(Objective[Schedule]):
         return cubin
 
     def _judged(self, state: Schedule, outcome: Outcome) -> Measurement:
-        self.fates[outcome.fate] += 1
-        for part, seconds in outcome.spent.items():
+        self.fates[outcome.status] += 1
+        for part, seconds in outcome.phase_seconds.items():
             self.spent[part] += seconds
         if outcome.timing is None:
-            self.faults.append(f"{outcome.fate}: {outcome.detail}")
-            return Measurement("s", (), "measured", failure=f"{outcome.fate}: {outcome.detail}")
+            self.faults.append(f"{outcome.status}: {outcome.detail}")
+            return Measurement("s", (), "measured", failure=f"{outcome.status}: {outcome.detail}")
         original = np.asarray(outcome.timing.original)
         ratios = np.asarray(outcome.timing.candidate) / original
         if self.anchor is None:
             self.anchor = float(np.median(original))
         samples = tuple(float(x) for x in self.anchor * ratios)
-        measurement = Measurement("s", samples, "measured", dict(self.device.about))
+        measurement = Measurement("s", samples, "measured", dict(self.device.info))
         self._remember(state, measurement.value)
         return measurement
 
@@ -156,7 +156,7 @@ def decide(device: Device, cubin: bytes, rounds: int, checks: int, seed: int = 0
     if outcome.timing is None:
         return Decision(outcome, None)
     timing = outcome.timing
-    comparison = Comparison.of(
+    comparison = Comparison.from_samples(
         timing.original,
         timing.candidate,
         timing.null,

@@ -29,8 +29,8 @@ from nostall.core import (
     Trial,
 )
 from nostall.core.errors import ContractBroken
-from nostall.gpu import Clock, Device, Kernel, Plan
-from nostall.gpu.sanitizer import Sanitized, sanitize
+from nostall.gpu import Device, Kernel, MeasurementPlan, TimingMethod
+from nostall.gpu.sanitizer import SanitizerReport, sanitize
 from nostall.sass import Program, Verdict, validate
 from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
@@ -60,7 +60,7 @@ class Settings:
     rounds: int = 200
     checks: int = 16
     workers: int | None = None
-    clock: Clock = "graph"
+    clock: TimingMethod = "graph"
     cold: bool = False
     tolerance: Tolerance | None = None
     sanitizer: bool = False
@@ -71,9 +71,11 @@ class Settings:
         return Budget(self.seconds, self.evaluations)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> MeasurementPlan:
         """How a device is to check and time."""
-        return Plan(cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed)
+        return MeasurementPlan(
+            cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Tuned:
     retimed: int
     path: Path | None
     decision: Decision | None = None
-    sanitized: Mapping[str, Sanitized] = field(default_factory=dict[str, Sanitized])
+    sanitized: Mapping[str, SanitizerReport] = field(default_factory=dict[str, SanitizerReport])
 
     @property
     def ratio(self) -> float:
@@ -177,7 +179,9 @@ def tune(
     return tuned
 
 
-def _sanitized(source: Source, candidate: bytes, settings: Settings) -> Mapping[str, Sanitized]:
+def _sanitized(
+    source: Source, candidate: bytes, settings: Settings
+) -> Mapping[str, SanitizerReport]:
     """What compute-sanitizer says of the winner, where it was asked for."""
     if not settings.sanitizer or source.launch is None:
         return {}

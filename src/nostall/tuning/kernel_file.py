@@ -38,7 +38,7 @@ def imported(path: Path) -> Iterator[ModuleType]:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # whatever the user's file raises
             raise BadInput(
-                f"cannot import {path}: {type(error).__name__}: {one_line(error)}; "
+                f"cannot import {path}: {type(error).__name__}: {root_cause(error)}; "
                 "it has to be importable on its own"
             ) from error
         yield module
@@ -96,7 +96,7 @@ def launch_in(module: ModuleType, path: Path, name: str) -> LaunchSpec:
         raise BadLaunch(f"{path.name}: LAUNCHES[{name!r}]: {where}: {first['msg']}") from error
 
 
-def one_line(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """The line that says most; Triton's own errors have the reason in their innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nostall.core.errors import BadInput, BadLaunch, MissingPart
-from nostall.core.launch import Buffer, Constant, LaunchSpec, OtherShape, Scalar
-from nostall.core.versions import TRITON_VERSIONS, knows_triton
+from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Scalar
+from nostall.core.versions import TRITON_VERSIONS, supports_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin, check_architecture
-from nostall.tuning.kernel_file import imported, jit_function, launch_in, one_line
+from nostall.tuning.kernel_file import imported, jit_function, launch_in, root_cause
 from nostall.tuning.triton_target import told
 
 TRITON_TYPES = {
@@ -172,7 +172,7 @@ def _triton() -> Any:
             f"{allowed}: pip install 'nostall[triton]'"
         ) from error
     version = str(getattr(triton, "__version__", "unknown"))
-    if not knows_triton(version):
+    if not supports_triton(version):
         raise MissingPart(
             f"Triton {version} is not supported; nostall works with {allowed}: "
             "pip install 'nostall[triton]'"
@@ -228,7 +228,7 @@ def _compile(
                 )
         except Exception as error:  # Triton raises many kinds; all mean that it did not compile
             raise BadInput(
-                f"Triton {triton.__version__} cannot compile {what}: {one_line(error)}; "
+                f"Triton {triton.__version__} cannot compile {what}: {root_cause(error)}; "
                 "correct the kernel or its arguments, or choose another architecture"
             ) from error
 
@@ -329,7 +329,7 @@ def resolved(
     shapes = tuple(
         _other(shape, launch, args, constants.keys(), clusters) for shape in launch.shapes
     )
-    blocks = max([launch.blocks, *(launch.at(shape).blocks for shape in launch.shapes)])
+    blocks = max([launch.blocks, *(launch.with_variant(shape).blocks for shape in launch.shapes)])
     for kind in ("global", "profile"):
         size = int(getattr(metadata, f"{kind}_scratch_size", 0) or 0)
         name = f"{kind}_scratch"
@@ -352,12 +352,12 @@ def resolved(
 
 
 def _other(
-    shape: OtherShape,
+    shape: LaunchVariant,
     launch: LaunchSpec,
     args: Mapping[str, Buffer | Scalar | Constant],
     constants: Set[str],
     clusters: int,
-) -> OtherShape:
+) -> LaunchVariant:
     """A further shape of the compiled kernel.  Raises :class:`BadLaunch` for a value that the
     compiled code does not allow: Triton specialises on 1 and on multiples of 16."""
     for name, value in shape.values.items():

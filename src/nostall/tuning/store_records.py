@@ -14,8 +14,8 @@ from nostall.core.measurement import Kind
 from nostall.sass.binary import toolchain
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
-from nostall.store import BadBundle, Compared, Provenance, Row, Store, Verification, bundle
-from nostall.store.artefacts import name
+from nostall.store import BadBundle, ComparisonRecord, Provenance, Row, Store, Verification, bundle
+from nostall.store.artefacts import content_hash
 from nostall.store.store import CUBIN
 from nostall.tuning.evidence import notes_on
 from nostall.tuning.job import Settings, Tuned, describe
@@ -39,8 +39,8 @@ def record(
     described = describe(source, settings)
     sm = Cubin.parse(source.cubin).sm
     provenance = Provenance(
-        original=name(source.cubin),
-        optimised=name(tuned.cubin),
+        original=content_hash(source.cubin),
+        optimised=content_hash(tuned.cubin),
         kernel=source.kernel,
         origin=source.origin,
         architecture=f"sm_{sm}",
@@ -121,8 +121,8 @@ def _verification(verdict: Verdict) -> Verification:
     )
 
 
-def _compared(tuned: Tuned) -> Compared | None:
+def _compared(tuned: Tuned) -> ComparisonRecord | None:
     if tuned.decision is None or tuned.decision.comparison is None:
         return None
     timing: Any = tuned.decision.outcome.timing
-    return Compared.of(tuned.decision.comparison, len(timing.original))
+    return ComparisonRecord.from_comparison(tuned.decision.comparison, len(timing.original))

@@ -16,7 +16,7 @@ from benchmarks.sass.compiler_baseline import build_or_say, fastest, sweep
 
 from benchmarks.sass import build_comparison
 from nostall.core.launch import Buffer, LaunchSpec
-from nostall.gpu.driver import DriverError, Loaded
+from nostall.gpu.driver import DriverError, LoadedKernel
 from nostall.tuning.source import Source
 
 
@@ -77,29 +77,29 @@ class PretendedCuda:
         self.now, self.allocated, self.alive = 0.0, 0, 0
         self.stream = None
 
-    def load(self, cubin: bytes, kernel: str, shared: int = 0) -> Loaded:
+    def load(self, cubin: bytes, kernel: str, shared: int = 0) -> LoadedKernel:
         self.alive += kernel == "k"
-        return Loaded(cubin, cubin[0])
+        return LoadedKernel(cubin, cubin[0])
 
-    def unload(self, loaded: Loaded) -> None:
+    def unload(self, loaded: LoadedKernel) -> None:
         self.alive -= 1
 
-    def missing_parameters(self, loaded: Loaded, given: int) -> list[int]:
+    def missing_parameters(self, loaded: LoadedKernel, given: int) -> list[int]:
         return []
 
-    def launch(self, loaded: Loaded, spec: LaunchSpec, arguments: Any) -> None:
+    def launch(self, loaded: LoadedKernel, spec: LaunchSpec, arguments: Any) -> None:
         if spec.block[0] > 512:
             raise DriverError("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "cuLaunchKernel")
         if spec.grid[0] == 13:
             raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS", "cuStreamSynchronize")
 
-    def graph(self, loaded: Loaded, spec: LaunchSpec, arguments: Any, times: int) -> float:
+    def graph(self, loaded: LoadedKernel, spec: LaunchSpec, arguments: Any, times: int) -> float:
         return times * loaded.function * 1e-6
 
     def replay(self, graph: float) -> None:
         self.now += graph
 
-    def drop(self, graph: float) -> None: ...
+    def destroy_graph(self, graph: float) -> None: ...
 
     def event(self) -> _Event:
         return _Event()
@@ -119,8 +119,8 @@ class PretendedCuda:
     def memory(self) -> tuple[int, int]:
         return 1 << 30, 1 << 30
 
-    def own(self, ptx: str, entry: str) -> Loaded:
-        return Loaded(ptx, entry)
+    def load_helper(self, ptx: str, entry: str) -> LoadedKernel:
+        return LoadedKernel(ptx, entry)
 
     def call(self, *launch: Any) -> None: ...
 

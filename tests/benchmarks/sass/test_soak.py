@@ -16,20 +16,20 @@ from benchmarks.sass.illegal_moves import Broken, Gate, Unsafe, UnsafeSpace
 from benchmarks.sass.soak import Piece, pieces, soak, summary
 
 from benchmarks.sass import illegal_moves
-from nostall.gpu import Device, Kernel, LocalGpu, Outcome, Plan
+from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from tests.benchmarks.sass.test_suite import asked
-from tests.unit.gpu.fragile_worker import fragile
+from tests.unit.gpu.fragile_worker import make_fragile
 
 ENTRY = next(e for e in entries() if e.name == "dot_product")
 ORIGINAL = build(ENTRY).cubin
 
 
 @contextmanager
-def opened(kernel: Kernel, plan: Plan) -> Iterator[Device]:
+def opened(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
     (text,) = Cubin.parse(kernel.cubin).texts
-    make = partial(fragile, (text.at, text.at + text.size))
+    make = partial(make_fragile, (text.at, text.at + text.size))
     with LocalGpu(kernel, plan, make=make) as gpu:
         yield gpu
 
@@ -63,7 +63,7 @@ def test_workers_that_die_cost_only_what_broke_them(
 class Scripted:
     """Answers what it is told to."""
 
-    about: Mapping[str, str] = {}
+    info: Mapping[str, str] = {}
 
     def __init__(self, *fates: str) -> None:
         self.fates, self.compared = list(fates), 0
@@ -92,15 +92,15 @@ def space_of(*broken: bytes) -> UnsafeSpace:
 
 def test_a_broken_kernel_that_looks_right_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = gate(False, monkeypatch, "timed", "timed", "timed")
-    assert made.evaluate(b"broken").fate == "rejected"
+    assert made.evaluate(b"broken").status == "rejected"
     assert seen == [Broken("jump #3 to 0", "timed", "", safe=False, spoilt=False)]
-    assert made.evaluate(b"legal").fate == "timed"
+    assert made.evaluate(b"legal").status == "timed"
     assert made.legal == 1 and not made.lost and not seen[0].accepted_though_wrong
 
 
 def test_a_harmless_illegal_move_may_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = gate(True, monkeypatch, "timed", "timed")
-    assert made.evaluate(b"broken").fate == "timed"
+    assert made.evaluate(b"broken").status == "timed"
 
 
 def test_what_the_verifier_accepts_and_the_gpu_does_not_is_counted(

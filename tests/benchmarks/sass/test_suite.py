@@ -17,7 +17,7 @@ from benchmarks.sass.kill_resume import Synthetic
 from benchmarks.sass.suite import fill, matrix
 
 from benchmarks.harness import gpu_pool
-from nostall.gpu import Device, Kernel, Plan
+from nostall.gpu import Device, Kernel, MeasurementPlan
 
 
 class Inline:
@@ -33,7 +33,7 @@ class Inline:
 
 
 @contextmanager
-def pretended(kernel: Kernel, plan: Plan) -> Iterator[Device]:
+def pretended(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
     yield Synthetic(kernel.cubin)
 
 
@@ -70,7 +70,7 @@ def test_the_matrix_goes_seed_by_seed_from_the_fastest_configuration() -> None:
 def test_a_matrix_over_two_gpus_becomes_one_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_pool, "_Worker", Inline)
+    monkeypatch.setattr(gpu_pool, "_GpuWorker", Inline)
     out, suite = tmp_path / "suite.json", entries()
     names = [entry.name for entry in suite]
     cells = matrix(suite, {}, asked(seeds=1), set(), pretended)

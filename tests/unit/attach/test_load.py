@@ -1,4 +1,4 @@
-"""``nostall.load``: what cuda.core, CuPy or a loader of one's own gets."""
+"""``nostall.load``: results for cuda.core, CuPy and as bytes, and its errors."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Row]:
 
 
 @pytest.fixture
-def kept(
-    home: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Store, Row]:  # the store of this process
+def stored(home: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch) -> tuple[Store, Row]:
+    """A store with one record, set as the store of this process."""
     monkeypatch.setenv("NOSTALL_HOME", str(home[0].root))
     monkeypatch.delenv("NOSTALL_GPU", raising=False)
     return home
 
 
-def test_bytes(kept: tuple[Store, Row]) -> None:
-    store, row = kept
+def test_load_as_bytes(stored: tuple[Store, Row]) -> None:
+    store, row = stored
     optimised = store.artefacts.get(row.optimised, "cubin")
     for source in (str(ORIGINAL), ORIGINAL, ORIGINAL.read_bytes()):
         assert nostall.load(source, to="bytes", gpu=GPU) == optimised
@@ -44,7 +43,7 @@ def test_bytes(kept: tuple[Store, Row]) -> None:
 
 
 def test_another_or_unknown_gpu_gets_the_original(
-    kept: tuple[Store, Row], caplog: pytest.LogCaptureFixture
+    stored: tuple[Store, Row], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         assert nostall.load(ORIGINAL, to="bytes", gpu="Yet another") == ORIGINAL.read_bytes()
@@ -53,35 +52,35 @@ def test_another_or_unknown_gpu_gets_the_original(
     assert "set NOSTALL_GPU" in caplog.text
 
 
-def test_the_gpu_by_variable(kept: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_from_the_environment(
+    stored: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOSTALL_GPU", GPU)
     assert nostall.load(ORIGINAL, to="bytes") != ORIGINAL.read_bytes()
 
 
-def test_cuda_core_gets_these_very_bytes(
-    kept: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, row = kept
+def test_load_for_cuda_core(stored: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    store, row = stored
     code = object_code(store.artefacts.get(row.optimised, "cubin"))
     assert code.code_type == "cubin"
     assert code.code == store.artefacts.get(row.optimised, "cubin")
-    # Looking a kernel up needs a driver, so that last call is written down instead.
-    asked: list[tuple[bytes, str]] = []
+    # get_kernel needs a driver, so this last call is recorded instead.
+    calls: list[tuple[bytes, str]] = []
 
     def from_cubin(data: bytes) -> Any:
-        return SimpleNamespace(get_kernel=lambda name: asked.append((data, name)) or "kernel")
+        return SimpleNamespace(get_kernel=lambda name: calls.append((data, name)) or "kernel")
 
     monkeypatch.setattr("cuda.core.ObjectCode", SimpleNamespace(from_cubin=from_cubin))
     assert nostall.load(ORIGINAL, gpu=GPU) == "kernel"
-    assert asked == [(code.code, "transpose")]
+    assert calls == [(code.code, "transpose")]
 
 
-def test_cupy_gets_a_path_that_its_hash_names(
-    kept: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch
+def test_load_for_cupy_as_a_file_named_by_its_hash(
+    stored: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, row = kept
-    stand_in = SimpleNamespace(RawModule=lambda path: Path(path))
-    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    store, row = stored
+    fake_cupy = SimpleNamespace(RawModule=lambda path: Path(path))
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
     loaded = nostall.load(ORIGINAL, to="cupy", gpu=GPU)
     assert loaded == store.artefacts.path(row.optimised, "cubin")
     original = nostall.load(ORIGINAL, to="cupy", gpu="Another")
@@ -89,7 +88,7 @@ def test_cupy_gets_a_path_that_its_hash_names(
     assert original.name == f"{row.original}.cubin"
 
 
-def test_cupy_without_a_store_that_can_be_written(
+def test_load_for_cupy_without_a_writable_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -97,10 +96,10 @@ def test_cupy_without_a_store_that_can_be_written(
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(RawModule=lambda path: Path(path)))
     original = nostall.load(ORIGINAL, to="cupy", gpu=GPU)
     assert original.read_bytes() == ORIGINAL.read_bytes()
-    assert nostall.load(ORIGINAL, to="cupy", gpu=GPU) == original  # CuPy knows modules by path
+    assert nostall.load(ORIGINAL, to="cupy", gpu=GPU) == original  # CuPy caches modules by path
 
 
-def test_without_the_package(kept: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages(stored: tuple[Store, Row], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(MissingPart, match="CuPy cannot be imported"):
         nostall.load(ORIGINAL, to="cupy")
@@ -109,7 +108,7 @@ def test_without_the_package(kept: tuple[Store, Row], monkeypatch: pytest.Monkey
         nostall.load(ORIGINAL)
 
 
-def test_what_cannot_be_loaded(kept: tuple[Store, Row], tmp_path: Path) -> None:
+def test_sources_that_cannot_be_loaded(stored: tuple[Store, Row], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot read cubin"):
         nostall.load(tmp_path / "nothing", to="bytes")
     with pytest.raises(BadBinary):
@@ -124,7 +123,7 @@ def test_what_cannot_be_loaded(kept: tuple[Store, Row], tmp_path: Path) -> None:
         nostall.load(SEVERAL, to="bytes")
 
 
-def test_the_package_has_these_two_and_no_others() -> None:
+def test_attributes_of_the_package() -> None:
     assert nostall.optimize.__name__ == "optimize"
     with pytest.raises(AttributeError, match="no attribute 'optimise'"):
         nostall.optimise  # type: ignore[attr-defined]  # noqa: B018

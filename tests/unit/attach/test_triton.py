@@ -1,4 +1,4 @@
-"""What reaches the driver, with Triton 3.9 and 3.6: the store's bytes, or the compiler's."""
+"""Cubins that Triton 3.9 and 3.6 load: the store's replacement, or the original."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.unit.attach.torch_compile.processes import World, emptied, make
 pytest.importorskip("triton")
 
 
-# Where the version makes no difference, one is enough.
-one_triton = pytest.mark.parametrize("made", ["3.9"], indirect=True)
+# For tests whose result does not depend on the version.
+newest_triton = pytest.mark.parametrize("made", ["3.9"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["3.9", "3.6"])
@@ -30,7 +30,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def world(made: World) -> Iterator[World]:
-    """The machine; after each test its Triton cache has to be what it was."""
+    """A machine with a store; after each test its Triton cache must be unchanged."""
     before = made.files()
     assert sum(name.endswith(".cubin") for name in before) == 2
     yield made
@@ -38,48 +38,48 @@ def world(made: World) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("mode", ["plain", "worker-autotune"])
-def test_apply(world: World, mode: str) -> None:
+def test_apply_loads_replacements(world: World, mode: str) -> None:
     ran = world.run(mode, apply=True)
     assert set(ran.loaded) <= set(world.twins.values())
     assert len(ran.loaded) == (2 if "autotune" in mode else 1)
     assert ran.err == ""
 
 
-def test_apply_with_a_cold_cache_leaves_what_triton_alone_would_leave(world: World) -> None:
+def test_apply_with_an_empty_cache_writes_the_same_cache_as_triton(world: World) -> None:
     emptied(world)
     ran = world.run("autotune", apply=True)
     assert sorted(ran.loaded) == sorted(world.twins.values())
 
 
 @pytest.mark.parametrize("mode", ["decorated", "decorated-autotune"])
-def test_decorator(world: World, mode: str) -> None:
+def test_the_decorator_loads_replacements(world: World, mode: str) -> None:
     ran = world.run(mode)
     assert set(ran.loaded) <= set(world.twins.values())
     assert len(ran.loaded) == (2 if "autotune" in mode else 1)
     assert ran.err == ""
 
 
-def test_decorator_and_apply_with_a_cold_cache(world: World) -> None:
+def test_decorator_and_apply_with_an_empty_cache(world: World) -> None:
     emptied(world)
     ran = world.run("worker-decorated-autotune", apply=True)
     assert sorted(ran.loaded) == sorted(world.twins.values())
 
 
 @pytest.mark.parametrize("mode", ["tuned", "tuned-autotune"])
-def test_a_first_call_tunes_and_the_second_loads_the_result(
+def test_the_first_call_tunes_and_the_second_loads_the_result(
     world: World, tmp_path: Path, mode: str
 ) -> None:
     ran = world.run(mode, NOSTALL_HOME=str(tmp_path), TUNED_HOME=str(world.store.root))
     *trial, original, job, optimised = ran.loaded
-    # Of an autotuner's two configurations the first one loaded is the one it chooses here.
+    # The autotuner chooses the first of its two configurations here.
     chosen = trial[0] if trial else original
     assert len(trial) == (1 if "autotune" in mode else 0)
     assert {*trial, original} <= set(world.twins)
     assert job == f"tuned {chosen}"
     assert optimised == world.twins[chosen]
-    (said,) = (line for line in ran.lines if "launch" in line)
-    assert (said["name"], said["seconds"], said["ordinal"]) == ("axpy", 5, 0)
-    launch = said["launch"]
+    (job_line,) = (line for line in ran.lines if "launch" in line)
+    assert (job_line["name"], job_line["seconds"], job_line["ordinal"]) == ("axpy", 5, 0)
+    launch = job_line["launch"]
     assert launch["grid"] == [4, 1, 1]
     assert launch["block"] == [128, 1, 1]
     names = [arg["name"] for arg in launch["args"]]
@@ -89,29 +89,29 @@ def test_a_first_call_tunes_and_the_second_loads_the_result(
     assert launch["args"][2]["value"] == 2048
 
 
-def test_without_nostall_nothing_changes(world: World) -> None:
+def test_without_nostall_originals_are_loaded(world: World) -> None:
     assert set(world.run("autotune").loaded) == set(world.twins)
 
 
-@one_triton
+@newest_triton
 @pytest.mark.parametrize("mode", ["decorated-twice", "twice"])
-def test_on_another_gpu_the_original_runs_and_it_is_said_once(world: World, mode: str) -> None:
+def test_on_another_gpu_the_original_runs_with_one_warning(world: World, mode: str) -> None:
     ran = world.run(mode, apply=mode == "twice", NOSTALL_GPU="Another")
     assert len(ran.loaded) == 2
     assert set(ran.loaded) <= set(world.twins)
     assert ran.err.count("this is Another") == 1
 
 
-@one_triton
+@newest_triton
 @pytest.mark.parametrize("mode", ["decorated", "plain"])
-def test_an_unknown_triton_is_left_alone(world: World, mode: str) -> None:
+def test_an_unsupported_triton_loads_originals(world: World, mode: str) -> None:
     ran = world.run(f"unknown-{mode}", apply=mode == "plain")
     assert set(ran.loaded) <= set(world.twins)
-    assert ran.err.count("Triton 4.0.0 is not known") == 1
+    assert ran.err.count("Triton 4.0.0 is not supported") == 1
 
 
-@one_triton
-def test_a_changed_artefact_is_not_loaded(world: World, tmp_path: Path) -> None:
+@newest_triton
+def test_a_changed_cubin_is_not_loaded(world: World, tmp_path: Path) -> None:
     shutil.copytree(world.store.root, tmp_path / "home")
     for twin in world.twins.values():
         path = Store(tmp_path / "home").artefacts.path(twin, "cubin")
@@ -122,16 +122,16 @@ def test_a_changed_artefact_is_not_loaded(world: World, tmp_path: Path) -> None:
         assert ran.err.count("was changed") == 1
 
 
-@one_triton
-def test_a_store_that_cannot_be_read_stops_no_program(world: World, tmp_path: Path) -> None:
+@newest_triton
+def test_a_program_runs_with_an_unreadable_store(world: World, tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
     ran = world.run("plain", apply=True, NOSTALL_HOME=str(tmp_path))
     assert set(ran.loaded) <= set(world.twins)
     assert ran.err.count("originals run") == 1
 
 
-@one_triton
-def test_a_python_without_nostall_runs_its_program(world: World, tmp_path: Path) -> None:
+@newest_triton
+def test_a_python_with_a_broken_nostall_runs_its_program(world: World, tmp_path: Path) -> None:
     (tmp_path / "nostall").mkdir()
     (tmp_path / "nostall" / "__init__.py").write_text("raise ImportError('not for this Python')")
     paths = os.pathsep.join([str(tmp_path), world.environment()["PYTHONPATH"]])
@@ -140,8 +140,8 @@ def test_a_python_without_nostall_runs_its_program(world: World, tmp_path: Path)
     assert ran.err.count("not for this Python") == 1
 
 
-@one_triton
-def test_the_log_names_what_was_handed_out(world: World, tmp_path: Path) -> None:
+@newest_triton
+def test_the_log_lists_all_look_ups(world: World, tmp_path: Path) -> None:
     log = tmp_path / "log"
     ran = world.run("worker-autotune", apply=True, NOSTALL_ATTACH_LOG=str(log))
     lines = [json.loads(line) for line in log.read_text().splitlines()]

@@ -14,8 +14,8 @@ import pytest
 from nostall.cli import bench as command
 from nostall.cli import main
 from nostall.core import BadInput, MissingPart
-from nostall.gpu import Kernel, Outcome, Plan, Timing, sanitizer
-from nostall.gpu.sanitizer import Sanitized
+from nostall.gpu import Kernel, MeasurementPlan, Outcome, Timing, sanitizer
+from nostall.gpu.sanitizer import SanitizerReport
 from nostall.sass.binary.cubin import Cubin
 from tests.e2e.cli import LAUNCH, SMALL, nostall, refused
 
@@ -25,9 +25,9 @@ ORIGINAL = SMALL.read_bytes()
 class Pretended:
     """A candidate's fate is the last byte of its file; a cold cache costs a microsecond."""
 
-    about: Mapping[str, str] = {"gpu": "Pretended 9000"}
+    info: Mapping[str, str] = {"gpu": "Pretended 9000"}
 
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+    def __init__(self, kernel: Kernel, plan: MeasurementPlan) -> None:
         if kernel.launch.trips:
             raise BadInput(f"{kernel.name} is not deterministic: 3 words of its outputs differ")
         self.plan = plan
@@ -126,7 +126,10 @@ def test_what_the_sanitizer_says(
     monkeypatch: Any, capfd: Any, candidate: Path, answer: Any, expected: int
 ) -> None:
     monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
-    reports = {"memcheck": Sanitized("clean"), "racecheck": Sanitized(answer, "its first words")}
+    reports = {
+        "memcheck": SanitizerReport("clean"),
+        "racecheck": SanitizerReport(answer, "its first words"),
+    }
     monkeypatch.setattr(sanitizer, "sanitize", lambda kernel, cubin, plan: reports)
     args = [SMALL, "--launch", LAUNCH, "--candidate", candidate, "--sanitizer"]
     code, out, _ = run(monkeypatch, capfd, *args)

@@ -1,4 +1,4 @@
-"""Exit codes follow the cause; every error is a NostallError."""
+"""Error classes: documentation, exit codes and base classes; errors in one line."""
 
 import inspect
 
@@ -36,7 +36,21 @@ def test_exit_codes(cls, code):
     assert cls.exit_code == code
 
 
-def test_bad_input_catches_all_that_the_user_gave():
+def test_bad_input_is_the_base_of_all_errors_in_user_input():
     for cls in (errors.BadBinary, errors.BadLaunch, errors.BadRun):
         assert issubclass(cls, errors.BadInput)
     assert not issubclass(errors.MissingPart, errors.BadInput)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError("\n  first\nsecond"), "ValueError: first"),
+        (KeyError(), "KeyError: "),
+        (OSError(2, "No such file"), "FileNotFoundError: [Errno 2] No such file"),
+        (RuntimeError("x" * 300), "RuntimeError: " + "x" * errors.MAX_LINE),
+    ],
+)
+def test_an_error_in_one_line(error, line):
+    assert errors.one_line(error) == line

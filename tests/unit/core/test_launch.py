@@ -1,4 +1,4 @@
-"""Launch files: what is read, and what is refused with the field's name."""
+"""Launch files: valid ones, and errors that name the field."""
 
 import pytest
 
@@ -30,14 +30,14 @@ constant = 64
 """
 
 
-def read(tmp_path, text):
+def read_spec(tmp_path, text):
     path = tmp_path / "spec.toml"
     path.write_text(text)
     return LaunchSpec.from_toml(path)
 
 
-def test_a_whole_file(tmp_path):
-    spec = read(tmp_path, GOOD)
+def test_a_complete_file(tmp_path):
+    spec = read_spec(tmp_path, GOOD)
     assert (spec.blocks, spec.threads, spec.flops) == (8, 128, 1e9)
     assert [type(arg) for arg in spec.args] == [Buffer, Buffer, Scalar, Constant]
     assert spec.args[1].bound == 8
@@ -45,7 +45,7 @@ def test_a_whole_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("grid = [1, 1", "not TOML"),
         ("gird = [1, 1, 1]", "gird"),
@@ -61,14 +61,14 @@ def test_a_whole_file(tmp_path):
         ('[[args]]\nname = "i"\ndtype = "i32"\nshape = [4]', "has no bound"),
     ],
 )
-def test_bad_files_name_the_field(tmp_path, text, said):
+def test_invalid_files_name_the_field(tmp_path, text, message):
     with pytest.raises(BadLaunch) as caught:
-        read(tmp_path, text)
-    assert said in str(caught.value)
+        read_spec(tmp_path, text)
+    assert message in str(caught.value)
     assert "spec.toml" in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files(tmp_path):
     with pytest.raises(BadLaunch, match="cannot read"):
         LaunchSpec.from_toml(tmp_path / "none.toml")
     path = tmp_path / "spec.toml"
@@ -77,7 +77,7 @@ def test_files_that_cannot_be_read(tmp_path):
         LaunchSpec.from_toml(path)
 
 
-def test_written_integer_buffers_need_no_bound():
+def test_integer_outputs_need_no_bound():
     assert Buffer(name="o", dtype="i32", shape=(4,), role="out").bound is None
 
 
@@ -89,11 +89,11 @@ buffers = { x = [4, 16] }
 """
 
 
-def test_further_shapes(tmp_path):
-    spec = read(tmp_path, GOOD + SHAPES)
-    other = spec.at(spec.shapes[0])
-    assert (other.grid, other.block, other.shapes) == ((2, 1, 1), spec.block, ())
-    assert [getattr(a, "shape", None) or getattr(a, "value", None) for a in other.args] == [
+def test_launch_variants(tmp_path):
+    spec = read_spec(tmp_path, GOOD + SHAPES)
+    changed = spec.with_variant(spec.shapes[0])
+    assert (changed.grid, changed.block, changed.shapes) == ((2, 1, 1), spec.block, ())
+    assert [getattr(a, "shape", None) or getattr(a, "value", None) for a in changed.args] == [
         (4, 16),
         (8,),
         8,
@@ -103,22 +103,25 @@ def test_further_shapes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [
-        ("values = { m = 8 }", "shapes name 'm'; scalars here are: n"),
-        ("buffers = { n = [8] }", "shapes name 'n'; buffers here are: index, x"),
+        ("values = { m = 8 }", "shapes name 'm', which is not among the scalars of this launch: n"),
+        (
+            "buffers = { n = [8] }",
+            "shapes name 'n', which is not among the buffers of this launch: index, x",
+        ),
         ("buffers = { x = [0] }", "'x' has shape"),
         ("grid = [0, 1, 1]", "grid is"),
         ("block = [1, 1, 1]", "block"),
     ],
 )
-def test_further_shapes_that_cannot_be(tmp_path, shape, said):
-    with pytest.raises(BadLaunch, match=said):
-        read(tmp_path, GOOD + "[[shapes]]\n" + shape)
+def test_invalid_launch_variants(tmp_path, shape, message):
+    with pytest.raises(BadLaunch, match=message):
+        read_spec(tmp_path, GOOD + "[[shapes]]\n" + shape)
 
 
 @pytest.mark.parametrize(
     ("text", "rtol", "atol"), [("1e-3", 1e-3, 0.0), ("0,1e-6", 0.0, 1e-6), ("0.5, 2", 0.5, 2.0)]
 )
-def test_a_tolerance_is_read(text, rtol, atol):
+def test_parse_tolerance(text, rtol, atol):
     assert Tolerance.parse(text) == Tolerance(rtol=rtol, atol=atol)

@@ -17,19 +17,19 @@ def test_value_is_the_median(samples):
     assert Measurement("s", tuple(samples), "measured").value == float(np.median(samples))
 
 
-def test_a_failure_costs_infinitely_much_and_says_why():
+def test_a_failure_has_infinite_cost_and_a_reason():
     failed = Measurement("s", (), "measured", failure="illegal address")
     assert failed.value == math.inf
     assert str(failed) == "failed (illegal address)"
 
 
-def test_a_modelled_number_is_never_printed_without_the_word():
+def test_modelled_numbers_are_printed_as_modelled():
     assert str(Measurement("cycles", (12.0,), "modelled")) == "modelled 12 cycles"
     assert str(Measurement("s", (0.5,), "measured")) == "0.5 s"
 
 
 @pytest.mark.parametrize("samples", [(), (math.nan,), (math.inf,), (-1.0,), (1.0, -0.5)])
-def test_impossible_samples_are_refused(samples):
+def test_invalid_samples_are_rejected(samples):
     with pytest.raises(ContractBroken):
         Measurement("s", samples, "measured")
 
@@ -38,59 +38,59 @@ def test_impossible_samples_are_refused(samples):
     st.lists(st.floats(0.9, 1.1), min_size=5, max_size=30),
     st.floats(min_value=1.5, max_value=4.0),
 )
-def test_a_clear_gain_is_faster_and_its_mirror_slower(candidate, factor):
+def test_a_large_gain_is_faster_and_its_inverse_slower(candidate, factor):
     original = [factor * sample for sample in candidate]
-    gain = Comparison.of(original, candidate, original, kind="measured", resamples=200)
+    gain = Comparison.from_samples(original, candidate, original, kind="measured", resamples=200)
     assert gain.verdict == "faster"
     assert gain.low <= gain.ratio <= gain.high
-    loss = Comparison.of(candidate, original, candidate, kind="measured", resamples=200)
+    loss = Comparison.from_samples(candidate, original, candidate, kind="measured", resamples=200)
     assert loss.verdict == "slower"
     assert loss.ratio == pytest.approx(1 / gain.ratio)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=20))
-def test_the_same_samples_are_the_same(samples):
-    null = Comparison.of(samples, samples, samples, kind="measured", resamples=200)
+def test_equal_samples_compare_as_same(samples):
+    null = Comparison.from_samples(samples, samples, samples, kind="measured", resamples=200)
     assert null.verdict == "same"
     assert null.ratio == 1.0
 
 
-def test_a_gain_inside_the_null_is_no_gain():
+def test_a_gain_within_the_null_interval_is_same():
     # The original against itself shows +5 %, so +3 % proves nothing.
     original = [1.03] * 20
-    same = Comparison.of(original, [1.0] * 20, [0.98] * 20, kind="measured")
+    same = Comparison.from_samples(original, [1.0] * 20, [0.98] * 20, kind="measured")
     assert same.low > 1
     assert same.verdict == "same"
 
 
-def test_without_noise_any_difference_counts():
-    assert Comparison.of([1.001], [1.0], kind="modelled").verdict == "faster"
+def test_modelled_samples_have_no_noise():
+    assert Comparison.from_samples([1.001], [1.0], kind="modelled").verdict == "faster"
 
 
-def test_the_interval_is_reproducible():
+def test_the_interval_is_deterministic():
     rng = np.random.default_rng(1)
     a, b = rng.normal(1, 0.1, 40).tolist(), rng.normal(1, 0.1, 40).tolist()
-    first, again = (Comparison.of(a, b, kind="measured", seed=3) for _ in range(2))
-    assert first == again
+    first, second = (Comparison.from_samples(a, b, kind="measured", seed=3) for _ in range(2))
+    assert first == second
     assert first.low < first.ratio < first.high
     assert first.verdict == "same"
 
 
 @pytest.mark.parametrize(("original", "candidate"), [([], []), ([1.0], [1.0, 2.0])])
-def test_unpaired_samples_are_refused(original, candidate):
+def test_unpaired_samples_are_rejected(original, candidate):
     with pytest.raises(ContractBroken, match="equal numbers"):
-        Comparison.of(original, candidate, kind="measured")
+        Comparison.from_samples(original, candidate, kind="measured")
 
 
-def _placed(rng: np.random.Generator, loads: int, rounds: int, gain: float) -> Comparison:
-    """Samples with little noise, in loads that lie at places worth up to half a percent."""
+def _compare_loads(rng: np.random.Generator, loads: int, rounds: int, gain: float) -> Comparison:
+    """Compare samples with little noise, whose loads differ by up to half a percent."""
     per = rounds // loads
     original, candidate, null = (
         np.repeat(1 + 0.0025 * rng.uniform(-1, 1, loads), per)
         * (1 + 2e-4 * rng.normal(size=rounds))
         for _ in range(3)
     )
-    return Comparison.of(
+    return Comparison.from_samples(
         tuple(original),
         tuple(candidate / gain),
         tuple(null),
@@ -100,28 +100,28 @@ def _placed(rng: np.random.Generator, loads: int, rounds: int, gain: float) -> C
     )
 
 
-def test_where_a_module_lies_is_no_gain() -> None:
-    """One load of each side takes its place for speed; several know better."""
+def test_the_address_of_a_module_is_no_gain() -> None:
+    """With one load the effect of the address looks like a gain; with several it does not."""
     rng = np.random.default_rng(0)
-    one = [_placed(rng, 1, 48, 1.0) for _ in range(60)]
-    several = [_placed(rng, 8, 48, 1.0) for _ in range(60)]
-    outside = [sum(not c.low <= 1 <= c.high for c in found) for found in (one, several)]
-    assert outside[0] > 45 and outside[1] < 14
+    single = [_compare_loads(rng, 1, 48, 1.0) for _ in range(60)]
+    several = [_compare_loads(rng, 8, 48, 1.0) for _ in range(60)]
+    excluded = [sum(not c.low <= 1 <= c.high for c in group) for group in (single, several)]
+    assert excluded[0] > 45 and excluded[1] < 14
     assert sum(c.verdict == "faster" for c in several) <= 5
-    assert sum(c.verdict == "faster" for c in one) > 8
+    assert sum(c.verdict == "faster" for c in single) > 8
 
 
-def test_a_gain_beyond_all_places_is_still_one() -> None:
+def test_a_gain_larger_than_the_effect_of_addresses_is_faster() -> None:
     rng = np.random.default_rng(1)
-    assert all(_placed(rng, 8, 48, 1.02).verdict == "faster" for _ in range(20))
+    assert all(_compare_loads(rng, 8, 48, 1.02).verdict == "faster" for _ in range(20))
 
 
-def test_loads_of_unequal_shares() -> None:
-    compared = Comparison.of((2.0,) * 7, (1.0,) * 7, (2.0,) * 7, kind="measured", loads=3)
+def test_loads_with_unequal_numbers_of_samples() -> None:
+    compared = Comparison.from_samples((2.0,) * 7, (1.0,) * 7, (2.0,) * 7, kind="measured", loads=3)
     assert (compared.ratio, compared.low, compared.high) == (2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize("loads", [0, 8])
-def test_loads_without_samples_are_refused(loads: int) -> None:
+def test_loads_without_samples_are_rejected(loads: int) -> None:
     with pytest.raises(ContractBroken, match="samples of"):
-        Comparison.of((1.0,) * 7, (1.0,) * 7, kind="measured", loads=loads)
+        Comparison.from_samples((1.0,) * 7, (1.0,) * 7, kind="measured", loads=loads)

@@ -1,4 +1,4 @@
-"""The run directory survives what a killed process leaves behind."""
+"""Run directories: round trips, logs cut off by a kill, and invalid files."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ CHECKPOINT = Checkpoint(
 )
 
 
-def logged(path, trials):
+def write_log(path, trials):
     run = Run.create(path, "tune", {"seed": 1})
     with run:
         for trial in trials:
@@ -28,8 +28,8 @@ def logged(path, trials):
     return path / "trials.csv"
 
 
-def test_a_run_comes_back_as_it_was_written(tmp_path):
-    logged(tmp_path / "run", TRIALS)
+def test_an_opened_run_equals_the_written_one(tmp_path):
+    write_log(tmp_path / "run", TRIALS)
     run = Run.open(tmp_path / "run")
     assert list(run.trials()) == TRIALS
     assert run.record.settings == {"seed": 1}
@@ -37,35 +37,35 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert run.checkpoint() is None
     run.on_checkpoint(CHECKPOINT)
     run.finish("done", {"ratio": 1.5})
-    again = Run.open(tmp_path / "run")
-    assert again.checkpoint() == CHECKPOINT
-    assert (again.record.status, again.record.result) == ("done", {"ratio": 1.5})
+    reopened = Run.open(tmp_path / "run")
+    assert reopened.checkpoint() == CHECKPOINT
+    assert (reopened.record.status, reopened.record.result) == ("done", {"ratio": 1.5})
 
 
 def test_a_log_cut_at_any_byte_loses_at_most_the_last_row(tmp_path):
-    log = logged(tmp_path / "run", TRIALS)
-    whole = log.read_bytes()
+    log = write_log(tmp_path / "run", TRIALS)
+    content = log.read_bytes()
     ends = [
-        logged(tmp_path / str(count), TRIALS[:count]).stat().st_size
+        write_log(tmp_path / str(count), TRIALS[:count]).stat().st_size
         for count in range(1, len(TRIALS) + 1)
     ]
     run = Run.open(tmp_path / "run")
-    for length in range(len(whole)):
-        log.write_bytes(whole[:length])
-        kept = list(run.trials())
-        assert len(kept) >= sum(end <= length for end in ends)
-        # A cut failure text is all that may differ: the row is whole up to there.
-        for trial, original in zip(kept, TRIALS, strict=False):
+    for length in range(len(content)):
+        log.write_bytes(content[:length])
+        trials = list(run.trials())
+        assert len(trials) >= sum(end <= length for end in ends)
+        # Only the failure text and the move of a cut row may differ from the original.
+        for trial, original in zip(trials, TRIALS, strict=False):
             assert dataclasses.replace(trial, failure=None, move="") == dataclasses.replace(
                 original, failure=None, move=""
             )
 
 
-def test_writing_goes_on_after_a_cut_row(tmp_path):
-    log = logged(tmp_path / "run", TRIALS[:2])
-    whole = log.read_bytes()
-    for length in range(len(whole)):
-        log.write_bytes(whole[:length])
+def test_logging_continues_after_a_cut_row(tmp_path):
+    log = write_log(tmp_path / "run", TRIALS[:2])
+    content = log.read_bytes()
+    for length in range(len(content)):
+        log.write_bytes(content[:length])
         with Run.open(tmp_path / "run") as run:
             for trial in TRIALS:
                 run.on_trial(trial)
@@ -74,7 +74,7 @@ def test_writing_goes_on_after_a_cut_row(tmp_path):
 
 
 def test_a_trial_logged_twice_counts_once(tmp_path):
-    logged(tmp_path / "run", [*TRIALS, dataclasses.replace(TRIALS[1], value=0.4)])
+    write_log(tmp_path / "run", [*TRIALS, dataclasses.replace(TRIALS[1], value=0.4)])
     trials = list(Run.open(tmp_path / "run").trials())
     assert [trial.index for trial in trials] == [0, 1, 2, 3]
     assert trials[1].value == 0.4
@@ -88,20 +88,20 @@ def test_trials_are_on_disk_after_a_checkpoint_without_closing(tmp_path):
     run.finish("interrupted", {})
 
 
-def test_a_second_run_in_the_same_place_is_refused(tmp_path):
+def test_a_second_run_in_the_same_directory_is_rejected(tmp_path):
     Run.create(tmp_path, "tune", {})
     with pytest.raises(BadRun, match="already holds a run"):
         Run.create(tmp_path, "tune", {})
 
 
-def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path):
+def test_a_path_that_cannot_be_a_directory_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadRun, match="cannot write"):
         Run.create(tmp_path / "file" / "run", "tune", {})
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"{", "run.json"),
         (b"\xff", "not a run directory"),
@@ -109,19 +109,19 @@ def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path):
         (b'{"schema_version": 9}', "schema_version"),
     ],
 )
-def test_a_foreign_run_file_is_refused(tmp_path, text, said):
+def test_an_invalid_run_file_is_rejected(tmp_path, text, message):
     (tmp_path / "run.json").write_bytes(text)
-    with pytest.raises(BadRun, match=said):
+    with pytest.raises(BadRun, match=message):
         Run.open(tmp_path)
 
 
-def test_a_missing_run_is_refused(tmp_path):
+def test_a_missing_run_is_rejected(tmp_path):
     with pytest.raises(BadRun, match="not a run directory"):
         Run.open(tmp_path / "none")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"seed": 1}', json.dumps({"other": 1})])
-def test_a_broken_checkpoint_is_refused(tmp_path, text):
+def test_an_invalid_checkpoint_is_rejected(tmp_path, text):
     run = Run.create(tmp_path, "tune", {})
     (tmp_path / "checkpoint.json").write_text(text)
     with pytest.raises(BadRun, match=r"checkpoint\.json"):
@@ -142,12 +142,12 @@ def test_an_atomic_write_replaces_all_or_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_atomic_write_to_nowhere_is_a_clear_error(tmp_path):
+def test_an_atomic_write_to_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(BadRun, match="cannot write"):
         write_atomically(tmp_path / "none" / "out", b"x")
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_no_temporary_file(tmp_path, monkeypatch):
     write_atomically(tmp_path / "file", b"old")
 
     def interrupted(_):

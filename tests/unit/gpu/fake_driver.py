@@ -1,7 +1,7 @@
-"""A CUDA driver in host memory: what the worker asks for happens, and time is counted.
+"""Fake CUDA driver in host memory, with a simulated clock.
 
-PTX runs on :mod:`tests.unit.gpu.ptx`; a cubin is whatever function a test registers for its bytes.
-Names and the number of arguments are checked against the real bindings.
+PTX runs in the interpreter :mod:`tests.unit.gpu.ptx`.  A cubin is a Python function that a test
+registers for its bytes.  A test checks the names of the calls against the real bindings.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ Kernel = Callable[["FakeDriver", tuple[Any, ...]], None]
 
 @dataclass
 class Module:
-    """A loaded module; ``place`` says how many were loaded before it."""
+    """A loaded module."""
 
     program: Entry | Kernel
-    place: int
+    address: int
+    """Number of modules loaded so far, in place of an address."""
     image: bytes = b""
 
 
 @dataclass
 class Program:
-    """What a cubin does, and how long that takes in seconds, which may depend on its place."""
+    """What a cubin computes, and how long that takes."""
 
     work: Kernel
-    seconds: Callable[[int], float] = lambda place: 10e-6
+    seconds: Callable[[int], float] = lambda address: 10e-6
+    """Seconds by the address of the module."""
     parameters: int = 3
 
 
 @dataclass
 class FakeDriver:
-    """Stands in for the module ``cuda.bindings.driver``."""
+    """Replaces the module ``cuda.bindings.driver``."""
 
     programs: dict[bytes, Program] = field(default_factory=dict)
-    device_name: str = "Pretended 9000"
+    device_name: str = "Fake 9000"
     capacity: int = 1 << 26
     l2: int = 4096
     devices: int = 1
@@ -57,7 +59,7 @@ class FakeDriver:
     def __getattr__(self, name: str) -> Any:
         """Enumerations are those of the real bindings."""
         if name.startswith("cu"):
-            raise AttributeError(f"{name} is not part of the pretended driver")
+            raise AttributeError(f"{name} is not part of the fake driver")
         return getattr(real, name)
 
     def at(self, address: int, size: int) -> Any:
@@ -149,7 +151,7 @@ class FakeDriver:
                 return
             self.launched.append(function.image)
             function.program(self, values)
-            self.clock += self.programs[function.image].seconds(function.place)
+            self.clock += self.programs[function.image].seconds(function.address)
 
         return self._do(work)
 
@@ -198,7 +200,7 @@ class FakeDriver:
         return (OK,)
 
     def cuGraphLaunch(self, graph: Any, stream: str) -> Any:  # noqa: N802
-        assert graph, "a graph that was dropped, or an empty one"
+        assert graph, "a destroyed or empty graph"
         for work in graph:
             work()
         return (OK,)
@@ -222,4 +224,4 @@ class FakeDriver:
 
 
 NAMES = [name for name in vars(FakeDriver) if name.startswith("cu")]
-"""The driver calls that are pretended."""
+"""The driver calls that the fake implements."""

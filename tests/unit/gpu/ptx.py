@@ -1,6 +1,6 @@
-"""Runs the few kinds of PTX instructions that nostall's kernels consist of, all threads at once.
+"""Interpreter of the PTX instructions that nostall's helper kernels use, for all threads at once.
 
-Written from the PTX manual, not from the kernels: it is what they are tested against.
+Written from the PTX manual, not from the kernels, because the kernels are tested against it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "gt": np.greater,
     "le": np.less_equal,
 }
+Operands = tuple[str, ...]
 Memory = Callable[[int, int], Any]
-"""(address, size) -> a view of that much memory; raises where there is none."""
+"""(address, size) -> a view of the memory; raises if there is none at this address."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Entry:
 
 
 def parse(text: str) -> Entry:
-    """The one kernel of ``text``; raises ValueError for what is not understood."""
-    found = re.search(r"\.visible \.entry (\w+)\((.*?)\)\s*\{(.*)\}", text, re.S)
-    if found is None:
+    """Parse the kernel in ``text``; raises ValueError if a line is not understood."""
+    entry = re.search(r"\.visible \.entry (\w+)\((.*?)\)\s*\{(.*)\}", text, re.S)
+    if entry is None:
         raise ValueError("no kernel")
-    name, parameters, body = found.groups()
+    name, parameters, body = entry.groups()
     code: list[tuple[str, str, tuple[str, ...]]] = []
     labels: dict[str, int] = {}
     for line in filter(None, (raw.strip() for raw in body.splitlines())):
@@ -60,7 +61,7 @@ def parse(text: str) -> Entry:
 
 
 class Machine:
-    """One launch: registers are arrays with an element per thread, held as 64 bits."""
+    """One launch.  Registers are arrays of 64-bit values, one for each thread."""
 
     def __init__(self, entry: Entry, values: tuple[Any, ...], blocks: int, threads: int) -> None:
         self.entry, self.count = entry, blocks * threads
@@ -78,59 +79,59 @@ class Machine:
         }
 
     def run(self, memory: Memory) -> None:
-        """Always the threads that are furthest behind, until all have returned."""
-        at = np.zeros(self.count, dtype=np.int64)
+        """Run until all threads have returned; each step advances the threads furthest behind."""
+        counters = np.zeros(self.count, dtype=np.int64)
         end = len(self.entry.code)
-        while (now := int(at.min())) < end:
-            here = np.flatnonzero(at == now)
+        while (now := int(counters.min())) < end:
+            threads = np.flatnonzero(counters == now)
             guard, operation, operands = self.entry.code[now]
-            at[here] = now + 1
-            taken = here[self.registers[guard][here].astype(bool)] if guard else here
-            name, *how = operation.split(".")
+            counters[threads] = now + 1
+            active = threads[self.registers[guard][threads].astype(bool)] if guard else threads
+            name, *modifiers = operation.split(".")
             if name == "ret":
-                at[taken] = end
+                counters[active] = end
             elif name == "bra":
-                at[taken] = self.entry.labels[operands[0]]
-            elif len(taken):
-                getattr(self, f"_{name}")(how, operands, taken, memory)
+                counters[active] = self.entry.labels[operands[0]]
+            elif len(active):
+                getattr(self, f"_{name}")(modifiers, operands, active, memory)
 
     def read(self, operand: str, kind: str, threads: Any) -> Any:
-        """The operand's low bits as ``kind``, for these threads."""
-        wide = np.dtype(TYPES[kind])
+        """The low bits of an operand as type ``kind``, for the given threads."""
+        dtype = np.dtype(TYPES[kind])
         if operand.startswith("%"):
             bits = self.registers[operand][threads]
         elif operand[:2] in ("0f", "0d"):
             bits = np.full(len(threads), int(operand[2:], 16), np.uint64)
         else:
             bits = np.full(len(threads), int(operand, 0), np.uint64)
-        return bits.astype(f"u{wide.itemsize}").view(wide)
+        return bits.astype(f"u{dtype.itemsize}").view(dtype)
 
     def write(self, register: str, threads: Any, value: Any) -> None:
-        kept = self.registers.setdefault(register, np.zeros(self.count, np.uint64))
-        kept[threads] = value.view(f"u{value.dtype.itemsize}").astype(np.uint64)
+        values = self.registers.setdefault(register, np.zeros(self.count, np.uint64))
+        values[threads] = value.view(f"u{value.dtype.itemsize}").astype(np.uint64)
 
-    def _ld(self, how: list[str], operands: tuple[str, ...], threads: Any, memory: Memory) -> None:
-        kind = np.dtype(TYPES[how[1]])
+    def _ld(self, modifiers: list[str], operands: Operands, threads: Any, memory: Memory) -> None:
+        kind = np.dtype(TYPES[modifiers[1]])
         inner = operands[1].strip("[]")
-        if how[0] == "param":
+        if modifiers[0] == "param":
             value = self.parameters[inner]
-            assert value.dtype == kind, f"{inner} is read as {how[1]}"
+            assert value.dtype == kind, f"{inner} is read as {modifiers[1]}"
             self.write(operands[0], threads, np.repeat(value, len(threads)))
             return
         addresses = self.read(inner, "u64", threads)
-        found = [memory(int(a), kind.itemsize).view(kind)[0] for a in addresses]
-        self.write(operands[0], threads, np.array(found, kind))
+        values = [memory(int(a), kind.itemsize).view(kind)[0] for a in addresses]
+        self.write(operands[0], threads, np.array(values, kind))
 
-    def _st(self, how: list[str], operands: tuple[str, ...], threads: Any, memory: Memory) -> None:
-        kind = np.dtype(TYPES[how[1]])
-        values = self.read(operands[1], how[1], threads)
+    def _st(self, modifiers: list[str], operands: Operands, threads: Any, memory: Memory) -> None:
+        kind = np.dtype(TYPES[modifiers[1]])
+        values = self.read(operands[1], modifiers[1], threads)
         for address, value in zip(
             self.read(operands[0].strip("[]"), "u64", threads), values, strict=True
         ):
             memory(int(address), kind.itemsize).view(kind)[0] = value
 
-    def _red(self, how: list[str], operands: tuple[str, ...], threads: Any, memory: Memory) -> None:
-        assert how == ["global", "add", "u64"]
+    def _red(self, modifiers: list[str], operands: Operands, threads: Any, memory: Memory) -> None:
+        assert modifiers == ["global", "add", "u64"]
         for address, value in zip(
             self.read(operands[0].strip("[]"), "u64", threads),
             self.read(operands[1], "u64", threads),
@@ -138,17 +139,17 @@ class Machine:
         ):
             memory(int(address), 8).view("u8")[0] += value
 
-    def _mov(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self.write(operands[0], threads, self.read(operands[1], how[0], threads))
+    def _mov(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self.write(operands[0], threads, self.read(operands[1], modifiers[0], threads))
 
-    def _cvt(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        to, come = [part for part in how if part != "rn"]
-        value = self.read(operands[1], come, threads)
+    def _cvt(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        target, source = [part for part in modifiers if part != "rn"]
+        value = self.read(operands[1], source, threads)
         with np.errstate(over="ignore", invalid="ignore"):
-            self.write(operands[0], threads, value.astype(TYPES[to]))
+            self.write(operands[0], threads, value.astype(TYPES[target]))
 
-    def _mul(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        mode, kind = how
+    def _mul(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        mode, kind = modifiers
         a, b = (self.read(operand, kind, threads) for operand in operands[1:])
         if mode == "wide":
             a, b = a.astype(np.uint64), b.astype(np.uint64)
@@ -159,38 +160,38 @@ class Machine:
         with np.errstate(over="ignore", invalid="ignore"):
             self.write(operands[0], threads, a * b)
 
-    def _setp(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        a, b = (self.read(operand, how[1], threads) for operand in operands[1:])
-        self.write(operands[0], threads, COMPARE[how[0]](a, b).astype(np.uint8))
+    def _setp(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        a, b = (self.read(operand, modifiers[1], threads) for operand in operands[1:])
+        self.write(operands[0], threads, COMPARE[modifiers[0]](a, b).astype(np.uint8))
 
-    def _abs(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self.write(operands[0], threads, np.abs(self.read(operands[1], how[0], threads)))
+    def _abs(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self.write(operands[0], threads, np.abs(self.read(operands[1], modifiers[0], threads)))
 
-    def _two(self, function: Any, kind: str, operands: tuple[str, ...], threads: Any) -> None:
+    def _binary(self, function: Any, kind: str, operands: Operands, threads: Any) -> None:
         a, b = (self.read(operand, kind, threads) for operand in operands[1:])
         with np.errstate(over="ignore", invalid="ignore"):
             self.write(operands[0], threads, function(a, b))
 
-    def _add(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.add, how[-1], operands, threads)
+    def _add(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.add, modifiers[-1], operands, threads)
 
-    def _sub(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.subtract, how[-1], operands, threads)
+    def _sub(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.subtract, modifiers[-1], operands, threads)
 
-    def _xor(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.bitwise_xor, how[0], operands, threads)
+    def _xor(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.bitwise_xor, modifiers[0], operands, threads)
 
-    def _and(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.bitwise_and, how[0], operands, threads)
+    def _and(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.bitwise_and, modifiers[0], operands, threads)
 
-    def _or(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.bitwise_or, how[0], operands, threads)
+    def _or(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.bitwise_or, modifiers[0], operands, threads)
 
-    def _min(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.minimum, how[0], operands, threads)
+    def _min(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.minimum, modifiers[0], operands, threads)
 
-    def _shl(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.left_shift, how[0], operands, threads)
+    def _shl(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.left_shift, modifiers[0], operands, threads)
 
-    def _shr(self, how: list[str], operands: tuple[str, ...], threads: Any, _: Memory) -> None:
-        self._two(np.right_shift, how[0], operands, threads)
+    def _shr(self, modifiers: list[str], operands: Operands, threads: Any, _: Memory) -> None:
+        self._binary(np.right_shift, modifiers[0], operands, threads)

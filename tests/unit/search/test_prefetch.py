@@ -10,7 +10,7 @@ import pytest
 from benchmarks.sass.kill_resume import Synthetic, kernel
 
 from nostall.core import Budget, Measurement, Objective, Trial
-from nostall.gpu import Outcome, Pending
+from nostall.gpu import Outcome, PendingOutcome
 from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
@@ -23,7 +23,7 @@ class Overlapped:
 
     def __init__(self, original: bytes) -> None:
         self.device = Synthetic(original)
-        self.about: Mapping[str, str] = self.device.about
+        self.info: Mapping[str, str] = self.device.info
         self.pending = 0
         self.foreseen: list[bytes] = []
         self.came = 0
@@ -34,7 +34,7 @@ class Overlapped:
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         raise AssertionError("only searches")
 
-    def start(self, cubin: bytes) -> Pending:
+    def start(self, cubin: bytes) -> PendingOutcome:
         assert self.pending == 0, "an answer was left behind"
         self.pending = 1
         self.came += cubin in self.foreseen
@@ -44,7 +44,7 @@ class Overlapped:
             self.pending = 0
             return self.device.evaluate(cubin)
 
-        return Pending(lambda: False, wait, self.foreseen.append)
+        return PendingOutcome(lambda: False, wait, self.foreseen.append)
 
 
 class Kept:

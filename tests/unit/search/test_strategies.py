@@ -217,7 +217,7 @@ def test_illegal_draws_are_counted_and_then_enumerated():
     space = Shy(4)
     move, rejected = draw_legal(space, space.start(), rng, frozenset({"distance=2"}))
     assert abs(move.by) == 2
-    assert rejected == space.patience
+    assert rejected == space.max_draws
     assert draw_legal(Still(4), space.start(), rng, frozenset())[0] is None
 
 

@@ -1,11 +1,11 @@
-"""Records made up for the tests of the store; the store never looks into a cubin."""
+"""Records for tests of the store; their cubins are arbitrary bytes that the store never parses."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from nostall.store import Compared, Provenance, Row, Store, Verification
-from nostall.store.artefacts import name
+from nostall.store import ComparisonRecord, Provenance, Row, Store, Verification
+from nostall.store.artefacts import content_hash
 
 GPU = "NVIDIA H200"
 ORIGINAL = b"original"
@@ -13,7 +13,7 @@ ORIGINAL = b"original"
 
 def provenance(original: bytes, optimised: bytes, **changes: Any) -> Provenance:
     low = changes.pop("low", 1.01)
-    compared = Compared(
+    comparison = ComparisonRecord(
         ratio=low + 0.01,
         low=low,
         high=low + 0.02,
@@ -22,9 +22,9 @@ def provenance(original: bytes, optimised: bytes, **changes: Any) -> Provenance:
         triples=200,
         verdict="faster",
     )
-    body: dict[str, Any] = {
-        "original": name(original),
-        "optimised": name(optimised),
+    fields: dict[str, Any] = {
+        "original": content_hash(original),
+        "optimised": content_hash(optimised),
         "kernel": "k",
         "origin": "k.cubin",
         "architecture": "sm_90",
@@ -35,12 +35,12 @@ def provenance(original: bytes, optimised: bytes, **changes: Any) -> Provenance:
         "toolchain": {},
         "launch": None,
         "verified": Verification(safe=True, checked=9, nostall="0.1.0", nvdisasm="V13.5.37"),
-        "comparison": compared,
+        "comparison": comparison,
         "settings": {},
         "notes": (),
         "created": "2026-11-21T00:00:00+00:00",
     }
-    return Provenance(**{**body, **changes})
+    return Provenance(**{**fields, **changes})
 
 
 def modelled(original: bytes, optimised: bytes) -> Provenance:

@@ -1,4 +1,4 @@
-"""Bundles: one file, believed only as far as its hashes go."""
+"""Bundles: export and import, and damaged, changed or oversized files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from nostall.store import BadBundle, BadStore, Store, bundle
 from tests.unit.store.records import ORIGINAL, keep, provenance
 
 
-def _exported(tmp_path: Path) -> tuple[Store, Path]:
+def _export(tmp_path: Path) -> tuple[Store, Path]:
+    """A store with two records, and a bundle of them."""
     store = Store(tmp_path / "home")
     keep(store, b"better")
     keep(store, b"another", original=b"second")
@@ -19,31 +20,31 @@ def _exported(tmp_path: Path) -> tuple[Store, Path]:
     return store, tmp_path / "all.nostall"
 
 
-def test_what_goes_in_comes_out(tmp_path: Path) -> None:
-    store, path = _exported(tmp_path)
-    packed = {p.original: p for p in bundle.read(path)}
-    assert set(packed) == {ORIGINAL, b"second"}
-    assert packed[ORIGINAL].optimised == b"better"
-    assert packed[ORIGINAL].provenance == provenance(ORIGINAL, b"better")
-    assert {p.id for p in packed.values()} == {row.id for row in store.rows()}
+def test_a_read_bundle_equals_the_written_one(tmp_path: Path) -> None:
+    store, path = _export(tmp_path)
+    records = {record.original: record for record in bundle.read(path)}
+    assert set(records) == {ORIGINAL, b"second"}
+    assert records[ORIGINAL].optimised == b"better"
+    assert records[ORIGINAL].provenance == provenance(ORIGINAL, b"better")
+    assert {record.id for record in records.values()} == {row.id for row in store.rows()}
     before = path.read_bytes()
     bundle.write(store, store.rows()[::-1], path)
     assert path.read_bytes() == before
 
 
-def _rewritten(path: Path, changes: dict[str, bytes | None]) -> None:
-    """The bundle with other members; keys are the ends of names, None leaves a member out."""
+def _rewrite(path: Path, changes: dict[str, bytes | None]) -> None:
+    """Replace members of a bundle, by the end of their names; None removes a member."""
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
-            new = next((v for end, v in changes.items() if name.endswith(end)), data)
-            if new is not None:
-                archive.writestr(name, new)
+            content = next((v for end, v in changes.items() if name.endswith(end)), data)
+            if content is not None:
+                archive.writestr(name, content)
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("changes", "message"),
     [
         ({".cubin": b"other code"}, "was changed"),
         ({".cubin": None}, "lacks"),
@@ -55,62 +56,62 @@ def _rewritten(path: Path, changes: dict[str, bytes | None]) -> None:
         ({"manifest.json": b"\xff"}, "manifest"),
     ],
 )
-def test_a_changed_bundle_is_refused(
-    tmp_path: Path, changes: dict[str, bytes | None], text: str
+def test_a_changed_bundle_is_rejected(
+    tmp_path: Path, changes: dict[str, bytes | None], message: str
 ) -> None:
-    store, path = _exported(tmp_path)
-    _rewritten(path, {k.format(id=store.rows()[0].id): v for k, v in changes.items()})
-    with pytest.raises(BadBundle, match=text):
+    store, path = _export(tmp_path)
+    _rewrite(path, {k.format(id=store.rows()[0].id): v for k, v in changes.items()})
+    with pytest.raises(BadBundle, match=message):
         bundle.read(path)
 
 
-def test_every_flipped_byte_is_harmless(tmp_path: Path) -> None:
-    _, path = _exported(tmp_path)
-    whole, truth = path.read_bytes(), bundle.read(path)
-    for at in range(0, len(whole), 7):
-        path.write_bytes(whole[:at] + bytes((whole[at] ^ 0x5A,)) + whole[at + 1 :])
+def test_a_changed_byte_is_rejected_or_has_no_effect(tmp_path: Path) -> None:
+    _, path = _export(tmp_path)
+    content, expected = path.read_bytes(), bundle.read(path)
+    for i in range(0, len(content), 7):
+        path.write_bytes(content[:i] + bytes((content[i] ^ 0x5A,)) + content[i + 1 :])
         try:
-            found = bundle.read(path)
+            records = bundle.read(path)
         except BadBundle:
             continue
-        assert found == truth  # a byte that carries nothing, such as a date
+        assert records == expected  # the byte has no meaning, such as a date
 
 
-@pytest.mark.parametrize("keep_bytes", [0, 10, 500])
-def test_a_cut_bundle_is_refused(tmp_path: Path, keep_bytes: int) -> None:
-    _, path = _exported(tmp_path)
-    path.write_bytes(path.read_bytes()[:keep_bytes])
+@pytest.mark.parametrize("length", [0, 10, 500])
+def test_a_truncated_bundle_is_rejected(tmp_path: Path, length: int) -> None:
+    _, path = _export(tmp_path)
+    path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(BadBundle, match="not a bundle, or is damaged"):
         bundle.read(path)
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    _, path = _exported(tmp_path)
+def test_a_member_name_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
+    _, path = _export(tmp_path)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("\u00e9.cubin", b"")  # other letters than ASCII are marked as UTF-8
+        archive.writestr("\u00e9.cubin", b"")  # zip marks non-ASCII names as UTF-8
     path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
     with pytest.raises(BadBundle, match="not a bundle, or is damaged"):
         bundle.read(path)
 
 
-@pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_an_unusual_packing_is_refused(tmp_path: Path, packing: int) -> None:
-    _, path = _exported(tmp_path)
-    with zipfile.ZipFile(path, "w", packing) as archive:
+@pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_an_unusual_compression_is_rejected(tmp_path: Path, compression: int) -> None:
+    _, path = _export(tmp_path)
+    with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("manifest.json", b"{}")
-    with pytest.raises(BadBundle, match="packed in an unusual way"):
+    with pytest.raises(BadBundle, match="has an unusual compression"):
         bundle.read(path)
 
 
-def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, path = _exported(tmp_path)
-    monkeypatch.setattr(bundle, "MOST_BYTES", 100)
-    with pytest.raises(BadBundle, match="at most 100 bytes"):
+def test_an_oversized_member_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, path = _export(tmp_path)
+    monkeypatch.setattr(bundle, "MAX_MEMBER_BYTES", 100)
+    with pytest.raises(BadBundle, match="allowed are 100 bytes"):
         bundle.read(path)
 
 
-def test_places_that_do_not_work(tmp_path: Path) -> None:
-    store, _ = _exported(tmp_path)
+def test_unusable_paths_and_empty_exports(tmp_path: Path) -> None:
+    store, _ = _export(tmp_path)
     with pytest.raises(BadBundle, match="cannot read bundle"):
         bundle.read(tmp_path / "nothing")
     with pytest.raises(BadBundle, match="cannot write"):
@@ -120,7 +121,7 @@ def test_places_that_do_not_work(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_not_exported(tmp_path: Path) -> None:
-    store, _ = _exported(tmp_path)
+    store, _ = _export(tmp_path)
     store.artefacts.path(store.rows()[0].optimised, "cubin").write_bytes(b"x")
     with pytest.raises(BadStore, match="was changed"):
         bundle.write(store, store.rows(), tmp_path / "new")

@@ -1,4 +1,4 @@
-"""Killed writers and many writers: the store opens, and shows records whole or not at all."""
+"""Killed and concurrent writers: the store opens, and its records are complete or absent."""
 
 from __future__ import annotations
 
@@ -17,30 +17,36 @@ from tests.unit.store.records import GPU, keep
 
 KILLS = 60
 
-# Python 3.12 warns of forks beside threads, which the test runner has; the child only writes files.
+# Python 3.12 warns of forks in processes with threads, as the test runner's; the child only writes
+# files.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-def _record_for_ever(root: Path, generation: int, told: int) -> None:
-    """Record distinct cubins, and say so after each; a few are large enough to be cut."""
+def _record_forever(root: Path, generation: int, pipe: int) -> None:
+    """Record distinct cubins and write each original to ``pipe``.
+
+    Large cubins make it likely that the kill interrupts a write.
+    """
     store = Store(root)
     number = 0
     while True:
         original = struct.pack("<II", generation, number)
         keep(store, original * random.choice((2, 50_000)), original=original)
-        os.write(told, original)
+        os.write(pipe, original)
         number += 1
 
 
-def _one_life(root: Path, generation: int, seconds: float, *, wait: bool) -> list[bytes]:
-    """A child that records in a loop and is killed ``seconds`` after its start, or after its first
-    record; the originals it had finished."""
+def _record_until_killed(root: Path, generation: int, seconds: float, *, wait: bool) -> list[bytes]:
+    """Run a child that records in a loop, kill it, and return the originals that it recorded.
+
+    The kill comes ``seconds`` after the child's start, or with ``wait`` after its first record.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(read)
-            _record_for_ever(root, generation, write)
+            _record_forever(root, generation, write)
         finally:
             os._exit(1)
     os.close(write)
@@ -48,28 +54,28 @@ def _one_life(root: Path, generation: int, seconds: float, *, wait: bool) -> lis
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), "the child ended by itself"
+    assert os.WIFSIGNALED(status), "the child ended before the kill"
     with os.fdopen(read, "rb") as pipe:
-        said = first + pipe.read()
-    return [said[at : at + 8] for at in range(0, len(said), 8)]
+        output = first + pipe.read()
+    return [output[i : i + 8] for i in range(0, len(output), 8)]
 
 
-def test_kill_at_any_time(tmp_path: Path) -> None:
+def test_writers_killed_at_random_times(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    chance = random.Random(7)
-    finished: list[bytes] = []
+    rng = random.Random(7)
+    recorded: list[bytes] = []
     for generation in range(KILLS):
-        seconds = chance.uniform(0.0, 0.04)
-        finished += _one_life(tmp_path, generation, seconds, wait=generation % 4 != 0)
+        seconds = rng.uniform(0.0, 0.04)
+        recorded += _record_until_killed(tmp_path, generation, seconds, wait=generation % 4 != 0)
         rows = store.rows()
-        assert len(rows) >= len(finished)
+        assert len(rows) >= len(recorded)
         for row in rows[-3:]:
             store.provenance(row)
-    assert len(finished) >= KILLS * 3 // 4
-    for original in finished:
-        found = store.lookup(original, gpu=GPU).found
-        assert found is not None
-        assert found.data[:8] == original
+    assert len(recorded) >= KILLS * 3 // 4
+    for original in recorded:
+        cubin = store.lookup(original, gpu=GPU).cubin
+        assert cubin is not None
+        assert cubin.data[:8] == original
     for row in store.rows():
         assert store.artefacts.get(row.optimised, "cubin")
         store.provenance(row)
@@ -80,7 +86,7 @@ def _record_some(root: Path, writer: int) -> None:
         keep(Store(root), f"{writer} {number % 7}".encode())
 
 
-def test_many_writers(tmp_path: Path) -> None:
+def test_concurrent_writers(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_record_some, args=(tmp_path, n)) for n in range(6)]
     for writer in writers:
@@ -94,7 +100,7 @@ def test_many_writers(tmp_path: Path) -> None:
         store.provenance(row)
 
 
-def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_writers_are_deleted(tmp_path: Path) -> None:
     store = Store(tmp_path)
     keep(store, b"one")
     old, new = tmp_path / "objects" / "tmp" / "old", tmp_path / "objects" / "tmp" / "new"

@@ -80,7 +80,7 @@ def test_the_model_judges_all_and_the_provenance_lists_them(
 class Said:
     """A device that says how long the other binary takes."""
 
-    about: Mapping[str, str] = MappingProxyType({})
+    info: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, factor: float | None) -> None:
         self.factor = factor

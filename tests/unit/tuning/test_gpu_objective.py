@@ -11,7 +11,7 @@ import pytest
 
 from nostall.core import LaunchSpec, Run, Tolerance
 from nostall.gpu import Outcome, Timing
-from nostall.gpu.sanitizer import Sanitized
+from nostall.gpu.sanitizer import SanitizerReport
 from nostall.search import Anneal
 from nostall.store import Store
 from nostall.tuning import job
@@ -27,7 +27,7 @@ class Pretended:
     """Every candidate takes ``during`` of the original's time in the search, ``after`` of it in the
     end; some fault, always the same ones."""
 
-    about: Mapping[str, str] = {"gpu": "none"}
+    info: Mapping[str, str] = {"gpu": "none"}
 
     def __init__(self, during: float, after: float, original: bytes) -> None:
         self.during, self.after, self.original = during, after, original
@@ -81,7 +81,10 @@ def test_the_original_is_no_gain_over_itself() -> None:
 
 
 def test_how_outputs_were_compared_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = {"memcheck": Sanitized("clean"), "racecheck": Sanitized("did not run", "why")}
+    reports = {
+        "memcheck": SanitizerReport("clean"),
+        "racecheck": SanitizerReport("did not run", "why"),
+    }
     monkeypatch.setattr(job, "sanitize", lambda kernel, cubin, plan: reports)
     settings = replace(SETTINGS, tolerance=Tolerance(rtol=1e-3), checks=7, sanitizer=True)
     with Run.create(tmp_path / "run", "test", {}, {}) as run:
@@ -100,7 +103,7 @@ def test_how_outputs_were_compared_is_kept(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_winner_with_errors_of_its_own_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = {"memcheck": Sanitized("clean"), "racecheck": Sanitized("errors")}
+    reports = {"memcheck": SanitizerReport("clean"), "racecheck": SanitizerReport("errors")}
     monkeypatch.setattr(job, "sanitize", lambda kernel, cubin, plan: reports)
     tuned, original = _tuned(0.9, 0.8, replace(SETTINGS, sanitizer=True))
     assert not tuned.improved and tuned.sanitized == reports

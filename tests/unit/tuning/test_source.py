@@ -17,9 +17,9 @@ from nostall.core import (
     Buffer,
     Constant,
     LaunchSpec,
+    LaunchVariant,
     MissingPart,
     NostallError,
-    OtherShape,
     Scalar,
     UnsupportedArchitecture,
 )
@@ -392,7 +392,7 @@ def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:
 
     def compiled(**values: int) -> LaunchSpec:
         base = launch_of(kernels, "scale")
-        shape = OtherShape(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
+        shape = LaunchVariant(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
         found = compile_triton(
             kernels, "scale", base.model_copy(update={"shapes": (shape,)}), "sm_80"
         )
@@ -403,7 +403,7 @@ def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:
     assert LaunchSpec.model_validate(launch.model_dump()) == launch
     (shape,) = launch.shapes
     assert (shape.grid, shape.values) == ((4, 1, 1), {"n": 999})
-    assert launch.at(shape).args[2] == Scalar(name="n", dtype="i32", value=999)
+    assert launch.with_variant(shape).args[2] == Scalar(name="n", dtype="i32", value=999)
     for values in ({"stride": 2}, {"n": 1}):
         with pytest.raises(BadLaunch, match="compiled for"):
             compiled(**values)

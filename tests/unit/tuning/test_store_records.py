@@ -12,7 +12,7 @@ from nostall.core import BadInput, LaunchSpec
 from nostall.sass.binary.cubin import Cubin
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
-from nostall.store.artefacts import name
+from nostall.store.artefacts import content_hash
 from nostall.tuning.job import Settings, Tuned, notes_on, tune
 from nostall.tuning.source import Source, load_cubin
 from nostall.tuning.store_records import import_bundle, record
@@ -40,7 +40,10 @@ def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: Tuned)
     row = record(store, source, SETTINGS, tuned, ABOUT)
     known = store.provenance(row)
     assert (known.kind, known.gpu, known.device) == ("measured", "A GPU", ABOUT)
-    assert (known.original, known.optimised) == (name(source.cubin), name(tuned.cubin))
+    assert (known.original, known.optimised) == (
+        content_hash(source.cubin),
+        content_hash(tuned.cubin),
+    )
     assert known.architecture == "sm_90"
     assert known.verified.safe
     assert known.verified.checked == tuned.verdict.checked
@@ -49,7 +52,7 @@ def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: Tuned)
     assert known.comparison.triples == SETTINGS.rounds
     assert known.launch is not None and known.launch["block"] == list(source.launch.block)  # type: ignore[union-attr]
     assert known.toolchain["compiler"] == "cubin file"
-    found = store.lookup(source.cubin, gpu="A GPU", architecture="sm_90").found
+    found = store.lookup(source.cubin, gpu="A GPU", architecture="sm_90").cubin
     assert found is not None and found.data == tuned.cubin
 
 
@@ -67,8 +70,8 @@ def test_a_modelled_gain_is_marked_so(tmp_path: Path) -> None:
     assert tuned.improved
     row = record(store, source, settings, tuned, ABOUT)
     assert (row.kind, row.gpu) == ("modelled", None)
-    assert store.lookup(source.cubin, gpu="A GPU").found is None
-    assert store.lookup(source.cubin, modelled=True).found is not None
+    assert store.lookup(source.cubin, gpu="A GPU").cubin is None
+    assert store.lookup(source.cubin, modelled=True).cubin is not None
 
 
 def test_no_gain_is_no_record(tmp_path: Path, measured: Tuned) -> None:
@@ -119,7 +122,7 @@ def test_a_bundle_is_verified_here(tmp_path: Path) -> None:
     bundle.write(there, there.rows(), tmp_path / "b")
     (row,) = import_bundle(here, tmp_path / "b")
     assert row == replace(there.rows()[0], source="imported")
-    assert here.lookup(_source().cubin, gpu=row.gpu).found is not None
+    assert here.lookup(_source().cubin, gpu=row.gpu).cubin is not None
 
 
 def _swapped(original: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""What ``TRITON_CACHE_MANAGER`` names under ``nostall apply``.
+"""Module named in ``TRITON_CACHE_MANAGER`` under ``nostall apply``.
 
-This file stands alone on PYTHONPATH: a Python in the process tree that lacks nostall, or has one
-that does not work, must run its program as before.
+Its folder is on PYTHONPATH of the whole process tree.  A Python without nostall, or with one that
+cannot be imported, must run its program with Triton's own cache manager.
 """
 
 import sys
@@ -10,8 +10,8 @@ from triton.runtime.cache import FileCacheManager
 
 try:
     from nostall.attach.triton_cache import StoreCacheManager as Manager
-except Exception as error:  # whatever is wrong with nostall here, the program must run
+except Exception as error:  # any error of nostall's import: the program must run
     print(f"nostall: not usable in {sys.executable} ({error}); originals run", file=sys.stderr)
 
     class Manager(FileCacheManager):  # type: ignore[no-redef,misc]
-        """Triton's own."""
+        """Triton's own cache manager."""

@@ -16,8 +16,8 @@ from nostall.attach.torch_compile.rewrite.compilers import Compiled, inductor_pa
 from nostall.attach.torch_compile.selection.versions import Versions
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS, Chosen, Ranks
 from nostall.attach.torch_compile.store.records import ChoiceRecord, Kept
-from nostall.attach.warning import say_once
-from nostall.core import collector
+from nostall.attach.warning import warn_once
+from nostall.core import garbage_collector
 
 if TYPE_CHECKING:
     from nostall.attach.torch_compile.selection.candidate_builder import Undecided
@@ -90,7 +90,7 @@ class _Graph:
             return self._chosen()
         except _Failed as failed:
             error = failed.__cause__
-            say_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
+            warn_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
             self.report.reason = f"{type(error).__name__}: {error}"
             return self.versions.plain(self.module, self.inputs)
 
@@ -103,7 +103,7 @@ class _Graph:
             if chosen is not None and chosen.version == "stitched":
                 # A stored choice that no longer works costs nothing else.  What comes from caches
                 # stays; the collector would go through all of PyTorch for it, perhaps twice.
-                with collector.settled():
+                with garbage_collector.paused_then_promoted():
                     run = self.versions.stitched(apart(self.module), self.inputs, chosen).run
                 self.report.state = "stitched"
                 return run
@@ -115,7 +115,7 @@ class _Graph:
             return undecided.switch(self.module, spare, self.inputs, kept)
         # Inductor was there when this was chosen: a copy would be the longest of what we do here.
         observe = _compiles if self.versions.observed else None
-        with collector.settled():
+        with garbage_collector.paused_then_promoted():
             return self.versions.plain(self.module, self.inputs, observe, self.module)
 
     def _undecided(self) -> Undecided:
@@ -157,13 +157,13 @@ class _Graph:
 def _prepare() -> None:
     """Import what the first graph needs, as torch.compile does for Inductor when it is called."""
     # All of it stays, and is most of what fills the collector up to another round in a first step.
-    with collector.settled():
+    with garbage_collector.paused_then_promoted():
         import torch._inductor.compile_fx  # noqa: F401
 
 
 def _compiles(module: GraphModule) -> None:
     """There is nothing to prepare, but PyTorch's caches do not have the graph."""
-    collector.resume()
+    garbage_collector.resume()
 
 
 class _Failed(Exception):

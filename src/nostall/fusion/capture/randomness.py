@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 
 from nostall.fusion.capture.call import dtype_name
 from nostall.fusion.codegen.runtime.eager import uniform_numbers
-from nostall.gpu.branch import beside
+from nostall.gpu.capture_branch import run_on_branch
 
 _aten = torch.ops.aten
 _MADE = ("float32", "float16", "bfloat16")
@@ -37,13 +37,14 @@ with a lower one, or a higher one than 1 less this, are of numbers of 32 bits.""
 def seeds(count: int, device: torch.device) -> Tensor:
     """``count`` seeds, int64, from PyTorch's generator of the device.
 
-    In a CUDA graph they are drawn :func:`~nostall.gpu.branch.beside` what runs before: the kernel
-    that draws a few numbers takes microseconds in which nothing else would run.
+    In a CUDA graph they are drawn on a parallel branch
+    (:func:`~nostall.gpu.capture_branch.run_on_branch`): the kernel that draws a few numbers takes
+    microseconds in which nothing else would run.
     """
     if device.type != "cuda":
         return seeds_in_order(count, device)
     with torch.cuda.device(device):
-        return beside(lambda: seeds_in_order(count, device))
+        return run_on_branch(lambda: seeds_in_order(count, device))
 
 
 def seeds_in_order(count: int, device: torch.device) -> Tensor:

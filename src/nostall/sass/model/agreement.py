@@ -12,12 +12,12 @@ from statistics import median
 from pydantic import Field, ValidationError
 
 from nostall.core.errors import ContractBroken
-from nostall.core.launch import Strict
+from nostall.core.launch import StrictModel
 
 FILE = "agreement.json"
 
 
-class Agreement(Strict):
+class Agreement(StrictModel):
     """Kendall's tau-b of model and GPU over measured candidates: the median over the searches of
     each kernel, by kernel.  ``source`` names the file of the measurements."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from nostall.core import collector
+from nostall.core import garbage_collector
 from nostall.core.errors import BadBinary, BadInput
 from nostall.sass.binary import encoding
 from nostall.sass.binary.cubin import Cubin, TextSection
@@ -82,7 +82,7 @@ class Program:
         :class:`~nostall.core.errors.MissingPart` when nvdisasm is not there.
         """
         cubin = Cubin.parse(data)
-        with collector.paused():
+        with garbage_collector.paused():
             listings = disassemble(cubin)
             return cls(cubin, tuple(_function(cubin, text, listings) for text in cubin.texts))
 

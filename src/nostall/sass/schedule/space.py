@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nostall.core import collector
+from nostall.core import garbage_collector
 from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.sass.program.program import Function, Program
 from nostall.sass.schedule import graph as graphs
@@ -48,7 +48,7 @@ class ScheduleSpace(Space[Schedule, ScheduleMove]):
     def __init__(self, program: Program, function: Function) -> None:
         self.program = program
         self.function = function
-        with collector.paused():
+        with garbage_collector.paused():
             self.graph = graphs.build(function, program.sm)
         self._start = Schedule.of(function)
         self._asynchronous = 0

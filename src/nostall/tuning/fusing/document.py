@@ -15,13 +15,13 @@ from typing import Literal
 from pydantic import ValidationError
 
 from nostall.core.errors import BadRun
-from nostall.core.launch import Strict
+from nostall.core.launch import StrictModel
 from nostall.fusion.graph.operations import Kind
 
 FILE = "fusion.json"
 
 
-class Counted(Strict):
+class Counted(StrictModel):
     """A reason, how often it or its like was met, and the operator where there is one."""
 
     reason: str
@@ -29,7 +29,7 @@ class Counted(Strict):
     what: str = ""
 
 
-class Drawn(Strict):
+class Drawn(StrictModel):
     """A node of the captured graph; ``reads`` are nodes that it reads, views looked through;
     ``result``: the program returns it.  ``kind`` is that of :mod:`nostall.fusion.graph.operations`."""
 
@@ -43,7 +43,7 @@ class Drawn(Strict):
     result: bool
 
 
-class Binary(Strict):
+class Binary(StrictModel):
     """One compiled kernel; ``failure`` says why there is none.
 
     ``findings`` counts where nostall's rules do not hold for the compiler's own order, and
@@ -62,14 +62,14 @@ class Binary(Strict):
     not_measured: str = ""
 
 
-class Other(Strict):
+class Other(StrictModel):
     """A schedule that was not chosen: its modelled time over that of the chosen one."""
 
     plan: str
     ratio: float
 
 
-class Schedules(Strict):
+class Schedules(StrictModel):
     """What the chosen schedule was chosen from; ``refused`` counts those that do not fit."""
 
     legal: int
@@ -77,7 +77,7 @@ class Schedules(Strict):
     refused: tuple[Counted, ...]
 
 
-class FusedKernel(Strict):
+class FusedKernel(StrictModel):
     """One pattern of the plan and what was generated for it.
 
     ``operators`` are indices of drawn nodes; ``launches`` are the names of its GPU kernels;
@@ -97,7 +97,7 @@ class FusedKernel(Strict):
     schedules: Schedules
 
 
-class Pass(Strict):
+class Pass(StrictModel):
     """A traced pass.  ``alone``: operators that run one by one in PyTorch; ``splits`` counts why
     kernels of the plan became smaller ones; ``refused`` what was no operator to fuse."""
 
@@ -140,7 +140,7 @@ class Pass(Strict):
         return tuple((kernel, counts[same]) for same, kernel in first.items())
 
 
-class TunedBinary(Strict):
+class TunedBinary(StrictModel):
     """What the search over the instructions of one kernel found; modelled.  ``folder`` is its run
     directory inside this one, empty where it was not tuned for the reason that ``note`` tells."""
 
@@ -152,7 +152,7 @@ class TunedBinary(Strict):
     note: str = ""
 
 
-class Document(Strict):
+class Document(StrictModel):
     """The whole file."""
 
     schema_version: Literal[1] = 1

@@ -43,7 +43,7 @@ def on_this_gpu(source: Source) -> tuple[float | None, str]:
     assert source.launch is not None
     with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
         outcome = gpu.evaluate(source.cubin)
-        device = gpu.about.get("gpu", "a GPU")
+        device = gpu.info.get("gpu", "a GPU")
     if outcome.timing is None:
-        return None, f"{outcome.fate}: {outcome.detail}"
+        return None, f"{outcome.status}: {outcome.detail}"
     return median(outcome.timing.original), device

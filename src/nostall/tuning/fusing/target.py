@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from nostall.core.errors import BadInput, NostallError
 from nostall.fusion.capture import Captured, capture, inference_graph, training_graphs
 from nostall.tuning.fusing.inputs import NumberInput, named, parse_inputs
-from nostall.tuning.kernel_file import imported, one_line
+from nostall.tuning.kernel_file import imported, root_cause
 
 INPUTS = "inputs"
 """The function of the user's file that gives the inputs where nothing else is said."""
@@ -136,7 +136,7 @@ def _user(function: Callable[[], Any], what: str) -> Any:
         return function()
     except Exception as error:
         raise BadInput(
-            f"{what} failed: {type(error).__name__}: {one_line(error)}; correct it (it runs with "
+            f"{what} failed: {type(error).__name__}: {root_cause(error)}; correct it (it runs with "
             "fake tensors, which have shapes and no values)"
         ) from error
 

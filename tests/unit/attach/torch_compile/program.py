@@ -108,7 +108,7 @@ def kernel(mode):
         import nostall
         from nostall.attach import first_call
 
-        first_call.tune_apart = tuned
+        first_call.tune_in_subprocess = tuned
         made = nostall.optimize(tune_seconds=5)(made)
     return made
 

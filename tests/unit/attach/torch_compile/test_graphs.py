@@ -347,7 +347,7 @@ def test_recorded_times_are_for_graphs_that_were_recorded(tmp_path: Path) -> Non
     with pytest.raises(BadRun, match="record it with this model"):
         recorded.samples("h", [int, int], 1.0)
     with pytest.raises(BadRun, match="no recording"):
-        RecordedClock.of(tmp_path / "missing.json")
+        RecordedClock.from_file(tmp_path / "missing.json")
 
 
 def test_runs_are_timed_in_turns_equally_often() -> None:
@@ -375,9 +375,9 @@ def test_every_sample_is_taken_behind_a_run_of_the_same() -> None:
         return 1e-3
 
     a, b = (lambda: run("a")), (lambda: run("b"))
-    clock._in_turns(timed, [a, b, a], 1e-9)
-    assert len(taken) > 3 * clock.FEWEST
-    assert not any(taken[-3 * clock.FEWEST :])
+    clock._sample_interleaved(timed, [a, b, a], 1e-9)
+    assert len(taken) > 3 * clock.MIN_ROUNDS
+    assert not any(taken[-3 * clock.MIN_ROUNDS :])
 
 
 @pytest.mark.parametrize("depends", [True, False])

@@ -117,11 +117,11 @@ def judge(
         args = call.fresh()
         runs = [lambda v=version: _run(v, args, seeds) for version in (plain, stitched, plain)]
         one, other, null = clock.samples(graph, runs, seconds)
-        found = Comparison.of(one, other, null, kind=clock.kind)
+        found = Comparison.from_samples(one, other, null, kind=clock.kind)
         if found.verdict == "same" and found.high > 1.0:
             # The first samples decided nothing, so they are no part of what does.
             one, other, null = clock.samples(graph, runs, LONGER * seconds)
-            found = Comparison.of(one, other, null, kind=clock.kind)
+            found = Comparison.from_samples(one, other, null, kind=clock.kind)
     record = ComparisonRecord(
         kind=found.kind,
         clock=clock.name,

@@ -31,7 +31,7 @@ from nostall.attach.torch_compile.runtime.custom_op import resolve
 from nostall.attach.torch_compile.store.records import DuelRecord, Kept
 from nostall.attach.torch_compile.workers.compile_job import Errand
 from nostall.attach.torch_compile.workers.torch_state import Surroundings
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.fusion.codegen.autotune.autotuner import filled
 from nostall.gpu.clock import Clock, Run
 
@@ -76,7 +76,7 @@ class Duels:
         except AllSlower:
             raise
         except Exception as error:  # the graph is stitched all the same
-            say_once(f"kernels were not compared on their own: {type(error).__name__}: {error}")
+            warn_once(f"kernels were not compared on their own: {type(error).__name__}: {error}")
             return frozenset()
 
     def errands(self, host: InductorHost) -> Iterator[Errand]:
@@ -138,7 +138,7 @@ def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) ->
     except Exception as error:  # memory, a compiler: a duel is worth no failure
         reason = (str(error).strip().splitlines() or [""])[0]
         failure = f"{type(error).__name__}: {reason[:200]}"
-        say_once(f"a kernel is put in without a comparison of its own: {failure}")
+        warn_once(f"a kernel is put in without a comparison of its own: {failure}")
         return structs.replace(record, failure=failure)
     one, other, null = map(tuple, samples)
     return structs.replace(record, inductor=one, stitched=other, null=null)

@@ -16,7 +16,7 @@ from nostall.attach.torch_compile.options import Extent
 from nostall.attach.torch_compile.store.rank_sync import Ranks
 from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import raced_region, stitched_region
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import Racer
 from nostall.fusion.codegen.autotune.candidates import candidates
@@ -85,7 +85,7 @@ class Race:
         try:
             self._run(device, clock, Kept())
         except Exception as error:  # the graph is stitched all the same
-            say_once(f"plans were not raced: {type(error).__name__}: {error}")
+            warn_once(f"plans were not raced: {type(error).__name__}: {error}")
 
     def _run(self, device: torch.device, clock: Clock, kept: Kept) -> None:
         count = sum(len(racing.kernels) for racing in self.regions)
@@ -94,7 +94,7 @@ class Race:
             for racing in self.regions:
                 _put(racing, racer, kept)
         for failure in {record.failure for record in racer.told if record.failure}:
-            say_once(f"a kernel keeps its modelled plan: {failure}")
+            warn_once(f"a kernel keeps its modelled plan: {failure}")
 
     def _wanted(self, record: RegionRecord) -> list[StepRecord]:
         return [step for step in record.steps if self.extent == "all" or step.reduces]

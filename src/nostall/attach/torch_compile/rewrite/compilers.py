@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
 from nostall.attach.torch_compile.store.records import Kept, code_version
-from nostall.core import collector
+from nostall.core import garbage_collector
 
 Compiled = Callable[..., Any]
 Observer = Callable[[GraphModule], None]
@@ -114,7 +114,7 @@ class InductorHost:
         if observe is not None and self._before is None:
             patches[PASS] = ObservingPass(observe)
         else:
-            collector.resume()  # nobody tells whether a cache has the graph
+            garbage_collector.resume()  # nobody tells whether a cache has the graph
         try:
             found: Compiled = compile_fx(module, inputs, config_patches=patches)
         except Exception as error:  # all but a missing compiler is raised again
@@ -195,7 +195,7 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
             one(graph)
         done = _current.get()
         if done is not None:
-            collector.resume()
+            garbage_collector.resume()
             # Where PyTorch's caches have the graph nobody needs what finds kernels.
             from nostall.attach.torch_compile.rewrite.rewrite import rewrite
 
@@ -251,7 +251,7 @@ class EagerHost:
         from nostall.attach.torch_compile.rewrite.rewrite import rewrite
 
         def change(graph: GraphModule) -> None:
-            collector.resume()
+            garbage_collector.resume()
             rewrite(graph, Kept(), selection, done)
 
         with _whole():

@@ -20,7 +20,7 @@ from torch.fx import Node as FxNode
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
 from nostall.attach.torch_compile.store.records import Kept, StepRecord
 from nostall.attach.torch_compile.store.regions import stitched_region
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture
@@ -62,7 +62,7 @@ def parts_of(
         try:
             record = stitched_region(region.graph, kept, selection.regions)
         except Exception as error:  # one region is not worth the others
-            say_once(f"a region is not stitched: {type(error).__name__}: {error}")
+            warn_once(f"a region is not stitched: {type(error).__name__}: {error}")
             done.refused[f"{type(error).__name__} while stitching", "a region"] += 1
             continue
         for why, count in record.refused.items():

@@ -20,7 +20,7 @@ from triton.runtime import driver
 
 from nostall.attach.torch_compile.runtime import binary_cache as kept
 from nostall.attach.torch_compile.store.records import KernelRecord, TensorRecord
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.fusion.codegen.runtime.kernel import ALIGNED, aligned, options
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -175,7 +175,7 @@ def _gives(quick: Call, inputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> b
     pairs = zip(quick(inputs), wanted, strict=True)
     if all(torch.equal(_bytes(mine), _bytes(its)) for mine, its in pairs):
         return True
-    say_once("a stitched kernel gives other results if not launched by Triton, so it is")
+    warn_once("a stitched kernel gives other results if not launched by Triton, so it is")
     return False
 
 

@@ -28,7 +28,7 @@ from nostall.attach.torch_compile.store.records import Kept, RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key, stitched_region
 from nostall.attach.torch_compile.workers.tasks import Preparation, Task, quietly
 from nostall.attach.torch_compile.workers.worker import HELPERS
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
 from nostall.gpu.clock import Clock
 
@@ -145,7 +145,7 @@ class Undecided:
             if not self.versions.varies:
                 self.duels.add(module)
         except Exception as error:  # inside of Inductor's compilation, which must go on
-            say_once(f"a graph is not prepared: {type(error).__name__}: {error}")
+            warn_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return
         if self.versions.settings.background:
             self.preparation.add(self._write)

@@ -29,7 +29,7 @@ from nostall.attach.torch_compile.training_steps import STEPS, capturing
 from nostall.attach.torch_compile.workers import worker
 from nostall.attach.torch_compile.workers.cpu_time import counted
 from nostall.attach.torch_compile.workers.tasks import Preparation, progress
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")
@@ -227,11 +227,11 @@ class Switch:
             ranks.publish(self._rules.graph, chosen, self._rules.kept)
             self._rules.kept.keep(self._rules.graph, choice)
         except Exception as error:  # the choice holds for this run all the same
-            say_once(f"a choice is not kept: {error}")
+            warn_once(f"a choice is not kept: {error}")
 
     def _stay(self, reason: str, error: Exception) -> None:
         """Something of ours failed: say so once, and go on with Inductor's version."""
-        say_once(f"{reason}; Inductor's version runs")
+        warn_once(f"{reason}; Inductor's version runs")
         _log.debug("nostall: %s", reason, exc_info=error)
         self._finish("inductor", reason)
 

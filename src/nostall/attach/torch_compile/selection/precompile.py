@@ -36,7 +36,7 @@ from nostall.attach.torch_compile.workers.worker import (
     Asked,
     Helper,
 )
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Ahead:
             if answer.done.left < left:
                 left, until = answer.done.left, time.perf_counter() + PATIENCE_S
             elif time.perf_counter() > until:
-                say_once(f"stitching in the background failed: {left} kernels are not compiled")
+                warn_once(f"stitching in the background failed: {left} kernels are not compiled")
                 WRITER.end()
                 self.died = True
 
@@ -116,7 +116,7 @@ class Ahead:
         if self._unneeded:
             return ()
         for failure in (answer.failure,) if done is None else done.failures:
-            say_once(f"stitching in the background failed: {failure}")
+            warn_once(f"stitching in the background failed: {failure}")
         if done is None:
             return None
         self.died = self.died or done.died

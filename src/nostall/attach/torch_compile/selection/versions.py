@@ -24,7 +24,7 @@ from nostall.attach.torch_compile.rewrite.compilers import (
 )
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
 from nostall.attach.torch_compile.store.rank_sync import Chosen
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Versions:
         try:
             return self.timed("plain", lambda: self.host.plain(module, inputs, observe))
         except Unavailable as error:
-            say_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
+            warn_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
             self.host = EagerHost()
             return self.timed("plain", lambda: self.host.plain(apart(kept), inputs))
 

@@ -23,10 +23,10 @@ import nostall.fusion
 from nostall.attach.torch_compile.store.record import Record
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.graph.dynamic_size import Extent, Total, resized, varies
-from nostall.store.answers import keep_answer
-from nostall.store.artefacts import Artefacts, name
+from nostall.store.artefacts import Artefacts, content_hash
 from nostall.store.errors import BadStore
 from nostall.store.folder import home
+from nostall.store.result_files import write_result_file
 
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program, Sized
@@ -245,7 +245,7 @@ class DuelRecord(Record, frozen=True, kw_only=True):
 
     @property
     def _verdict(self) -> str:
-        found = Comparison.of(self.inductor, self.stitched, self.null, kind=self.kind)
+        found = Comparison.from_samples(self.inductor, self.stitched, self.null, kind=self.kind)
         return found.verdict
 
 
@@ -339,7 +339,9 @@ class Kept:
         self, key: str, record: RegionRecord | ChoiceRecord | DuelRecord | BinariesRecord
     ) -> None:
         """Write an answer down; it appears whole or not at all."""
-        keep_answer(self._place(type(record), key), msgspec.json.format(record.json, indent=1))
+        write_result_file(
+            self._place(type(record), key), msgspec.json.format(record.json, indent=1)
+        )
 
     def _place(self, kind: type[Record], key: str) -> Path:
         return self.folder / SORTS[kind] / f"{key}.json"
@@ -351,7 +353,7 @@ def code_version() -> str:
     found = hashlib.sha256()
     for folder in (*nostall.fusion.__path__, *nostall.attach.torch_compile.__path__):
         for file in sorted(Path(folder).rglob("*.py")):
-            found.update(f"{file.relative_to(folder)} {name(file.read_bytes())}\n".encode())
+            found.update(f"{file.relative_to(folder)} {content_hash(file.read_bytes())}\n".encode())
     return found.hexdigest()
 
 

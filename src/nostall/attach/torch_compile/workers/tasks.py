@@ -20,7 +20,7 @@ from weakref import WeakSet
 import torch
 
 from nostall.attach.torch_compile.workers.cpu_time import ENDED
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 
 Task = Callable[[], None]
 Work = Callable[[], Iterable[Task]]
@@ -175,7 +175,7 @@ def _thread(work: Callable[..., None], *args: Any) -> None:
     try:
         threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True).start()
     except RuntimeError as error:  # the graph is never ready, and Inductor's version goes on
-        say_once(f"nothing is stitched in the background: {error}")
+        warn_once(f"nothing is stitched in the background: {error}")
 
 
 def _on(device: int | None) -> contextlib.AbstractContextManager[Any]:
@@ -189,7 +189,7 @@ def quietly() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the program goes on; who needs a kernel compiles it
-        say_once(f"stitching in the background failed: {type(error).__name__}: {error}")
+        warn_once(f"stitching in the background failed: {type(error).__name__}: {error}")
 
 
 def progress(text: str, *, last: bool = False) -> None:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nostall.core.launch import Strict
+from nostall.core.launch import StrictModel
 from nostall.core.measurement import Kind
 from nostall.fusion.codegen.autotune.candidates import candidates, fastest, likeliest, neighbours
 from nostall.fusion.codegen.emit.emit import emit
@@ -28,8 +28,8 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty, load
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.gpu.clock import Clock, Run
-from nostall.store.answers import keep_answer
 from nostall.store.folder import home
+from nostall.store.result_files import write_result_file
 
 CANDIDATES = 8
 """Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
@@ -41,7 +41,7 @@ SECONDS = 0.2
 of them.  With fewer rounds what is 0.4 % faster was not taken."""
 
 
-class RaceRecord(Strict):
+class RaceRecord(StrictModel):
     """Seconds of each of ``plans``, taken in turns; the last row of samples is the first plan once
     more.  ``again``: the first choice, the likeliest plan and the null in a second comparison."""
 
@@ -95,7 +95,7 @@ class Racer:
         found = _kept(place)
         if found is None or found.plans != tuple(map(str, every)):
             found = self._raced(programs)
-            keep_answer(place, found.model_dump_json(indent=1).encode())
+            write_result_file(place, found.model_dump_json(indent=1).encode())
         self.told.append(found)
         return every[found.winner]
 

@@ -120,7 +120,7 @@ def fastest(samples: Sequence[Sequence[float]], kind: Kind) -> int:
     first, *others, null = samples
     best, gain = 0, 1.0
     for at, other in enumerate(others, 1):
-        found = Comparison.of(first, other, null, kind=kind)
+        found = Comparison.from_samples(first, other, null, kind=kind)
         if found.verdict == "faster" and found.ratio > gain:
             best, gain = at, found.ratio
     return best

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nostall.core.errors import BadInput, MissingPart
-from nostall.core.versions import TRITON_VERSIONS, knows_triton
+from nostall.core.versions import TRITON_VERSIONS, supports_triton
 from nostall.fusion.graph.dynamic_size import resized
 from nostall.store.artefacts import Artefacts
 from nostall.store.folder import home
@@ -192,7 +192,7 @@ def needs_triton() -> None:
             f"Triton cannot be imported ({error}); stitched kernels need Triton {allowed}: "
             "pip install 'nostall[triton]'"
         ) from error
-    if not knows_triton(triton.__version__):
+    if not supports_triton(triton.__version__):
         raise MissingPart(
             f"Triton {triton.__version__} is not supported; stitched kernels work with {allowed}: "
             "pip install 'nostall[triton]'"

@@ -1,4 +1,4 @@
-"""A launch as it happens, as a :class:`LaunchSpec`: shapes and values of a live Triton call."""
+"""Describe the launch of a running Triton call as a :class:`LaunchSpec`, so it can be tuned."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ _DTYPES = {name: dtype for dtype, name in TRITON_TYPES.items()}
 _BOOL = "i1"
 
 
-def source(
+def capture_source(
     function: Any,
     compiled: Any,
     args: tuple[Any, ...],
     options: Mapping[str, Any],
     bounds: Mapping[str, int],
 ) -> Source:
-    """What a call ``function[grid](*args, **options)`` ran, ready to be tuned.
+    """The cubin and the launch of a call ``function[grid](*args, **options)``.
 
-    Every tensor becomes a buffer as large as what its storage holds from its first element on, that
-    is restored before and compared after each checked launch: a call does not say which of its
-    tensors are outputs.  Raises :class:`BadLaunch` for arguments that random data cannot stand in
-    for.
+    ``compiled`` is the kernel that the call ran.  ``bounds``: N by name of an integer tensor, for
+    random values in [0, N).
+
+    Each tensor becomes a buffer with the size of its storage from its first element on.  All have
+    the role ``inout``, because a call does not say which of its tensors are outputs.
+
+    Raises :class:`BadLaunch` if random data cannot replace an argument.
     """
-    what = f"{function.module}.{function.fn.__qualname__}"
+    origin = f"{function.module}.{function.fn.__qualname__}"
     signature: Mapping[str, Any] = compiled.src.signature
-    values = _bound(function, compiled, args, options)
-    found: dict[str, Buffer | Scalar] = {}
+    values = _bind_arguments(function, compiled, args, options)
+    arguments: dict[str, Buffer | Scalar] = {}
     for name, kind in signature.items():
         if kind != "constexpr":
-            found[name] = _argument(what, name, kind, values.get(name), bounds)
+            arguments[name] = _argument(origin, name, kind, values.get(name), bounds)
     launch = LaunchSpec(
         grid=_grid(options["grid"], values),
-        args=tuple(found.values()),
+        args=tuple(arguments.values()),
         num_warps=compiled.metadata.num_warps,
     )
     target = compiled.metadata.target
     return Source(
         cubin=compiled.asm["cubin"],
         kernel=str(compiled.metadata.name),
-        launch=resolved(launch, found, {}, compiled.metadata),
-        origin=what,
+        launch=resolved(launch, arguments, {}, compiled.metadata),
+        origin=origin,
         provenance={
             "compiler": f"triton {compiled.metadata.triton_version}",
             "arch": f"sm_{target.arch}",
@@ -52,13 +55,13 @@ def source(
     )
 
 
-def _bound(
+def _bind_arguments(
     function: Any, compiled: Any, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All arguments by name, with the compile-time values that a tuner may have chosen."""
+    """All arguments by name, including compile-time constants that an autotuner chose."""
     names = set(function.signature.parameters)
-    given = {name: value for name, value in options.items() if name in names}
-    bound = function.signature.bind_partial(*args, **given)
+    keywords = {name: value for name, value in options.items() if name in names}
+    bound = function.signature.bind_partial(*args, **keywords)
     bound.apply_defaults()
     values = dict(bound.arguments)
     for path, value in compiled.src.constants.items():
@@ -68,30 +71,32 @@ def _bound(
 
 
 def _argument(
-    what: str, name: str, kind: Any, value: Any, bounds: Mapping[str, int]
+    origin: str, name: str, kind: Any, value: Any, bounds: Mapping[str, int]
 ) -> Buffer | Scalar:
+    """Describe one argument; ``kind`` is its type in Triton's signature."""
     if isinstance(kind, str) and kind.startswith("*"):
-        return _buffer(what, name, kind.lstrip("*k"), value, bounds)
+        return _buffer(origin, name, kind.lstrip("*k"), value, bounds)
     if isinstance(kind, str) and kind in _DTYPES and isinstance(value, int | float):
         return Scalar(name=name, dtype=_DTYPES[kind], value=value)  # type: ignore[arg-type]
     raise BadLaunch(
-        f"{what}: argument {name!r} is a {type(value).__name__} of Triton type {kind!r}, which "
+        f"{origin}: argument {name!r} is a {type(value).__name__} of Triton type {kind!r}, which "
         "cannot be filled with random data; tune it with `nostall tune` and a launch specification"
     )
 
 
-def _buffer(what: str, name: str, kind: str, value: Any, bounds: Mapping[str, int]) -> Buffer:
+def _buffer(origin: str, name: str, kind: str, value: Any, bounds: Mapping[str, int]) -> Buffer:
+    """Describe a tensor; ``kind`` is Triton's name of its element type."""
     dtype = "u8" if kind == _BOOL else _DTYPES.get(kind)
     if dtype is None or not hasattr(value, "untyped_storage"):
         raise BadLaunch(
-            f"{what}: argument {name!r} is a {type(value).__name__} of element type {kind!r}; "
+            f"{origin}: argument {name!r} is a {type(value).__name__} of element type {kind!r}; "
             f"torch tensors of {', '.join(_DTYPES)} or bool can be tuned on the first call"
         )
     bound = 2 if kind == _BOOL else bounds.get(name)
     if dtype in INTEGERS and not bound:
         raise BadLaunch(
-            f"{what}: tensor {name!r} holds integers, and random ones may lead outside of memory; "
-            f"give optimize(bounds={{{name!r}: N}}) for values in [0, N)"
+            f"{origin}: tensor {name!r} holds integers, and random ones could be used as indices "
+            f"outside of a buffer; give optimize(bounds={{{name!r}: N}}) for values in [0, N)"
         )
     size = value.element_size()
     count = value.untyped_storage().nbytes() // size - value.storage_offset()
@@ -99,6 +104,6 @@ def _buffer(what: str, name: str, kind: str, value: Any, bounds: Mapping[str, in
 
 
 def _grid(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
-    chosen = grid(dict(values)) if callable(grid) else grid
-    x, y, z = (*map(int, chosen), 1, 1)[:3]
+    sizes = grid(dict(values)) if callable(grid) else grid
+    x, y, z = (*map(int, sizes), 1, 1)[:3]
     return x, y, z
