@@ -248,7 +248,8 @@ def one_of_pairs(model: Model, setup: Setup, before: list[Any]) -> list[Any]:
 
 def duels() -> list[dict[str, Any]]:
     """Every kernel that was timed beside what Inductor makes of the same operators."""
-    from nostall.attach.torch_compile.store.records import DuelRecord, Kept
+    from nostall.attach.torch_compile.store.kernel_store import Kept
+    from nostall.attach.torch_compile.store.records import DuelRecord
 
     kept, found = Kept(), []
     for place in sorted((kept.folder / "duels").glob("*.json")):

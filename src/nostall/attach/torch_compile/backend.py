@@ -14,8 +14,9 @@ from nostall.attach.torch_compile.options import Settings, settings_of
 from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import Compiled, inductor_patches
 from nostall.attach.torch_compile.selection.versions import Versions
+from nostall.attach.torch_compile.store.kernel_store import Kept
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS, Chosen, Ranks
-from nostall.attach.torch_compile.store.records import ChoiceRecord, Kept
+from nostall.attach.torch_compile.store.records import ChoiceRecord
 from nostall.attach.warning import say_once
 from nostall.core import collector
 

@@ -15,7 +15,7 @@ from torch.fx.node import Node, map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nostall.attach.torch_compile.options import Settings
-from nostall.attach.torch_compile.store.records import code_version
+from nostall.attach.torch_compile.store.kernel_store import code_version
 
 
 def unfit(module: GraphModule, inputs: Sequence[Any]) -> str | None:

@@ -27,7 +27,7 @@ from nostall.attach.torch_compile.rewrite.direct_call import FUNCTION
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED as OPERATOR
 from nostall.attach.torch_compile.runtime.custom_op import observed
 from nostall.attach.torch_compile.selection import precompile
-from nostall.attach.torch_compile.store.records import Kept
+from nostall.attach.torch_compile.store.kernel_store import Kept
 from nostall.attach.torch_compile.workers.codegen_job import Written
 from nostall.attach.torch_compile.workers.worker import HELPER, HELPERS, WRITER, Answer
 from nostall.core.measurement import Kind

@@ -19,8 +19,9 @@ from torch.fx import GraphModule, symbolic_trace  # noqa: E402
 
 from nostall.attach.torch_compile.backend import Backend  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
-from nostall.attach.torch_compile.rewrite import compilers  # noqa: E402
-from nostall.attach.torch_compile.store.records import ChoiceRecord, Kept, Version  # noqa: E402
+from nostall.attach.torch_compile.rewrite.inductor_pass import PASS  # noqa: E402
+from nostall.attach.torch_compile.store.kernel_store import Kept  # noqa: E402
+from nostall.attach.torch_compile.store.records import ChoiceRecord, Version  # noqa: E402
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["on", "off"])
@@ -58,8 +59,8 @@ class Caches:
 
     def compile_fx(self, module: GraphModule, inputs: Any, config_patches: Any) -> Any:
         self.states.append(gc.isenabled())
-        if not self.cached and compilers.PASS in config_patches:
-            config_patches[compilers.PASS](symbolic_trace(lambda x: -x).graph)
+        if not self.cached and PASS in config_patches:
+            config_patches[PASS](symbolic_trace(lambda x: -x).graph)
         self.states.append(gc.isenabled())
         return module.forward
 

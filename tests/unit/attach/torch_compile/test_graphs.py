@@ -21,16 +21,13 @@ from nostall.attach.torch_compile.graph_key import graph_key, unfit  # noqa: E40
 from nostall.attach.torch_compile.options import Settings, settings_of  # noqa: E402
 from nostall.attach.torch_compile.rewrite import (  # noqa: E402
     compilers,
+    inductor_pass,
     matching,
     rewrite,
 )
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection  # noqa: E402
-from nostall.attach.torch_compile.store.records import (  # noqa: E402
-    ChoiceRecord,
-    Kept,
-    KernelRecord,
-    TensorRecord,
-)
+from nostall.attach.torch_compile.store.kernel_store import Kept  # noqa: E402
+from nostall.attach.torch_compile.store.records import ChoiceRecord, KernelRecord, TensorRecord  # noqa: E402
 from nostall.attach.torch_compile.store.regions import raced_region, region_key, stitched_region  # noqa: E402
 from nostall.core.errors import BadInput, BadRun  # noqa: E402
 from nostall.fusion.codegen.cost.default_plan import first_choice  # noqa: E402
@@ -231,15 +228,18 @@ def test_graphs_that_are_left_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pass_does_nothing_in_a_thread_that_does_not_stitch(tmp_path: Path) -> None:
-    idle = compilers.StitchPass(matching.Selection("all"))
+    idle = inductor_pass.StitchPass(matching.Selection("all"))
     graph = traced(2.0).graph
     before = str(graph)
     idle(graph)
     assert str(graph) == before
-    with compilers._stitching(matching.Stitching()):
+    with inductor_pass.stitching(matching.Stitching()):
         active = idle.uuid()
     assert active != idle.uuid()
-    assert compilers.StitchPass(matching.Selection("all"), before=lambda graph: None).uuid() is None
+    assert (
+        inductor_pass.StitchPass(matching.Selection("all"), before=lambda graph: None).uuid()
+        is None
+    )
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -250,7 +250,7 @@ def test_a_run_that_knows_its_choice_finds_what_pytorch_cached_before(
     passes = []
 
     def compile_fx(module: Any, inputs: Any, config_patches: Any) -> Any:
-        given = config_patches.get(compilers.PASS)
+        given = config_patches.get(inductor_pass.PASS)
         passes.append(given and given.uuid())
         return module.forward
 

@@ -10,7 +10,8 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.rewrite.matching import Part, owners
+from nostall.attach.torch_compile.rewrite.kernel_selection import Part
+from nostall.attach.torch_compile.rewrite.matching import owners
 from nostall.fusion.capture import Captured
 
 Calls = frozenset[FxNode]

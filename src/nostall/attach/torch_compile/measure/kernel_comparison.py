@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,13 +24,12 @@ from nostall.attach.torch_compile.graph_copies import as_traced
 from nostall.attach.torch_compile.graph_key import graph_key
 from nostall.attach.torch_compile.measure.baselines import Rival, copied, rivals
 from nostall.attach.torch_compile.options import Settings
-from nostall.attach.torch_compile.rewrite.compilers import Host, InductorHost
+from nostall.attach.torch_compile.rewrite.compilers import Host
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
 from nostall.attach.torch_compile.rewrite.matching import parts_of
 from nostall.attach.torch_compile.runtime.custom_op import resolve
-from nostall.attach.torch_compile.store.records import DuelRecord, Kept
-from nostall.attach.torch_compile.workers.compile_job import Errand
-from nostall.attach.torch_compile.workers.torch_state import Surroundings
+from nostall.attach.torch_compile.store.kernel_store import Kept
+from nostall.attach.torch_compile.store.records import DuelRecord
 from nostall.attach.warning import say_once
 from nostall.fusion.codegen.autotune.autotuner import filled
 from nostall.gpu.clock import Clock, Run
@@ -79,20 +78,9 @@ class Duels:
             say_once(f"kernels were not compared on their own: {type(error).__name__}: {error}")
             return frozenset()
 
-    def errands(self, host: InductorHost) -> Iterator[Errand]:
-        """What Inductor has to compile before kernels can be compared, for another process; those
-        that move the most bytes first."""
-        kept, patches = Kept(), dict(host.patches)
-        for key, rival in self._rivals(kept).items():
-            if kept.answer(DuelRecord, key) is None:
-                fakes, device = _placeholders(rival.module), _device(rival.module)
-                inputs = [(tuple(x.shape), x.stride(), x.dtype, device, False) for x in fakes]
-                around = replace(Surroundings.here(), grad=False)
-                yield Errand(rival.module, tuple(inputs), patches, None, around)
-
     def _losers(self, host: Host, clock: Clock, limit: float) -> frozenset[str]:
         kept, until = Kept(), time.perf_counter() + limit
-        found = self._rivals(kept)
+        found = self.rivals(kept)
         each = min(SECONDS, self.settings.seconds / max(1, len(found)))
         lost, slower = set[str](), set[str]()
         for key, rival in found.items():
@@ -108,7 +96,7 @@ class Duels:
             raise AllSlower("every kernel is slower than what Inductor makes of the same operators")
         return frozenset(slower if lost == every else lost)
 
-    def _rivals(self, kept: Kept) -> dict[str, Rival]:
+    def rivals(self, kept: Kept) -> dict[str, Rival]:
         """Each once, by name, in the order of what they move in all."""
         selection = Selection(self.settings.extent)
         found: dict[str, Rival] = {}
@@ -122,7 +110,7 @@ class Duels:
         return {key: found[key] for key, _ in moved.most_common()}
 
     def _key(self, rival: Rival) -> str:
-        inputs = _placeholders(rival.module)
+        inputs = placeholders(rival.module)
         name = graph_key(rival.module, inputs, self.settings, self.patches)
         kernels = " ".join(part.kernel for part in rival.parts)
         return hashlib.sha256(f"{name} {kernels}".encode()).hexdigest()
@@ -145,8 +133,8 @@ def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) ->
 
 
 def _inductors(module: GraphModule, host: Host) -> Run:
-    fakes = _placeholders(module)
-    inputs = _drawn([(x.shape, x.stride(), x.dtype) for x in fakes], _device(module))
+    fakes = placeholders(module)
+    inputs = _drawn([(x.shape, x.stride(), x.dtype) for x in fakes], device_of_graph(module))
     with as_traced(inputs) as traced:
         compiled = host.plain(module, traced)
     return lambda: compiled(*inputs)
@@ -156,7 +144,7 @@ def _stitched(kernels: Sequence[str], rival: Rival) -> Run:
     calls: list[tuple[Callable[..., Any], list[Tensor]]] = []
     for kernel in kernels:
         runner = resolve(kernel)
-        inputs = _drawn(runner.launcher(None).inputs, _device(rival.module))
+        inputs = _drawn(runner.launcher(None).inputs, device_of_graph(rival.module))
         calls.append((runner.direct, inputs))
 
     def run() -> None:
@@ -170,7 +158,7 @@ def _stitched(kernels: Sequence[str], rival: Rival) -> Run:
 def _as_if_nothing_ran(module: GraphModule) -> Iterator[None]:
     """On the graph's device, without gradients or casts; the program's random numbers go on as
     before."""
-    device = _device(module)
+    device = device_of_graph(module)
     on_gpu = device.type == "cuda"
     with (
         torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
@@ -181,12 +169,12 @@ def _as_if_nothing_ran(module: GraphModule) -> Iterator[None]:
         yield
 
 
-def _placeholders(module: GraphModule) -> list[Any]:
+def placeholders(module: GraphModule) -> list[Any]:
     return [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
 
 
-def _device(module: GraphModule) -> torch.device:
-    found: torch.device = next(x.device for x in _placeholders(module) if isinstance(x, Tensor))
+def device_of_graph(module: GraphModule) -> torch.device:
+    found: torch.device = next(x.device for x in placeholders(module) if isinstance(x, Tensor))
     return found
 
 

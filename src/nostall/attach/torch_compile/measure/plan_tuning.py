@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 
 from nostall.attach.torch_compile.options import Extent
+from nostall.attach.torch_compile.store.kernel_store import Kept
 from nostall.attach.torch_compile.store.rank_sync import Ranks
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepRecord
+from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import raced_region, stitched_region
 from nostall.attach.warning import say_once
 from nostall.core.errors import BadInput

@@ -10,13 +10,23 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nostall.attach.torch_compile.options import Extent
 from nostall.attach.torch_compile.store.records import RegionRecord
 
-if TYPE_CHECKING:
-    from nostall.attach.torch_compile.rewrite.matching import Part
+
+@dataclass(frozen=True)
+class Part:
+    """A kernel in terms of the whole graph.  ``key`` names the operators that it computes, whoever
+    does that by whatever plan; ``kernel`` is one that does."""
+
+    key: str
+    kernel: str
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+    operators: tuple[int, ...]
+    reduces: bool
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.store.records import Kept, StepRecord
+from nostall.attach.torch_compile.rewrite.kernel_selection import Part, Selection, Stitching
+from nostall.attach.torch_compile.store.kernel_store import Kept
+from nostall.attach.torch_compile.store.records import StepRecord
 from nostall.attach.torch_compile.store.regions import stitched_region
 from nostall.attach.warning import say_once
 from nostall.fusion.capture import Captured, capture
@@ -28,19 +28,6 @@ from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import MOST_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region, regions
-
-
-@dataclass(frozen=True)
-class Part:
-    """A kernel in terms of the whole graph.  ``key`` names the operators that it computes, whoever
-    does that by whatever plan; ``kernel`` is one that does."""
-
-    key: str
-    kernel: str
-    reads: tuple[int, ...]
-    gives: tuple[int, ...]
-    operators: tuple[int, ...]
-    reduces: bool
 
 
 def parts_of(

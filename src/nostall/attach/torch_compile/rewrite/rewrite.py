@@ -18,10 +18,10 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.rewrite.matching import Part, parts_of
+from nostall.attach.torch_compile.rewrite.kernel_selection import Part, Selection, Stitching
+from nostall.attach.torch_compile.rewrite.matching import parts_of
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED
-from nostall.attach.torch_compile.store.records import Kept
+from nostall.attach.torch_compile.store.kernel_store import Kept
 from nostall.fusion.capture import Captured
 from nostall.fusion.graph.dynamic_size import varies
 

@@ -21,13 +21,8 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager, triton_key
 
 from nostall.attach.torch_compile.graph_key import device_name
-from nostall.attach.torch_compile.store.records import (
-    BinariesRecord,
-    BinaryRecord,
-    Kept,
-    KernelRecord,
-    code_version,
-)
+from nostall.attach.torch_compile.store.kernel_store import Kept, code_version
+from nostall.attach.torch_compile.store.records import BinariesRecord, BinaryRecord, KernelRecord
 
 _log = logging.getLogger("nostall")
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from nostall.attach.torch_compile.runtime.launcher import Call, Functions, Launcher
-from nostall.attach.torch_compile.store.records import Kept, KernelRecord
+from nostall.attach.torch_compile.store.kernel_store import Kept
+from nostall.attach.torch_compile.store.records import KernelRecord
 from nostall.fusion.codegen.runtime.kernel import BadTensor, load_source, needs_triton
 from nostall.fusion.graph.dynamic_size import resized
 

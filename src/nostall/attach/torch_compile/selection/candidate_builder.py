@@ -23,8 +23,9 @@ from nostall.attach.torch_compile.rewrite.matching import regions_of
 from nostall.attach.torch_compile.selection.dispatcher import Rules, Switch
 from nostall.attach.torch_compile.selection.precompile import Ahead
 from nostall.attach.torch_compile.selection.versions import Candidate, Versions, warm
+from nostall.attach.torch_compile.store.kernel_store import Kept
 from nostall.attach.torch_compile.store.rank_sync import Chosen, Ranks
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord
+from nostall.attach.torch_compile.store.records import RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key, stitched_region
 from nostall.attach.torch_compile.workers.tasks import Preparation, Task, quietly
 from nostall.attach.torch_compile.workers.worker import HELPERS

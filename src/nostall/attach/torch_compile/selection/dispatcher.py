@@ -12,19 +12,16 @@ from typing import Any
 
 from torch._subclasses import FakeTensor
 
-from nostall.attach.torch_compile.measure.graph_comparison import (
-    Call,
-    Differs,
-    NotStitched,
-    changes,
-    judge,
-)
+from nostall.attach.torch_compile.measure.accuracy import Differs
+from nostall.attach.torch_compile.measure.call import Call, changes
+from nostall.attach.torch_compile.measure.graph_comparison import NotStitched, judge
 from nostall.attach.torch_compile.measure.kernel_comparison import AllSlower
 from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import Compiled
 from nostall.attach.torch_compile.selection.versions import Candidate
+from nostall.attach.torch_compile.store.kernel_store import Kept
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS, Chosen, Ranks
-from nostall.attach.torch_compile.store.records import ChoiceRecord, ComparisonRecord, Kept, Version
+from nostall.attach.torch_compile.store.records import ChoiceRecord, ComparisonRecord, Version
 from nostall.attach.torch_compile.training_steps import STEPS, capturing
 from nostall.attach.torch_compile.workers import worker
 from nostall.attach.torch_compile.workers.cpu_time import counted

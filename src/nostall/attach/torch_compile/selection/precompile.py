@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,16 +18,23 @@ from torch.fx import GraphModule
 from triton import knobs
 from triton.runtime import driver
 
-from nostall.attach.torch_compile.measure.kernel_comparison import Duels
+from nostall.attach.torch_compile.measure.kernel_comparison import (
+    Duels,
+    device_of_graph,
+    placeholders,
+)
 from nostall.attach.torch_compile.measure.plan_tuning import Race, Racing
 from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import Host, InductorHost
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
+from nostall.attach.torch_compile.store.kernel_store import Kept
 from nostall.attach.torch_compile.store.rank_sync import Ranks
+from nostall.attach.torch_compile.store.records import DuelRecord
 from nostall.attach.torch_compile.workers.codegen_job import Compiling, Writing, Written
 from nostall.attach.torch_compile.workers.compile_job import Errand, layouts
 from nostall.attach.torch_compile.workers.cpu_time import COMPILERS
 from nostall.attach.torch_compile.workers.tasks import Preparation, ending
+from nostall.attach.torch_compile.workers.torch_state import Surroundings
 from nostall.attach.torch_compile.workers.worker import (
     HELPER,
     HELPERS,
@@ -146,7 +154,7 @@ class Ahead:
         """The next one that nobody compiles."""
         with self._looking:
             if self._rivals is None:
-                self._rivals = duels.errands(host)
+                self._rivals = errands(duels, host)
             return next(self._rivals, None)
 
     def stitched(
@@ -187,6 +195,18 @@ class Ahead:
             seconds = self._report.seconds
             seconds[what] = seconds.get(what, 0.0) + taken
         return answer
+
+
+def errands(duels: Duels, host: InductorHost) -> Iterator[Errand]:
+    """What Inductor has to compile before kernels can be compared, for another process; those that
+    move the most bytes first."""
+    kept, patches = Kept(), dict(host.patches)
+    for key, rival in duels.rivals(kept).items():
+        if kept.answer(DuelRecord, key) is None:
+            fakes, device = placeholders(rival.module), device_of_graph(rival.module)
+            inputs = [(tuple(x.shape), x.stride(), x.dtype, device, False) for x in fakes]
+            around = replace(Surroundings.here(), grad=False)
+            yield Errand(rival.module, tuple(inputs), patches, None, around)
 
 
 def target_of(device: torch.device) -> Any:

@@ -19,9 +19,9 @@ from nostall.attach.torch_compile.rewrite.compilers import (
     EagerHost,
     Host,
     InductorHost,
-    Observer,
     Unavailable,
 )
+from nostall.attach.torch_compile.rewrite.inductor_pass import Observer
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
 from nostall.attach.torch_compile.store.rank_sync import Chosen
 from nostall.attach.warning import say_once

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from nostall.attach.torch_compile.store.record import Record
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord, Version
+from nostall.attach.torch_compile.store.kernel_store import Kept
+from nostall.attach.torch_compile.store.records import Record, RegionRecord, Version
 
 FOLLOWS = "rank 0 has chosen"
 

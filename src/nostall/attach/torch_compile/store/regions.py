@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 import triton
 
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepRecord, code_version
+from nostall.attach.torch_compile.store.kernel_store import Kept, code_version
+from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.fusion.codegen.runtime.stitched_graph import Choice, StitchedGraph, stitch
 from nostall.fusion.explore.default_partition import explored
 from nostall.fusion.graph.graph import Graph

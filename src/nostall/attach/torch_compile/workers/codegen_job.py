@@ -23,7 +23,8 @@ from nostall.attach.torch_compile.measure.plan_tuning import Race, Racing
 from nostall.attach.torch_compile.runtime.custom_op import resolve
 from nostall.attach.torch_compile.workers.cpu_time import COMPILERS
 from nostall.attach.torch_compile.workers.torch_state import folders, put_folders
-from nostall.attach.torch_compile.workers.worker import belong, said
+from nostall.attach.torch_compile.workers.worker import said
+from nostall.attach.torch_compile.workers.worker_main import belong
 from nostall.fusion.codegen.runtime.kernel import forget_sources
 from nostall.fusion.graph.graph import Graph
 

@@ -21,7 +21,7 @@ from nostall.attach.torch_compile.measure.kernel_comparison import AllSlower, Du
 from nostall.attach.torch_compile.options import Settings  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching  # noqa: E402
 from nostall.attach.torch_compile.rewrite.matching import owners, parts_of  # noqa: E402
-from nostall.attach.torch_compile.store.records import Kept  # noqa: E402
+from nostall.attach.torch_compile.store.kernel_store import Kept  # noqa: E402
 from nostall.core.measurement import Kind  # noqa: E402
 from nostall.fusion.capture import inference_graph  # noqa: E402
 from nostall.gpu.clock import Run, Samples  # noqa: E402

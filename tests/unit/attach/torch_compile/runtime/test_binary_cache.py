@@ -20,7 +20,8 @@ from nostall.attach.torch_compile.runtime import (  # noqa: E402
     custom_op,
 )
 from nostall.attach.torch_compile.runtime import launcher as launching  # noqa: E402
-from nostall.attach.torch_compile.store.records import BinariesRecord, Kept  # noqa: E402
+from nostall.attach.torch_compile.store.kernel_store import Kept  # noqa: E402
+from nostall.attach.torch_compile.store.records import BinariesRecord  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.runtime.kernel import forget_sources  # noqa: E402
 from nostall.fusion.codegen.runtime.stitched_graph import scheduled  # noqa: E402

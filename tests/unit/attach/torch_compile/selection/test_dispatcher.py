@@ -20,16 +20,19 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from nostall.attach.torch_compile import training_steps  # noqa: E402
-from nostall.attach.torch_compile.measure import graph_comparison as judging  # noqa: E402
-from nostall.attach.torch_compile.measure.graph_comparison import Call, Differs, NotStitched, judge  # noqa: E402
+from nostall.attach.torch_compile.measure import accuracy  # noqa: E402
+from nostall.attach.torch_compile.measure.accuracy import Differs  # noqa: E402
+from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
+from nostall.attach.torch_compile.measure.graph_comparison import NotStitched, judge  # noqa: E402
 from nostall.attach.torch_compile.measure.kernel_comparison import AllSlower  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import Stitching  # noqa: E402
 from nostall.attach.torch_compile.runtime.custom_op import note, observed  # noqa: E402
 from nostall.attach.torch_compile.selection import dispatcher  # noqa: E402
 from nostall.attach.torch_compile.selection.dispatcher import Candidate, Rules, Switch  # noqa: E402
+from nostall.attach.torch_compile.store.kernel_store import Kept  # noqa: E402
 from nostall.attach.torch_compile.store.rank_sync import Chosen, Ranks  # noqa: E402
-from nostall.attach.torch_compile.store.records import ChoiceRecord, Kept, RegionRecord  # noqa: E402
+from nostall.attach.torch_compile.store.records import ChoiceRecord, RegionRecord  # noqa: E402
 from nostall.attach.torch_compile.store.regions import region_key, stitched_region  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import Preparation, Task  # noqa: E402
 from nostall.gpu.clock import RecordedClock  # noqa: E402
@@ -673,7 +676,7 @@ def test_a_gradient_of_nothing_but_roundings_may_have_others(
     one, other = before_a_norm(wide=False), before_a_norm(wide=True)
     found, _ = judge(GRAPH, one, other, bias_call(), SAME, 0.1)
     assert found.difference < 0.0625
-    monkeypatch.setattr(judging, "NUDGES", 0.0)
+    monkeypatch.setattr(accuracy, "NUDGES", 0.0)
     torch.manual_seed(0)
     with pytest.raises(Differs, match="off by"):
         judge(GRAPH, one, other, bias_call(), SAME, 0.1)
