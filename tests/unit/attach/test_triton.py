@@ -12,7 +12,7 @@ import pytest
 
 from nostall.store import Store
 from tests.corpus.catalogue import OLD_TRITON
-from tests.unit.attach.torch_compile.processes import World, emptied, make
+from tests.unit.attach.processes import World, emptied, make
 
 pytest.importorskip("triton")
 

@@ -1,423 +1,428 @@
-"""What a program asks of the process that writes its kernels, and what it does without one."""
+"""What another process compiles: what it is told, and what happens where it cannot."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from nostall.attach.torch_compile.measure.plan_tuning import Racing  # noqa: E402
+from functorch.compile import make_boxed_func  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch._inductor import config  # noqa: E402
+
+from nostall.attach.torch_compile.graph_copies import apart  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
-from nostall.attach.torch_compile.rewrite.compilers import InductorHost  # noqa: E402
-from nostall.attach.torch_compile.selection import (  # noqa: E402
-    candidate_builder,
-    precompile,
-)
-from nostall.attach.torch_compile.selection.candidate_builder import Undecided  # noqa: E402
+from nostall.attach.torch_compile.rewrite.compilers import EagerHost, InductorHost, inductor_patches  # noqa: E402
+from nostall.attach.torch_compile.rewrite.kernel_selection import Selection  # noqa: E402
 from nostall.attach.torch_compile.selection.precompile import Ahead  # noqa: E402
-from nostall.attach.torch_compile.workers.codegen_job import Architecture, Written  # noqa: E402
+from nostall.attach.torch_compile.workers import torch_state, worker_main  # noqa: E402
+from nostall.attach.torch_compile.workers import worker as helping  # noqa: E402
+from nostall.attach.torch_compile.workers.compile_job import Errand, layouts  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import Preparation  # noqa: E402
-from nostall.attach.torch_compile.workers.worker import Answer  # noqa: E402
-from nostall.fusion.graph.graph import Graph  # noqa: E402
-from tests.unit.attach.torch_compile.regions import HOPPER, bordered, normed, race  # noqa: E402
+from nostall.attach.torch_compile.workers.torch_state import Surroundings, Unsent  # noqa: E402
+from nostall.attach.torch_compile.workers.worker import HELPER, Answer, Helper  # noqa: E402
+
+LISTENS = """
+import pickle, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+connection.recv_bytes()  # the GPU that it may use
+"""
 
 
-class Process:
-    """Answers as it was told; ``asked`` are the errands."""
-
-    running = True
-
-    def __init__(self, *answers: Answer[Any]) -> None:
-        self.answers, self.asked = list(answers), list[str]()
-
-    def do(self, errand: Any) -> Answer[Any]:
-        self.asked.append(type(errand).__name__)
-        return self.answers.pop(0)
+@pytest.fixture
+def helper() -> Iterator[Helper]:
+    found = Helper("torch")
+    yield found
+    found.end()
 
 
-def asking(monkeypatch: pytest.MonkeyPatch, process: Process, reason: str = "") -> Ahead:
-    monkeypatch.setattr(precompile, "WRITER", process)
-    monkeypatch.setattr(precompile, "target_of", lambda device: HOPPER)
-    return Ahead(Preparation(), GraphReport(reason=reason))
+def errand(size: int = 0) -> Errand:
+    """Of at least so many bytes."""
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    graph.ballast = bytes(size)
+    return Errand(graph, layouts([torch.ones(3)]), {}, None)
 
 
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+def seen(function: Callable[..., Any], *inputs: Tensor) -> list[Any]:
+    """The graphs and inputs that Dynamo hands over."""
+    found: list[Any] = []
+
+    def backend(module: Any, given: Any) -> Any:
+        found.extend([module, given])
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend)(*inputs)
+    return found
 
 
-def test_a_program_asks_until_everything_is_compiled_and_says_what_failed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_parameters_stay_where_they_are_in_a_graph_that_is_compiled_later() -> None:
+    """Inductor copies other inputs into the memory of a CUDA graph, in each replay."""
+    from torch._inductor.compile_fx import compile_fx
+
+    module, inputs = seen(nn.Linear(3, 3), torch.ones(2, 3))
+    static: list[list[int]] = []
+
+    def inner(graph: Any, given: Any, **kwargs: Any) -> Any:
+        static.append(list(kwargs["static_input_idxs"]))
+        return make_boxed_func(graph.forward)
+
+    other = apart(module)
+    for one in (module, other):
+        compile_fx(one, inputs, inner_compile=inner)
+    assert static == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ([(x := torch.ones(8)), x.view(2, 4)], "share memory"),
+        ([torch.ones(8)[1:]], "odd place"),
+        (["a string"], "an input is str"),
+    ],
+)
+def test_inputs_that_cannot_be_described_are_not_sent(inputs: list[Any], why: str) -> None:
+    with pytest.raises(Unsent, match=why):
+        layouts(inputs)
+
+
+def test_inputs_are_described_without_their_numbers() -> None:
+    given = torch.ones(2, 3).t().requires_grad_()
+    assert layouts([given, 5]) == (((3, 2), (1, 3), torch.float32, given.device, True), 5)
+
+
+def test_a_graph_that_nobody_else_can_read_is_a_failure_and_no_error(helper: Helper) -> None:
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    graph.lock = threading.Lock()
+    answer = helper.do(Errand(graph, (), {}, None))
+    assert answer.failure.startswith("Unsent: ")
+    assert not helper.running
+
+
+SLEEPS = "import time; time.sleep(60)"
+MORE_THAN_A_PIPE_HOLDS = 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("program", "why", "size"),
+    [
+        ("raise SystemExit(3)", "Error", 0),
+        (LISTENS + "connection.recv_bytes()", "EOFError", 0),
+        (LISTENS + "connection.recv_bytes(); connection.send_bytes(b'?')", "UnpicklingError", 0),
+        (LISTENS + SLEEPS, "TimeoutError: no answer within", 0),
+        (LISTENS + SLEEPS, "TimeoutError: no answer within", MORE_THAN_A_PIPE_HOLDS),
+    ],
+)
+def test_a_process_that_fails_costs_nothing_else(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch, program: str, why: str, size: int
 ) -> None:
-    racing = Racing(normed(8), {})
-    process = Process(
-        Answer(done=Written((racing,), ("BadFusion: no luck",)), cpu_seconds=2.0),
-        Answer(done=Written(left=3), cpu_seconds=1.0),
-        Answer(done=Written(failures=("OSError: no room",))),
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    monkeypatch.setattr(helping, "PATIENCE_S", 0.5 if SLEEPS in program else 60.0)
+    assert why in helper.do(errand(size)).failure
+    assert not helper.running
+
+
+def test_a_program_that_ends_by_sigpipe_does_not_by_the_helpers(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helping, "PROGRAM", "raise SystemExit(3)")
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        failed = helper.do(errand(MORE_THAN_A_PIPE_HOLDS)).failure
+        os._exit(0 if failed else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_process_that_cannot_be_started_is_a_failure_and_no_error(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    helper.begin()
+    assert "FileNotFoundError" in helper.do(errand()).failure
+    assert not helper.running
+
+
+NEEDED = """
+import os, pathlib
+pathlib.Path(os.environ["NEEDED"]).write_text(str(os.getpid()))
+"""
+
+
+def test_a_process_that_was_started_has_what_it_needs_and_waits_for_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "needed.py").write_text(NEEDED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NEEDED", str(found := tmp_path / "found"))
+    # It has to wait for longer than processes that have nothing more to do.
+    program = (
+        f"import {worker_main.__name__} as h; h.IDLE_S = 1.0; h._place = h._answered = print; "
     )
-    one = asking(monkeypatch, process)
-    with caplog.at_level(logging.WARNING, "nostall"):
-        assert one.written((), race(), CUDA) == (racing,)
-        one.wait()
-    assert process.asked == ["Writing", "Compiling", "Compiling"]
-    assert [what in caplog.text for what in ("no luck", "no room")] == [True, True]
-    assert one._preparation.cpu_seconds == 3.0
-    assert not one.died
+    program += "h.main()"
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    helper, gpus = Helper("needed"), list[int]()
+    monkeypatch.setattr(helping, "_room", lambda gpu, processes: gpus.append(gpu))
+    helper.start()
+    end = time.monotonic() + 60
+    while not (found.exists() and found.read_text()) and time.monotonic() < end:
+        time.sleep(0.01)
+    process = helper._process
+    assert process is not None and found.read_text() == str(process.pid)
+    time.sleep(1.5)
+    helper.start()
+    assert helper.running and not helper.begun
+    assert gpus == [], "nothing was taken, and nothing has ended"
+    helper.begin()
+    assert helper.begun and helper._process is process and gpus == [-1]
+    assert process.wait(60) == 0, "nobody asked it anything"
 
 
-def test_where_the_process_fails_the_program_does_its_work(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_process_that_nobody_lets_begin_ends(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = asking(monkeypatch, Process(Answer("EOFError: gone")))
-    with caplog.at_level(logging.WARNING, "nostall"):
-        assert one.written((), race(), CUDA) is None
-    assert "EOFError: gone" in caplog.text
+    program = f"import {worker_main.__name__} as h; h.PATIENCE_S = 0.1; h.main()"
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    helper.start()
+    assert helper._process is not None
+    assert helper._process.wait(60) == 0
 
 
-def test_nothing_is_asked_for_a_graph_that_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process()
-    one = asking(monkeypatch, process, reason="faster as a whole")
-    assert one.written((), race(), CUDA) == ()
-    one.wait()
-    assert process.asked == []
+def test_nobody_waits_for_the_start_of_a_process_that_has_an_errand(helper: Helper) -> None:
+    with helper._turn:
+        helper.start()
+    assert not helper.running
 
 
-def test_a_graph_that_chooses_meanwhile_needs_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_process_that_is_ended_answers_nobody(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is ended then, which is no failure."""
-    one = asking(monkeypatch, process := Process())
-
-    def do(errand: Any) -> Answer[Any]:
-        one._report.reason = "faster as a whole"
-        return Answer("EOFError: gone")
-
-    monkeypatch.setattr(process, "do", do)
-    with caplog.at_level(logging.WARNING, "nostall"):
-        assert one.written((), race(), CUDA) == ()
-    assert not caplog.text
-
-
-def test_a_compilation_that_does_not_end_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(precompile, "PATIENCE_S", 0.0)
-    every = [Answer(done=Written(left=left)) for left in (3, 2, 2)]
-    one = asking(monkeypatch, process := Process(*every))
-
-    def end() -> None:
-        process.running = False
-
-    monkeypatch.setattr(process, "end", end, raising=False)
-    with caplog.at_level(logging.WARNING, "nostall"):
-        one.wait()
-    assert one.died and "2 kernels are not compiled" in caplog.text
-    assert not process.running and not process.answers
+    monkeypatch.setattr(helping, "PROGRAM", LISTENS + SLEEPS)
+    helper.begin()
+    assert helper.running
+    ending = threading.Timer(0.2, helper.close)
+    ending.start()
+    began = time.monotonic()
+    assert "Error" in helper.do(errand()).failure
+    assert time.monotonic() - began < 30
+    helper.begin()
+    assert not helper.running, "the program ends"
 
 
-@pytest.mark.parametrize("which", ["Writing", "Compiling"])
-def test_where_a_worker_died_the_program_does_not_try(
-    monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
-    written = Answer(done=Written(died=which == "Writing"))
-    one = asking(monkeypatch, Process(written, Answer(done=Written(died=True))))
-    one.written((), race(), CUDA)
-    assert one.died == (which == "Writing")
-    one.wait()
-    assert one.died
+def test_a_forked_process_leaves_the_helper_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helping, "PROGRAM", LISTENS + SLEEPS)
+    helping.HELPER.begin()
+    connection = helping.HELPER._connection
+    assert connection is not None
+    child = os.fork()
+    if not child:
+        left = connection.closed and not helping.HELPER.running
+        helping.HELPER.close()
+        os._exit(0 if left else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert helping.HELPER.running
+    helping.HELPER.end()
 
 
-class Rivals:
-    """In place of a graph's duels: what Inductor has to compile for them, numbered."""
-
-    modules = ("forward",)
-
-    def __init__(self, many: int) -> None:
-        self.many, self.asked = many, 0
-
-    def errands(self, host: Any) -> Iterator[int]:
-        self.asked += 1
-        yield from range(self.many)
+def test_a_process_without_errands_ends(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = f"import {worker_main.__name__} as h; h.IDLE_S = 0.1; h.main()"
+    monkeypatch.setattr(helping, "PROGRAM", program)
+    helper.begin()
+    assert helper._process is not None
+    assert helper._process.wait(60) == 0
 
 
-def helping(monkeypatch: pytest.MonkeyPatch) -> Ahead:
-    """``plain``: Inductor's first compilation took that long."""
-    one = asking(monkeypatch, Process())
-    one._report.seconds["plain"] = 60.0
-    return one
+KILLED = """
+import os, signal, sys, time
+from nostall.attach.torch_compile.workers import worker as helper
+helper.PROGRAM = (
+    "import os, sys, time, nostall.attach.torch_compile.workers.worker_main as helper;"
+    "helper.follow(os.getppid());"
+    "helper.Connection(int(sys.argv[1])).send_bytes(b'ready'); time.sleep(60)"
+)
+helper.HELPER.begin()
+print(helper.HELPER._process.pid, flush=True)
+helper.HELPER._connection.recv_bytes()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_two_processes_share_what_kernels_are_compared_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, rivals = helping(monkeypatch), Rivals(9)
-    taken: dict[str, list[int]] = {"first": [], "second": []}
-    other = threading.Event()
+def test_a_killed_program_takes_the_process_along() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", KILLED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-500:]
+    place, end = Path("/proc") / done.stdout.strip(), time.monotonic() + 20
+    while place.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not place.exists()
 
-    def process(name: str) -> Any:
-        def do(errand: int) -> Answer[Any]:
-            taken[name].append(errand)
-            # The first one has to wait for its first answer until all else is done.
-            if name == "first":
-                other.wait(30)
-            elif errand == 8:
-                other.set()
-            return Answer(cpu_seconds=1.0)
 
-        return SimpleNamespace(do=do, begun=True)
+def test_a_full_gpu_is_left_to_the_program(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = Surroundings.here()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    helper.begin()
+    assert not helper.running
+    asked = helper.do(replace(errand(), surroundings=around)).failure
+    assert asked == "Unsent: 1024 MB of the GPU are free; at least 2048"
+    # One of two has taken nothing yet when the other one looks.
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
+    second = Helper("torch", most=2)
+    asked = second.do(replace(errand(), surroundings=around)).failure
+    assert asked == "Unsent: 3072 MB of the GPU are free; at least 4096"
 
-    first, second = process("first"), process("second")
-    monkeypatch.setattr(precompile, "HELPER", first)
-    threads = [
-        threading.Thread(target=one.duels, args=(rivals, InductorHost({}), who))
-        for who in (first, second)
-    ]
+
+def test_two_graphs_are_not_written_down_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.13 registers a type for all threads while it does that."""
+    from torch.fx._graph_pickler import GraphPickler
+
+    inside, most = 0, 0
+    original = GraphPickler.dumps
+
+    def dumps(*args: Any) -> bytes:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        found: bytes = original(*args)
+        inside -= 1
+        return found
+
+    monkeypatch.setattr(GraphPickler, "dumps", dumps)
+    around = Surroundings.here()
+    every = [replace(errand(), surroundings=around) for _ in range(4)]
+    threads = [threading.Thread(target=one.written) for one in every]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(taken["first"] + taken["second"]) == [*range(9)]
-    assert len(taken["first"]) == 1 and rivals.asked == 1
-    assert one._preparation.cpu_seconds == 9.0
+    assert (inside, most) == (0, 1)
 
 
-def test_what_an_answer_took_is_noted_while_another_thread_looks_for_errands(
+def test_what_no_other_process_can_compile_is_told() -> None:
+    assert not InductorHost({}).unsent
+    assert not InductorHost(inductor_patches("reduce-overhead", None)).unsent
+    tuned = InductorHost(inductor_patches("max-autotune-no-cudagraphs", None)).unsent
+    assert tuned == "Inductor measures while it compiles (max_autotune)"
+    assert EagerHost().unsent
+    with config.patch(fx_graph_cache=False):
+        assert InductorHost({}).unsent == "Inductor's cache is off"
+    with config.patch({"triton.autotune_at_compile_time": True}):
+        assert "autotune_at_compile_time" in InductorHost({}).unsent
+    with config.patch(post_grad_custom_post_pass=lambda graph: None):
+        assert "a pass of the program's own" in InductorHost({}).unsent
+    assert "a pass of" in InductorHost({"joint_custom_post_pass": print}).unsent
+
+
+def test_a_process_is_set_up_as_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "here")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), config.patch(max_fusion_size=7):
+        there = Surroundings.here()
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    before = config.max_fusion_size
+    try:
+        with there.set(traced=True):
+            assert not torch.is_grad_enabled()
+            assert torch.is_autocast_enabled("cpu")
+            assert config.max_fusion_size == 7
+            assert os.environ["TRITON_CACHE_DIR"] == "here"
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    finally:
+        config.max_fusion_size = before
+
+
+def test_where_functions_do_something_else_nothing_is_sent() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with Mode(), pytest.raises(Unsent, match="a mode is on"):
+        Surroundings.here()
+    with torch.device("cpu"):
+        Surroundings.here()
+
+
+def test_names_of_the_cache_are_those_of_a_program_whose_own_module_was_first() -> None:
+    """They tell which module imported PyTorch first."""
+    import sys
+
+    before = dict(sys.modules)
+    try:
+        torch_state._own("the_programs_own")
+        assert torch_state._owner() == "the_programs_own"
+        torch_state._own("torch._utils")
+        assert torch_state._owner() == "torch._utils"
+    finally:
+        sys.modules.clear()
+        sys.modules.update(before)
+
+
+def test_a_graph_that_has_chosen_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(HELPER, "begin", lambda: asked.append("begin"))
+    monkeypatch.setattr(HELPER, "do", lambda errand: asked.append("do") or Answer("no luck"))
+    for reason, expected in (("chosen", []), ("", ["begin", "do"])):
+        preparation, report = Preparation(), GraphReport(reason=reason)
+        ahead = Ahead(preparation, report)
+        ahead.begin(1)
+        graph = torch.fx.symbolic_trace(nn.ReLU())
+        assert ahead.stitched(graph, [torch.ones(3)], {}, Selection())
+        end = time.monotonic() + 30
+        while not preparation.ready and time.monotonic() < end:
+            time.sleep(0.01)
+        assert preparation.ready
+        assert asked == expected
+        assert report.not_ahead == ("" if reason else "no luck")
+
+
+def test_threads_of_the_background_are_on_the_programs_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread that waits there holds up the end of the program."""
-    one, looked = helping(monkeypatch), threading.Event()
+    """A new thread is on the first one."""
+    places = threading.local()
 
-    class Slow(Rivals):
-        def errands(self, host: Any) -> Iterator[int]:
-            looked.wait(30)
-            yield 0
+    @contextlib.contextmanager
+    def on(device: int) -> Iterator[None]:
+        places.device = device
+        yield
+        places.device = None
 
-    monkeypatch.setattr(precompile, "HELPER", process := Process(Answer("no luck")))
-    looks = threading.Thread(
-        target=one.duels,
-        args=(Slow(1), InductorHost({}), process),
-    )
-    looks.start()
-    one._asked("compiled", Process(Answer()), "errand")  # type: ignore[arg-type]
-    assert looks.is_alive() and one._report.seconds["compiled"] < 5
-    looked.set()
-    looks.join(60)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    seen: dict[str, int | None] = {}
 
+    def see(name: str) -> None:
+        seen[name] = getattr(places, "device", None)
 
-@pytest.mark.parametrize(("modules", "leads", "begun"), [(1, True, 2), (0, True, 0), (1, False, 0)])
-def test_nothing_is_begun_for_comparisons_that_there_will_not_be(
-    monkeypatch: pytest.MonkeyPatch, modules: int, leads: bool, begun: int
-) -> None:
-    one, told = graph_of((), normed(8), normed(9)), list[int]()
-    one.unsent, one.duels = "", SimpleNamespace(modules=["forward"] * modules)
-    one.ahead.begin = told.append
-    here = SimpleNamespace(here=lambda: SimpleNamespace(leads=leads))
-    monkeypatch.setattr(candidate_builder, "Ranks", here)
-    assert [*Undecided._write(one)] == ["wait"]
-    assert told == [begun]
+    def work() -> Iterator[Callable[[], None]]:
+        see("found")
+        yield lambda: see("done")
 
-
-def test_a_second_process_that_was_not_started_takes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, rivals = helping(monkeypatch), Rivals(3)
-    asleep = SimpleNamespace(begun=False)
-    one.duels(rivals, InductorHost({}), asleep)  # type: ignore[arg-type]
-    assert rivals.asked == 0
-    monkeypatch.setattr(precompile, "HELPER", process := Process(*[Answer("no luck")] * 3))
-    one.duels(rivals, InductorHost({}), process)  # type: ignore[arg-type]
-    assert len(process.asked) == 1, "the program compiles what is left"
-
-
-def noting(monkeypatch: pytest.MonkeyPatch, processors: int) -> list[str]:
-    """What processes are told, where there are so many processors for compilers."""
-    said: list[str] = []
-
-    def process(name: str) -> Any:
-        told = {what: partial(said.append, f"{name} {what}s") for what in ("start", "begin")}
-        return SimpleNamespace(**told)
-
-    monkeypatch.setattr(precompile, "HELPERS", tuple(map(process, ("first", "second", "third"))))
-    monkeypatch.setattr(precompile, "COMPILERS", processors)
-    monkeypatch.setattr(precompile, "WRITER", process("writer"))
-    monkeypatch.setattr(precompile, "target_of", lambda device: HOPPER if device == CUDA else None)
-    return said
-
-
-@pytest.mark.parametrize(
-    ("regions", "processors", "begun"),
-    [(0, 8, 1), (5, 8, 1), (6, 8, 2), (9, 8, 3), (99, 8, 3), (99, 5, 2), (99, 3, 1)],
-)
-def test_more_processes_begin_for_many_regions_where_they_have_processors(
-    monkeypatch: pytest.MonkeyPatch, regions: int, processors: int, begun: int
-) -> None:
-    said = noting(monkeypatch, processors)
-    Ahead(Preparation(), GraphReport()).begin(regions)
-    assert said == ["first begins", "second begins", "third begins"][:begun]
-    said.clear()
-    Ahead(Preparation(), GraphReport(reason="faster as a whole")).begin(regions)
-    assert said == []
-
-
-@pytest.mark.parametrize(
-    ("device", "regions", "processors", "started"),
-    [
-        (CUDA, 7, 6, ["first starts", "second starts", "writer starts"]),
-        (CPU, 0, 6, ["first starts"]),
-        (CUDA, 99, 5, []),
-    ],
-)
-def test_processes_start_during_the_first_step_only_where_there_are_processors_left(
-    monkeypatch: pytest.MonkeyPatch,
-    device: torch.device,
-    regions: int,
-    processors: int,
-    started: list[str],
-) -> None:
-    said = noting(monkeypatch, processors)
-    Ahead(Preparation(), GraphReport()).start(device, regions)
-    assert said == started
-
-
-@pytest.mark.parametrize(
-    ("unsent", "regions", "started"),
-    [("", 2, [2]), ("", 0, []), ("nothing is done in the background", 2, [])],
-)
-def test_processes_start_when_there_are_regions_and_other_processes_may_compile(
-    monkeypatch: pytest.MonkeyPatch, unsent: str, regions: int, started: list[int]
-) -> None:
-    monkeypatch.setattr(candidate_builder, "regions_of", lambda module: [normed(8)] * regions)
-    one, told = graph_of(()), list[int]()
-    one.report, one.observed = GraphReport(not_ahead=unsent), list[Graph]()
-    one.duels = SimpleNamespace(modules=["forward"], add=lambda module: None)
-    one.versions = SimpleNamespace(
-        device=CUDA, varies=False, settings=SimpleNamespace(background=True)
-    )
-    one.preparation, one._write = Preparation(), None
-    one.ahead.start = lambda device, compared: told.append(compared)
-    Undecided._observe(one, "a graph")  # type: ignore[arg-type]
-    assert told == started
-
-    def fails(*given: Any) -> None:
-        raise OSError("no luck")
-
-    one.ahead.start = fails
-    Undecided._observe(one, "another")  # type: ignore[arg-type]
-    assert one.preparation._waiting == [None, None], "Inductor's compilation goes on"
-
-
-def graph_of(found: Any, *graphs: Graph) -> Any:
-    """As much of a graph of the backend as its regions need; ``found`` is what another process
-    tells."""
-    told = SimpleNamespace(written=lambda *_: found, wait="wait")
-    one = SimpleNamespace(ahead=told, race=race(), unwritten=deque(graphs), unsent="not needed")
-    one.versions = SimpleNamespace(device=CUDA)
-    one._compared = partial(Undecided._compared, one)
-    return one
-
-
-def test_regions_that_were_written_elsewhere_race_and_are_waited_for() -> None:
-    racing = (Racing(normed(8), {}),)
-    one = graph_of(racing, normed(8))
-    assert [*Undecided._write(one)] == ["wait"]
-    assert one.race.regions == [*racing] and not one.unwritten
-    assert [*Undecided._write(one)] == [], "there is nothing more to write"
-
-
-def test_regions_that_nobody_else_writes_are_written_here_each_kernel_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    warmed: list[str] = []
-    monkeypatch.setattr(candidate_builder, "warm", lambda kernel, device: warmed.append(kernel))
-    one = graph_of(None, normed(1 << 20), bordered(), normed(1 << 20), normed(8))
-    with caplog.at_level(logging.WARNING, "nostall"):
-        for task in Undecided._write(one):
-            task()
-    assert "opaque" in caplog.text
-    expected = {kernel for rows in (1 << 20, 8) for kernel in race().prepare(normed(rows))}
-    assert sorted(warmed) == sorted(expected)
-
-
-ENDS = """
-import sys, threading, time
-from nostall.attach.torch_compile.selection import dispatcher as switch
-from nostall.attach.torch_compile.workers import worker as helper
-from nostall.attach.torch_compile.workers import tasks as background
-from nostall.attach.torch_compile.selection.precompile import Ahead
-from nostall.attach.torch_compile.workers.tasks import Preparation
-from nostall.attach.torch_compile.report import GraphReport
-helper.PROGRAM = "import time; time.sleep(60)"
-preparation = Preparation()
-ahead = Ahead(preparation, GraphReport())
-helper.WRITER.begin()
-preparation.add(lambda: [ahead.wait])
-preparation.start()
-while not background._busy.locked():
-    time.sleep(0.01)
-print(time.monotonic(), flush=True)
-"""
-
-
-def test_a_program_that_ends_does_not_wait_for_what_other_processes_compile() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", ENDS]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert time.monotonic() - float(ran.stdout) < 8
-
-
-FORKS = """
-import os, sys, threading, time
-from nostall.attach.torch_compile.workers import tasks as background
-from nostall.attach.torch_compile.workers import cpu_time as processor
-preparation = background.Preparation()
-begun, go = threading.Event(), threading.Event()
-preparation.add(lambda: [lambda: begun.set() or (go.wait(60) and None)])
-preparation.start()
-begun.wait()
-preparation._lock.acquire()
-if os.fork() == 0:
+    preparation = Preparation()
+    preparation.add(work)
+    preparation.add_last(lambda: see("last"))
     preparation.start()
-    other = background.Preparation()
-    other.add(lambda: [lambda: None])
-    other.start()
-    while not other.ready:
+    end = time.monotonic() + 30
+    while not preparation.ready and time.monotonic() < end:
         time.sleep(0.01)
-    sys.exit()
-began = time.monotonic()
-preparation._lock.release()
-_, status = os.wait()
-print(status, time.monotonic() - began, flush=True)
-go.set()
-"""
-
-
-def test_a_forked_child_of_a_program_waits_for_none_of_its_threads() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORKS]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    status, seconds = ran.stdout.split()
-    assert status == "0" and float(seconds) < 5
-
-
-def test_where_binaries_are_not_kept_or_not_needed_no_other_process_compiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(triton.runtime.driver, "_active", Architecture(HOPPER))
-    assert precompile.target_of(torch.device("cuda")) == HOPPER
-    assert precompile.target_of(torch.device("cpu")) is None
-    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
-    assert precompile.target_of(torch.device("cuda")) is None
-    monkeypatch.setattr(triton.knobs.compilation, "always_compile", False)
-    monkeypatch.setattr(triton.runtime.driver, "_active", object())
-    assert precompile.target_of(torch.device("cuda")) is None, "there is no driver"
+    assert seen == {"found": 3, "done": 3, "last": 3}

@@ -14,7 +14,7 @@ from typing import Any
 from nostall.attach.apply import environment
 from nostall.store import Store
 from tests.corpus.catalogue import OLD_TRITON, ROOT
-from tests.unit.attach.torch_compile.variants import GPU, keep_variant
+from tests.unit.attach.variants import GPU, keep_variant
 
 PROGRAM = Path(__file__).with_name("program.py")
 _ATTACH = ("NOSTALL_", "TRITON_", "TORCHINDUCTOR_")
