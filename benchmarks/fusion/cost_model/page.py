@@ -22,7 +22,7 @@ from benchmarks.fusion.cost_model.summary import FULL, ran, ratios, us
 from benchmarks.harness.generated_regions import wrapped
 from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.schema import RESULTS
-from nostall.attach.torch_compile.options import RACED
+from nostall.attach.torch_compile.options import DEFAULT_TUNED_PLANS
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import HOPELESS
@@ -163,7 +163,7 @@ def _races(told: Row) -> list[str]:
         "the same samples: candidates that were not measured are left out (they may be faster than "
         "all that are known), the first choice is its own null, and what wins is not measured a "
         f"second time. *Raced* in the table above is the regret of {CANDIDATES}, which a `Racer` "
-        f"takes; the torch.compile backend takes {RACED}. How many they are was chosen by this "
+        f"takes; the torch.compile backend takes {DEFAULT_TUNED_PLANS}. How many they are was chosen by this "
         "table. Plans that read early what rows share race besides; there are no samples of them."
     )
     lines = [wrapped(said) + "\n", f"| {' | '.join(_RACES)} |", "|" + "---|" * len(_RACES)]

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from nostall.attach import gpu_name
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.core.versions import TRITON_VERSIONS, knows_triton
 from nostall.store import Found, Store
 from nostall.store.artefacts import name
@@ -43,11 +43,11 @@ def deliver(
             modelled=modelled or os.environ.get(MODELLED) == "1",
         )
     except Exception as error:  # the user's program is worth more than any gain
-        say_once(f"the store cannot be used, originals run: {error}")
+        warn_once(f"the store cannot be used, originals run: {error}")
         return None
     if looked.found is None:
         for reason in looked.refused:
-            say_once(f"the original of {name(original)[:12]} runs: {reason}")
+            warn_once(f"the original of {name(original)[:12]} runs: {reason}")
     _note(where, original, looked.found)
     return looked.found
 
@@ -56,7 +56,7 @@ def fits_triton(version: str) -> bool:
     """Whether this Triton may be attached to; if not, it is said once and originals run."""
     if knows_triton(version):
         return True
-    say_once(
+    warn_once(
         f"Triton {version} is not known to this version of nostall ({TRITON_VERSIONS[0]} to "
         f"{TRITON_VERSIONS[-1]} are); nothing is attached, originals run"
     )
@@ -80,4 +80,4 @@ def _note(where: str, original: bytes, found: Found | None) -> None:
         with Path(path).open("a") as log:
             log.write(json.dumps(line) + "\n")
     except OSError as error:
-        say_once(f"cannot write {path} ({LOG}): {error.strerror}")
+        warn_once(f"cannot write {path} ({LOG}): {error.strerror}")

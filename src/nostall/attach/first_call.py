@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nostall.attach.live import source as live_source
-from nostall.attach.warning import say_once
+from nostall.attach.warning import warn_once
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.core.launch import LaunchSpec, Strict
@@ -90,7 +90,7 @@ class FirstCalls:
             found = live_source(self.function, compiled, args, options, self.bounds)
             tune_apart(found, self.seconds, _ordinal())
         except Exception as error:  # the user's program is worth more than any gain
-            say_once(f"not tuned on its first call: {_reason(error)}")
+            warn_once(f"not tuned on its first call: {_reason(error)}")
             return
         self._exchange(compiled)
 
@@ -128,7 +128,7 @@ def tune_apart(source: Source, seconds: float, ordinal: int) -> None:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            say_once(f"{source.origin} was not tuned: {error}")
+            warn_once(f"{source.origin} was not tuned: {error}")
 
 
 def tune_here(

@@ -1,15 +1,15 @@
-"""What is wrong is said once: a program that runs must go on running, and its log be read."""
+"""Warnings that are logged once in a process, so that the log of a long run stays readable."""
 
 from __future__ import annotations
 
 import logging
 
 _log = logging.getLogger("nostall")
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def say_once(message: str) -> None:
-    """A warning, the first time it is given in this process."""
-    if message not in _said:
-        _said.add(message)
+def warn_once(message: str) -> None:
+    """Log a warning, unless this process has logged the same message before."""
+    if message not in _warned:
+        _warned.add(message)
         _log.warning("nostall: %s", message)

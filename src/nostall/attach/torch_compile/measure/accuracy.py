@@ -1,4 +1,4 @@
-"""Whether two versions of a graph compute the same: results and gradients."""
+"""Check that the candidate computes the same results and gradients as the baseline."""
 
 from __future__ import annotations
 
@@ -12,179 +12,210 @@ from torch import Tensor
 
 from nostall.attach.torch_compile.measure.call import Call
 
-Version = Callable[..., Any]
+GraphFunction = Callable[..., Any]
 
-LEAST_ALLOWED, ROUNDINGS = 1e-4, 8.0
-"""Relative difference that is allowed: roundings of the dtype, and what fp32 sums may lose."""
-FEW_ROUNDINGS = 0.5
-"""Of a dtype of one byte, which rounds what was computed in a wider one: some elements round the
-other way.  Eight such roundings would be all of a number."""
-ELEMENT = 4.0
-"""How much further one element may be off, relative to itself or to the typical one, where that is
-more: a single wrong one disappears in the norm of the whole."""
-LEAST_SHARE = 0.1
-"""Of the largest gradient: smaller ones are held to the same absolute difference."""
-NUDGES = 3.0
-"""Gradients as small as that may be off by so many times as much as Inductor's own ones move where
-inputs move by a rounding: the sum of what cancels is nothing but roundings."""
+MIN_TOLERANCE = 1e-4
+"""Smallest relative tolerance: sums in fp32 may differ by that much."""
+ROUNDING_ERRORS = 8.0
+"""Relative tolerance of a result, in rounding errors of its dtype."""
+ROUNDING_ERRORS_8_BIT = 0.5
+"""The same for dtypes of one byte.  Such results are rounded from a wider dtype, so a few elements
+may be rounded the other way, but eight rounding errors would be as large as the number itself."""
+ELEMENT_FACTOR = 4.0
+"""Tolerance of a single element, as a multiple of the tolerance for the whole tensor, relative to
+the larger of the element and the RMS.  In a norm over all elements one wrong element disappears."""
+MIN_GRADIENT_SHARE = 0.1
+"""Gradients whose RMS is below this share of the largest gradient's are compared relative to that
+share."""
+GRADIENT_NOISE_FACTOR = 3.0
+"""Tolerance for gradients near zero, as a multiple of how much Inductor's own gradient changes when
+the inputs change by one rounding error.  Such gradients are sums that cancel, so only rounding
+error is left."""
 
 
-class Differs(Exception):
-    """The stitched version does not compute what the plain one does."""
+class AccuracyError(Exception):
+    """The candidate does not compute what the baseline computes."""
 
 
 @dataclass(frozen=True)
-class _Results:
-    """Of one run: what it gave, and the gradients for ``seeds`` behind what it gave."""
+class RunResults:
+    """Tensors of one forward and backward pass."""
 
-    given: list[Tensor]
+    results: list[Tensor]
+    # Gradients of the arguments that require one; None if an argument has no influence.
     gradients: list[Tensor | None]
+    # Gradients of the results, from which the backward pass started.
     seeds: list[Tensor]
 
 
-def run_version(
-    version: Version, args: Sequence[Any], seeds: list[Tensor] | None = None
-) -> _Results:
-    """One forward pass, and the backward pass where there is one, from random ``seeds`` unless
-    some are given: from equal ones the gradients of softmax and norms are nothing but noise."""
-    # With CUDA graphs inside, Inductor has to know that what was given out may go.
+def run_graph(
+    function: GraphFunction, args: Sequence[Any], seeds: list[Tensor] | None = None
+) -> RunResults:
+    """Run the forward pass, and the backward pass if there is one.
+
+    ``seeds``: gradients of the results; random by default.  With equal numbers instead the
+    gradients of softmax and of norms would be pure rounding error.
+
+    Raises :class:`AccuracyError` if other results have gradients than ``seeds`` says.
+    """
+    # Inductor's CUDA graphs may then reuse the memory of earlier results.
     if torch.cuda.is_available():
         torch.compiler.cudagraph_mark_step_begin()
-    result = version(*args)
-    values = result if isinstance(result, (tuple, list)) else (result,)
-    given = [x for x in values if isinstance(x, Tensor)]
-    ends = [x for x in given if x.grad_fn is not None]
+    value = function(*args)
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    results = [x for x in values if isinstance(x, Tensor)]
+    differentiable = [x for x in results if x.grad_fn is not None]
     leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
     gradients: list[Tensor | None] = []
-    if seeds and not ends:
-        raise Differs("no result has a gradient")
-    if ends and leaves:
-        seeds = [torch.randn_like(x) for x in ends] if seeds is None else seeds
-        if [x.shape for x in seeds] != [x.shape for x in ends]:
-            raise Differs("other results have gradients than in Inductor's version")
-        gradients = list(torch.autograd.grad(ends, leaves, seeds, allow_unused=True))
-    return _Results(given, gradients, seeds or [])
+    if seeds and not differentiable:
+        raise AccuracyError("no result has a gradient")
+    if differentiable and leaves:
+        seeds = [torch.randn_like(x) for x in differentiable] if seeds is None else seeds
+        if [x.shape for x in seeds] != [x.shape for x in differentiable]:
+            raise AccuracyError("other results have gradients than in Inductor's version")
+        gradients = list(torch.autograd.grad(differentiable, leaves, seeds, allow_unused=True))
+    return RunResults(results, gradients, seeds or [])
 
 
-def largest_difference(plain: Version, stitched: Version, call: Call, seeds: list[Tensor]) -> float:
-    """The largest relative difference of any result or gradient, as norms.
+def max_error(
+    baseline: GraphFunction, candidate: GraphFunction, call: Call, seeds: list[Tensor]
+) -> float:
+    """The largest relative error (RMS) of any result, mutated argument or gradient.
 
-    Both versions round in other places; what is allowed is a few roundings of the result's dtype.
-    Gradients that are nearly nothing beside the others (those of a bias in front of a norm are 0
-    but for rounding) may be off by as much as larger ones.
+    The versions round at different places, so a few rounding errors of the dtype are allowed.
+    Gradients that are small beside the others are compared by their absolute error (see
+    :data:`MIN_GRADIENT_SHARE`), and if that fails by the noise of Inductor's own gradients.
+
+    Raises :class:`AccuracyError` if an error is larger than rounding explains.
     """
-    before, copies = call.fresh(), call.fresh()
+    baseline_args, candidate_args = call.fresh_args(), call.fresh_args()
     state = _random_state(call)
-    first = run_version(plain, before, seeds or None)
-    wanted, gradients = _copied(first.given), _copied(first.gradients)
-    _random_state(call, state)
-    found = run_version(stitched, copies, seeds or None)
-    wanted += [before[at] for at in sorted(call.changed)]
-    given = [*found.given, *(copies[at] for at in sorted(call.changed))]
-    worst = max((_distance(a, b, 0.0) for a, b in zip(wanted, given, strict=True)), default=0.0)
-    floor = LEAST_SHARE * max((_size(x) for x in gradients if x is not None), default=0.0)
-    moved: list[float] | None = None
-    for at, (one, other) in enumerate(zip(gradients, found.gradients, strict=True)):
+    reference = run_graph(baseline, baseline_args, seeds or None)
+    expected, gradients = _copies(reference.results), _copies(reference.gradients)
+    _restore_random_state(call, state)
+    found = run_graph(candidate, candidate_args, seeds or None)
+    expected += [baseline_args[i] for i in sorted(call.mutated)]
+    results = [*found.results, *(candidate_args[i] for i in sorted(call.mutated))]
+    worst = max(
+        (_relative_error(a, b, 0.0) for a, b in zip(expected, results, strict=True)), default=0.0
+    )
+    floor = MIN_GRADIENT_SHARE * max((_rms(x) for x in gradients if x is not None), default=0.0)
+    noise: list[float] | None = None
+    for index, (a, b) in enumerate(zip(gradients, found.gradients, strict=True)):
         try:
-            worst = max(worst, _distance(one, other, floor))
-        except Differs:
-            if one is None or other is None or max(_size(one), _size(other)) > floor:
+            worst = max(worst, _relative_error(a, b, floor))
+        except AccuracyError:
+            if a is None or b is None or max(_rms(a), _rms(b)) > floor:
                 raise
-            if moved is None:
-                _random_state(call, state)
-                moved = _moved(plain, call, seeds, gradients)
-            worst = max(worst, _distance(one, other, NUDGES * moved[at] / _allowed(one.dtype)))
+            if noise is None:
+                _restore_random_state(call, state)
+                noise = _gradient_noise(baseline, call, seeds, gradients)
+            limit = GRADIENT_NOISE_FACTOR * noise[index] / _tolerance(a.dtype)
+            worst = max(worst, _relative_error(a, b, limit))
     return worst
 
 
-def _moved(
-    plain: Version, call: Call, seeds: list[Tensor], gradients: Sequence[Tensor | None]
+def _gradient_noise(
+    baseline: GraphFunction, call: Call, seeds: list[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[float]:
-    """How far the gradients move where all but parameters moves by about one rounding: inputs, and
-    what comes from behind."""
-    state, args = _random_state(call), call.fresh()
-    for place, value in enumerate(args):
-        kept = not isinstance(value, Tensor) or isinstance(call.args[place], torch.nn.Parameter)
-        if not kept and value.is_floating_point():
-            args[place] = _nudged(value).requires_grad_(value.requires_grad)
-    behind = [_nudged(seed) for seed in seeds]
-    _random_state(call, state)
-    found = run_version(plain, args, behind or None).gradients
+    """RMS change of each gradient if inputs and seeds change by about one rounding error.
+
+    Parameters are not changed.
+    """
+    state, args = _random_state(call), call.fresh_args()
+    for index, value in enumerate(args):
+        fixed = not isinstance(value, Tensor) or isinstance(call.args[index], torch.nn.Parameter)
+        if not fixed and value.is_floating_point():
+            args[index] = _perturbed(value).requires_grad_(value.requires_grad)
+    seeds = [_perturbed(seed) for seed in seeds]
+    _restore_random_state(call, state)
+    perturbed = run_graph(baseline, args, seeds or None).gradients
     return [
-        0.0 if one is None or other is None else _size(one.double() - other.double())
-        for one, other in zip(gradients, found, strict=True)
+        0.0 if a is None or b is None else _rms(a.double() - b.double())
+        for a, b in zip(gradients, perturbed, strict=True)
     ]
 
 
-def _nudged(x: Tensor) -> Tensor:
+def _perturbed(x: Tensor) -> Tensor:
     step = torch.finfo(x.dtype).eps * (2 * torch.rand_like(x) - 1)
     return (x.detach().double() * (1 + step.double())).to(x.dtype)
 
 
-def _allowed(dtype: torch.dtype) -> float:
-    """Relative difference of results of this dtype."""
-    roundings = ROUNDINGS if dtype.itemsize > 1 else FEW_ROUNDINGS
-    return max(LEAST_ALLOWED, roundings * float(torch.finfo(dtype).eps))
+def _tolerance(dtype: torch.dtype) -> float:
+    """Relative tolerance for results of this dtype."""
+    rounding_errors = ROUNDING_ERRORS if dtype.itemsize > 1 else ROUNDING_ERRORS_8_BIT
+    return max(MIN_TOLERANCE, rounding_errors * float(torch.finfo(dtype).eps))
 
 
-def _distance(one: Tensor | None, other: Tensor | None, floor: float) -> float:
-    """How far two results are apart, relative to the first or to ``floor``, where that is more.
-    Raises :class:`Differs` where that is more than rounding explains."""
-    if one is None or other is None:
-        if one is not None or other is not None:
-            raise Differs("a gradient is missing")
+def _relative_error(expected: Tensor | None, result: Tensor | None, floor: float) -> float:
+    """RMS error relative to the RMS of ``expected``, or to ``floor`` if that is larger.
+
+    Raises :class:`AccuracyError` if that, the error of one element, or the layout is not allowed.
+    """
+    if expected is None or result is None:
+        if expected is not None or result is not None:
+            raise AccuracyError("a gradient is missing")
         return 0.0
-    one, other = one.detach(), other.detach()
-    if (one.shape, one.stride(), one.dtype) != (other.shape, other.stride(), other.dtype):
-        raise Differs(f"a result has {_about(other)}; Inductor's has {_about(one)}")
-    if not one.dtype.is_floating_point:
-        error, element, allowed = float((one != other).double().sum()), 0.0, 0.0
+    a, b = expected.detach(), result.detach()
+    if (a.shape, a.stride(), a.dtype) != (b.shape, b.stride(), b.dtype):
+        raise AccuracyError(f"a result has {_layout_text(b)}; Inductor's has {_layout_text(a)}")
+    if not a.dtype.is_floating_point:
+        error, element_error, tolerance = float((a != b).double().sum()), 0.0, 0.0
     else:
-        allowed = _allowed(one.dtype)
-        error, element = _errors(one.double(), other.double(), floor)
-    if not error <= allowed:
-        raise Differs(f"a result is off by {error:.3g} of its size; {allowed:.3g} is allowed")
-    if not element <= ELEMENT * allowed:
-        what = f"{element:.3g} of its size or the typical one"
-        raise Differs(f"an element is off by {what}; {ELEMENT * allowed:.3g} is allowed")
+        tolerance = _tolerance(a.dtype)
+        error, element_error = _relative_errors(a.double(), b.double(), floor)
+    if not error <= tolerance:
+        raise AccuracyError(
+            f"a result is off by {error:.3g} of its size; {tolerance:.3g} is allowed"
+        )
+    if not element_error <= ELEMENT_FACTOR * tolerance:
+        what = f"{element_error:.3g} of its size or the RMS"
+        raise AccuracyError(
+            f"an element is off by {what}; {ELEMENT_FACTOR * tolerance:.3g} is allowed"
+        )
     return error
 
 
-def _errors(x: Tensor, y: Tensor, floor: float) -> tuple[float, float]:
-    """(of the whole, of the worst element), relative."""
-    # Where both are NaN or the same infinity they agree.
+def _relative_errors(x: Tensor, y: Tensor, floor: float) -> tuple[float, float]:
+    """Relative errors of the whole tensor (RMS) and of the worst element."""
+    # NaN equals NaN, and infinities of one sign are equal.
     same = (x == y) | (x.isnan() & y.isnan())
     gap = torch.where(same, 0.0, x - y)
     if not bool(gap.isfinite().all()):
         return math.inf, math.inf
-    scale = max(_size(x), floor, torch.finfo(torch.float32).tiny)
+    scale = max(_rms(x), floor, torch.finfo(torch.float32).tiny)
     elements = gap.abs() / x.abs().nan_to_num(0.0).clamp(min=scale)
-    return _size(gap) / scale, float(elements.max()) if elements.numel() else 0.0
+    return _rms(gap) / scale, float(elements.max()) if elements.numel() else 0.0
 
 
-def _size(x: Tensor) -> float:
-    """The root of the mean square of what is finite."""
+def _rms(x: Tensor) -> float:
+    """Root mean square, with 0 for elements that are not finite; 0 for other than float tensors."""
     if not x.dtype.is_floating_point or not x.numel():
         return 0.0
     wide = x.detach().double()
     return float(torch.where(wide.isfinite(), wide, 0.0).square().mean().sqrt())
 
 
-def _copied(values: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _copies(values: Sequence[Tensor | None]) -> list[Tensor | None]:
     # With CUDA graphs the next run writes to the same memory.
     return [None if x is None else x.detach().clone() for x in values]
 
 
-def _about(x: Tensor) -> str:
+def _layout_text(x: Tensor) -> str:
     return f"shape {tuple(x.shape)}, strides {x.stride()}, {x.dtype}"
 
 
-def _random_state(call: Call, state: Any = None) -> Any:
-    """Read the random generators' states, or set them again."""
-    devices = sorted({x.device.index for x in call.args if isinstance(x, Tensor) and x.is_cuda})
-    if state is None:
-        return torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in devices]
-    torch.set_rng_state(state[0])
-    for device, one in zip(devices, state[1], strict=True):
-        torch.cuda.set_rng_state(one, device)
-    return state
+def _random_state(call: Call) -> Any:
+    """States of the random generators of the CPU and of the call's GPUs."""
+    return torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in _gpus(call)]
+
+
+def _restore_random_state(call: Call, state: Any) -> None:
+    cpu, gpus = state
+    torch.set_rng_state(cpu)
+    for device, gpu in zip(_gpus(call), gpus, strict=True):
+        torch.cuda.set_rng_state(gpu, device)
+
+
+def _gpus(call: Call) -> list[int]:
+    return sorted({x.device.index for x in call.args if isinstance(x, Tensor) and x.is_cuda})

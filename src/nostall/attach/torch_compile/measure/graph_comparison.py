@@ -1,7 +1,8 @@
-"""Plain against stitched, the whole graph forward and backward, side by side on equal inputs.
+"""Compare the baseline and the candidate of a whole graph, forward and backward, on equal inputs.
 
-The rules are those of all comparisons of nostall: interleaved samples, the plain version a second
-time as the null, and stitched kernels only where the whole interval is above 1 and above the null.
+The rules are those of all comparisons of nostall: samples are interleaved, the baseline is measured
+twice (the second time as the null), and the candidate is faster only if its whole interval is above
+1 and above the null's.
 """
 
 from __future__ import annotations
@@ -12,64 +13,70 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nostall.attach.torch_compile.measure.accuracy import Version, largest_difference, run_version
+from nostall.attach.torch_compile.measure.accuracy import GraphFunction, max_error, run_graph
 from nostall.attach.torch_compile.measure.call import Call
-from nostall.attach.torch_compile.runtime.custom_op import observed
+from nostall.attach.torch_compile.runtime.custom_op import record_calls
 from nostall.attach.torch_compile.store.records import ComparisonRecord
 from nostall.core.measurement import Comparison
 from nostall.gpu.clock import Clock
 
-LONGER = 4.0
-"""Times as long a comparison is made once more that could have been a gain but for the noise."""
+RETRY_FACTOR = 4.0
+"""If noise may hide a gain, the comparison is repeated, so many times as long."""
 
 
-class NotStitched(Exception):
-    """The stitched version calls no stitched kernel."""
+class NoStitchedKernel(Exception):
+    """The candidate calls no stitched kernel, so there is nothing to compare."""
 
 
-def judge(
-    graph: str, plain: Version, stitched: Version, call: Call, clock: Clock, seconds: float
+def compare_graphs(
+    graph: str,
+    baseline: GraphFunction,
+    candidate: GraphFunction,
+    call: Call,
+    clock: Clock,
+    seconds: float,
 ) -> tuple[ComparisonRecord, tuple[str, ...]]:
-    """Compare two versions on a call; also the kernels that the stitched one has called.
+    """Compare two versions of a graph on a call; also returns the kernels that the candidate calls.
 
-    Raises :class:`NotStitched`, :class:`Differs`, and whatever a version raises.
+    ``seconds``: approximate duration of the measurement.
+
+    Raises :class:`NoStitchedKernel`, :class:`AccuracyError`, and whatever a version raises.
     """
-    with _as_called(call):
+    with _call_state(call):
         # Compiled graphs may come from PyTorch's caches: only running them shows what they call.
-        with observed() as called:
-            seeds = run_version(plain, call.fresh()).seeds
-            difference = largest_difference(plain, stitched, call, seeds)
-        if not called:
-            raise NotStitched
-        args = call.fresh()
-        runs = [
-            lambda v=version: run_version(v, args, seeds) for version in (plain, stitched, plain)
-        ]
-        one, other, null = clock.samples(graph, runs, seconds)
-        found = Comparison.of(one, other, null, kind=clock.kind)
-        if found.verdict == "same" and found.high > 1.0:
-            # The first samples decided nothing, so they are no part of what does.
-            one, other, null = clock.samples(graph, runs, LONGER * seconds)
-            found = Comparison.of(one, other, null, kind=clock.kind)
+        with record_calls() as kernels:
+            seeds = run_graph(baseline, call.fresh_args()).seeds
+            difference = max_error(baseline, candidate, call, seeds)
+        if not kernels:
+            raise NoStitchedKernel
+        args = call.fresh_args()
+        functions = (baseline, candidate, baseline)
+        runs = [lambda f=function: run_graph(f, args, seeds) for function in functions]
+        first, second, null = clock.samples(graph, runs, seconds)
+        comparison = Comparison.of(first, second, null, kind=clock.kind)
+        if comparison.verdict == "same" and comparison.high > 1.0:
+            # Only the longer measurement decides, so that its samples are not a selection.
+            first, second, null = clock.samples(graph, runs, RETRY_FACTOR * seconds)
+            comparison = Comparison.of(first, second, null, kind=clock.kind)
     record = ComparisonRecord(
-        kind=found.kind,
+        kind=comparison.kind,
         clock=clock.name,
-        inductor=tuple(one),
-        stitched=tuple(other),
+        inductor=tuple(first),
+        stitched=tuple(second),
         null=tuple(null),
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
-        null_low=found.null_low,
-        null_high=found.null_high,
+        ratio=comparison.ratio,
+        low=comparison.low,
+        high=comparison.high,
+        null_low=comparison.null_low,
+        null_high=comparison.null_high,
         difference=difference,
     )
-    return record, tuple(sorted(called))
+    return record, tuple(sorted(kernels))
 
 
 @contextlib.contextmanager
-def _as_called(call: Call) -> Iterator[None]:
-    """The modes of the call; the program's random numbers go on as if nothing had been run."""
+def _call_state(call: Call) -> Iterator[None]:
+    """The modes of the call; random generators are restored at the end."""
     devices = {x.device.index for x in call.args if isinstance(x, Tensor) and x.is_cuda}
     with (
         torch.random.fork_rng(sorted(devices)),

@@ -1,4 +1,4 @@
-"""What stands among Inductor's passes: stitched kernels are put in, or graphs are looked at."""
+"""Custom passes of Inductor: insert stitched kernels into its graphs, or only observe them."""
 
 from __future__ import annotations
 
@@ -12,69 +12,75 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.store.kernel_store import Kept, code_version
+from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.store.kernel_store import KernelStore, code_version
 from nostall.core import collector
 
-Observer = Callable[[GraphModule], None]
-PASS = "post_grad_custom_post_pass"
+GraphObserver = Callable[[GraphModule], None]
+PASS_OPTION = "post_grad_custom_post_pass"
+"""Inductor's option for a pass that runs after its own graph passes and before its fusion."""
 
-_current: ContextVar[Stitching | None] = ContextVar("stitching", default=None)
+_result: ContextVar[RewriteResult | None] = ContextVar("rewrite_result", default=None)
+"""The result of the compilation in this context; None if kernels are not to be inserted."""
 
 
 @contextlib.contextmanager
-def stitching(done: Stitching) -> Iterator[None]:
-    mark = _current.set(done)
+def collect_result(result: RewriteResult) -> Iterator[None]:
+    """Activate :class:`StitchPass` in this context and add what it does to ``result``."""
+    token = _result.set(result)
     try:
         yield
     finally:
-        _current.reset(mark)
+        _result.reset(token)
 
 
 @dataclass(frozen=True)
 class StitchPass(CustomGraphPass):  # type: ignore[misc]
-    """Puts stitched kernels into Inductor's graphs, behind its own rewriting, before its fusion.
+    """Inserts stitched kernels after Inductor's graph passes and before its fusion.
 
-    PyTorch 2.11 keeps its configuration for all threads: where nothing is being stitched, this pass
-    must do nothing, and say so in the key of what is compiled.
+    PyTorch 2.11 shares its configuration between threads, so other threads may run this pass.
+    Outside of :func:`collect_result` it does nothing, and its cache key says so.
     """
 
-    selection: Selection
-    before: Any = field(default=None, repr=False)
-    """A pass that the user has put there; it goes first."""
+    kernel_filter: KernelFilter
+    user_pass: Any = field(default=None, repr=False)
+    """The user's pass for the same option, or a list of them; it runs first."""
 
     def __call__(self, graph: FxGraph) -> None:
-        for one in self._before:
-            one(graph)
-        done = _current.get()
-        if done is not None:
+        for user_pass in self._user_passes:
+            user_pass(graph)
+        result = _result.get()
+        if result is not None:
             collector.resume()
-            # Where PyTorch's caches have the graph nobody needs what finds kernels.
-            from nostall.attach.torch_compile.rewrite.rewrite import rewrite
+            # Imported here, because this is not needed if the graph comes from PyTorch's caches.
+            from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels
 
-            rewrite(graph.owning_module, Kept(), self.selection, done)
+            insert_kernels(graph.owning_module, KernelStore(), self.kernel_filter, result)
 
     def uuid(self) -> Any:
-        """PyTorch's caches must not mix graphs of different kernels or folders."""
-        known = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self._before]
-        if None in known:
+        """Part of PyTorch's cache keys: which kernels are inserted, and the store that has them."""
+        keys = [x.uuid() if isinstance(x, CustomGraphPass) else None for x in self._user_passes]
+        if None in keys:
             return None
-        if _current.get() is None:
-            return ["nostall", "idle", known]
-        return ["nostall", code_version(), Kept().identity, *self.selection.name, known]
+        if _result.get() is None:
+            return ["nostall", "idle", keys]
+        version, identity = code_version(), KernelStore().identity
+        return ["nostall", version, identity, *self.kernel_filter.cache_key, keys]
 
     @property
-    def _before(self) -> list[Any]:
-        if self.before is None:
+    def _user_passes(self) -> list[Any]:
+        if self.user_pass is None:
             return []
-        return list(self.before) if isinstance(self.before, (list, tuple)) else [self.before]
+        if isinstance(self.user_pass, (list, tuple)):
+            return list(self.user_pass)
+        return [self.user_pass]
 
 
 @dataclass(frozen=True)
 class ObservingPass(CustomGraphPass):  # type: ignore[misc]
-    """Shows Inductor's graphs to somebody and leaves them as they are."""
+    """Passes Inductor's graphs to a callback and does not change them."""
 
-    observe: Observer
+    observe: GraphObserver
 
     def __call__(self, graph: FxGraph) -> None:
         self.observe(graph.owning_module)

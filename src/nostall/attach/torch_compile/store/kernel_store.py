@@ -1,7 +1,7 @@
-"""The backend's part of the store.
+"""The backend's folder in the store: kernels, and one JSON file for each cached result.
 
-A kernel is named by the sha256 of its record, so a name means the same in every process and on
-every machine; regions and choices are named by what they are an answer to.
+A kernel is named by the sha256 of its record, so its name is valid in every process and on every
+machine.  Other records are named by a hash of everything that they depend on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import nostall.attach.torch_compile
 import nostall.fusion
 from nostall.attach.torch_compile.store.records import (
     BinariesRecord,
-    ChoiceRecord,
-    DuelRecord,
+    KernelComparisonRecord,
     KernelRecord,
     Record,
     RegionRecord,
+    SelectionRecord,
 )
 from nostall.store.answers import keep_answer
 from nostall.store.artefacts import Artefacts, name
@@ -34,19 +34,21 @@ from nostall.store.folder import home
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program
 
-SOURCE, JSON = "py", "json"
-Answer = TypeVar("Answer", RegionRecord, ChoiceRecord, DuelRecord, BinariesRecord)
-SORTS: dict[type[Record], str] = {
+SOURCE_SUFFIX, RECORD_SUFFIX = "py", "json"
+StoredResult = TypeVar(
+    "StoredResult", RegionRecord, SelectionRecord, KernelComparisonRecord, BinariesRecord
+)
+FOLDERS: dict[type[Record], str] = {
     RegionRecord: "regions",
-    ChoiceRecord: "choices",
-    DuelRecord: "duels",
+    SelectionRecord: "choices",
+    KernelComparisonRecord: "duels",
     BinariesRecord: "binaries",
 }
-"""Folders of answers."""
+"""Folder of each type of cached result."""
 
 
-class Kept:
-    """The backend's part of the store, by default that of ``NOSTALL_HOME``."""
+class KernelStore:
+    """The backend's records, by default in the folder that ``NOSTALL_HOME`` names."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder if folder is not None else home() / "fusion"
@@ -54,71 +56,78 @@ class Kept:
 
     @property
     def identity(self) -> str:
-        """A name that this folder has as long as it is not emptied.
+        """A random name of this folder, constant until the folder is emptied.
 
-        Compiled graphs that others keep (PyTorch's caches) call kernels by name: they are worth
-        nothing beside another folder.
+        It is part of PyTorch's cache keys: compiled graphs there call kernels by name, so they are
+        useless if the folder with these kernels is gone.
         """
         path = self.folder / "identity"
         with suppress(OSError):
             return path.read_text()
         self.folder.mkdir(parents=True, exist_ok=True)
-        mine = self.folder / f".identity.{os.getpid()}"
-        mine.write_text(uuid.uuid4().hex)
-        with suppress(FileExistsError):
-            path.hardlink_to(mine)
-        mine.unlink()
+        temporary = self.folder / f".identity.{os.getpid()}"
+        temporary.write_text(uuid.uuid4().hex)
+        with suppress(FileExistsError):  # another process was faster
+            path.hardlink_to(temporary)
+        temporary.unlink()
         return path.read_text()
 
     def put(self, program: Program) -> str:
-        """Keep a program; the name of its record."""
-        self.artefacts.put(program.source.encode(), SOURCE)
-        return self.artefacts.put(KernelRecord.of(program).json, JSON)
+        """Write a program's source and record; returns the kernel's name."""
+        self.artefacts.put(program.source.encode(), SOURCE_SUFFIX)
+        return self.artefacts.put(KernelRecord.from_program(program).json, RECORD_SUFFIX)
 
-    def kernel(self, kernel: str) -> tuple[KernelRecord, str]:
-        """The record of this name and the source; :class:`BadStore` where one is missing or was
-        changed."""
+    def load_kernel(self, kernel: str) -> tuple[KernelRecord, str]:
+        """Record and source of a kernel.
+
+        Raises :class:`BadStore` if a file is missing, was changed, or has another schema.
+        """
         try:
-            record = KernelRecord.read(self.artefacts.get(kernel, JSON))
+            record = KernelRecord.read(self.artefacts.get(kernel, RECORD_SUFFIX))
         except msgspec.DecodeError as error:
             raise BadStore(
-                f"kernel {kernel[:12]} is of another version of nostall; empty the store, or set "
-                "NOSTALL_HOME to another folder"
+                f"kernel {kernel[:12]} was written by another version of nostall; empty the store, "
+                "or set NOSTALL_HOME to another folder"
             ) from error
-        return record, self.artefacts.get(record.source, SOURCE).decode()
+        return record, self.artefacts.get(record.source, SOURCE_SUFFIX).decode()
 
-    def written(self, kernel: str) -> tuple[str, str]:
-        """The record of this name as it is written, and the source: for another store."""
-        _, source = self.kernel(kernel)
-        return self.artefacts.get(kernel, JSON).decode(), source
+    def export_kernel(self, kernel: str) -> tuple[str, str]:
+        """JSON record and source of a kernel, for :meth:`import_kernel` of another store."""
+        _, source = self.load_kernel(kernel)
+        return self.artefacts.get(kernel, RECORD_SUFFIX).decode(), source
 
-    def take(self, record: str, source: str) -> None:
-        """What another store has :meth:`written`."""
-        self.artefacts.put(source.encode(), SOURCE)
-        self.artefacts.put(record.encode(), JSON)
+    def import_kernel(self, record: str, source: str) -> None:
+        """Write a kernel that another store exported."""
+        self.artefacts.put(source.encode(), SOURCE_SUFFIX)
+        self.artefacts.put(record.encode(), RECORD_SUFFIX)
 
-    def answer(self, kind: type[Answer], key: str) -> Answer | None:
-        """What is kept under a key; None where there is nothing that this version understands."""
+    def load(self, kind: type[StoredResult], key: str) -> StoredResult | None:
+        """The cached result under a key; None if there is none that matches the schema."""
         try:
-            return kind.read(self._place(kind, key).read_bytes())
+            return kind.read(self._path(kind, key).read_bytes())
         except (OSError, msgspec.DecodeError):
             return None
 
-    def keep(
-        self, key: str, record: RegionRecord | ChoiceRecord | DuelRecord | BinariesRecord
+    def save(
+        self,
+        key: str,
+        record: RegionRecord | SelectionRecord | KernelComparisonRecord | BinariesRecord,
     ) -> None:
-        """Write an answer down; it appears whole or not at all."""
-        keep_answer(self._place(type(record), key), msgspec.json.format(record.json, indent=1))
+        """Write a cached result atomically.  Raises :class:`BadStore` if that is not possible."""
+        keep_answer(self._path(type(record), key), msgspec.json.format(record.json, indent=1))
 
-    def _place(self, kind: type[Record], key: str) -> Path:
-        return self.folder / SORTS[kind] / f"{key}.json"
+    def _path(self, kind: type[Record], key: str) -> Path:
+        return self.folder / FOLDERS[kind] / f"{key}.json"
 
 
 @cache
 def code_version() -> str:
-    """sha256 over the source of whatever decides what a region becomes."""
-    found = hashlib.sha256()
+    """sha256 over all source files of :mod:`nostall.fusion` and of this backend.
+
+    It is part of the keys of all cached results, so a change of the code invalidates them.
+    """
+    digest = hashlib.sha256()
     for folder in (*nostall.fusion.__path__, *nostall.attach.torch_compile.__path__):
         for file in sorted(Path(folder).rglob("*.py")):
-            found.update(f"{file.relative_to(folder)} {name(file.read_bytes())}\n".encode())
-    return found.hexdigest()
+            digest.update(f"{file.relative_to(folder)} {name(file.read_bytes())}\n".encode())
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What a process does that works for the program."""
+"""Main program of a worker process: receive jobs from the user's process and send their results."""
 
 from __future__ import annotations
 
@@ -14,48 +14,89 @@ from typing import Any
 
 import torch
 
-from nostall.attach.torch_compile.workers.cpu_time import ended, tree
-from nostall.attach.torch_compile.workers.worker import Answer, said
+from nostall.attach.torch_compile.workers.cpu_time import (
+    finished_children_seconds,
+    process_tree_seconds,
+)
+from nostall.attach.torch_compile.workers.worker import JobResult, describe_error
 
-PATIENCE_S = 600.0
-"""Until it is let onto a GPU, or onto none."""
-IDLE_S = 60.0
-"""Without an errand; the next one starts another process."""
+ATTACH_TIMEOUT_S = 600.0
+"""Longest wait for the GPU's index after the start, in seconds; then the process exits."""
+IDLE_TIMEOUT_S = 60.0
+"""Longest wait for a job, in seconds; then the process exits.  A later job starts another one."""
 NICE = 5
-"""The program goes first."""
+"""Niceness of the process, so that the user's process has priority."""
+
+_user_process: list[Connection] = []
+"""The connection to the user's process, if this is a worker process."""
 
 
-def _answered(text: bytes) -> Answer[Any]:
-    try:
-        fulfil, asked = pickle.loads(text)
-        return Answer(done=fulfil(asked))
-    except Exception as error:  # who asked says so, and compiles it
-        return Answer(said(error))
+def main() -> None:
+    """Run jobs until the user's process closes the connection, or for a time sends none.
+
+    Arguments of the process: the connection's file descriptor, and the module to preload.  The
+    first message is the index of the GPU, negative for none; all others are jobs.
+    """
+    exit_with_parent(os.getppid())
+    os.nice(NICE)
+    # A module that cannot be imported makes the first job fail, which reports the error.
+    with contextlib.suppress(Exception):
+        importlib.import_module(sys.argv[2])
+    reported = 0.0
+    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(EOFError):
+        _user_process.append(connection)
+        if not connection.poll(ATTACH_TIMEOUT_S):
+            os._exit(0)  # the user's process only compiled, or is suspended
+        _use_gpu(int(connection.recv_bytes()))
+        while connection.poll(IDLE_TIMEOUT_S):
+            result = _run_job(connection.recv_bytes())
+            spent = _cpu_seconds()
+            # The first job's result includes the start of the process.
+            result.cpu_seconds, reported = spent - reported, spent
+            connection.send_bytes(pickle.dumps(result))
+    os._exit(0)  # without waiting for the compile processes, whose results are not needed
 
 
-def _spent() -> float:
-    """Processor time of this process and of those that work for it."""
-    return tree(os.getpid()) or time.process_time() + ended()
+def _use_gpu(gpu: int) -> None:
+    """Make a GPU the current one and warm up compilation on it; negative: use none."""
+    if gpu >= 0:
+        # A GPU that cannot be used makes the first job fail, which reports the error.
+        with contextlib.suppress(Exception):
+            torch.cuda.set_device(gpu)
+            _warm_up()
 
 
-def _warmed() -> None:
-    """Compile something small: what Inductor and Triton load for that takes seconds."""
+def _warm_up() -> None:
+    """Compile a small graph: what Inductor and Triton load for that takes seconds."""
     from torch._inductor import config
 
-    from nostall.attach.torch_compile.workers.compile_job import Errand
+    from nostall.attach.torch_compile.workers.compile_job import CompileJob
 
-    def small(x: torch.Tensor) -> torch.Tensor:
+    def softmax(x: torch.Tensor) -> torch.Tensor:
         return x.softmax(-1)
 
     device = torch.device("cuda", torch.cuda.current_device())
-    given = ((8, 8), (8, 1), torch.float32, device, True)
+    layout = ((8, 8), (8, 1), torch.float32, device, True)
+    job = CompileJob(torch.fx.symbolic_trace(softmax), (layout,), {}, None)
     with config.patch(fx_graph_cache=False):
-        Errand.fulfil(Errand(torch.fx.symbolic_trace(small), (given,), {}, None).written())
+        CompileJob.run(job.serialize())
 
 
-def follow(parent: int) -> None:
-    """End with this process's parent, also amid an errand: who starts a program again needs the
-    GPU."""
+def _run_job(data: bytes) -> JobResult[Any]:
+    try:
+        run, job = pickle.loads(data)
+        return JobResult(value=run(job))
+    except Exception as error:  # reported to the user's process, which does the work itself
+        return JobResult(describe_error(error))
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of its children."""
+    return process_tree_seconds(os.getpid()) or time.process_time() + finished_children_seconds()
+
+
+def exit_with_parent(parent: int) -> None:
+    """Exit when the parent process (by id) ends, also during a job, to free the GPU."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -65,42 +106,12 @@ def follow(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-_program: list[Connection] = []
-"""To the program, in a process that works for it."""
+def exit_with_parent_worker(worker: int) -> None:
+    """In a process that a worker (by id) forked: exit when the worker ends.
 
-
-def belong(parent: int) -> None:
-    """In a process that was forked by one of ours: end with it.  Who waits for its answers is told
-    when it is gone, so nobody else holds its connection."""
-    while _program:
-        _program.pop().close()
-    follow(parent)
-
-
-def main() -> None:
-    """Errands from the program, which uses this GPU or none, until it is gone or has no more."""
-    follow(os.getppid())
-    os.nice(NICE)
-    with contextlib.suppress(Exception):  # the first errand says what is wrong
-        importlib.import_module(sys.argv[2])
-    told = 0.0
-    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(EOFError):
-        _program.append(connection)
-        if not connection.poll(PATIENCE_S):
-            os._exit(0)  # the program compiles only, or has stopped
-        _place(int(connection.recv_bytes()))
-        while connection.poll(IDLE_S):
-            answer = _answered(connection.recv_bytes())
-            spent = _spent()
-            # The process's own start belongs to the first one.
-            answer.cpu_seconds, told = spent - told, spent
-            connection.send_bytes(pickle.dumps(answer))
-    os._exit(0)  # what those that work for it still do is for nobody
-
-
-def _place(gpu: int) -> None:
-    """From now on this GPU is used, or none if negative."""
-    if gpu >= 0:
-        with contextlib.suppress(Exception):  # the first errand says what is wrong
-            torch.cuda.set_device(gpu)
-            _warmed()
+    Closes the connection to the user's process, which otherwise would not notice that the worker
+    is gone.
+    """
+    while _user_process:
+        _user_process.pop().close()
+    exit_with_parent(worker)
