@@ -21,6 +21,7 @@ from nostall.attach.torch_compile.measure.kernel_comparison import KernelCompari
 from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
 from nostall.attach.torch_compile.rewrite.matching import find_regions
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
+from nostall.attach.torch_compile.selection.graph_state import GraphState
 from nostall.attach.torch_compile.selection.precompile import Precompiler
 from nostall.attach.torch_compile.selection.versions import (
     Candidate,
@@ -68,8 +69,9 @@ class CandidateBuilder:
         self.dynamic_inputs = dynamic_inputs
         # How the candidate is compiled; None until that is decided.
         self.selection: Selection | None = None
+        self.state = GraphState(self.report)
         self.tasks = BackgroundTasks()
-        self.precompiler = Precompiler(self.tasks, self.report)
+        self.precompiler = Precompiler(self.tasks, self.state)
         max_plans = options.tuned_plans if kernel_clock is not None else 0
         self.tuning = PlanTuning(max_plans, options.seconds, options.fuse)
         self.comparisons = KernelComparisons(kernel_clock, options, dict(patches))
@@ -107,7 +109,7 @@ class CandidateBuilder:
             compile_baselines = self.precompiler.compile_baselines
             for worker in INDUCTOR_WORKERS:
                 self.tasks.add_final(partial(compile_baselines, self.comparisons, compiler, worker))
-        return GraphDispatcher(baseline, partial(self._build, copy), context, self.report)
+        return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
 
     def _build(
         self, copy: GraphModule, args: Sequence[Any], rank0_selection: Selection | None

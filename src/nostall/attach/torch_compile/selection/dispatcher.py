@@ -16,8 +16,8 @@ from nostall.attach.torch_compile.measure.accuracy import AccuracyError
 from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutations
 from nostall.attach.torch_compile.measure.graph_comparison import NoStitchedKernel, compare_graphs
 from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower
-from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph
+from nostall.attach.torch_compile.selection.graph_state import GraphState, Phase
 from nostall.attach.torch_compile.selection.versions import Candidate
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS_RANK_0, RankSync, Selection
@@ -65,16 +65,14 @@ class GraphDispatcher:
         baseline: CompiledGraph,
         build_candidate: BuildCandidate,
         context: SelectionContext,
-        report: GraphReport,
+        state: GraphState,
     ) -> None:
         self._active = self._baseline = baseline
         self._build_candidate = build_candidate
-        self._context, self.report = context, report
+        self._context, self._state, self.report = context, state, state.report
         # Indices of the arguments that a call mutates; found at the first call.
         self._mutated: frozenset[int] = frozenset()
         self._candidate: Candidate | None = None
-        # Whether the last action before the selection waits for the end of the step.
-        self._queued = False
         self._lock = threading.Lock()
         STEPS.pending.add(self)
 
@@ -82,22 +80,26 @@ class GraphDispatcher:
         if not STEPS.is_active or _is_tracing(args):
             return self._active(*args)
         STEPS.run_actions()
-        if self in STEPS.pending and not is_capturing() and self._lock.acquire(blocking=False):
+        may_advance = not self._state.is_decided and not is_capturing()
+        if may_advance and self._lock.acquire(blocking=False):
             try:
-                return self._call_pending(args)
+                return self._call_undecided(args)
             finally:
                 self._lock.release()
         result = self._active(*args)
         STEPS.track_backward(result)
         return result
 
-    def _call_pending(self, args: tuple[Any, ...]) -> Any:
-        """A call while no version is selected."""
+    def _call_undecided(self, args: tuple[Any, ...]) -> Any:
+        """A call before the decision."""
         self.report.calls += 1
         if self.report.calls == 1:
             result, self._mutated = run_and_find_mutations(args, lambda: self._baseline(*args))
         else:
-            self._advance(args)
+            if self._state.phase is Phase.OBSERVED and self.report.calls >= FIRST_PREPARED_CALL:
+                self._state.advance(Phase.PREPARING)
+            if self._state.phase is Phase.PREPARING:
+                self._prepare(args)
             result = self._active(*args)
         STEPS.track_backward(result, self._on_retained_graph)
         return result
@@ -109,14 +111,11 @@ class GraphDispatcher:
         overwrite saved tensors.  Inductor's is compiled later, when the first backward pass runs
         and PyTorch sees ``retain_graph``.
         """
-        if self in STEPS.pending:
-            self._finish("inductor", "the user's process runs backward passes twice (retain_graph)")
+        if not self._state.is_decided:
+            self._decide("inductor", "the user's process runs backward passes twice (retain_graph)")
 
-    def _advance(self, args: tuple[Any, ...]) -> None:
-        """Take the next step towards a selection, as far as that is possible at this call."""
-        if self._queued or self.report.calls < FIRST_PREPARED_CALL:
-            return
-        self.report.state = "compiling"
+    def _prepare(self, args: tuple[Any, ...]) -> None:
+        """Go on with the preparation, as far as that is possible at this call."""
         self._context.tasks.start()
         if not self._context.tasks.is_ready:
             self._print_progress("preparing kernels …")
@@ -126,7 +125,7 @@ class GraphDispatcher:
         if not ranks.is_leader and selection is None:
             return
         if selection is not None and selection.version == "inductor":
-            self._finish("inductor", FOLLOWS_RANK_0)
+            self._decide("inductor", FOLLOWS_RANK_0)
             return
         if self._candidate is None:
             self._candidate = self._compile(args, selection, ranks)
@@ -143,7 +142,7 @@ class GraphDispatcher:
         self._run_between_steps(lambda: self._compare_and_commit(candidate, call, ranks))
 
     def _run_between_steps(self, action: Callable[[], None]) -> None:
-        self._queued = True
+        self._state.advance(Phase.CANDIDATE)
         STEPS.run_between_steps(action)
         STEPS.run_actions()
 
@@ -189,6 +188,7 @@ class GraphDispatcher:
         except Exception as error:  # must not end the user's process
             self._fall_back(f"not compared: {describe_error(error)}", error)
             return
+        self._state.advance(Phase.COMPARED)
         self.report.seconds["compared"] = time.perf_counter() - began
         self.report.comparison = comparison
         self.report.kernels = self.report.kernels or len(kernels)
@@ -212,7 +212,7 @@ class GraphDispatcher:
     def _follow_rank0(self, candidate: Candidate) -> None:
         """Run the candidate, because rank 0 has selected it."""
         self._active = candidate.run
-        self._finish("stitched", FOLLOWS_RANK_0)
+        self._decide("stitched", FOLLOWS_RANK_0)
 
     def _commit(
         self,
@@ -223,7 +223,7 @@ class GraphDispatcher:
         ranks: RankSync,
     ) -> None:
         """Make a selection final, store it, and send it to the other ranks."""
-        self._finish(selection.version, reason)
+        self._decide(selection.version, reason)
         record = SelectionRecord(
             version=selection.version,
             reason=reason,
@@ -247,11 +247,11 @@ class GraphDispatcher:
         """
         warn_once(f"{reason}; Inductor's version runs")
         _log.debug("nostall: %s", reason, exc_info=error)
-        self._finish("inductor", reason)
+        self._decide("inductor", reason)
 
-    def _finish(self, version: Version, reason: str) -> None:
+    def _decide(self, version: Version, reason: str) -> None:
         """Run the active version from now on, and free everything else."""
-        self.report.state, self.report.reason = version, reason
+        self._state.decide(version, reason)
         # References keep the other version, its memory and its graph alive.
         self._baseline = self._active
         self._build_candidate, self._candidate = _already_selected, None

@@ -23,9 +23,9 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
     graph_device,
 )
 from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
-from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler, InductorCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.selection.graph_state import GraphState
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord
@@ -62,8 +62,8 @@ CPUS_PER_WORKER = 2
 class Precompiler:
     """Has the candidate of one graph, and everything before it, compiled by worker processes."""
 
-    def __init__(self, tasks: BackgroundTasks, report: GraphReport) -> None:
-        self._tasks, self._report = tasks, report
+    def __init__(self, tasks: BackgroundTasks, state: GraphState) -> None:
+        self._tasks, self._state, self._report = tasks, state, state.report
         self._baseline_lock, self._report_lock = threading.Lock(), threading.Lock()
         self._baseline_jobs: Iterator[CompileJob] | None = None
         self._baselines_end = math.inf
@@ -87,7 +87,7 @@ class Precompiler:
 
     def attach_workers(self, compared_regions: int) -> None:
         """Let workers use the GPU: they will compile the graph and baselines of its regions."""
-        if not self._report.reason:
+        if not self._state.is_decided:
             for worker in self._inductor_workers(compared_regions):
                 worker.attach_gpu()
 
@@ -140,7 +140,7 @@ class Precompiler:
     @property
     def _is_unneeded(self) -> bool:
         """Whether the version of the graph is selected, or the interpreter exits."""
-        return bool(self._report.reason) or is_exiting()
+        return self._state.is_decided or is_exiting()
 
     def compile_baselines(
         self, comparisons: KernelComparisons, compiler: GraphCompiler, worker: Worker
@@ -193,7 +193,7 @@ class Precompiler:
         def work() -> None:
             result = self._compile(job, FIRST_INDUCTOR_WORKER)
             self.rewrite_result = result.value
-            if not self._report.reason:
+            if not self._state.is_decided:
                 self._report.local_only_reason = result.failure
 
         self._tasks.add_final(work)
@@ -201,7 +201,7 @@ class Precompiler:
         return True
 
     def _compile(self, job: CompileJob, worker: Worker) -> JobResult[RewriteResult]:
-        if self._report.reason:
+        if self._state.is_decided:
             return JobResult("the version of the graph is selected")
         return self._run_job("ahead", worker, job)
 

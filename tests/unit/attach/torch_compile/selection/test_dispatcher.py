@@ -30,6 +30,7 @@ from nostall.attach.torch_compile.selection.dispatcher import (  # noqa: E402
     GraphDispatcher,
     SelectionContext,
 )
+from nostall.attach.torch_compile.selection.graph_state import GraphState, Phase  # noqa: E402
 from nostall.attach.torch_compile.selection.versions import Candidate  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection  # noqa: E402
@@ -79,8 +80,8 @@ def dispatch(
 
     store, tasks = KernelStore(), tasks or BackgroundTasks()
     context = SelectionContext(GRAPH, store, clock, 0.1, tasks, {})
-    report = GraphReport(GRAPH)
-    return GraphDispatcher(versions.baseline, build or build_candidate, context, report)
+    state = GraphState(GraphReport(GRAPH))
+    return GraphDispatcher(versions.baseline, build or build_candidate, context, state)
 
 
 def call(graph: GraphDispatcher, versions: Versions, count: int) -> list[str]:
@@ -159,12 +160,15 @@ def test_inductors_version_runs_while_background_tasks_run() -> None:
     tasks.add(lambda: [lambda: began.set() or (go.wait(30) and None)])
     assert call(graph, versions, 1) == ["baseline"]
     assert not began.wait(0.05), "nothing runs beside the first step"
+    assert graph._state.phase is Phase.OBSERVED
     assert call(graph, versions, 2) == ["baseline"] * 2
+    assert graph._state.phase is Phase.PREPARING
     assert began.wait(30)
     go.set()
     while not tasks.is_ready:
         time.sleep(0.001)
     assert call(graph, versions, 1) == ["candidate"]
+    assert graph._state.phase is Phase.DECIDED
     assert graph.report.seconds["background"] > 0
 
 
@@ -193,6 +197,7 @@ def test_versions_are_not_exchanged_while_a_backward_pass_is_pending() -> None:
     first.sum().backward()
     (third,) = graph(x)
     assert versions.ran == ["baseline"] * 3
+    assert graph._state.phase is Phase.CANDIDATE
     second.sum().backward()
     third.sum().backward()
     assert x.grad is not None

@@ -24,6 +24,7 @@ from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter  # noqa: E402
 from nostall.attach.torch_compile.selection import precompile  # noqa: E402
+from nostall.attach.torch_compile.selection.graph_state import GraphState  # noqa: E402
 from nostall.attach.torch_compile.selection.precompile import Precompiler  # noqa: E402
 from nostall.attach.torch_compile.workers.codegen_job import (  # noqa: E402
     CodegenResult,
@@ -58,7 +59,15 @@ def with_codegen_worker(
     """A precompiler with this worker; ``reason``: that of a selection, if there is one."""
     monkeypatch.setattr(precompile, "CODEGEN_WORKER", worker)
     monkeypatch.setattr(precompile, "compile_target", lambda device: HOPPER)
-    return Precompiler(BackgroundTasks(), GraphReport(reason=reason))
+    return Precompiler(BackgroundTasks(), graph_state(reason))
+
+
+def graph_state(reason: str = "") -> GraphState:
+    """The state of a graph; ``reason``: why a version was selected, if one was."""
+    state = GraphState(GraphReport())
+    if reason:
+        state.decide("inductor", reason)
+    return state
 
 
 def test_jobs_are_sent_until_all_kernels_are_compiled_and_failures_are_logged(
@@ -91,7 +100,7 @@ def test_if_the_worker_fails_the_users_process_generates_the_kernels(
 
 def test_a_graph_with_a_selection_sends_no_codegen_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = FakeWorker()
-    precompiler = with_codegen_worker(monkeypatch, worker, reason="faster as a whole")
+    precompiler = with_codegen_worker(monkeypatch, worker, reason="slower as a whole")
     assert precompiler.generate_kernels((), tuning(), CUDA) == ()
     precompiler.wait_for_kernels()
     assert worker.jobs == []
@@ -104,7 +113,7 @@ def test_a_failure_after_the_selection_is_not_logged(
     precompiler = with_codegen_worker(monkeypatch, worker := FakeWorker())
 
     def run(job: Any) -> JobResult[Any]:
-        precompiler._report.reason = "faster as a whole"
+        precompiler._state.decide("inductor", "slower as a whole")
         return JobResult("EOFError: gone")
 
     monkeypatch.setattr(worker, "run", run)
@@ -265,11 +274,11 @@ def test_more_workers_are_attached_for_many_regions_if_there_are_cpus(
     monkeypatch: pytest.MonkeyPatch, regions: int, compilers: int, attached: int
 ) -> None:
     events = recorded_workers(monkeypatch, compilers)
-    Precompiler(BackgroundTasks(), GraphReport()).attach_workers(regions)
+    Precompiler(BackgroundTasks(), graph_state()).attach_workers(regions)
     assert events == ["first attach", "second attach", "third attach"][:attached]
     events.clear()
-    report = GraphReport(reason="faster as a whole")
-    Precompiler(BackgroundTasks(), report).attach_workers(regions)
+    decided = graph_state("slower as a whole")
+    Precompiler(BackgroundTasks(), decided).attach_workers(regions)
     assert events == []
 
 
@@ -289,7 +298,7 @@ def test_workers_start_during_the_first_step_only_if_there_are_enough_cpus(
     started: list[str],
 ) -> None:
     events = recorded_workers(monkeypatch, compilers)
-    Precompiler(BackgroundTasks(), GraphReport()).start_workers(device, regions)
+    Precompiler(BackgroundTasks(), graph_state()).start_workers(device, regions)
     assert events == started
 
 
@@ -302,8 +311,8 @@ def test_only_a_graph_without_a_selection_sends_its_candidate(
     monkeypatch.setattr(
         FIRST_INDUCTOR_WORKER, "run", lambda job: events.append("run") or JobResult("no luck")
     )
-    tasks, report = BackgroundTasks(), GraphReport(reason=reason)
-    precompiler = Precompiler(tasks, report)
+    tasks, state = BackgroundTasks(), graph_state(reason)
+    precompiler = Precompiler(tasks, state)
     precompiler.attach_workers(1)
     graph = torch.fx.symbolic_trace(nn.ReLU())
     assert precompiler.compile_candidate(graph, [torch.ones(3)], {}, KernelFilter())
@@ -312,7 +321,7 @@ def test_only_a_graph_without_a_selection_sends_its_candidate(
         time.sleep(0.01)
     assert tasks.is_ready
     assert events == ([] if reason else ["attach", "run"])
-    assert report.local_only_reason == ("" if reason else "no luck")
+    assert state.report.local_only_reason == ("" if reason else "no luck")
 
 
 EXITS = """
@@ -322,9 +331,10 @@ from nostall.attach.torch_compile.workers import tasks as tasks_module
 from nostall.attach.torch_compile.workers import worker
 from nostall.attach.torch_compile.selection.precompile import Precompiler
 from nostall.attach.torch_compile.report import GraphReport
+from nostall.attach.torch_compile.selection.graph_state import GraphState
 worker.PROGRAM = "import time; time.sleep(60)"
 tasks = tasks_module.BackgroundTasks()
-precompiler = Precompiler(tasks, GraphReport())
+precompiler = Precompiler(tasks, GraphState(GraphReport()))
 worker.CODEGEN_WORKER.attach_gpu()
 tasks.add(lambda: [precompiler.wait_for_kernels])
 tasks.start()
