@@ -1,4 +1,4 @@
-"""What every test of the attachment points can rely on."""
+"""Fixtures for all tests of the attachment points."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from nostall.attach import warning
 
 
 @pytest.fixture(autouse=True)
-def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another test has made the process say once, it says again."""
+def no_warnings_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings that an earlier test has caused are logged again."""
     monkeypatch.setattr(warning, "_warned", set())

@@ -1,4 +1,4 @@
-"""Running the user's program with one of the Tritons, a store and a Triton cache of its own."""
+"""Runs of a user's program with a version of Triton, a store and a Triton cache of its own."""
 
 from __future__ import annotations
 
@@ -21,32 +21,37 @@ _ATTACH = ("NOSTALL_", "TRITON_", "TORCHINDUCTOR_")
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a program loaded (sha256, in order) and said; ``lines`` is all that it printed."""
+class ProgramRun:
+    """What a program loaded and printed."""
 
+    # sha256 of the loaded binaries, in order.
     loaded: list[str]
+    # Parsed lines of standard output.
     lines: list[dict[str, Any]]
-    err: str
+    # nostall's lines on standard error.
+    messages: str
 
 
 @dataclass
-class World:
-    """A user's machine.  ``twins`` maps the sha256 of originals to those of their variants."""
+class Machine:
+    """A user's machine."""
 
-    place: Path
+    folder: Path
+    # Version of Triton.
     triton: str
     store: Store
-    twins: dict[str, str] = field(default_factory=dict)
+    # sha256 of the optimised variant of each original, by the original's.
+    variants: dict[str, str] = field(default_factory=dict)
 
     @property
     def cache(self) -> Path:
-        return self.place / "cache"
+        return self.folder / "cache"
 
     def environment(self, **changes: str) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_ATTACH)}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_ATTACH)}
         old = [str(OLD_TRITON)] if self.triton == "3.6" else []
         return {
-            **kept,
+            **inherited,
             "PYTHONPATH": os.pathsep.join([*old, str(ROOT / "src")]),
             "TRITON_CACHE_DIR": str(self.cache),
             "NOSTALL_HOME": str(self.store.root),
@@ -54,43 +59,43 @@ class World:
             **changes,
         }
 
-    def run(self, mode: str, *args: str, apply: bool = False, **changes: str) -> Ran:
+    def run(self, mode: str, *args: str, apply: bool = False, **changes: str) -> ProgramRun:
         inherited = self.environment(**changes)
-        chosen = environment(inherited) if apply else inherited
-        done = subprocess.run(
+        applied = environment(inherited) if apply else inherited
+        process = subprocess.run(
             [sys.executable, PROGRAM, mode, *args],
-            env=chosen,
+            env=applied,
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-        said = [line for line in done.stderr.splitlines() if line.startswith("nostall: ")]
-        return Ran([x["sha256"] for x in lines], lines, "\n".join(said))
+        assert process.returncode == 0, process.stderr
+        lines = [json.loads(line) for line in process.stdout.splitlines()]
+        messages = [x for x in process.stderr.splitlines() if x.startswith("nostall: ")]
+        return ProgramRun([x["sha256"] for x in lines], lines, "\n".join(messages))
 
     def files(self) -> dict[str, bytes]:
-        """Triton's cache, whole."""
+        """All files of Triton's cache."""
         return {
             str(path.relative_to(self.cache)): path.read_bytes() if path.is_file() else b""
             for path in self.cache.rglob("*")
         }
 
 
-def make(place: Path, triton: str) -> World:
-    """A machine whose Triton cache is warm, and whose store knows the program's kernels."""
-    world = World(place, triton, Store(place / "home"))
-    kept = place / "kept"
-    kept.mkdir()
-    world.run("autotune", str(kept))
-    for path in sorted(kept.iterdir()):
-        row = keep_variant(world.store, path.read_bytes())
-        world.twins[row.original] = row.optimised
-    assert len(world.twins) == 2
-    return world
+def make_machine(folder: Path, triton: str) -> Machine:
+    """A machine with a warm Triton cache, and variants of the program's kernels in its store."""
+    machine = Machine(folder, triton, Store(folder / "home"))
+    binaries = folder / "kept"
+    binaries.mkdir()
+    machine.run("autotune", str(binaries))
+    for path in sorted(binaries.iterdir()):
+        row = keep_variant(machine.store, path.read_bytes())
+        machine.variants[row.original] = row.optimised
+    assert len(machine.variants) == 2
+    return machine
 
 
-def emptied(world: World) -> None:
-    shutil.rmtree(world.cache)
-    world.cache.mkdir()
+def empty_cache(machine: Machine) -> None:
+    shutil.rmtree(machine.cache)
+    machine.cache.mkdir()

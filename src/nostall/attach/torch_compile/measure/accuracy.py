@@ -93,15 +93,15 @@ def max_error(
     reference = run_graph(baseline, baseline_args, seeds or None)
     expected, gradients = _copies(reference.results), _copies(reference.gradients)
     _restore_random_state(call, state)
-    found = run_graph(candidate, candidate_args, seeds or None)
+    tested = run_graph(candidate, candidate_args, seeds or None)
     expected += [baseline_args[i] for i in sorted(call.mutated)]
-    results = [*found.results, *(candidate_args[i] for i in sorted(call.mutated))]
+    results = [*tested.results, *(candidate_args[i] for i in sorted(call.mutated))]
     worst = max(
         (_relative_error(a, b, 0.0) for a, b in zip(expected, results, strict=True)), default=0.0
     )
     floor = MIN_GRADIENT_SHARE * max((_rms(x) for x in gradients if x is not None), default=0.0)
     noise: list[float] | None = None
-    for index, (a, b) in enumerate(zip(gradients, found.gradients, strict=True)):
+    for index, (a, b) in enumerate(zip(gradients, tested.gradients, strict=True)):
         try:
             worst = max(worst, _relative_error(a, b, floor))
         except AccuracyError:

@@ -131,8 +131,8 @@ def _accepted(
         has_size = graph.varying is None or _is_dynamic(graph, match.inputs)
         return bool(match.inputs) and (has_size or not _is_dynamic(graph, match.outputs))
 
-    kept = kernel_filter.kept_in_inductor
-    not_faster = sum(is_callable(match) and match.key in kept for match in matches)
+    excluded = kernel_filter.kept_in_inductor
+    not_faster = sum(is_callable(match) and match.key in excluded for match in matches)
     if not_faster:
         result.not_fused["not faster than Inductor's code for it", "a kernel"] += not_faster
     return [match for match in matches if is_callable(match) and kernel_filter.accepts(match)]
