@@ -81,18 +81,18 @@ def measured(name: str, device: torch.device, rounds: int, folder: Path) -> dict
     function: Any = Nothing()
     if device.type == "cuda":
         function = load_source(source(of), ["add"], folder)[1][0]
-    runner = custom_op.Runner(of, [function] * len(of.launches))
+    runner = custom_op.StitchedOp(of, [function] * len(of.launches))
     # In place of a store in which the kernel is kept.
-    custom_op._direct[name] = runner.direct
-    setattr(custom_op, "resolve", lambda kernel: runner)  # noqa: B010
+    custom_op._unchecked_calls[name] = runner.unchecked_call
+    setattr(custom_op, "load_op", lambda kernel: runner)  # noqa: B010
     given = [torch.ones(ROWS, COLUMNS, device=device) for _ in of.inputs]
-    made = runner.empty(given)
+    made = runner.allocate_outputs(given)
     empty = torch._C._dynamo.guards._empty_strided_cpu
     if device.type == "cuda":
         empty = torch._C._dynamo.guards._empty_strided_cuda
     ways: dict[str, Callable[[], object]] = {
         "direct": lambda: custom_op.launch(given, name),
-        "operator": lambda: custom_op.STITCHED(given, name),
+        "operator": lambda: custom_op.STITCHED_OP(given, name),
         "memory": lambda: [empty(*one) for one in runner.launcher(None).outputs],
     }
     if device.type == "cuda":

@@ -39,7 +39,7 @@ class Run:
     def __init__(self, function: Callable[..., Any], device: str, **options: Any) -> None:
         torch._dynamo.reset()
         self.backend: Backend = nostall_backend(device)
-        race = {} if device == "cuda" else {"race": 0, "rest": "eager"}
+        race = {} if device == "cuda" else {"tuned_plans": 0, "fallback": "eager"}
         named = {x if "." in x else f"nostall.{x}": v for x, v in {**race, **options}.items()}
         self.function = torch.compile(function, backend=self.backend, options=named)
 
@@ -150,7 +150,7 @@ def dropout(device: str, small: bool, place: Path) -> Found:
 
 def passes(device: str, rows: int, columns: int) -> list[str]:
     """Where the mask is all that there is between input and result, the gradient shows it."""
-    run = Run(lambda x: F.dropout(x * 2, 0.25), device, choose="stitched", extent="all")
+    run = Run(lambda x: F.dropout(x * 2, 0.25), device, choose="stitched", fuse="all")
     x = torch.ones(rows, columns, device=device, requires_grad=True)
     y = run(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
@@ -244,7 +244,7 @@ def large(device: str, small: bool, place: Path) -> Found:
 
     wrong, told = [], {}
     for name, batches in {"at once": (above,), "behind smaller ones": (16, 24, 16, above)}.items():
-        run = Run(function, device, choose="stitched", extent="all")
+        run = Run(function, device, choose="stitched", fuse="all")
         for rows in batches:
             torch.manual_seed(0)
             x = torch.randn(rows, columns, device=device, dtype=torch.float16)

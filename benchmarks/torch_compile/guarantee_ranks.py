@@ -37,12 +37,12 @@ def ranks(device: str, small: bool, place: Path) -> Found:
     run = Run(module, device)
     x = torch.randn(rows, width, device=device, dtype=dtype, requires_grad=True)
     end = time.perf_counter() + LIMIT_S
-    from nostall.attach.torch_compile.runtime.custom_op import observed
+    from nostall.attach.torch_compile.runtime.custom_op import record_calls
 
     while not run.backend.reports or (not run.chosen and time.perf_counter() < end):
         gradients(run, module, x)
         time.sleep(0.02 * rank)  # the GPU is rank 0's while it compares
-    with observed() as called:
+    with record_calls() as called:
         found = digest(gradients(run, module, x))
     distributed.barrier()
     (report,) = run.backend.reports
@@ -71,7 +71,7 @@ def ddp(device: str, small: bool, place: Path) -> Found:
     graph into, beside the same in eager PyTorch; each on a GPU of its own where there are two."""
     from torch.nn.parallel import DistributedDataParallel
 
-    from nostall.attach.torch_compile.runtime.custom_op import observed
+    from nostall.attach.torch_compile.runtime.custom_op import record_calls
 
     rank = int(os.environ["RANK"])
     distributed: Any = torch.distributed
@@ -95,7 +95,7 @@ def ddp(device: str, small: bool, place: Path) -> Found:
     x = torch.randn(rows, width, device=where, generator=torch.Generator(where).manual_seed(rank))
     end, after, worst = time.perf_counter() + LIMIT_S, 0, 0.0
     while after < STEPS_AFTER:
-        with observed() as called:
+        with record_calls() as called:
             results = [_step(run, programs[0][1], x), _step(programs[1][0], programs[1][1], x)]
         worst = max(worst, distance(*results))
         over = time.perf_counter() > end or (run.backend.reports and run.chosen)

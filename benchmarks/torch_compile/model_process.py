@@ -136,7 +136,7 @@ class Program:
             self.reports = backend.reports
             # PyTorch takes either a mode or options.
             mode = torch._inductor.list_mode_options(method.mode) if method.mode else {}
-            race = {} if self._setup.device == "cuda" else {"nostall.race": 0}
+            race = {} if self._setup.device == "cuda" else {"nostall.tuned_plans": 0}
             options = {**mode, **race, **method.options}
             self._function = torch.compile(self._function, backend=backend, options=options)
 
@@ -248,13 +248,14 @@ def one_of_pairs(model: Model, setup: Setup, before: list[Any]) -> list[Any]:
 
 def duels() -> list[dict[str, Any]]:
     """Every kernel that was timed beside what Inductor makes of the same operators."""
-    from nostall.attach.torch_compile.store.records import DuelRecord, Kept
+    from nostall.attach.torch_compile.store.kernel_store import KernelStore
+    from nostall.attach.torch_compile.store.records import KernelComparisonRecord
 
-    kept, found = Kept(), []
+    kept, found = KernelStore(), []
     for place in sorted((kept.folder / "duels").glob("*.json")):
-        record = DuelRecord.read(place.read_bytes())
-        one: dict[str, Any] = {"plans": [kept.kernel(name)[0].plan for name in record.kernels]}
-        one |= {"failure": record.failure, "lost": record.lost}
+        record = KernelComparisonRecord.read(place.read_bytes())
+        one: dict[str, Any] = {"plans": [kept.load_kernel(name)[0].plan for name in record.kernels]}
+        one |= {"failure": record.failure, "lost": record.is_not_faster}
         if record.failure is None:
             times = (statistics.median(row) for row in (record.inductor, record.stitched))
             one |= dict(zip(("inductor_s", "stitched_s"), times, strict=True))
@@ -270,13 +271,13 @@ def told(report: GraphReport) -> dict[str, Any]:
         "state": report.state,
         "reason": report.reason,
         "kernels": report.kernels,
-        "left": report.left,
+        "left": report.kept_in_inductor,
         "from_store": report.from_store,
-        "refused": [[why, what, count] for (why, what), count in report.refused.items()],
-        "compared": msgspec.to_builtins(report.compared),
+        "refused": [[why, what, count] for (why, what), count in report.not_fused.items()],
+        "compared": msgspec.to_builtins(report.comparison),
         "seconds": report.seconds,
         "cpu_seconds": report.cpu_seconds,
-        "not_ahead": report.not_ahead,
+        "not_ahead": report.local_only_reason,
     }
 
 

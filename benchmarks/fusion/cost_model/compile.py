@@ -132,9 +132,9 @@ def _prepare(folder: Path, capability: int) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from nostall.attach.torch_compile.workers.codegen_job import Architecture
+    from nostall.attach.torch_compile.workers.codegen_job import TargetOnlyDriver
 
     _Here.folder = folder
     os.nice(_POLITE)
     # Compilers need no more than the name of the architecture; no context is made on the GPU.
-    triton.runtime.driver.set_active(Architecture(GPUTarget("cuda", capability, 32)))
+    triton.runtime.driver.set_active(TargetOnlyDriver(GPUTarget("cuda", capability, 32)))

@@ -16,7 +16,7 @@ from benchmarks.fusion.cost_model.summary import FULL, ran, ratios, us
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.result_file import load
-from nostall.attach.torch_compile.options import RACED
+from nostall.attach.torch_compile.options import DEFAULT_TUNED_PLANS
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import HOPELESS
@@ -169,7 +169,7 @@ def _races(told: Row) -> list[str]:
         "the samples: candidates without a sample are left out (they may be faster than all that are "
         "known), the first plan is its own null, and the winner is not measured a second time. The "
         f"table above has the regret after tuning of {CANDIDATES} plans, the default of "
-        f"`nostall.fusion.codegen.autotune`; the torch.compile backend measures {RACED}. These numbers "
+        f"`nostall.fusion.codegen.autotune`; the torch.compile backend measures {DEFAULT_TUNED_PLANS}. These numbers "
         "were chosen from this table. Plans with eager loads of shared operands take part as well; "
         "there are no samples of them."
     )

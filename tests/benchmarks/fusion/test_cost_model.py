@@ -23,7 +23,7 @@ from benchmarks.fusion.cost_model.evaluate import Job
 from benchmarks.fusion.cost_model.sample import plan_of, sample, told, work_of
 from benchmarks.fusion.cost_model.summary import first, ratios, regret, summary
 
-from nostall.attach.torch_compile.workers.codegen_job import Architecture
+from nostall.attach.torch_compile.workers.codegen_job import TargetOnlyDriver
 from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
@@ -65,7 +65,7 @@ def test_all_that_will_run_is_compiled_before() -> None:
 # -- running ---------------------------------------------------------------------------------------
 
 
-class Idle(Architecture):
+class Idle(TargetOnlyDriver):
     """A GPU onto which nothing is loaded and that runs nothing."""
 
     @property

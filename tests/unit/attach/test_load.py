@@ -13,7 +13,7 @@ import nostall
 from nostall.attach.load import object_code
 from nostall.core import BadBinary, BadInput, MissingPart
 from nostall.store import Row, Store
-from tests.unit.attach.torch_compile.variants import GPU, keep_variant
+from tests.unit.attach.variants import GPU, keep_variant
 
 NVCC = Path(__file__).resolve().parents[3] / "examples" / "nvcc"
 ORIGINAL = NVCC / "transpose.sm_90.cubin"

@@ -16,7 +16,7 @@ from nostall.store.artefacts import content_hash
 from nostall.tuning.job import Settings, Tuned, notes_on, tune
 from nostall.tuning.source import Source, load_cubin
 from nostall.tuning.store_records import import_bundle, record
-from tests.unit.attach.torch_compile.variants import keep_variant
+from tests.unit.attach.variants import keep_variant
 from tests.unit.store.records import provenance
 from tests.unit.tuning.test_gpu_objective import SETTINGS, Pretended
 

@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="nostall")``: stitched kernels among what Inductor makes.
+"""``torch.compile(model, backend="nostall")``: a backend that adds stitched kernels to Inductor's.
 
-Nothing is imported here: :mod:`nostall.attach.torch_compile.backend` needs PyTorch.
+This file imports nothing, because :mod:`nostall.attach.torch_compile.backend` needs PyTorch.
 """

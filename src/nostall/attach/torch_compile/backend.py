@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="nostall")``: what Dynamo calls with each graph that it traced."""
+"""``torch.compile(model, backend="nostall")``: the function that Dynamo calls with each graph."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.graph_copies import Traced, apart
-from nostall.attach.torch_compile.graph_key import device_of, graph_key, unfit
-from nostall.attach.torch_compile.options import Settings, settings_of
+from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
+from nostall.attach.torch_compile.graph_key import graph_key, input_device, unsupported_reason
+from nostall.attach.torch_compile.options import Options, parse_options
 from nostall.attach.torch_compile.report import GraphReport
-from nostall.attach.torch_compile.rewrite.compilers import Compiled, inductor_patches
-from nostall.attach.torch_compile.selection.versions import Versions
-from nostall.attach.torch_compile.store.rank_sync import FOLLOWS, Chosen, Ranks
-from nostall.attach.torch_compile.store.records import ChoiceRecord, Kept
+from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph, inductor_patches
+from nostall.attach.torch_compile.selection.versions import GraphVersions
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.rank_sync import FOLLOWS_RANK_0, RankSync, Selection
+from nostall.attach.torch_compile.store.records import SelectionRecord
 from nostall.attach.warning import warn_once
 from nostall.core import garbage_collector
 
 if TYPE_CHECKING:
-    from nostall.attach.torch_compile.selection.candidate_builder import Undecided
+    from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder
     from nostall.gpu.clock import Clock
 
 
 class Backend:
-    """A backend of ``torch.compile``; ``reports`` grows with every graph that it is given.
+    """A backend of ``torch.compile``, with a report for each graph that it has compiled."""
 
-    ``clock`` times versions of graphs; without one CUDA events do, or the wall clock on a
-    processor.  ``race_clock`` times plans of kernels; without one replayed CUDA graphs do, and
-    there is no race on a processor.
-    """
+    def __init__(self, clock: Clock | None = None, kernel_clock: Clock | None = None) -> None:
+        """``clock`` times whole graphs: by default CUDA events, or wall time on a CPU.
 
-    def __init__(self, clock: Clock | None = None, race_clock: Clock | None = None) -> None:
-        _prepare()
-        self._clock, self._race_clock = clock, race_clock
+        ``kernel_clock`` times plans and kernels: by default replayed CUDA graphs; on a CPU there is
+        none, which disables tuning and comparisons of kernels.
+        """
+        _import_inductor()
+        self._clock, self._kernel_clock = clock, kernel_clock
         self.reports: list[GraphReport] = []
         self.__name__ = "nostall"
 
@@ -45,16 +46,19 @@ class Backend:
         *,
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Compiled:
-        """A graph, compiled.  Raises what Inductor raises, and :class:`BadInput` for options."""
-        settings, others = settings_of(options)
-        patches = inductor_patches(mode, others)
-        one = _Graph(module, inputs, settings, patches, self._clock, self._race_clock)
-        self.reports.append(one.report)
-        return one.compiled()
+    ) -> CompiledGraph:
+        """Compile a graph.
+
+        Raises :class:`BadInput` for invalid options, and whatever Inductor raises.
+        """
+        own_options, inductor_options = parse_options(options)
+        patches = inductor_patches(mode, inductor_options)
+        graph = _Graph(module, inputs, own_options, patches, self._clock, self._kernel_clock)
+        self.reports.append(graph.report)
+        return graph.compile()
 
     def reset(self) -> None:
-        """``torch._dynamo.reset()``: Inductor's CUDA graphs go, too."""
+        """Called by ``torch._dynamo.reset()``: drop Inductor's CUDA graphs."""
         from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
         if torch.cuda.is_available():
@@ -62,112 +66,127 @@ class Backend:
 
 
 class _Graph:
-    """One graph on its way to a compiled function."""
+    """Compiles one graph of Dynamo."""
 
     def __init__(
         self,
         module: GraphModule,
         inputs: Sequence[Any],
-        settings: Settings,
+        options: Options,
         patches: Mapping[str, Any],
         clock: Clock | None,
-        race_clock: Clock | None,
+        kernel_clock: Clock | None,
     ) -> None:
-        self.module, self.inputs, self.settings = module, inputs, settings
-        self.patches, self.clock, self.race_clock = patches, clock, race_clock
+        self.module, self.inputs, self.options = module, inputs, options
+        self.patches, self.clock, self.kernel_clock = patches, clock, kernel_clock
         self.report = GraphReport()
-        self.versions = Versions(settings, patches, inputs, self.report)
+        self.versions = GraphVersions(options, patches, inputs, self.report)
 
-    def compiled(self) -> Compiled:
-        settings = self.settings
-        why = "asked for" if settings.choose == "inductor" else unfit(self.module, self.inputs)
-        if why is not None:
-            self.report.reason = why
-            if settings.choose != "inductor":
-                self.report.refused[why, "whole graph"] += 1
-            return self.versions.plain(self.module, self.inputs)
+    def compile(self) -> CompiledGraph:
+        """Inductor's version, a stored selection, or a dispatcher that will select a version."""
+        is_disabled = self.options.choose == "inductor"
+        reason = "asked for" if is_disabled else unsupported_reason(self.module, self.inputs)
+        if reason is not None:
+            self.report.reason = reason
+            if not is_disabled:
+                self.report.not_fused[reason, "whole graph"] += 1
+            return self.versions.compile_baseline(self.module, self.inputs)
         try:
-            return self._chosen()
+            return self._compile_selected()
         except _Failed as failed:
-            error = failed.__cause__
-            warn_once(f"a graph is left to Inductor: {type(error).__name__}: {error}")
-            self.report.reason = f"{type(error).__name__}: {error}"
-            return self.versions.plain(self.module, self.inputs)
+            text = f"{type(failed.__cause__).__name__}: {failed.__cause__}"
+            warn_once(f"a graph is kept in Inductor: {text}")
+            self.report.reason = text
+            return self.versions.compile_baseline(self.module, self.inputs)
 
-    def _chosen(self) -> Compiled:
-        """By an earlier choice, or by one to come.  Raises :class:`_Failed` where we cannot."""
+    def _compile_selected(self) -> CompiledGraph:
+        """Compile by an earlier selection, or return a dispatcher if there is none.
+
+        Raises :class:`_Failed` if the backend fails before it calls Inductor for the baseline.
+        """
         try:
-            kept, ranks = Kept(), Ranks.here()
-            self.report.graph = graph_key(self.module, self.inputs, self.settings, self.patches)
-            chosen = self._earlier(kept, ranks)
-            if chosen is not None and chosen.version == "stitched":
-                # A stored choice that no longer works costs nothing else.  What comes from caches
-                # stays; the collector would go through all of PyTorch for it, perhaps twice.
-                with garbage_collector.paused_then_promoted():
-                    run = self.versions.stitched(apart(self.module), self.inputs, chosen).run
-                self.report.state = "stitched"
-                return run
-            open_choice = (self._undecided(), apart(self.module)) if chosen is None else None
-        except Exception as error:  # the user's program is worth more than any gain
+            store, ranks = KernelStore(), RankSync.current()
+            self.report.graph = graph_key(self.module, self.inputs, self.options, self.patches)
+            selection = self._known_selection(store, ranks)
+            if selection is not None and selection.version == "stitched":
+                return self._compile_known_candidate(selection)
+            pending = None
+            if selection is None:
+                pending = self._candidate_builder(), clone_graph(self.module)
+        except Exception as error:  # must not end the user's process: Inductor compiles the graph
             raise _Failed from error
-        if open_choice is not None:
-            undecided, spare = open_choice
-            return undecided.switch(self.module, spare, self.inputs, kept)
-        # Inductor was there when this was chosen: a copy would be the longest of what we do here.
-        observe = _compiles if self.versions.observed else None
+        if pending is not None:
+            builder, copy = pending
+            return builder.dispatcher(self.module, copy, self.inputs, store)
+        # Inductor was available when this was selected, so no spare copy is made: that would take
+        # longer than everything else here.
+        observe = _resume_collector if self.versions.needs_observation else None
         with garbage_collector.paused_then_promoted():
-            return self.versions.plain(self.module, self.inputs, observe, self.module)
+            return self.versions.compile_baseline(self.module, self.inputs, observe, self.module)
 
-    def _undecided(self) -> Undecided:
-        from nostall.attach.torch_compile.selection.candidate_builder import Undecided
+    def _compile_known_candidate(self, selection: Selection) -> CompiledGraph:
+        # Objects that come from PyTorch's caches stay, so garbage collections, which would visit
+        # all of PyTorch's objects, are pointless meanwhile.
+        with garbage_collector.paused_then_promoted():
+            candidate = self.versions.compile_candidate(
+                clone_graph(self.module), self.inputs, selection
+            )
+        self.report.state = "stitched"
+        return candidate.run
+
+    def _candidate_builder(self) -> CandidateBuilder:
+        from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder
         from nostall.gpu.clock import EventClock, ReplayClock, WallClock
 
-        on_gpu = device_of(self.inputs).type == "cuda"
+        on_gpu = input_device(self.inputs).type == "cuda"
         clock = self.clock or (EventClock() if on_gpu else WallClock())
-        race_clock = self.race_clock or (ReplayClock() if on_gpu else None)
-        traced = Traced(self.inputs) if self.versions.varies else None
-        return Undecided(self.versions, self.patches, clock, race_clock, traced)
+        kernel_clock = self.kernel_clock or (ReplayClock() if on_gpu else None)
+        dynamic_inputs = DynamicInputs(self.inputs) if self.versions.is_dynamic else None
+        return CandidateBuilder(self.versions, self.patches, clock, kernel_clock, dynamic_inputs)
 
-    def _earlier(self, kept: Kept, ranks: Ranks) -> Chosen | None:
-        """The choice of an earlier run, or of rank 0; None where there is none to go by."""
+    def _known_selection(self, store: KernelStore, ranks: RankSync) -> Selection | None:
+        """The selection by options, of an earlier run, or of rank 0; None if there is none."""
         report = self.report
-        if self.settings.choose == "stitched":
+        if self.options.choose == "stitched":
             report.reason = "asked for"
-            return Chosen("stitched")
-        if not ranks.leads:
-            told = ranks.chosen(report.graph, kept)
-            report.reason = FOLLOWS if told is not None else ""
-            return told
-        choice = kept.answer(ChoiceRecord, report.graph)
-        if choice is None:
+            return Selection("stitched")
+        if not ranks.is_leader:
+            selection = ranks.fetch(report.graph, store)
+            report.reason = FOLLOWS_RANK_0 if selection is not None else ""
+            return selection
+        record = store.load(SelectionRecord, report.graph)
+        if record is None:
             return None
-        if choice.version == "stitched":
-            from nostall.attach.torch_compile.runtime.custom_op import resolve
+        if record.version == "stitched":
+            from nostall.attach.torch_compile.runtime.custom_op import load_op
 
-            for kernel in choice.kernels:
-                resolve(kernel)
-        report.reason, report.from_store = choice.reason, True
-        report.compared, report.kernels = choice.compared, len(choice.kernels)
-        report.state = choice.version
-        chosen = Chosen(choice.version, frozenset(choice.left), choice.regions)
-        ranks.publish(report.graph, chosen, kept)
-        return chosen
+            for kernel in record.kernels:  # raises BadStore if one is missing
+                load_op(kernel)
+        report.reason, report.from_store = record.reason, True
+        report.comparison, report.kernels = record.comparison, len(record.kernels)
+        report.state = record.version
+        selection = Selection(record.version, frozenset(record.kept_in_inductor), record.regions)
+        ranks.publish(report.graph, selection, store)
+        return selection
 
 
-def _prepare() -> None:
-    """Import what the first graph needs, as torch.compile does for Inductor when it is called."""
-    # All of it stays, and is most of what fills the collector up to another round in a first step.
+def _import_inductor() -> None:
+    """Import what the first graph needs, because torch.compile imports Inductor when it is called.
+
+    The imported objects stay, and there are enough of them to cause another full garbage
+    collection in the first step.
+    """
     with garbage_collector.paused_then_promoted():
         import torch._inductor.compile_fx  # noqa: F401
 
 
-def _compiles(module: GraphModule) -> None:
-    """There is nothing to prepare, but PyTorch's caches do not have the graph."""
+def _resume_collector(module: GraphModule) -> None:
+    """Observer of graphs that are not in PyTorch's caches: compiling them creates garbage."""
     garbage_collector.resume()
 
 
 class _Failed(Exception):
-    """Something of ours failed before there was anything to run."""
+    """The backend failed before it had compiled anything; the cause says why."""
 
 
 nostall = Backend()

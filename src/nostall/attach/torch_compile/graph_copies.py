@@ -1,4 +1,4 @@
-"""A Dynamo graph that is compiled a second time, later."""
+"""Copies of a Dynamo graph and of its inputs, to compile the graph a second time later."""
 
 from __future__ import annotations
 
@@ -16,75 +16,82 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatefulSymbolicContext
 
 
-def apart(module: GraphModule) -> GraphModule:
-    """A copy that a compiler may change; it shares the tensors that the module holds."""
+def clone_graph(module: GraphModule) -> GraphModule:
+    """A copy that a compiler may modify; parameters and buffers are shared with the original."""
     memo: dict[int, Any] = {id(x): x for x in (*module.parameters(), *module.buffers())}
-    found: GraphModule = copy.deepcopy(module, memo)
-    _LazyGraphModule.force_recompile(found)
-    # Without what Dynamo writes beside a graph no input is known to stay where it is, and a CUDA
-    # graph of the copy would copy every parameter in each replay.
-    every = {**vars(module), **vars(found)}
-    # Names of PyTorch's caches depend on the order, which would be that of what was asked before.
-    vars(found).clear()
-    vars(found).update(sorted(every.items()))
-    old = module.graph.find_nodes(op="placeholder")
-    for one, other in zip(old, found.graph.find_nodes(op="placeholder"), strict=True):
-        # Where an input comes from: Dynamo writes it beside what copies of nodes take along.
-        if hasattr(one, "_dynamo_source"):
-            other._dynamo_source = one._dynamo_source
-    return found
+    clone: GraphModule = copy.deepcopy(module, memo)
+    _LazyGraphModule.force_recompile(clone)
+    # Dynamo marks parameters as static by attributes of the module.  Without them a CUDA graph of
+    # the copy would copy every parameter in each replay.
+    attributes = {**vars(module), **vars(clone)}
+    # PyTorch's cache keys depend on the order of the attributes, which depends on earlier lookups.
+    vars(clone).clear()
+    vars(clone).update(sorted(attributes.items()))
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for node, copied in zip(placeholders, clone.graph.find_nodes(op="placeholder"), strict=True):
+        # The source of an input is an attribute of its node, which deepcopy does not copy.
+        if hasattr(node, "_dynamo_source"):
+            copied._dynamo_source = node._dynamo_source
+    return clone
 
 
-class Supposes(Exception):
-    """A later compilation supposes more of the sizes that vary than Dynamo checks."""
+class NeedsNewGuard(Exception):
+    """A later compilation assumes more about a dynamic size than Dynamo's guards check."""
 
 
-class Traced:
-    """The inputs of a graph some of whose sizes vary, as Dynamo traced them; made while Dynamo
-    compiles.  ``inputs`` hold no memory."""
+class DynamicInputs:
+    """Fake inputs of a graph with a dynamic size, in the fake mode of Dynamo's trace.
+
+    Must be created while Dynamo compiles the graph.
+    """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         context = TracingContext.get()
         assert context.fake_mode is not None and context.fake_mode.shape_env is not None
         self._mode, self._sizes = context.fake_mode, context.fake_mode.shape_env
-        self.inputs = [_faked(value, self._mode) for value in inputs]
+        self.inputs = [_fake(value, self._mode) for value in inputs]
 
     @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """To compile for these inputs once more.  Dynamo has written its guards by then: raises
-        :class:`Supposes` where one more would be needed."""
+    def tracing(self) -> Iterator[None]:
+        """A tracing context in which the graph can be compiled for these inputs once more.
+
+        Raises :class:`NeedsNewGuard` at the end if that added a guard: Dynamo's guards are already
+        written.
+        """
         known = len(self._sizes.guards)
         with tracing(TracingContext(self._mode)):
             yield
-        more = [str(guard.expr) for guard in self._sizes.guards[known:]]
-        if more:
-            raise Supposes(f"only where {' and '.join(more)}")
+        added = [str(guard.expr) for guard in self._sizes.guards[known:]]
+        if added:
+            raise NeedsNewGuard(f"valid only if {' and '.join(added)}")
 
 
 @contextlib.contextmanager
-def as_traced(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """As if Dynamo had just traced a graph for these inputs, none of whose sizes varies: without
-    that PyTorch's caches are not asked, and not told of what is compiled.  Gives the inputs without
-    memory: every process that compiles the graph has such."""
+def fake_inputs(inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """A tracing context as Dynamo sets it up for inputs of static sizes; yields fake inputs.
+
+    PyTorch reads and writes its compile caches only inside such a context.  Real inputs are
+    replaced by fake ones because every process that compiles the graph has the same fake ones.
+    """
     context = TracingContext.try_get()
     if context is not None:
         assert context.fake_mode is not None
-        yield [_faked(value, context.fake_mode) for value in inputs]
+        yield [_fake(value, context.fake_mode) for value in inputs]
         return
     context = TracingContext(mode := FakeTensorMode(shape_env=ShapeEnv()))
-    for at, value in enumerate(inputs):
+    for index, value in enumerate(inputs):
         if isinstance(value, Tensor):
             context.tensor_to_context[value] = StatefulSymbolicContext(
                 dynamic_sizes=[DimDynamic.STATIC] * value.dim(),
                 constraint_sizes=[None] * value.dim(),
-                tensor_source=ConstantSource(f"input_{at}"),
+                tensor_source=ConstantSource(f"input_{index}"),
                 shape_env_to_source_to_symbol_cache={},
             )
     with tracing(context):
-        yield [_faked(value, mode, context.tensor_to_context) for value in inputs]
+        yield [_fake(value, mode, context.tensor_to_context) for value in inputs]
 
 
-def _faked(value: Any, mode: Any, contexts: Any = None) -> Any:
+def _fake(value: Any, mode: Any, contexts: Any = None) -> Any:
     if not isinstance(value, Tensor):
         return value
     symbolic = contexts[value] if contexts is not None else None

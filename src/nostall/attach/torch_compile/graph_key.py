@@ -1,4 +1,4 @@
-"""Which graph is this?  A name that other processes give the same graph, and why some get none."""
+"""Keys of graphs: a hash that every process computes alike, and which graphs are unsupported."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from torch.fx import GraphModule
 from torch.fx.node import Node, map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from nostall.attach.torch_compile.options import Settings
-from nostall.attach.torch_compile.store.records import code_version
+from nostall.attach.torch_compile.options import Options
+from nostall.attach.torch_compile.store.kernel_store import code_version
 
 
-def unfit(module: GraphModule, inputs: Sequence[Any]) -> str | None:
-    """Why a graph stays with Inductor as a whole, or None."""
+def unsupported_reason(module: GraphModule, inputs: Sequence[Any]) -> str | None:
+    """Why the backend leaves the whole graph to Inductor, or None if it is supported."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     if any(isinstance(value, (torch.SymFloat, torch.SymBool)) for value in inputs):
         return "a number known at run time only"
-    names = symbols(inputs)
+    names = dynamic_symbols(inputs)
     if any(name.startswith("u") for name in names):
         return "data-dependent shape"
     if len(names) > 1:
         return "several dynamic dimensions"
     if any(is_traceable_wrapper_subclass(x) for x in tensors):
         return "a tensor subclass"
-    targets = [str(node.target) for graph in _graphs(module) for node in graph.graph.nodes]
+    targets = [str(node.target) for graph in _subgraphs(module) for node in graph.graph.nodes]
     if any("c10d" in target or "all_reduce" in target for target in targets):
         return "collective operations inside the graph"
     devices = {x.device for x in tensors}
     if len(devices) > 1:
         return "tensors on several devices"
     if not devices:
-        return "no tensor to begin with"
+        return "no input is a tensor"
     if next(iter(devices)).type != "cuda" and not triton.knobs.runtime.interpret:
         return "not on a GPU"
     return None
@@ -46,61 +46,64 @@ def unfit(module: GraphModule, inputs: Sequence[Any]) -> str | None:
 def graph_key(
     module: GraphModule,
     inputs: Sequence[Any],
-    settings: Settings,
+    options: Options,
     patches: Mapping[str, Any],
 ) -> str:
-    """sha256 of everything that a choice between two versions of this graph depends on."""
-    here = device_of(inputs)
+    """sha256 of everything that the choice between two versions of the graph depends on.
+
+    ``patches``: Inductor's configuration as the user changed it.
+    """
+    device = input_device(inputs)
     lines = [
         code_version(),
         torch.__version__,
         triton.__version__,
-        device_name(here),
-        f"{settings.extent} {settings.rest} {settings.race} {settings.keep}",
+        device_name(device),
+        f"{options.fuse} {options.fallback} {options.tuned_plans} {options.keep}",
         f"{torch.is_grad_enabled()}",
-        *(f"{name}={_said(value)}" for name, value in sorted(patches.items())),
-        *(_input(value) for value in inputs),
-        *_text(module, here),
+        *(f"{name}={_patch_text(value)}" for name, value in sorted(patches.items())),
+        *(_input_text(value) for value in inputs),
+        *_node_lines(module, device),
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def device_of(inputs: Sequence[Any]) -> torch.device:
-    """Where the inputs are; that is the processor where no tensor is among them."""
+def input_device(inputs: Sequence[Any]) -> torch.device:
+    """Device of the first tensor; the CPU if no input is a tensor."""
     return next((x.device for x in inputs if isinstance(x, Tensor)), torch.device("cpu"))
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU that this is, or that there is none."""
+    """Name of the GPU, or ``no GPU`` for any other device."""
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "no GPU"
 
 
-def symbols(inputs: Sequence[Any]) -> set[str]:
-    """PyTorch's names of the sizes that are known at run time only."""
+def dynamic_symbols(inputs: Sequence[Any]) -> set[str]:
+    """Names of PyTorch's symbols for sizes and strides that are known at run time only."""
     sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
     for value in inputs:
         if isinstance(value, Tensor):
-            every = (*value.shape, *value.stride())
-            sizes += [size for size in every if isinstance(size, torch.SymInt)]
+            layout = (*value.shape, *value.stride())
+            sizes += [size for size in layout if isinstance(size, torch.SymInt)]
     return {str(symbol) for size in sizes for symbol in size.node.expr.free_symbols}
 
 
-def _input(value: Any) -> str:
-    told = _told(value)
-    for symbol in symbols([value]):
-        # PyTorch's name changes with where a size comes from.
-        told = re.sub(rf"\b{symbol}\b", "n", told)
-    return told
+def _input_text(value: Any) -> str:
+    text = _value_text(value)
+    for symbol in dynamic_symbols([value]):
+        # PyTorch's name of a symbol depends on where the size comes from.
+        text = re.sub(rf"\b{symbol}\b", "n", text)
+    return text
 
 
-def _told(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
-    kind = f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
-    return f"{kind} {isinstance(value, torch.nn.Parameter)}"
+    text = f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
+    return f"{text} {isinstance(value, torch.nn.Parameter)}"
 
 
-def _said(value: Any) -> str:
+def _patch_text(value: Any) -> str:
     return getattr(value, "__qualname__", None) or (
         repr(value)
         if isinstance(value, (str, int, float, bool, list, tuple))
@@ -108,37 +111,40 @@ def _said(value: Any) -> str:
     )
 
 
-def _graphs(module: GraphModule) -> Iterator[GraphModule]:
-    for one in module.modules():
-        if isinstance(one, GraphModule):
-            yield one
+def _subgraphs(module: GraphModule) -> Iterator[GraphModule]:
+    for child in module.modules():
+        if isinstance(child, GraphModule):
+            yield child
 
 
-def _text(module: GraphModule, here: torch.device | None) -> Iterator[str]:
-    """The graphs with their nodes numbered: names are Dynamo's own and may change.  The device of
-    the inputs, ``here``, goes without its number: each rank of a job has another one."""
-    for graph in _graphs(module):
-        number = {node: at for at, node in enumerate(graph.graph.nodes)}
+def _node_lines(module: GraphModule, input_device: torch.device | None) -> Iterator[str]:
+    """One line for each node.  Operands are numbers, because Dynamo's node names may change.
 
-        def told(value: Any, number: Mapping[Node, int] = number) -> Any:
+    The device of the inputs is written without its index, because each rank has another one.
+    """
+    for graph in _subgraphs(module):
+        numbers = {node: number for number, node in enumerate(graph.graph.nodes)}
+
+        def text(value: Any, numbers: Mapping[Node, int] = numbers) -> Any:
             if isinstance(value, Node):
-                return f"%{number[value]}"
-            is_here = isinstance(value, torch.device) and value == here
-            return "here" if is_here else _plain(value)
+                return f"%{numbers[value]}"
+            is_input_device = isinstance(value, torch.device) and value == input_device
+            return "here" if is_input_device else _stable_text(value)
 
         for node in graph.graph.nodes:
-            target = node.target if isinstance(node.target, str) else _function(node.target)
-            what = "" if node.op == "placeholder" else target
-            given = map_aggregate((node.args, node.kwargs), told)
-            yield f"{node.op} {what} {given}"
+            target = node.target if isinstance(node.target, str) else _target_name(node.target)
+            name = "" if node.op == "placeholder" else target
+            arguments = map_aggregate((node.args, node.kwargs), text)
+            yield f"{node.op} {name} {arguments}"
 
 
-def _function(target: Any) -> str:
-    module, found = getattr(target, "__module__", ""), getattr(target, "__qualname__", None)
-    return f"{module}.{found}" if found else str(target)
+def _target_name(target: Any) -> str:
+    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", None)
+    return f"{module}.{name}" if name else str(target)
 
 
-def _plain(value: Any) -> Any:
+def _stable_text(value: Any) -> Any:
+    """The value, or a text that is equal in every process: without memory addresses."""
     if value is None or isinstance(value, (str, int, float, bool, slice)):
         return value
     text = str(value)

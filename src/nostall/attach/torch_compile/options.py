@@ -1,4 +1,4 @@
-"""What a user may say to the backend: ``options={"nostall.…": …}``; the rest is Inductor's."""
+"""Options of the backend: ``options={"nostall.…": …}``; all other keys go to Inductor."""
 
 from __future__ import annotations
 
@@ -9,67 +9,79 @@ from typing import Any, Literal, get_args, get_type_hints
 from nostall.core.errors import BadInput
 
 PREFIX = "nostall."
-Extent = Literal["reductions", "all"]
-"""Which kernels are put in: those with reductions (a chain of elementwise operators is what
-Inductor does well, and can hide in its matrix products), or all."""
-Choose = Literal["measure", "stitched", "inductor"]
-Rest = Literal["inductor", "eager"]
-Keep = Literal["faster", "all"]
-RACED = 4
-"""Fewer than a :class:`~nostall.fusion.codegen.autotune.autotuner.Racer` takes by itself: the program waits for
-the race."""
+FuseScope = Literal["reductions", "all"]
+SelectionPolicy = Literal["measure", "stitched", "inductor"]
+Fallback = Literal["inductor", "eager"]
+KeepRule = Literal["faster", "all"]
+DEFAULT_TUNED_PLANS = 4
+"""Fewer than :class:`~nostall.fusion.codegen.autotune.autotuner.Racer` measures by default, because
+the user's process waits for the tuning."""
+ALIASES = {"extent": "fuse", "rest": "fallback", "race": "tuned_plans"}
+"""Earlier keys, still accepted, and the options that they set."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``extent``: which kernels are put in.  ``choose``: by measurement, or always the same.
-    ``background``: stitch regions elsewhere while Inductor's version runs.  ``seconds``: about
-    how long a comparison may take.  ``rest``: who compiles what is not stitched.  ``race``: how
-    many of the modelled best plans of each kernel are measured before that beside the best of every
-    scheme, 0 for no race.  ``keep``: of the kernels those that are measured to be faster than what
-    Inductor makes of the same operators, or all."""
+class Options:
+    """Validated options of the backend.  Raises :class:`BadInput` if a value is not allowed."""
 
-    extent: Extent = "reductions"
-    choose: Choose = "measure"
+    # Kernels that may be fused: those with a reduction, or all.  Inductor handles chains of
+    # elementwise operators well, and can fuse them into its matrix products.
+    fuse: FuseScope = "reductions"
+    # Version that runs: the measured choice, or always the candidate or Inductor's version.
+    choose: SelectionPolicy = "measure"
+    # Prepare the candidate in worker processes while Inductor's version runs.
     background: bool = True
+    # Approximate duration of one comparison, in seconds.
     seconds: float = 1.0
-    rest: Rest = "inductor"
-    race: int = RACED
-    keep: Keep = "faster"
+    # Compiler of everything that is not fused.
+    fallback: Fallback = "inductor"
+    # Plans of each kernel that are measured: so many of the modelled best ones, and the best one of
+    # every scheme.  0 disables tuning.
+    tuned_plans: int = DEFAULT_TUNED_PLANS
+    # Kernels that are fused: those measured faster than Inductor's for the same operators, or all.
+    keep: KeepRule = "faster"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for one in fields(self):
-            value, wanted = getattr(self, one.name), hints[one.name]
-            allowed = get_args(wanted)
-            fits = value in allowed if allowed else type(value) in _kinds(wanted)
-            if fits and wanted in (int, float):
-                fits = value > 0 or (wanted is int and value == 0)
-            if not fits:
-                said = " or ".join(map(repr, allowed)) or {
+        types = get_type_hints(type(self))
+        for option in fields(self):
+            value, type_ = getattr(self, option.name), types[option.name]
+            choices = get_args(type_)
+            valid = value in choices if choices else type(value) in _accepted_types(type_)
+            if valid and type_ in (int, float):
+                valid = value > 0 or (type_ is int and value == 0)
+            if not valid:
+                allowed = " or ".join(map(repr, choices)) or {
                     bool: "True or False",
-                    int: "a whole number from 0 on",
-                }.get(wanted, "a number above 0")
-                raise BadInput(f"option {PREFIX}{one.name} is {value!r}; give {said}")
+                    int: "an integer of at least 0",
+                }.get(type_, "a number above 0")
+                raise BadInput(f"option {PREFIX}{option.name} is {value!r}; allowed is {allowed}")
 
 
-def _kinds(wanted: type) -> tuple[type, ...]:
-    return (int, float) if wanted is float else (wanted,)
+def _accepted_types(type_: type) -> tuple[type, ...]:
+    return (int, float) if type_ is float else (type_,)
 
 
-def settings_of(options: Mapping[str, Any] | None) -> tuple[Settings, dict[str, Any]]:
-    """Our settings, and the options that are for Inductor.  Raises :class:`BadInput`."""
-    ours: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    known = [one.name for one in fields(Settings)]
-    for name, value in (options or {}).items():
-        if not name.startswith(PREFIX):
-            others[name] = value
-        elif (short := name.removeprefix(PREFIX)) in known:
-            ours[short] = value
-        else:
+def parse_options(options: Mapping[str, Any] | None) -> tuple[Options, dict[str, Any]]:
+    """Split the options of ``torch.compile`` into nostall's and Inductor's.
+
+    Raises :class:`BadInput` for an unknown key with nostall's prefix, for a value that is not
+    allowed, and for an option that is set under its old and its new key.
+    """
+    own: dict[str, Any] = {}
+    inductor: dict[str, Any] = {}
+    known = [option.name for option in fields(Options)]
+    for key, value in (options or {}).items():
+        if not key.startswith(PREFIX):
+            inductor[key] = value
+            continue
+        name = key.removeprefix(PREFIX)
+        name = ALIASES.get(name, name)
+        if name not in known:
             raise BadInput(
-                f"option {name} is not known; known are {', '.join(PREFIX + k for k in known)}, "
+                f"option {key} is not known; known are {', '.join(PREFIX + k for k in known)}, "
                 "and those of Inductor"
             )
-    return Settings(**ours), others
+        if name in own:
+            raise BadInput(f"option {PREFIX}{name} is set twice, once by its old key; remove one")
+        own[name] = value
+    return Options(**own), inductor

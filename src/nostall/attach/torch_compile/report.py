@@ -1,4 +1,4 @@
-"""What became of each graph: for users who ask, and for benchmarks."""
+"""Reports of the backend: for each graph, which version runs and why."""
 
 from __future__ import annotations
 
@@ -13,54 +13,66 @@ State = Literal["inductor", "compiling", "stitched"]
 
 @dataclass
 class GraphReport:
-    """One graph that Dynamo handed over.
+    """What became of one graph that Dynamo traced.
 
-    ``state`` is what its calls run now.  ``refused`` counts (reason, operator) of what was left to
-    others, ``left`` the kernels among it because what Inductor makes is not slower.  ``seconds``:
-    wall time of compiling the plain and the stitched version and of comparing them (``written``,
-    ``compiled``: of another process, which writes kernels and has them compiled; ``ahead``: of
-    those that have Inductor compile before the program does, added up; ``not_ahead`` says why none
-    did); ``cpu_seconds``: processor time of all that the graph's stitched version took: the threads
-    that stitched and compared, those processes with all that work for them, ptxas, and Inductor's
-    processes while they compiled it (with whatever other process the program has waited for
-    meanwhile; graphs that are stitched at the same time share what processes took, and what one did
-    in vain is that graph's which chooses last).  The version that runs first is the program's own.
+    The version that runs first is compiled for the user, so its time is not part of
+    ``cpu_seconds``.
     """
 
+    # Key of the graph (sha256); empty if the graph is not supported.
     graph: str = ""
+    # What calls of the graph run now: Inductor's version, the same while the candidate is prepared,
+    # or the candidate with stitched kernels.
     state: State = "inductor"
+    # Why this version runs; empty until the selection is final.
     reason: str = ""
+    # Stitched kernels of the candidate.
     kernels: int = 0
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    left: int = 0
-    compared: ComparisonRecord | None = None
+    # Operators that are not part of a stitched kernel, counted by (reason, operator).
+    not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # Kernels that stay with Inductor because its version of the same operators is not slower.
+    kept_in_inductor: int = 0
+    # The measured comparison of both versions; None if there was none.
+    comparison: ComparisonRecord | None = None
+    # Whether the selection was loaded from the store.
     from_store: bool = False
+    # Calls until the selection.
     calls: int = 0
+    # Wall time by activity, in seconds: compiling the baseline ("plain") and the candidate
+    # ("stitched"), background threads ("background"), tuning ("raced"), comparing kernels ("duels")
+    # and the graph ("compared"), waiting for workers that generate code ("written"), compile
+    # kernels ("compiled") or graphs ("ahead", summed over all workers).
     seconds: dict[str, float] = field(default_factory=dict)
-    not_ahead: str = ""
+    # Why no worker process compiled the graph; empty if one did.
+    local_only_reason: str = ""
+    # CPU time of everything that the candidate took, in seconds: threads of this process, workers,
+    # ptxas, and Inductor's compile processes meanwhile.  Graphs that are prepared at the same time
+    # share the time of common processes; unused work of workers counts for the last graph.
     cpu_seconds: float = 0.0
 
     def add_cpu_seconds(self, seconds: float) -> None:
         self.cpu_seconds += seconds
 
     def __str__(self) -> str:
-        told = f"graph {self.graph[:8] or '?'}: {self.state}"
+        text = f"graph {self.graph[:8] or '?'}: {self.state}"
         if self.kernels:
-            told += f", {self.kernels} stitched kernels"
-        if self.left:
-            told += f", {self.left} left to Inductor"
-        if self.compared is not None:
-            c = self.compared
-            told += f", {c.kind} {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f})"
+            text += f", {self.kernels} stitched kernels"
+        if self.kept_in_inductor:
+            text += f", {self.kept_in_inductor} kept in Inductor"
+        if self.comparison is not None:
+            c = self.comparison
+            text += f", {c.kind} {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f})"
         if self.cpu_seconds:
-            told += f", {self.cpu_seconds:.1f} s of processor time"
-        return f"{told}; {self.reason}" if self.reason else told
+            text += f", {self.cpu_seconds:.1f} s of CPU time"
+        return f"{text}; {self.reason}" if self.reason else text
 
     def explain(self) -> str:
-        """What was left to others and why, one line for each reason."""
+        """The report with one line for each reason why operators are not fused."""
         lines = [str(self)]
-        for (why, what), count in sorted(self.refused.items(), key=lambda r: (-r[1], r[0])):
-            lines.append(f"  {count:4} x {what}: {why}")
-        if self.not_ahead:
-            lines.append(f"  compiled by the program itself: {self.not_ahead}")
+        for (reason, operator), count in sorted(
+            self.not_fused.items(), key=lambda item: (-item[1], item[0])
+        ):
+            lines.append(f"  {count:4} x {operator}: {reason}")
+        if self.local_only_reason:
+            lines.append(f"  compiled by the user's process: {self.local_only_reason}")
         return "\n".join(lines)

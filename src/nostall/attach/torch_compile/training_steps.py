@@ -1,7 +1,7 @@
-"""Steps of a training loop, as far as graphs can see them: is a backward pass still to come?
+"""Boundaries of training steps: whether a backward pass is still pending.
 
-Versions of a graph are compared and exchanged between steps only: then no backward pass waits for
-the memory, or for the version, that its forward pass had.
+Versions of a graph are compared and exchanged only between steps.  Then no backward pass holds
+memory, and none still needs the version of its forward pass.
 """
 
 from __future__ import annotations
@@ -14,83 +14,88 @@ import torch
 from torch import Tensor
 
 Action = Callable[[], None]
-COMPILED = "CompiledFunctionBackward"
-"""What AOTAutograd calls the node of a compiled function."""
+COMPILED_NODE = "CompiledFunctionBackward"
+"""Class name of the autograd node of a function that AOTAutograd compiled."""
 
 
-class Steps:
-    """What all graphs of a process share.
+class TrainingSteps:
+    """Pending graphs and backward passes of this process.
 
-    ``undecided`` are those that still have to choose; while there are none, and nothing waits,
-    a call costs nothing here.
+    A call of a graph costs nothing here if no graph is pending and no action waits.
     """
 
     def __init__(self) -> None:
-        self.undecided: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.waiting: list[Action] = []
-        self._pending: set[int] = set()
+        self.pending: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Graphs whose version is not selected yet."""
+        self.actions: list[Action] = []
+        """Actions that wait for the end of the current step."""
+        self._backward_passes: set[int] = set()
         self._count = 0
 
     @property
-    def busy(self) -> bool:
-        """Whether calls have to be followed at all."""
-        return bool(self.waiting) or len(self.undecided) > 0
+    def is_active(self) -> bool:
+        """Whether calls of graphs have to be tracked."""
+        return bool(self.actions) or len(self.pending) > 0
 
     @property
-    def quiet(self) -> bool:
+    def between_steps(self) -> bool:
         """Whether no backward pass is pending and no CUDA graph is being captured."""
-        return not self._pending and not capturing()
+        return not self._backward_passes and not is_capturing()
 
-    def follow(self, result: Any, retained: Action | None = None) -> None:
-        """Remember that a backward pass belongs to the result of a call, until it ran or cannot
-        run any more.  ``retained`` is called where it ran with ``retain_graph``."""
-        for node in _grad_fns(result):
+    def track_backward(self, result: Any, on_retained: Action | None = None) -> None:
+        """Track the backward passes of a call's result until they ran or cannot run any more.
+
+        ``on_retained`` is called if a backward pass ran with ``retain_graph``.
+        """
+        for node in _backward_nodes(result):
             self._count += 1
             number = self._count
-            self._pending.add(number)
-            done = _Done(self._pending, number, retained)
-            node.register_hook(done)
-            # The node holds the hook; without the node there is no backward pass.
-            weakref.finalize(done, self._pending.discard, number)
+            self._backward_passes.add(number)
+            hook = _BackwardHook(self._backward_passes, number, on_retained)
+            node.register_hook(hook)
+            # The node owns the hook, so the hook dies when the backward pass cannot run any more.
+            weakref.finalize(hook, self._backward_passes.discard, number)
 
-    def when_quiet(self, action: Action) -> None:
-        """Do something between this step and the next."""
-        self.waiting.append(action)
+    def run_between_steps(self, action: Action) -> None:
+        """Run an action at the next call that begins between two steps."""
+        self.actions.append(action)
 
-    def begin(self) -> None:
-        """A call begins: do what waits for it, if this is between two steps."""
-        while self.waiting and self.quiet:
-            self.waiting.pop(0)()
+    def run_actions(self) -> None:
+        """Run the waiting actions, as long as no step is in progress."""
+        while self.actions and self.between_steps:
+            self.actions.pop(0)()
 
 
-class _Done:
-    """A hook behind a backward pass."""
+class _BackwardHook:
+    """A hook that runs after a backward pass and marks it as done."""
 
-    def __init__(self, pending: set[int], number: int, retained: Action | None) -> None:
-        self._pending, self._number, self._retained = pending, number, retained
+    def __init__(self, pending: set[int], number: int, on_retained: Action | None) -> None:
+        self._pending, self._number, self._on_retained = pending, number, on_retained
 
     def __call__(self, *_: Any) -> None:
         self._pending.discard(self._number)
-        if self._retained is not None and torch._C._autograd._get_current_graph_task_keep_graph():
-            self._retained()
+        if self._on_retained is None:
+            return
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            self._on_retained()
 
 
-def capturing() -> bool:
-    """Whether the user is capturing a CUDA graph on this stream."""
+def is_capturing() -> bool:
+    """Whether the user captures a CUDA graph on the current stream."""
     return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _grad_fns(result: Any) -> list[Any]:
-    """The nodes of the backward passes of a result.
+def _backward_nodes(result: Any) -> list[Any]:
+    """The autograd nodes of a result's backward passes.
 
-    All that a compiled function computes has one.  What is a view of an input has a node of its own
-    beside it, which says nothing of that backward pass and may live longer or shorter.
+    Values that a compiled function computed have AOTAutograd's node.  Outputs that are views of an
+    input have another node, which is unrelated to this backward pass and may live longer.
     """
     values = result if isinstance(result, (tuple, list)) else (result,)
-    every = (x.grad_fn for x in values if isinstance(x, Tensor) and x.requires_grad)
-    nodes = list(dict.fromkeys(node for node in every if node is not None))
-    compiled = [node for node in nodes if type(node).__name__ == COMPILED]
+    candidates = (x.grad_fn for x in values if isinstance(x, Tensor) and x.requires_grad)
+    nodes = list(dict.fromkeys(node for node in candidates if node is not None))
+    compiled = [node for node in nodes if type(node).__name__ == COMPILED_NODE]
     return compiled or nodes
 
 
-STEPS = Steps()
+STEPS = TrainingSteps()

@@ -48,7 +48,7 @@ def compiled() -> list[str]:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.softmax(-1) * 2, x.exp().sum(0)
 
-    options = {"nostall.choose": "stitched", "nostall.rest": "eager"}
+    options = {"nostall.choose": "stitched", "nostall.fallback": "eager"}
     run = torch.compile(function, backend="nostall", dynamic=False, options=options)
     found = []
     for shape in ((0, 4), (3, 4)):

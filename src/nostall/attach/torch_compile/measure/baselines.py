@@ -1,4 +1,4 @@
-"""What Inductor is given to compute in place of some kernels: their ATen calls, on their own."""
+"""Inductor baselines of kernels: the ATen calls that kernels replace, as graphs of their own."""
 
 from __future__ import annotations
 
@@ -10,107 +10,115 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.rewrite.matching import Part, owners
+from nostall.attach.torch_compile.rewrite.kernel_selection import KernelMatch
+from nostall.attach.torch_compile.rewrite.matching import operator_owners
 from nostall.fusion.capture import Captured
 
 Calls = frozenset[FxNode]
 
 
 @dataclass(frozen=True)
-class Rival:
-    """``module`` computes what the kernels of ``parts`` compute; they come and go together."""
+class InductorBaseline:
+    """A graph for Inductor that computes the same as some kernels."""
 
-    parts: tuple[Part, ...]
+    # Kernels that can only be used together, because they compute parts of the same ATen calls.
+    matches: tuple[KernelMatch, ...]
     module: GraphModule
 
     @property
-    def moved(self) -> int:
-        """Bytes that are read or written at least."""
+    def bytes_moved(self) -> int:
+        """Bytes of all inputs and outputs: what has to be read or written at least."""
         nodes = [*self.module.graph.find_nodes(op="placeholder")]
         nodes += self.module.graph.output_node().all_input_nodes
         return sum(node.meta["val"].numel() * node.meta["val"].element_size() for node in nodes)
 
 
-def copied(module: GraphModule) -> GraphModule:
-    """The graph with all that its nodes know, for later: compilers change theirs."""
+def copy_graph(module: GraphModule) -> GraphModule:
+    """A copy of the graph with its nodes' metadata, because compilers modify the original."""
     graph = FxGraph()
     graph.output(graph.graph_copy(module.graph, {}))
     return GraphModule(module, graph)
 
 
-def rivals(module: GraphModule, captured: Captured, parts: Sequence[Part]) -> list[Rival]:
-    """For every kernel one; for all those together that compute parts of the same ATen call."""
-    owner = owners(captured)
-    groups: list[tuple[list[Part], Calls]] = []
-    for part in parts:
-        calls = frozenset(owner[index] for index in part.operators)
-        together, others = [part], []
+def inductor_baselines(
+    module: GraphModule, captured: Captured, matches: Sequence[KernelMatch]
+) -> list[InductorBaseline]:
+    """One baseline for each kernel; a common one for kernels that share an ATen call."""
+    owners = operator_owners(captured)
+    groups: list[tuple[list[KernelMatch], Calls]] = []
+    for match in matches:
+        calls = frozenset(owners[index] for index in match.operators)
+        merged, rest = [match], []
         for group in groups:
             if group[1] & calls:
-                together = [*group[0], *together]
+                merged = [*group[0], *merged]
                 calls |= group[1]
             else:
-                others.append(group)
-        groups = [*others, (together, calls)]
+                rest.append(group)
+        groups = [*rest, (merged, calls)]
+    owning = frozenset(owners.values())
     return [
-        Rival(tuple(group), _Alone(captured, calls, frozenset(owner.values())).module(module))
+        InductorBaseline(tuple(group), _CallExtractor(captured, calls, owning).extract(module))
         for group, calls in groups
     ]
 
 
-class _Alone:
-    """Some calls of a graph, and whatever costs nothing between them."""
+class _CallExtractor:
+    """Extracts some calls of a graph, with the views and constants between them."""
 
     def __init__(self, captured: Captured, calls: Calls, owning: Calls) -> None:
+        """``owning``: all calls that were lowered to operators, which cost something to compute."""
         self._captured, self._calls, self._owning = captured, calls, owning
         self._known: dict[FxNode, bool] = {}
 
-    def module(self, whole: GraphModule) -> GraphModule:
-        """Their graph.  Whatever it reads from outside is an input; the results that others read
-        are its outputs."""
-        needed = self._needed()
-        graph, new = FxGraph(), dict[FxNode, FxNode]()
-        given = (x for node in needed for x in node.all_input_nodes if x not in needed)
-        for node in dict.fromkeys(given):
-            new[node] = graph.placeholder(node.name)
-            new[node].meta = dict(node.meta)
-        for node in needed:
-            new[node] = graph.node_copy(node, lambda operand: new[operand])
-        graph.output(tuple(new[node] for node in needed if self._is_result(node, needed)))
-        return GraphModule(whole, graph)
+    def extract(self, module: GraphModule) -> GraphModule:
+        """A graph of the calls.  Its outputs are the results that the rest of ``module`` reads."""
+        nodes = self._nodes()
+        graph, copies = FxGraph(), dict[FxNode, FxNode]()
+        inputs = (x for node in nodes for x in node.all_input_nodes if x not in nodes)
+        for node in dict.fromkeys(inputs):
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
+        for node in nodes:
+            copies[node] = graph.node_copy(node, lambda operand: copies[operand])
+        graph.output(tuple(copies[node] for node in nodes if self._is_output(node, nodes)))
+        return GraphModule(module, graph)
 
-    def _needed(self) -> dict[FxNode, None]:
-        """The calls, the parts of their results, and the views and constants that they read, in the
-        order of the whole graph."""
+    def _nodes(self) -> dict[FxNode, None]:
+        """The extracted nodes in the order of their graph.
+
+        These are the calls, the items of their results, and the views and constants that they read.
+        """
         waiting = [*self._calls]
         waiting += [user for call in self._calls for user in call.users if _is_item(user)]
-        found: set[FxNode] = set()
+        extracted: set[FxNode] = set()
         while waiting:
             node = waiting.pop()
-            if node not in found:
-                found.add(node)
-                waiting += [x for x in node.all_input_nodes if self._inside(x)]
-        every: Iterable[FxNode] = next(iter(self._calls)).graph.nodes
-        return {node: None for node in every if node in found}
+            if node not in extracted:
+                extracted.add(node)
+                waiting += [x for x in node.all_input_nodes if self._is_inside(x)]
+        graph: Iterable[FxNode] = next(iter(self._calls)).graph.nodes
+        return {node: None for node in graph if node in extracted}
 
-    def _is_result(self, node: FxNode, needed: dict[FxNode, None]) -> bool:
-        computed = node in self._calls or _is_item(node)
-        return computed and any(user not in needed for user in node.users)
-
-    def _inside(self, node: FxNode) -> bool:
-        """Whether a node is computed here: a call, or a view or constant that leads to nothing but
-        calls."""
-        if node not in self._known:
-            self._known[node] = self._is_inside(node)
-        return self._known[node]
+    def _is_output(self, node: FxNode, nodes: dict[FxNode, None]) -> bool:
+        is_result = node in self._calls or _is_item(node)
+        return is_result and any(user not in nodes for user in node.users)
 
     def _is_inside(self, node: FxNode) -> bool:
+        """Whether a node is extracted: a call, or a view or constant of nothing but such nodes."""
+        if node not in self._known:
+            self._known[node] = self._compute_is_inside(node)
+        return self._known[node]
+
+    def _compute_is_inside(self, node: FxNode) -> bool:
         if node in self._calls or node.op == "get_attr":
             return True
-        free = node.op == "call_function" and node not in self._owning and not self._opaque(node)
-        return free and all(self._inside(operand) for operand in node.all_input_nodes)
+        if node.op != "call_function" or node in self._owning or self._is_opaque(node):
+            return False
+        return all(self._is_inside(operand) for operand in node.all_input_nodes)
 
-    def _opaque(self, node: FxNode) -> bool:
+    def _is_opaque(self, node: FxNode) -> bool:
+        """Whether a node was not captured as operators, so that its cost is unknown."""
         if _is_item(node):
             return False
         value = self._captured.values.get(node)
@@ -119,5 +127,5 @@ class _Alone:
 
 
 def _is_item(node: FxNode) -> bool:
-    """Whether this is one of several results of a call."""
+    """Whether a node is one of several results of a call."""
     return node.target is operator.getitem

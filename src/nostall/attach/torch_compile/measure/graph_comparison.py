@@ -1,146 +1,82 @@
-"""Plain against stitched, the whole graph forward and backward, side by side on equal inputs.
+"""Compare the baseline and the candidate of a whole graph, forward and backward, on equal inputs.
 
-The rules are those of all comparisons of nostall: interleaved samples, the plain version a second
-time as the null, and stitched kernels only where the whole interval is above 1 and above the null.
+The rules are those of all comparisons of nostall: samples are interleaved, the baseline is measured
+twice (the second time as the null), and the candidate is faster only if its whole interval is above
+1 and above the null's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from nostall.attach.torch_compile.runtime.custom_op import observed
+from nostall.attach.torch_compile.measure.accuracy import GraphFunction, max_error, run_graph
+from nostall.attach.torch_compile.measure.call import Call
+from nostall.attach.torch_compile.runtime.custom_op import record_calls
 from nostall.attach.torch_compile.store.records import ComparisonRecord
 from nostall.core.measurement import Comparison
 from nostall.gpu.clock import Clock
 
-Version = Callable[..., Any]
-
-LEAST_ALLOWED, ROUNDINGS = 1e-4, 8.0
-"""Relative difference that is allowed: roundings of the dtype, and what fp32 sums may lose."""
-FEW_ROUNDINGS = 0.5
-"""Of a dtype of one byte, which rounds what was computed in a wider one: some elements round the
-other way.  Eight such roundings would be all of a number."""
-ELEMENT = 4.0
-"""How much further one element may be off, relative to itself or to the typical one, where that is
-more: a single wrong one disappears in the norm of the whole."""
-LEAST_SHARE = 0.1
-"""Of the largest gradient: smaller ones are held to the same absolute difference."""
-LONGER = 4.0
-"""Times as long a comparison is made once more that could have been a gain but for the noise."""
-NUDGES = 3.0
-"""Gradients as small as that may be off by so many times as much as Inductor's own ones move where
-inputs move by a rounding: the sum of what cancels is nothing but roundings."""
+RETRY_FACTOR = 4.0
+"""If noise may hide a gain, the comparison is repeated, so many times as long."""
 
 
-class Differs(Exception):
-    """The stitched version does not compute what the plain one does."""
+class NoStitchedKernel(Exception):
+    """The candidate calls no stitched kernel, so there is nothing to compare."""
 
 
-class NotStitched(Exception):
-    """The stitched version calls no stitched kernel."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call as it happened: its arguments, which of them it changed in place, and whether the
-    modes that decide about gradients were on."""
-
-    args: tuple[Any, ...]
-    changed: frozenset[int]
-    grad: bool
-    inference: bool
-
-    @classmethod
-    def of(cls, args: Sequence[Any], changed: frozenset[int]) -> Call:
-        return cls(tuple(args), changed, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-
-    def kept(self) -> Call:
-        """The same on copies of what a program is free to change or drop: all but parameters."""
-
-        def copy(value: Any) -> Any:
-            if not isinstance(value, Tensor) or isinstance(value, torch.nn.Parameter):
-                return value
-            return value.detach().clone().requires_grad_(value.requires_grad)
-
-        return Call(tuple(map(copy, self.args)), self.changed, self.grad, self.inference)
-
-    def fresh(self) -> list[Any]:
-        """Arguments that are leaves of their own, so that nothing reaches the user's gradients, and
-        copies of what would be changed."""
-        found = []
-        for place, value in enumerate(self.args):
-            if isinstance(value, Tensor):
-                leaf = value.detach()
-                if place in self.changed:
-                    leaf = leaf.clone()
-                value = leaf.requires_grad_(value.requires_grad) if self.grad else leaf
-            found.append(value)
-        return found
-
-
-def changes(args: Sequence[Any], run: Callable[[], Any]) -> tuple[Any, frozenset[int]]:
-    """The result of a call, and the places of the arguments that it changed in place."""
-
-    def versions() -> list[int | None]:
-        tensors = (x if isinstance(x, Tensor) and not x.is_inference() else None for x in args)
-        return [None if x is None else x._version for x in tensors]
-
-    before = versions()
-    result = run()
-    found = {at for at, (a, b) in enumerate(zip(before, versions(), strict=True)) if a != b}
-    # Inference tensors do not count their changes.
-    found |= {at for at, x in enumerate(args) if isinstance(x, Tensor) and x.is_inference()}
-    return result, frozenset(found)
-
-
-def judge(
-    graph: str, plain: Version, stitched: Version, call: Call, clock: Clock, seconds: float
+def compare_graphs(
+    graph: str,
+    baseline: GraphFunction,
+    candidate: GraphFunction,
+    call: Call,
+    clock: Clock,
+    seconds: float,
 ) -> tuple[ComparisonRecord, tuple[str, ...]]:
-    """Compare two versions on a call; also the kernels that the stitched one has called.
+    """Compare two versions of a graph on a call; also returns the kernels that the candidate calls.
 
-    Raises :class:`NotStitched`, :class:`Differs`, and whatever a version raises.
+    ``seconds``: approximate duration of the measurement.
+
+    Raises :class:`NoStitchedKernel`, :class:`AccuracyError`, and whatever a version raises.
     """
-    with _as_called(call):
+    with _call_state(call):
         # Compiled graphs may come from PyTorch's caches: only running them shows what they call.
-        with observed() as called:
-            seeds = _run(plain, call.fresh()).seeds
-            difference = _difference(plain, stitched, call, seeds)
-        if not called:
-            raise NotStitched
-        args = call.fresh()
-        runs = [lambda v=version: _run(v, args, seeds) for version in (plain, stitched, plain)]
-        one, other, null = clock.samples(graph, runs, seconds)
-        found = Comparison.from_samples(one, other, null, kind=clock.kind)
-        if found.verdict == "same" and found.high > 1.0:
-            # The first samples decided nothing, so they are no part of what does.
-            one, other, null = clock.samples(graph, runs, LONGER * seconds)
-            found = Comparison.from_samples(one, other, null, kind=clock.kind)
+        with record_calls() as kernels:
+            seeds = run_graph(baseline, call.fresh_args()).seeds
+            difference = max_error(baseline, candidate, call, seeds)
+        if not kernels:
+            raise NoStitchedKernel
+        args = call.fresh_args()
+        functions = (baseline, candidate, baseline)
+        runs = [lambda f=function: run_graph(f, args, seeds) for function in functions]
+        first, second, null = clock.samples(graph, runs, seconds)
+        comparison = Comparison.from_samples(first, second, null, kind=clock.kind)
+        if comparison.verdict == "same" and comparison.high > 1.0:
+            # Only the longer measurement decides, so that its samples are not a selection.
+            first, second, null = clock.samples(graph, runs, RETRY_FACTOR * seconds)
+            comparison = Comparison.from_samples(first, second, null, kind=clock.kind)
     record = ComparisonRecord(
-        kind=found.kind,
+        kind=comparison.kind,
         clock=clock.name,
-        inductor=tuple(one),
-        stitched=tuple(other),
+        inductor=tuple(first),
+        stitched=tuple(second),
         null=tuple(null),
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
-        null_low=found.null_low,
-        null_high=found.null_high,
+        ratio=comparison.ratio,
+        low=comparison.low,
+        high=comparison.high,
+        null_low=comparison.null_low,
+        null_high=comparison.null_high,
         difference=difference,
     )
-    return record, tuple(sorted(called))
+    return record, tuple(sorted(kernels))
 
 
 @contextlib.contextmanager
-def _as_called(call: Call) -> Iterator[None]:
-    """The modes of the call; the program's random numbers go on as if nothing had been run."""
+def _call_state(call: Call) -> Iterator[None]:
+    """The modes of the call; random generators are restored at the end."""
     devices = {x.device.index for x in call.args if isinstance(x, Tensor) and x.is_cuda}
     with (
         torch.random.fork_rng(sorted(devices)),
@@ -148,158 +84,3 @@ def _as_called(call: Call) -> Iterator[None]:
         torch.set_grad_enabled(call.grad),
     ):
         yield
-
-
-@dataclass(frozen=True)
-class _Results:
-    """Of one run: what it gave, and the gradients for ``seeds`` behind what it gave."""
-
-    given: list[Tensor]
-    gradients: list[Tensor | None]
-    seeds: list[Tensor]
-
-
-def _run(version: Version, args: Sequence[Any], seeds: list[Tensor] | None = None) -> _Results:
-    """One forward pass, and the backward pass where there is one, from random ``seeds`` unless
-    some are given: from equal ones the gradients of softmax and norms are nothing but noise."""
-    # With CUDA graphs inside, Inductor has to know that what was given out may go.
-    if torch.cuda.is_available():
-        torch.compiler.cudagraph_mark_step_begin()
-    result = version(*args)
-    values = result if isinstance(result, (tuple, list)) else (result,)
-    given = [x for x in values if isinstance(x, Tensor)]
-    ends = [x for x in given if x.grad_fn is not None]
-    leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
-    gradients: list[Tensor | None] = []
-    if seeds and not ends:
-        raise Differs("no result has a gradient")
-    if ends and leaves:
-        seeds = [torch.randn_like(x) for x in ends] if seeds is None else seeds
-        if [x.shape for x in seeds] != [x.shape for x in ends]:
-            raise Differs("other results have gradients than in Inductor's version")
-        gradients = list(torch.autograd.grad(ends, leaves, seeds, allow_unused=True))
-    return _Results(given, gradients, seeds or [])
-
-
-def _difference(plain: Version, stitched: Version, call: Call, seeds: list[Tensor]) -> float:
-    """The largest relative difference of any result or gradient, as norms.
-
-    Both versions round in other places; what is allowed is a few roundings of the result's dtype.
-    Gradients that are nearly nothing beside the others (those of a bias in front of a norm are 0
-    but for rounding) may be off by as much as larger ones.
-    """
-    before, copies = call.fresh(), call.fresh()
-    state = _random_state(call)
-    first = _run(plain, before, seeds or None)
-    wanted, gradients = _copied(first.given), _copied(first.gradients)
-    _random_state(call, state)
-    found = _run(stitched, copies, seeds or None)
-    wanted += [before[at] for at in sorted(call.changed)]
-    given = [*found.given, *(copies[at] for at in sorted(call.changed))]
-    worst = max((_distance(a, b, 0.0) for a, b in zip(wanted, given, strict=True)), default=0.0)
-    floor = LEAST_SHARE * max((_size(x) for x in gradients if x is not None), default=0.0)
-    moved: list[float] | None = None
-    for at, (one, other) in enumerate(zip(gradients, found.gradients, strict=True)):
-        try:
-            worst = max(worst, _distance(one, other, floor))
-        except Differs:
-            if one is None or other is None or max(_size(one), _size(other)) > floor:
-                raise
-            if moved is None:
-                _random_state(call, state)
-                moved = _moved(plain, call, seeds, gradients)
-            worst = max(worst, _distance(one, other, NUDGES * moved[at] / _allowed(one.dtype)))
-    return worst
-
-
-def _moved(
-    plain: Version, call: Call, seeds: list[Tensor], gradients: Sequence[Tensor | None]
-) -> list[float]:
-    """How far the gradients move where all but parameters moves by about one rounding: inputs, and
-    what comes from behind."""
-    state, args = _random_state(call), call.fresh()
-    for place, value in enumerate(args):
-        kept = not isinstance(value, Tensor) or isinstance(call.args[place], torch.nn.Parameter)
-        if not kept and value.is_floating_point():
-            args[place] = _nudged(value).requires_grad_(value.requires_grad)
-    behind = [_nudged(seed) for seed in seeds]
-    _random_state(call, state)
-    found = _run(plain, args, behind or None).gradients
-    return [
-        0.0 if one is None or other is None else _size(one.double() - other.double())
-        for one, other in zip(gradients, found, strict=True)
-    ]
-
-
-def _nudged(x: Tensor) -> Tensor:
-    step = torch.finfo(x.dtype).eps * (2 * torch.rand_like(x) - 1)
-    return (x.detach().double() * (1 + step.double())).to(x.dtype)
-
-
-def _allowed(dtype: torch.dtype) -> float:
-    """Relative difference of results of this dtype."""
-    roundings = ROUNDINGS if dtype.itemsize > 1 else FEW_ROUNDINGS
-    return max(LEAST_ALLOWED, roundings * float(torch.finfo(dtype).eps))
-
-
-def _distance(one: Tensor | None, other: Tensor | None, floor: float) -> float:
-    """How far two results are apart, relative to the first or to ``floor``, where that is more.
-    Raises :class:`Differs` where that is more than rounding explains."""
-    if one is None or other is None:
-        if one is not None or other is not None:
-            raise Differs("a gradient is missing")
-        return 0.0
-    one, other = one.detach(), other.detach()
-    if (one.shape, one.stride(), one.dtype) != (other.shape, other.stride(), other.dtype):
-        raise Differs(f"a result has {_about(other)}; Inductor's has {_about(one)}")
-    if not one.dtype.is_floating_point:
-        error, element, allowed = float((one != other).double().sum()), 0.0, 0.0
-    else:
-        allowed = _allowed(one.dtype)
-        error, element = _errors(one.double(), other.double(), floor)
-    if not error <= allowed:
-        raise Differs(f"a result is off by {error:.3g} of its size; {allowed:.3g} is allowed")
-    if not element <= ELEMENT * allowed:
-        what = f"{element:.3g} of its size or the typical one"
-        raise Differs(f"an element is off by {what}; {ELEMENT * allowed:.3g} is allowed")
-    return error
-
-
-def _errors(x: Tensor, y: Tensor, floor: float) -> tuple[float, float]:
-    """(of the whole, of the worst element), relative."""
-    # Where both are NaN or the same infinity they agree.
-    same = (x == y) | (x.isnan() & y.isnan())
-    gap = torch.where(same, 0.0, x - y)
-    if not bool(gap.isfinite().all()):
-        return math.inf, math.inf
-    scale = max(_size(x), floor, torch.finfo(torch.float32).tiny)
-    elements = gap.abs() / x.abs().nan_to_num(0.0).clamp(min=scale)
-    return _size(gap) / scale, float(elements.max()) if elements.numel() else 0.0
-
-
-def _size(x: Tensor) -> float:
-    """The root of the mean square of what is finite."""
-    if not x.dtype.is_floating_point or not x.numel():
-        return 0.0
-    wide = x.detach().double()
-    return float(torch.where(wide.isfinite(), wide, 0.0).square().mean().sqrt())
-
-
-def _copied(values: Sequence[Tensor | None]) -> list[Tensor | None]:
-    # With CUDA graphs the next run writes to the same memory.
-    return [None if x is None else x.detach().clone() for x in values]
-
-
-def _about(x: Tensor) -> str:
-    return f"shape {tuple(x.shape)}, strides {x.stride()}, {x.dtype}"
-
-
-def _random_state(call: Call, state: Any = None) -> Any:
-    """Read the random generators' states, or set them again."""
-    devices = sorted({x.device.index for x in call.args if isinstance(x, Tensor) and x.is_cuda})
-    if state is None:
-        return torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in devices]
-    torch.set_rng_state(state[0])
-    for device, one in zip(devices, state[1], strict=True):
-        torch.cuda.set_rng_state(one, device)
-    return state

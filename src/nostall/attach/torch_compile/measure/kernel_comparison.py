@@ -1,8 +1,7 @@
-"""Which kernels of a graph are worth being put in: each beside what Inductor makes of the same
-operators, before the graph is compiled with those that were faster.
+"""Compare each kernel with Inductor's code for the same operators, to drop slower kernels.
 
-What a kernel is worth in the whole graph the comparison of the whole graph says; this one finds out
-which kernels spoil it.  It runs on the program's own thread, after the race of plans.
+The comparison of the whole graph measures what kernels gain in their context; this one finds out
+which of them would spoil that.  It runs on the user's thread, after plan tuning.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,144 +19,146 @@ from msgspec import structs
 from torch import Tensor
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.graph_copies import as_traced
+from nostall.attach.torch_compile.graph_copies import fake_inputs
 from nostall.attach.torch_compile.graph_key import graph_key
-from nostall.attach.torch_compile.measure.baselines import Rival, copied, rivals
-from nostall.attach.torch_compile.options import Settings
-from nostall.attach.torch_compile.rewrite.compilers import Host, InductorHost
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.rewrite.matching import parts_of
-from nostall.attach.torch_compile.runtime.custom_op import resolve
-from nostall.attach.torch_compile.store.records import DuelRecord, Kept
-from nostall.attach.torch_compile.workers.compile_job import Errand
-from nostall.attach.torch_compile.workers.torch_state import Surroundings
+from nostall.attach.torch_compile.measure.baselines import (
+    InductorBaseline,
+    copy_graph,
+    inductor_baselines,
+)
+from nostall.attach.torch_compile.options import Options
+from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler
+from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.rewrite.matching import match_kernels
+from nostall.attach.torch_compile.runtime.custom_op import load_op
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.records import KernelComparisonRecord
 from nostall.attach.warning import warn_once
 from nostall.fusion.codegen.autotune.autotuner import filled
 from nostall.gpu.clock import Clock, Run
 
-SECONDS = 0.1
-"""About how long one duel takes, once what Inductor makes is compiled."""
+MAX_COMPARISON_S = 0.1
+"""Longest measurement of one comparison in seconds, without compiling the baseline."""
 Layout = tuple[Sequence[int], Sequence[int], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
 
 
-class AllSlower(Exception):
-    """Every kernel is slower than what Inductor makes of the same operators."""
+class AllKernelsSlower(Exception):
+    """Every kernel was measured slower than Inductor's code for the same operators."""
 
 
 @dataclass
-class Duels:
-    """Of all kernels of one program's graph, forward and backward.  Without a clock there are none.
+class KernelComparisons:
+    """Comparisons of all kernels of one Dynamo graph, forward and backward."""
 
-    ``patches`` is what the user set of Inductor's configuration.
-    """
-
+    # None disables the comparisons.
     clock: Clock | None
-    settings: Settings
+    options: Options
+    # The user's changes of Inductor's configuration.
     patches: dict[str, Any]
-    modules: list[GraphModule] = field(default_factory=list)
+    # Inductor's graphs; see :meth:`add`.
+    graphs: list[GraphModule] = field(default_factory=list)
 
     def add(self, module: GraphModule) -> None:
-        """A graph as Inductor is about to compile it."""
-        if self.clock is not None and self.settings.keep == "faster":
-            self.modules.append(copied(module))
+        """Keep a copy of a graph that Inductor is about to compile."""
+        if self.clock is not None and self.options.keep == "faster":
+            self.graphs.append(copy_graph(module))
 
-    def losers(self, host: Host, limit: float) -> frozenset[str]:
-        """The parts, by key, that stay with Inductor.  Each duel is fought once and kept.
+    def kept_in_inductor(self, compiler: GraphCompiler, limit: float) -> frozenset[str]:
+        """Keys of the kernel matches that stay with Inductor, because they are not faster.
 
-        The kernels that move the most bytes come first; after ``limit`` seconds the others are put
-        in untried, and so are all where something fails: the whole graph decides.  Where none is
-        faster it decides about those that are not slower.  Raises :class:`AllSlower`.
+        Each comparison is measured once and stored.  Kernels that move the most bytes come first.
+        Kernels that are not compared within ``limit`` seconds, or whose comparison fails, are
+        fused; the comparison of the whole graph still decides.  If no kernel is faster, only slower
+        ones stay with Inductor.
+
+        Raises :class:`AllKernelsSlower`.
         """
-        if self.clock is None or not self.modules:
+        if self.clock is None or not self.graphs:
             return frozenset()
         try:
-            with _as_if_nothing_ran(self.modules[0]):
-                return self._losers(host, self.clock, limit)
-        except AllSlower:
+            with _isolated_state(self.graphs[0]):
+                return self._kept_in_inductor(compiler, self.clock, limit)
+        except AllKernelsSlower:
             raise
-        except Exception as error:  # the graph is stitched all the same
+        except Exception as error:  # optional: the whole graph is compared in any case
             warn_once(f"kernels were not compared on their own: {type(error).__name__}: {error}")
             return frozenset()
 
-    def errands(self, host: InductorHost) -> Iterator[Errand]:
-        """What Inductor has to compile before kernels can be compared, for another process; those
-        that move the most bytes first."""
-        kept, patches = Kept(), dict(host.patches)
-        for key, rival in self._rivals(kept).items():
-            if kept.answer(DuelRecord, key) is None:
-                fakes, device = _placeholders(rival.module), _device(rival.module)
-                inputs = [(tuple(x.shape), x.stride(), x.dtype, device, False) for x in fakes]
-                around = replace(Surroundings.here(), grad=False)
-                yield Errand(rival.module, tuple(inputs), patches, None, around)
+    def _kept_in_inductor(
+        self, compiler: GraphCompiler, clock: Clock, limit: float
+    ) -> frozenset[str]:
+        store, end = KernelStore(), time.perf_counter() + limit
+        baselines = self.baselines(store)
+        seconds = min(MAX_COMPARISON_S, self.options.seconds / max(1, len(baselines)))
+        not_faster, slower = set[str](), set[str]()
+        for key, baseline in baselines.items():
+            record = store.load(KernelComparisonRecord, key)
+            if record is None and time.perf_counter() < end:
+                record = _compare(key, baseline, compiler, clock, seconds)
+                store.save(key, record)
+            keys = {match.key for match in baseline.matches}
+            not_faster |= keys if record is not None and record.is_not_faster else set()
+            slower |= keys if record is not None and record.is_slower else set()
+        kernels = {match.key for baseline in baselines.values() for match in baseline.matches}
+        if kernels and slower == kernels:
+            raise AllKernelsSlower(
+                "every kernel is slower than what Inductor makes of the same operators"
+            )
+        return frozenset(slower if not_faster == kernels else not_faster)
 
-    def _losers(self, host: Host, clock: Clock, limit: float) -> frozenset[str]:
-        kept, until = Kept(), time.perf_counter() + limit
-        found = self._rivals(kept)
-        each = min(SECONDS, self.settings.seconds / max(1, len(found)))
-        lost, slower = set[str](), set[str]()
-        for key, rival in found.items():
-            record = kept.answer(DuelRecord, key)
-            if record is None and time.perf_counter() < until:
-                record = _fought(key, rival, host, clock, each)
-                kept.keep(key, record)
-            parts = {part.key for part in rival.parts}
-            lost |= parts if record is not None and record.lost else set()
-            slower |= parts if record is not None and record.slower else set()
-        every = {part.key for rival in found.values() for part in rival.parts}
-        if every and slower == every:
-            raise AllSlower("every kernel is slower than what Inductor makes of the same operators")
-        return frozenset(slower if lost == every else lost)
+    def baselines(self, store: KernelStore) -> dict[str, InductorBaseline]:
+        """The distinct baselines by key, sorted by the bytes that all equal ones move together."""
+        kernel_filter = KernelFilter(self.options.fuse)
+        baselines: dict[str, InductorBaseline] = {}
+        bytes_moved: Counter[str] = Counter()
+        for module in self.graphs:
+            matched = match_kernels(module, store, kernel_filter, RewriteResult())
+            for baseline in [] if matched is None else inductor_baselines(module, *matched):
+                key = self._key(baseline)
+                baselines.setdefault(key, baseline)
+                bytes_moved[key] += baseline.bytes_moved
+        return {key: baselines[key] for key, _ in bytes_moved.most_common()}
 
-    def _rivals(self, kept: Kept) -> dict[str, Rival]:
-        """Each once, by name, in the order of what they move in all."""
-        selection = Selection(self.settings.extent)
-        found: dict[str, Rival] = {}
-        moved: Counter[str] = Counter()
-        for module in self.modules:
-            parts = parts_of(module, kept, selection, Stitching())
-            for rival in [] if parts is None else rivals(module, *parts):
-                key = self._key(rival)
-                found.setdefault(key, rival)
-                moved[key] += rival.moved
-        return {key: found[key] for key, _ in moved.most_common()}
-
-    def _key(self, rival: Rival) -> str:
-        inputs = _placeholders(rival.module)
-        name = graph_key(rival.module, inputs, self.settings, self.patches)
-        kernels = " ".join(part.kernel for part in rival.parts)
-        return hashlib.sha256(f"{name} {kernels}".encode()).hexdigest()
+    def _key(self, baseline: InductorBaseline) -> str:
+        inputs = fake_placeholders(baseline.module)
+        graph = graph_key(baseline.module, inputs, self.options, self.patches)
+        kernels = " ".join(match.kernel for match in baseline.matches)
+        return hashlib.sha256(f"{graph} {kernels}".encode()).hexdigest()
 
 
-def _fought(key: str, rival: Rival, host: Host, clock: Clock, seconds: float) -> DuelRecord:
-    """Whatever fails leaves the kernels in: the whole graph decides."""
-    kernels = tuple(part.kernel for part in rival.parts)
-    record = DuelRecord(kernels=kernels, kind=clock.kind, clock=clock.name)
+def _compare(
+    key: str, baseline: InductorBaseline, compiler: GraphCompiler, clock: Clock, seconds: float
+) -> KernelComparisonRecord:
+    """Measure kernels and their baseline; a failure is part of the record."""
+    kernels = tuple(match.kernel for match in baseline.matches)
+    record = KernelComparisonRecord(kernels=kernels, kind=clock.kind, clock=clock.name)
     try:
-        inductor, stitched = _inductors(rival.module, host), _stitched(kernels, rival)
+        inductor, stitched = _baseline_run(baseline.module, compiler), _kernel_run(baseline)
         samples = clock.samples(key, [inductor, stitched, inductor], seconds)
-    except Exception as error:  # memory, a compiler: a duel is worth no failure
+    except Exception as error:  # out of memory, a compiler error: the kernels are fused untried
         reason = (str(error).strip().splitlines() or [""])[0]
         failure = f"{type(error).__name__}: {reason[:200]}"
-        warn_once(f"a kernel is put in without a comparison of its own: {failure}")
+        warn_once(f"a kernel is fused without a comparison of its own: {failure}")
         return structs.replace(record, failure=failure)
-    one, other, null = map(tuple, samples)
-    return structs.replace(record, inductor=one, stitched=other, null=null)
+    first, second, null = map(tuple, samples)
+    return structs.replace(record, inductor=first, stitched=second, null=null)
 
 
-def _inductors(module: GraphModule, host: Host) -> Run:
-    fakes = _placeholders(module)
-    inputs = _drawn([(x.shape, x.stride(), x.dtype) for x in fakes], _device(module))
-    with as_traced(inputs) as traced:
-        compiled = host.plain(module, traced)
+def _baseline_run(module: GraphModule, compiler: GraphCompiler) -> Run:
+    fakes = fake_placeholders(module)
+    inputs = _random_tensors([(x.shape, x.stride(), x.dtype) for x in fakes], graph_device(module))
+    with fake_inputs(inputs) as traced:
+        compiled = compiler.compile_baseline(module, traced)
     return lambda: compiled(*inputs)
 
 
-def _stitched(kernels: Sequence[str], rival: Rival) -> Run:
+def _kernel_run(baseline: InductorBaseline) -> Run:
     calls: list[tuple[Callable[..., Any], list[Tensor]]] = []
-    for kernel in kernels:
-        runner = resolve(kernel)
-        inputs = _drawn(runner.launcher(None).inputs, _device(rival.module))
-        calls.append((runner.direct, inputs))
+    device = graph_device(baseline.module)
+    for match in baseline.matches:
+        op = load_op(match.kernel)
+        calls.append((op.unchecked_call, _random_tensors(op.launcher(None).inputs, device)))
 
     def run() -> None:
         for call, inputs in calls:
@@ -167,10 +168,9 @@ def _stitched(kernels: Sequence[str], rival: Rival) -> Run:
 
 
 @contextlib.contextmanager
-def _as_if_nothing_ran(module: GraphModule) -> Iterator[None]:
-    """On the graph's device, without gradients or casts; the program's random numbers go on as
-    before."""
-    device = _device(module)
+def _isolated_state(module: GraphModule) -> Iterator[None]:
+    """The graph's device without gradients and autocast; restores random generators at the end."""
+    device = graph_device(module)
     on_gpu = device.type == "cuda"
     with (
         torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
@@ -181,21 +181,24 @@ def _as_if_nothing_ran(module: GraphModule) -> Iterator[None]:
         yield
 
 
-def _placeholders(module: GraphModule) -> list[Any]:
+def fake_placeholders(module: GraphModule) -> list[Any]:
+    """The fake values of a graph's inputs."""
     return [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
 
 
-def _device(module: GraphModule) -> torch.device:
-    found: torch.device = next(x.device for x in _placeholders(module) if isinstance(x, Tensor))
-    return found
+def graph_device(module: GraphModule) -> torch.device:
+    """The device of a graph's first input tensor."""
+    tensors = (x for x in fake_placeholders(module) if isinstance(x, Tensor))
+    device: torch.device = next(tensors).device
+    return device
 
 
-def _drawn(layouts: Sequence[Layout], device: torch.device) -> list[Tensor]:
-    """Tensors with numbers as they come in programs."""
-    draw = torch.Generator(device).manual_seed(0)
-    found = []
+def _random_tensors(layouts: Sequence[Layout], device: torch.device) -> list[Tensor]:
+    """Tensors of these layouts with random numbers: normal floats, and integers of 0 or 1."""
+    generator = torch.Generator(device).manual_seed(0)
+    tensors = []
     for shape, strides, dtype in layouts:
         span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         memory = torch.empty(span if 0 not in shape else 0, dtype=dtype, device=device)
-        found.append(filled(memory, draw).as_strided(shape, strides))
-    return found
+        tensors.append(filled(memory, generator).as_strided(shape, strides))
+    return tensors

@@ -1,7 +1,7 @@
-"""The race of plans for the kernels of one graph, before its versions are compared as a whole.
+"""Tune the plans of one graph's kernels by measurement, before its versions are compared.
 
-What needs a compiler is done in the background; kernels run on the program's own thread, where no
-CUDA graph is being captured.
+Everything that needs a compiler happens in the background.  Kernels run on the user's thread, while
+no CUDA graph is being captured.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nostall.attach.torch_compile.options import Extent
-from nostall.attach.torch_compile.store.rank_sync import Ranks
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepRecord
-from nostall.attach.torch_compile.store.regions import raced_region, stitched_region
+from nostall.attach.torch_compile.options import FuseScope
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.rank_sync import RankSync
+from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
+from nostall.attach.torch_compile.store.regions import retuned_region, stitched_region
 from nostall.attach.warning import warn_once
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import Racer
@@ -28,86 +29,98 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
 from nostall.gpu.clock import Clock
 
-SECONDS = 0.05
-"""Of each comparison: the program goes on meanwhile, and whole graphs are compared afterwards."""
-LEAST_S = 8e-6
-"""Kernels whose modelled choice takes less do not race: a race gains a few hundredths of that, and
-compiling a kernel's plans takes as long for those as for any other."""
+MAX_COMPARISON_S = 0.05
+"""Longest measurement of one comparison, in seconds.  It may be coarse, because the user's process
+waits for it, and because the whole graphs are compared afterwards."""
+MIN_TUNED_S = 8e-6
+"""Kernels with a shorter modelled time (seconds) are not tuned: tuning gains a few hundredths of
+that, and compiling a kernel's plans takes as long as for any other kernel."""
 
 
 @dataclass(frozen=True)
-class Racing:
-    """The kernels of a region whose plans race, by their operators: the modelled first choice comes
-    first."""
+class PlanCandidates:
+    """Kernels of one region whose plans are to be measured."""
 
     graph: Graph
+    # (schedule, plans) by the kernel's operators.  The first plan is the modelled best one.
     kernels: dict[tuple[int, ...], tuple[Schedule, tuple[KernelPlan, ...]]]
 
 
 @dataclass
-class Race:
-    """As :class:`Racer`, for each kernel that is put in, within about ``seconds`` in all.  With
-    ``most`` 0 there is none."""
+class PlanTuning:
+    """Tunes the plans of all fused kernels of a graph."""
 
-    most: int
+    # Modelled best plans of each kernel that are measured, beside the best one of every scheme; 0
+    # disables tuning.
+    max_plans: int
+    # Approximate total budget of the measurements, in seconds.
     seconds: float
-    extent: Extent
-    regions: list[Racing] = field(default_factory=list)
+    fuse: FuseScope
+    # Filled by :meth:`prepare`, here or in a worker process.
+    candidates: list[PlanCandidates] = field(default_factory=list)
 
     def prepare(self, graph: Graph) -> Iterator[str]:
-        """The kernels of a region that will be put in or race for it, by name: to be compiled.  All
-        that is needed of the process is the store."""
-        kept = Kept()
-        wanted = self._wanted(stitched_region(graph, kept))
-        for step in wanted:
+        """Stitch a region and yield the names of all kernels that have to be compiled for it.
+
+        These are the kernels that will be inserted, and those of all plans to be measured.  Needs
+        the store, but no GPU.
+        """
+        store = KernelStore()
+        steps = self._fused_steps(stitched_region(graph, store))
+        for step in steps:
             yield step.kernel
-        if not self.most or graph.varying is not None:
+        if not self.max_plans or graph.varying is not None:
             return
-        racing = Racing(graph, {})
-        for step in wanted:
+        region = PlanCandidates(graph, {})
+        for step in steps:
             try:
-                of = scheduled(graph, step.operators)
-                every = candidates(of, self.most)
+                schedule = scheduled(graph, step.operators)
+                plans = candidates(schedule, self.max_plans)
             except BadInput:
-                continue  # a pack, whose parts have no common loops
-            if modelled_seconds(of, every[0]) >= LEAST_S:
-                racing.kernels[of.mapping.operators] = of, every
-                for plan in every:
-                    yield kept.put(emit(of, plan))
-        if racing.kernels:
-            self.regions.append(racing)
+                continue  # a packed kernel, whose parts have no common loops
+            if modelled_seconds(schedule, plans[0]) >= MIN_TUNED_S:
+                region.kernels[schedule.mapping.operators] = schedule, plans
+                for plan in plans:
+                    yield store.put(emit(schedule, plan))
+        if region.kernels:
+            self.candidates.append(region)
 
     def run(self, device: torch.device, clock: Clock) -> None:
-        """Measure what has not been measured yet, and keep regions with the faster plans.  What
-        fails leaves the modelled ones."""
-        if not self.regions or not Ranks.here().leads:
+        """Measure the candidates that have no stored result, and store regions with faster plans.
+
+        Does nothing on ranks other than 0.  If something fails, the modelled plans stay.
+        """
+        if not self.candidates or not RankSync.current().is_leader:
             return
         try:
-            self._run(device, clock, Kept())
-        except Exception as error:  # the graph is stitched all the same
-            warn_once(f"plans were not raced: {type(error).__name__}: {error}")
+            self._run(device, clock, KernelStore())
+        except Exception as error:  # tuning is optional: the modelled plans are valid
+            warn_once(f"plans were not tuned: {type(error).__name__}: {error}")
 
-    def _run(self, device: torch.device, clock: Clock, kept: Kept) -> None:
-        count = sum(len(racing.kernels) for racing in self.regions)
-        racer = Racer(clock, self.most, min(SECONDS, self.seconds / count), kept.folder)
+    def _run(self, device: torch.device, clock: Clock, store: KernelStore) -> None:
+        count = sum(len(region.kernels) for region in self.candidates)
+        seconds = min(MAX_COMPARISON_S, self.seconds / count)
+        tuner = Racer(clock, self.max_plans, seconds, store.folder)
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            for racing in self.regions:
-                _put(racing, racer, kept)
-        for failure in {record.failure for record in racer.told if record.failure}:
+            for region in self.candidates:
+                _tune_region(region, tuner, store)
+        for failure in {record.failure for record in tuner.told if record.failure}:
             warn_once(f"a kernel keeps its modelled plan: {failure}")
 
-    def _wanted(self, record: RegionRecord) -> list[StepRecord]:
-        return [step for step in record.steps if self.extent == "all" or step.reduces]
+    def _fused_steps(self, record: RegionRecord) -> list[StepRecord]:
+        return [step for step in record.steps if self.fuse == "all" or step.reduces]
 
 
-def _put(racing: Racing, racer: Racer, kept: Kept) -> None:
-    """Race, and keep the region anew where another plan than the first choice has won: the program
-    waits for it."""
-    won = {at: racer.between(of, every) for at, (of, every) in racing.kernels.items()}
-    if all(won[at] == every[0] for at, (_, every) in racing.kernels.items()):
+def _tune_region(region: PlanCandidates, tuner: Racer, store: KernelStore) -> None:
+    """Tune a region's kernels, and store the region anew if a modelled best plan is not fastest."""
+    fastest = {
+        operators: tuner.between(schedule, plans)
+        for operators, (schedule, plans) in region.kernels.items()
+    }
+    if all(fastest[operators] == plans[0] for operators, (_, plans) in region.kernels.items()):
         return
 
-    def choice(of: Schedule) -> KernelPlan:
-        return won.get(of.mapping.operators) or first_choice(of)
+    def choice(schedule: Schedule) -> KernelPlan:
+        return fastest.get(schedule.mapping.operators) or first_choice(schedule)
 
-    raced_region(racing.graph, kept, choice)
+    retuned_region(region.graph, store, choice)

@@ -1,88 +1,101 @@
-"""Who compiles a graph, and everything in it that is not stitched: Inductor, or eager PyTorch.
+"""Compilers for a Dynamo graph: Inductor, or AOTAutograd with eager operators as a fallback.
 
-Both cut the joint graph by the min-cut partition, so the plain and the stitched version of a graph
+Both split the joint graph by the min-cut partition, so the baseline and the candidate of a graph
 save equal tensors for the backward pass.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.store.records import Kept, code_version
+from nostall.attach.torch_compile.rewrite.inductor_pass import (
+    PASS_OPTION,
+    GraphObserver,
+    ObservingPass,
+    StitchPass,
+    collect_result,
+)
+from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.core import garbage_collector
 
-Compiled = Callable[..., Any]
-Observer = Callable[[GraphModule], None]
-PASS = "post_grad_custom_post_pass"
+CompiledGraph = Callable[..., Any]
 
-
-MEASURING = (
+MEASURING_OPTIONS = (
     "max_autotune",
     "max_autotune_gemm",
     "benchmark_fusion",
     "benchmark_combo_kernel",
     "triton.autotune_at_compile_time",
 )
-"""Options with which Inductor measures kernels while it compiles."""
-PASSES = (
+"""Options with which Inductor measures kernels on the GPU while it compiles."""
+CUSTOM_PASS_OPTIONS = (
     "pre_grad_custom_pass",
     "joint_custom_pre_pass",
     "joint_custom_post_pass",
     "post_grad_custom_pre_pass",
-    PASS,
+    PASS_OPTION,
     "_pre_fusion_custom_pass",
     "_post_fusion_custom_pass",
     "custom_partitioner_fn",
 )
-"""Options that are functions of the program's own."""
+"""Options that hold functions of the user, which a worker process does not have."""
 
 
-class Host(Protocol):
-    """Compiles a Dynamo graph, forward and backward.  The module is taken over."""
-
-    @property
-    def unsent(self) -> str:
-        """Why no other process can compile for this one, into a cache that both look into and
-        without measuring on a GPU that is busy; empty where one can."""
-        ...
+class GraphCompiler(Protocol):
+    """Compiles a Dynamo graph, forward and backward.  The compiler may modify the graph."""
 
     @property
-    def uncaptured(self) -> Host:
-        """The same without CUDA graphs inside, for who captures runs."""
+    def local_only_reason(self) -> str:
+        """Why a worker process cannot compile for this compiler; empty if one can.
+
+        A worker needs a shared compile cache, and must not measure on the GPU, which is busy.
+        """
         ...
 
-    def plain(
-        self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
-    ) -> Compiled:
-        """As the user's mode has it.  ``observe`` is shown the graphs that would be stitched, where
-        they are compiled and do not come from a cache."""
+    @property
+    def without_cuda_graphs(self) -> GraphCompiler:
+        """A copy of this compiler with CUDA graphs disabled.
+
+        The benchmark captures its runs in a CUDA graph, and captures cannot be nested.
+        """
         ...
 
-    def stitched(
-        self, module: GraphModule, inputs: Sequence[Any], selection: Selection, done: Stitching
-    ) -> Compiled:
-        """The same with stitched kernels; the backward pass is compiled at once, too."""
+    def compile_baseline(
+        self, module: GraphModule, inputs: Sequence[Any], observe: GraphObserver | None = None
+    ) -> CompiledGraph:
+        """Compile as the user's mode and options say, without stitched kernels.
+
+        ``observe`` is called with the graphs into which kernels would be inserted, unless the
+        compiled graph comes from a cache.
+        """
+        ...
+
+    def compile_candidate(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        kernel_filter: KernelFilter,
+        result: RewriteResult,
+    ) -> CompiledGraph:
+        """Compile with stitched kernels, the backward pass together with the forward pass."""
         ...
 
 
 @dataclass(frozen=True)
-class InductorHost:
-    """``patches`` is what ``mode=`` and ``options=`` mean for Inductor's configuration."""
+class InductorCompiler:
+    """Compiles by ``torch._inductor.compile_fx``."""
 
+    # Changes of Inductor's configuration by ``mode=`` and ``options=``.
     patches: Mapping[str, Any]
 
     @property
-    def unsent(self) -> str:
+    def local_only_reason(self) -> str:
         from torch._inductor import config
 
         def value(name: str) -> Any:
@@ -92,64 +105,67 @@ class InductorHost:
                 holder = getattr(holder, part, None)
             return holder
 
-        if any(value(name) is not None for name in PASSES):
-            return "a pass of the program's own is among Inductor's"
+        if any(value(name) is not None for name in CUSTOM_PASS_OPTIONS):
+            return "the user's own passes are part of Inductor's configuration"
         if not value("fx_graph_cache") or value("force_disable_caches"):
             return "Inductor's cache is off"
-        measuring = [name for name in MEASURING if value(name)]
+        measuring = [name for name in MEASURING_OPTIONS if value(name)]
         return f"Inductor measures while it compiles ({measuring[0]})" if measuring else ""
 
     @property
-    def uncaptured(self) -> InductorHost:
-        """The same without CUDA graphs inside, for who captures runs."""
-        return InductorHost({**self.patches, "triton.cudagraphs": False})
+    def without_cuda_graphs(self) -> InductorCompiler:
+        return InductorCompiler({**self.patches, "triton.cudagraphs": False})
 
-    def plain(
-        self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
-    ) -> Compiled:
-        """Raises :class:`Unavailable` where there is no compiler for what Inductor writes."""
+    def compile_baseline(
+        self, module: GraphModule, inputs: Sequence[Any], observe: GraphObserver | None = None
+    ) -> CompiledGraph:
+        """Raises :class:`InductorUnavailable` if the machine cannot compile Inductor's code."""
         from torch._inductor.compile_fx import compile_fx
 
         patches = dict(self.patches)
-        if observe is not None and self._before is None:
-            patches[PASS] = ObservingPass(observe)
+        if observe is not None and self._user_pass is None:
+            patches[PASS_OPTION] = ObservingPass(observe)
         else:
-            garbage_collector.resume()  # nobody tells whether a cache has the graph
+            garbage_collector.resume()  # without a pass it is unknown whether a cache has the graph
         try:
-            found: Compiled = compile_fx(module, inputs, config_patches=patches)
-        except Exception as error:  # all but a missing compiler is raised again
-            if (missing := _missing(error)) is not None:
-                raise Unavailable(missing) from error
+            compiled: CompiledGraph = compile_fx(module, inputs, config_patches=patches)
+        except Exception as error:  # raised again, unless a toolchain is missing
+            if (missing := _missing_toolchain(error)) is not None:
+                raise InductorUnavailable(missing) from error
             raise
-        return found
+        return compiled
 
-    def stitched(
-        self, module: GraphModule, inputs: Sequence[Any], selection: Selection, done: Stitching
-    ) -> Compiled:
+    def compile_candidate(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        kernel_filter: KernelFilter,
+        result: RewriteResult,
+    ) -> CompiledGraph:
         from torch._inductor.compile_fx import compile_fx
 
         from nostall.attach.torch_compile.rewrite import direct_call
 
-        direct_call.register()
-        patches = {**self.patches, PASS: StitchPass(selection, self._before)}
-        with _stitching(done), _whole():
-            found: Compiled = compile_fx(module, inputs, config_patches=patches)
-        return found
+        direct_call.use_direct_calls()
+        patches = {**self.patches, PASS_OPTION: StitchPass(kernel_filter, self._user_pass)}
+        with collect_result(result), _backward_with_forward():
+            compiled: CompiledGraph = compile_fx(module, inputs, config_patches=patches)
+        return compiled
 
     @property
-    def _before(self) -> Any:
-        """A pass that the user has put where ours goes."""
+    def _user_pass(self) -> Any:
+        """The user's pass for the option that the backend sets."""
         from torch._inductor import config
 
-        return self.patches.get(PASS) or getattr(config, PASS)
+        return self.patches.get(PASS_OPTION) or getattr(config, PASS_OPTION)
 
 
-class Unavailable(Exception):
-    """Inductor cannot compile here at all; the text says what it lacks."""
+class InductorUnavailable(Exception):
+    """Inductor cannot compile on this machine; the message says which toolchain is missing."""
 
 
-def _missing(error: BaseException | None) -> str | None:
-    """The part of the machine that Inductor says is missing, in an error or in its causes."""
+def _missing_toolchain(error: BaseException | None) -> str | None:
+    """The first line of Inductor's error about a missing toolchain, in an error or its causes."""
     from torch._inductor.exc import GPUTooOldForTriton, InvalidCxxCompiler, TritonMissing
 
     while error is not None:
@@ -159,107 +175,47 @@ def _missing(error: BaseException | None) -> str | None:
     return None
 
 
-_current: ContextVar[Stitching | None] = ContextVar("stitching", default=None)
-
-
-@contextlib.contextmanager
-def _stitching(done: Stitching) -> Iterator[None]:
-    mark = _current.set(done)
-    try:
-        yield
-    finally:
-        _current.reset(mark)
-
-
-def _whole() -> Any:
-    """Compile the backward pass together with the forward: no step has to wait for it."""
+def _backward_with_forward() -> Any:
+    """Compile the backward pass together with the forward pass, so that no step waits for it."""
     import torch._functorch.config as functorch
 
     return functorch.patch(force_non_lazy_backward_lowering=True)
 
 
 @dataclass(frozen=True)
-class StitchPass(CustomGraphPass):  # type: ignore[misc]
-    """Puts stitched kernels into Inductor's graphs, behind its own rewriting, before its fusion.
+class EagerCompiler:
+    """Runs ATen operators one by one beside stitched kernels, if Inductor is not available."""
 
-    PyTorch 2.11 keeps its configuration for all threads: where nothing is being stitched, this pass
-    must do nothing, and say so in the key of what is compiled.
-    """
-
-    selection: Selection
-    before: Any = field(default=None, repr=False)
-    """A pass that the user has put there; it goes first."""
-
-    def __call__(self, graph: FxGraph) -> None:
-        for one in self._before:
-            one(graph)
-        done = _current.get()
-        if done is not None:
-            garbage_collector.resume()
-            # Where PyTorch's caches have the graph nobody needs what finds kernels.
-            from nostall.attach.torch_compile.rewrite.rewrite import rewrite
-
-            rewrite(graph.owning_module, Kept(), self.selection, done)
-
-    def uuid(self) -> Any:
-        """PyTorch's caches must not mix graphs of different kernels or folders."""
-        known = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in self._before]
-        if None in known:
-            return None
-        if _current.get() is None:
-            return ["nostall", "idle", known]
-        return ["nostall", code_version(), Kept().identity, *self.selection.name, known]
+    local_only_reason: str = field(default="PyTorch's operators run one by one", init=False)
 
     @property
-    def _before(self) -> list[Any]:
-        if self.before is None:
-            return []
-        return list(self.before) if isinstance(self.before, (list, tuple)) else [self.before]
-
-
-@dataclass(frozen=True)
-class ObservingPass(CustomGraphPass):  # type: ignore[misc]
-    """Shows Inductor's graphs to somebody and leaves them as they are."""
-
-    observe: Observer
-
-    def __call__(self, graph: FxGraph) -> None:
-        self.observe(graph.owning_module)
-
-    def uuid(self) -> Any:
-        return "nostall observes"
-
-
-@dataclass(frozen=True)
-class EagerHost:
-    """Where Inductor is not available: ATen operators one by one, beside the stitched kernels."""
-
-    unsent: str = field(default="PyTorch's operators run one by one", init=False)
-
-    @property
-    def uncaptured(self) -> EagerHost:
+    def without_cuda_graphs(self) -> EagerCompiler:
         return self
 
-    def plain(
-        self, module: GraphModule, inputs: Sequence[Any], observe: Observer | None = None
-    ) -> Compiled:
-        return self._compiled(module, inputs, observe or (lambda graph: None))
+    def compile_baseline(
+        self, module: GraphModule, inputs: Sequence[Any], observe: GraphObserver | None = None
+    ) -> CompiledGraph:
+        return self._compile(module, inputs, observe or (lambda graph: None))
 
-    def stitched(
-        self, module: GraphModule, inputs: Sequence[Any], selection: Selection, done: Stitching
-    ) -> Compiled:
-        from nostall.attach.torch_compile.rewrite.rewrite import rewrite
+    def compile_candidate(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        kernel_filter: KernelFilter,
+        result: RewriteResult,
+    ) -> CompiledGraph:
+        from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels
 
         def change(graph: GraphModule) -> None:
             garbage_collector.resume()
-            rewrite(graph, Kept(), selection, done)
+            insert_kernels(graph, KernelStore(), kernel_filter, result)
 
-        with _whole():
-            return self._compiled(module, inputs, change)
+        with _backward_with_forward():
+            return self._compile(module, inputs, change)
 
-    def _compiled(
+    def _compile(
         self, module: GraphModule, inputs: Sequence[Any], change: Callable[[GraphModule], None]
-    ) -> Compiled:
+    ) -> CompiledGraph:
         from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
         from torch._dynamo.backends.common import aot_autograd
 
@@ -269,15 +225,18 @@ class EagerHost:
             change(graph)
             return make_boxed_func(graph.forward)
 
-        found: Compiled = aot_autograd(
+        compiled: CompiledGraph = aot_autograd(
             fw_compiler=compiler,
             bw_compiler=compiler,
             partition_fn=min_cut_rematerialization_partition,
             decompositions=decompositions(),
         )(module, inputs)
-        return found
+        return compiled
 
 
 def inductor_patches(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What ``mode=`` and ``options=`` of ``torch.compile`` set; errors are PyTorch's own."""
+    """Changes of Inductor's configuration by ``mode=`` and ``options=`` of ``torch.compile``.
+
+    Raises PyTorch's own errors for unknown ones.
+    """
     return dict(torch._TorchCompileInductorWrapper(mode, dict(options or {}), None).config)

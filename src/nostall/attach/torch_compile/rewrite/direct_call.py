@@ -1,7 +1,8 @@
-"""How Inductor's code calls a stitched kernel: as a plain function, not as an operator.
+"""Have Inductor's generated code call stitched kernels as plain functions, not as operators.
 
-PyTorch's dispatcher costs more than the launch.  Inductor knows where every tensor of a graph lies,
-so what the operator checks at every call is checked here, once, when the code is written.
+PyTorch's dispatcher costs more host time than the launch.  Inductor knows the layout of every
+tensor, so what the operator checks at each call is checked here once, when Inductor generates its
+code.
 """
 
 from __future__ import annotations
@@ -14,67 +15,72 @@ from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
-from nostall.attach.torch_compile.runtime.custom_op import STITCHED, resolve
+from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP, load_op
 from nostall.attach.torch_compile.store.records import TensorRecord
 from nostall.fusion.graph.dynamic_size import varies
 
-FUNCTION = "nostall_launch"
-IMPORT = f"from nostall.attach.torch_compile.runtime.custom_op import launch as {FUNCTION}"
+FUNCTION_NAME = "nostall_launch"
+IMPORT_LINE = (
+    f"from nostall.attach.torch_compile.runtime.custom_op import launch as {FUNCTION_NAME}"
+)
 
 
 class DirectCall(ir.FallbackKernel):  # type: ignore[misc]
-    """The call of an operator, written as that of the function that does the work."""
+    """An Inductor node for the operator that is written as a direct call if that is possible."""
 
     def codegen(self, wrapper: Any) -> None:
         if self._is_direct():
-            _outermost(wrapper).add_import_once(IMPORT)
+            _root_wrapper(wrapper).add_import_once(IMPORT_LINE)
         super().codegen(wrapper)
 
     def get_kernel_name(self) -> str:
-        return FUNCTION if self._is_direct() else str(super().get_kernel_name())
+        return FUNCTION_NAME if self._is_direct() else str(super().get_kernel_name())
 
     def _is_direct(self) -> bool:
-        """Whether the code is Python and all inputs lie as the kernel was made for."""
+        """Whether Inductor generates Python and all inputs have the kernel's layouts."""
         if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
             return False
-        record = resolve(self.constant_args[0]).record
+        record = load_op(self.constant_args[0]).record
         return len(record.inputs) == len(self.inputs) and all(
-            _lies(value, one, record.varying)
-            for value, one in zip(self.inputs, record.inputs, strict=True)
+            _has_layout(value, tensor, record.varying)
+            for value, tensor in zip(self.inputs, record.inputs, strict=True)
         )
 
 
-def _outermost(wrapper: Any) -> Any:
-    """What writes the file: that of a part of a graph (one CUDA graph of several) has no head."""
-    while (above := getattr(wrapper, "parent_wrapper", None)) is not None:
-        wrapper = above
+def _root_wrapper(wrapper: Any) -> Any:
+    """The code generator of the file; those of graph partitions write no imports."""
+    while (parent := getattr(wrapper, "parent_wrapper", None)) is not None:
+        wrapper = parent
     return wrapper
 
 
-def _lies(value: Any, wanted: TensorRecord, varying: int | None) -> bool:
+def _has_layout(value: Any, tensor: TensorRecord, varying: int | None) -> bool:
     sizes = value.get_size()
     return (
-        len(sizes) == len(wanted.shape)
-        and all(a == b or varies(b, varying) for a, b in zip(sizes, wanted.shape, strict=True))
-        and tuple(value.get_stride()) == wanted.strides
-        and value.get_dtype() is getattr(torch, wanted.dtype)
+        len(sizes) == len(tensor.shape)
+        and all(a == b or varies(b, varying) for a, b in zip(sizes, tensor.shape, strict=True))
+        and tuple(value.get_stride()) == tensor.strides
+        and value.get_dtype() is getattr(torch, tensor.dtype)
     )
 
 
 @cache
-def register() -> None:
-    """From now on Inductor writes direct calls."""
+def use_direct_calls() -> None:
+    """Register the lowering by which Inductor writes direct calls, once in a process."""
 
     def lower(*args: Any, **kwargs: Any) -> Any:
-        return [_ours(made) for made in DirectCall.create(STITCHED, *args, **kwargs)]
+        return [_output_box(output) for output in DirectCall.create(STITCHED_OP, *args, **kwargs)]
 
-    # Inductor asks for the strides that the graph says only where this is a fallback.
+    # Inductor gives inputs the strides of the graph only for fallback handlers.
     lower._is_fallback_handler = True  # type: ignore[attr-defined]
-    register_lowering(STITCHED, type_promotion_kind=None)(lower)
+    register_lowering(STITCHED_OP, type_promotion_kind=None)(lower)
 
 
-def _ours(value: Any) -> Any:
-    """A result, for Inductor: memory of our own, whose strides and alignment need no check."""
-    value.skip_size_stride_alignment_checks = True
-    V.graph.unaligned_buffers.discard(value.get_name())
-    return ir.TensorBox.create(value)
+def _output_box(output: Any) -> Any:
+    """An output for Inductor, which need not check its size, strides and alignment.
+
+    The kernel's launcher allocates outputs, so they are aligned and have the strides of the record.
+    """
+    output.skip_size_stride_alignment_checks = True
+    V.graph.unaligned_buffers.discard(output.get_name())
+    return ir.TensorBox.create(output)

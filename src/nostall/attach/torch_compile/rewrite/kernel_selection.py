@@ -1,7 +1,7 @@
-"""Which kernels are wanted in a graph, and what became of them.
+"""Which kernels may be inserted into a graph, and what became of the rest.
 
-Apart from :mod:`~nostall.attach.torch_compile.rewrite.matching`, which finds them: a program that runs an earlier
-choice need not import what writes kernels.
+These types are separate from :mod:`~nostall.attach.torch_compile.rewrite.matching`, which finds the
+kernels: a process with a stored selection does not have to import the code generator.
 """
 
 from __future__ import annotations
@@ -10,39 +10,54 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nostall.attach.torch_compile.options import Extent
+from nostall.attach.torch_compile.options import FuseScope
 from nostall.attach.torch_compile.store.records import RegionRecord
-
-if TYPE_CHECKING:
-    from nostall.attach.torch_compile.rewrite.matching import Part
-
-
-@dataclass
-class Stitching:
-    """What became of the graphs of one compilation: kernels put in, by name, and what was left to
-    others, counted as (reason, operator)."""
-
-    kernels: list[str] = field(default_factory=list)
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which kernels are put in: by ``extent``, without the parts ``left`` (by key) to Inductor.
-    ``regions`` (by name) are stitched like that, others as the store has them."""
+class KernelMatch:
+    """A kernel and the operators of a graph that it can replace; integers are the graph's nodes."""
 
-    extent: Extent = "reductions"
-    left: frozenset[str] = frozenset()
+    # Hash of the operators in their region; does not depend on the kernel's plan.
+    key: str
+    # Name of the kernel's record.
+    kernel: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    operators: tuple[int, ...]
+    # Whether it has a reduction, or a matrix product with other operators.
+    reduces: bool
+
+
+@dataclass
+class RewriteResult:
+    """What one compilation did with its graphs; filled in while they are rewritten."""
+
+    # Names of the inserted kernels, in the order of the graphs.
+    kernels: list[str] = field(default_factory=list)
+    # Operators that are not part of a kernel, counted by (reason, operator).
+    not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class KernelFilter:
+    """Which kernel matches are inserted, and the kernels of regions that are already chosen."""
+
+    fuse: FuseScope = "reductions"
+    # Keys of matches that stay with Inductor.
+    kept_in_inductor: frozenset[str] = frozenset()
+    # Kernels by region key; other regions are taken from the store.
     regions: Mapping[str, RegionRecord] = field(default_factory=dict, hash=False)
 
-    def takes(self, part: Part) -> bool:
-        return (self.extent == "all" or part.reduces) and part.key not in self.left
+    def accepts(self, match: KernelMatch) -> bool:
+        return (self.fuse == "all" or match.reduces) and match.key not in self.kept_in_inductor
 
     @property
-    def name(self) -> list[Any]:
-        """Whatever decides about the kernels."""
+    def cache_key(self) -> list[Any]:
+        """Everything that decides which kernels are inserted, for PyTorch's cache keys."""
         regions = [f"{key} {record.json.decode()}" for key, record in self.regions.items()]
         text = "\n".join(sorted(regions))
-        return [self.extent, sorted(self.left), hashlib.sha256(text.encode()).hexdigest()]
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return [self.fuse, sorted(self.kept_in_inductor), digest]

@@ -1,14 +1,13 @@
-"""Which kernels can be put into an FX graph, and for which of its ATen calls they stand.
+"""Match stitched kernels with the ATen calls of an FX graph that they can replace.
 
-An ATen call goes away as a whole or not at all: a kernel that computes only a part of one is left
-out.
+An ATen call is replaced completely or not at all: a kernel that would compute only a part of one is
+dropped.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,13 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.store.records import Kept, StepRecord
+from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    KernelFilter,
+    KernelMatch,
+    RewriteResult,
+)
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.records import StepRecord
 from nostall.attach.torch_compile.store.regions import stitched_region
 from nostall.attach.warning import warn_once
 from nostall.fusion.capture import Captured, capture
@@ -30,117 +34,122 @@ from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region, regions
 
 
-@dataclass(frozen=True)
-class Part:
-    """A kernel in terms of the whole graph.  ``key`` names the operators that it computes, whoever
-    does that by whatever plan; ``kernel`` is one that does."""
+def match_kernels(
+    module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
+) -> tuple[Captured, list[KernelMatch]] | None:
+    """Capture a functional ATen graph and find the kernels that can replace some of its operators.
 
-    key: str
-    kernel: str
-    reads: tuple[int, ...]
-    gives: tuple[int, ...]
-    operators: tuple[int, ...]
-    reduces: bool
+    Regions without stored kernels are explored.  Operators that are not fused are counted in
+    ``result``.  Returns None if the graph must not be changed.
 
-
-def parts_of(
-    module: GraphModule, kept: Kept, selection: Selection, done: Stitching
-) -> tuple[Captured, list[Part]] | None:
-    """The operators of a functional ATen graph, and the kernels that can stand for some of them;
-    None for a graph that is left alone.
-
-    Raises :class:`BadCapture` for nodes without ``meta["val"]`` that cannot be given one.
+    Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
     """
-    captured = _captured(module)
+    captured = _capture(module)
     if captured is None:
-        # With other kernels around them forward and backward could draw different numbers.
-        done.refused["random numbers that depend on the kernel they are in", "whole graph"] += 1
+        # Beside other kernels the forward and the backward pass could draw different numbers.
+        reason = "random numbers that depend on the kernel they are in"
+        result.not_fused[reason, "whole graph"] += 1
         return None
-    done.refused.update(captured.explanation.refused)
-    found: list[Part] = []
+    result.not_fused.update(captured.explanation.refused)
+    matches: list[KernelMatch] = []
     for region in _regions(captured):
         try:
-            record = stitched_region(region.graph, kept, selection.regions)
-        except Exception as error:  # one region is not worth the others
+            record = stitched_region(region.graph, store, kernel_filter.regions)
+        except Exception as error:  # one region must not cost the kernels of the others
             warn_once(f"a region is not stitched: {type(error).__name__}: {error}")
-            done.refused[f"{type(error).__name__} while stitching", "a region"] += 1
+            result.not_fused[f"{type(error).__name__} while stitching", "a region"] += 1
             continue
-        for why, count in record.refused.items():
-            # In front stands which operator, with its sizes.
-            done.refused[why.partition(": ")[2] or why, "no kernel"] += count
-        found += [_part(step, region) for step in record.steps]
-    taken = _wanted(captured.graph, found, selection, done)
-    parts = _whole_calls(captured, taken, done)
-    if parts:
-        _bounded(captured)
-    return captured, parts
+        for reason, count in record.not_fused.items():
+            # The text before the colon names the operator with its sizes.
+            result.not_fused[reason.partition(": ")[2] or reason, "no kernel"] += count
+        matches += [_kernel_match(step, region) for step in record.steps]
+    accepted = _accepted(captured.graph, matches, kernel_filter, result)
+    matches = _drop_partial_calls(captured, accepted, result)
+    if matches:
+        _limit_dynamic_size(captured)
+    return captured, matches
 
 
-def regions_of(module: GraphModule) -> list[Graph]:
-    """The regions of an ATen graph, each once, as :func:`parts_of` will find them.  Where Dynamo
-    listens, PyTorch compiles again for sizes with which kernels could not count the elements."""
-    captured = _captured(module)
+def find_regions(module: GraphModule) -> list[Graph]:
+    """The distinct regions of an ATen graph, as :func:`match_kernels` will find them.
+
+    Called while Dynamo compiles, it adds a guard: PyTorch compiles again for a dynamic size at
+    which a tensor has more elements than kernels can count.
+    """
+    captured = _capture(module)
     if captured is None:
         return []
-    _bounded(captured, where_heard=True)
+    _limit_dynamic_size(captured, only_as_guard=True)
     return list({region.graph.key: region.graph for region in _regions(captured)}.values())
 
 
 def _regions(captured: Captured) -> tuple[Region, ...]:
-    return regions(captured.graph, owners(captured), _pairs_of_seeds(captured))
+    return regions(captured.graph, operator_owners(captured), _seed_pairs(captured))
 
 
-def _pairs_of_seeds(captured: Captured) -> frozenset[int]:
-    """Views of what Inductor draws for a graph.  As inputs of kernels they make regions equal that
-    draw their numbers from different seeds: the layers of a model."""
-    graph, found = captured.graph, set[int]()
+def _seed_pairs(captured: Captured) -> frozenset[int]:
+    """Views of pairs of random seeds, of which Inductor draws a vector for each graph.
+
+    As inputs of kernels they make regions equal that differ in their seed only, such as the layers
+    of a model.
+    """
+    graph, pairs = captured.graph, set[int]()
     for node, value in captured.values.items():
         is_seed = str(node.target) == "prims.inductor_lookup_seed.default"
         if is_seed and isinstance(value, int) and graph[value].op == "view":
-            found.update(graph[graph[value].inputs[0]].inputs)
-    return frozenset(found)
+            pairs.update(graph[graph[value].inputs[0]].inputs)
+    return frozenset(pairs)
 
 
-def _captured(module: GraphModule) -> Captured | None:
-    complete(module.graph)
-    return None if _draws_by_kernel(module) else capture(module)
+def _capture(module: GraphModule) -> Captured | None:
+    fill_metadata(module.graph)
+    return None if _random_numbers_depend_on_kernels(module) else capture(module)
 
 
-def _draws_by_kernel(module: GraphModule) -> bool:
-    drawn = [n for n in module.graph.nodes if str(n.target) == "prims.inductor_random.default"]
-    on_gpu = any(node.meta["val"].device.type == "cuda" for node in drawn)
+def _random_numbers_depend_on_kernels(module: GraphModule) -> bool:
+    random = [n for n in module.graph.nodes if str(n.target) == "prims.inductor_random.default"]
+    on_gpu = any(node.meta["val"].device.type == "cuda" for node in random)
     return on_gpu and numbers_depend_on_kernels()
 
 
-def _part(step: StepRecord, region: Region) -> Part:
-    def outside(indices: Iterable[int]) -> tuple[int, ...]:
+def _kernel_match(step: StepRecord, region: Region) -> KernelMatch:
+    def in_graph(indices: Iterable[int]) -> tuple[int, ...]:
         return tuple(region.origins[i] for i in indices)
 
     text = f"{region.graph.key} {step.operators}"
     key = hashlib.sha256(text.encode()).hexdigest()
-    reads, gives, operators = map(outside, (step.reads, step.gives, step.operators))
-    return Part(key, step.kernel, reads, gives, operators, step.reduces)
+    inputs, outputs, operators = map(in_graph, (step.inputs, step.outputs, step.operators))
+    return KernelMatch(key, step.kernel, inputs, outputs, operators, step.reduces)
 
 
-def _wanted(graph: Graph, parts: list[Part], selection: Selection, done: Stitching) -> list[Part]:
-    # Without a tensor to read nobody says on which device, or what a size that varies is.
-    def told(part: Part) -> bool:
-        every = graph.varying is None or _varying(graph, part.reads)
-        return bool(part.reads) and (every or not _varying(graph, part.gives))
+def _accepted(
+    graph: Graph, matches: list[KernelMatch], kernel_filter: KernelFilter, result: RewriteResult
+) -> list[KernelMatch]:
+    """The matches that the filter accepts and whose device and dynamic size an input shows."""
 
-    slower = sum(told(part) and part.key in selection.left for part in parts)
-    if slower:
-        done.refused["not faster than what Inductor makes of it", "a kernel"] += slower
-    return [part for part in parts if told(part) and selection.takes(part)]
+    def is_callable(match: KernelMatch) -> bool:
+        has_size = graph.varying is None or _is_dynamic(graph, match.inputs)
+        return bool(match.inputs) and (has_size or not _is_dynamic(graph, match.outputs))
+
+    excluded = kernel_filter.kept_in_inductor
+    not_faster = sum(is_callable(match) and match.key in excluded for match in matches)
+    if not_faster:
+        result.not_fused["not faster than Inductor's code for it", "a kernel"] += not_faster
+    return [match for match in matches if is_callable(match) and kernel_filter.accepts(match)]
 
 
-def _varying(graph: Graph, nodes: Iterable[int]) -> bool:
+def _is_dynamic(graph: Graph, nodes: Iterable[int]) -> bool:
     return any(varies(size, graph.varying) for index in nodes for size in graph[index].shape)
 
 
-def _bounded(captured: Captured, *, where_heard: bool = False) -> None:
-    """Have PyTorch compile again for a size with which kernels could not count the elements: asked
-    where Dynamo listens, that becomes a guard.  ``where_heard``: elsewhere it is not asked."""
+def _limit_dynamic_size(captured: Captured, *, only_as_guard: bool = False) -> None:
+    """Have PyTorch compile again for dynamic sizes with more elements than kernels can count.
+
+    Evaluating the comparison of the symbolic size becomes a guard while Dynamo compiles.
+    ``only_as_guard``: do nothing if Dynamo has already written its guards.
+
+    Raises :class:`BadCapture` if the current size is too large.
+    """
     graph = captured.graph
     varying = graph.varying
     if varying is None:
@@ -150,66 +159,73 @@ def _bounded(captured: Captured, *, where_heard: bool = False) -> None:
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt) and size.node.expr == captured.symbol:
-                if where_heard and size.node.shape_env.frozen:
+                if only_as_guard and size.node.shape_env.frozen:
                     return
                 if not size * most <= MOST_ELEMENTS:
                     raise BadCapture("more elements than kernels can count")
                 return
 
 
-def _whole_calls(captured: Captured, parts: list[Part], done: Stitching) -> list[Part]:
-    """The kernels between which whole ATen calls are computed, and nothing else."""
+def _drop_partial_calls(
+    captured: Captured, matches: list[KernelMatch], result: RewriteResult
+) -> list[KernelMatch]:
+    """The largest subset of the matches that together compute only complete ATen calls.
+
+    A match is also dropped if it reads a value that neither PyTorch nor another match provides, or
+    if an output has other strides than PyTorch expects.
+    """
     graph = captured.graph
-    owner = owners(captured)
-    known = {*captured.origins, *_pairs_of_seeds(captured)}
+    owners = operator_owners(captured)
+    known = {*captured.origins, *_seed_pairs(captured)}
     while True:
-        held = {index for part in parts for index in part.operators}
-        given = {index for part in parts for index in part.gives}
-        cut = {owner[i] for i in graph.operators if i not in held and i in owner}
-        left = [
-            part
-            for part in parts
-            if any(owner.get(i) in cut for i in part.operators)
-            or any(i not in given and i not in known for i in part.reads)
+        fused = {index for match in matches for index in match.operators}
+        provided = {index for match in matches for index in match.outputs}
+        cut_calls = {owners[i] for i in graph.operators if i not in fused and i in owners}
+        partial = [
+            match
+            for match in matches
+            if any(owners.get(i) in cut_calls for i in match.operators)
+            or any(i not in provided and i not in known for i in match.inputs)
         ]
-        unlike = [p for p in parts if p not in left and not _alike(captured, p)]
-        if not left and not unlike:
-            return parts
-        done.refused["a part of an ATen call", "no kernel"] += len(left)
-        done.refused["a result that lies otherwise", "no kernel"] += len(unlike)
-        parts = [part for part in parts if part not in left and part not in unlike]
+        other_layout = [
+            m for m in matches if m not in partial and not _has_expected_layouts(captured, m)
+        ]
+        if not partial and not other_layout:
+            return matches
+        result.not_fused["a part of an ATen call", "no kernel"] += len(partial)
+        result.not_fused["a result with other strides", "no kernel"] += len(other_layout)
+        dropped = [*partial, *other_layout]
+        matches = [match for match in matches if match not in dropped]
 
 
-def owners(captured: Captured) -> dict[int, FxNode]:
-    """Of every operator the ATen call that it was lowered from: lowering goes node by node."""
-    found: dict[int, FxNode] = {}
+def operator_owners(captured: Captured) -> dict[int, FxNode]:
+    """For each operator, the ATen call that it was lowered from; nodes are lowered in order."""
+    owners: dict[int, FxNode] = {}
     first = 0
     for node, value in captured.values.items():
         last = max((value,) if isinstance(value, int) else value, default=-1)
         for index in range(first, last + 1):
             if captured.graph[index].kind in COMPUTE:
-                found[index] = node
+                owners[index] = node
         first = max(first, last + 1)
-    return found
+    return owners
 
 
-def _alike(captured: Captured, part: Part) -> bool:
-    """Whether every result that PyTorch knows lies as PyTorch thinks."""
-    for index in part.gives:
+def _has_expected_layouts(captured: Captured, match: KernelMatch) -> bool:
+    """Whether all outputs that are results of ATen calls have PyTorch's shapes and strides."""
+    for index in match.outputs:
         origin, node = captured.origins.get(index), captured.graph[index]
         if origin is None:
             continue
         value = origin.meta["val"]
-        if (_plain(value.shape, captured), _plain(value.stride(), captured)) != (
-            node.shape,
-            node.strides,
-        ):
+        expected = _static_sizes(value.shape, captured), _static_sizes(value.stride(), captured)
+        if expected != (node.shape, node.strides):
             return False
     return True
 
 
-def _plain(sizes: Iterable[Any], captured: Captured) -> tuple[int, ...]:
-    """Sizes as the captured graph has them."""
+def _static_sizes(sizes: Iterable[Any], captured: Captured) -> tuple[int, ...]:
+    """Sizes with the captured graph's prime in place of the dynamic one."""
     varying = captured.graph.varying
     return tuple(
         size if isinstance(size, int) else int(size.node.expr.subs(captured.symbol, varying))
@@ -217,15 +233,15 @@ def _plain(sizes: Iterable[Any], captured: Captured) -> tuple[int, ...]:
     )
 
 
-def complete(graph: FxGraph) -> None:
-    """Give nodes that a pass made without ``meta["val"]`` theirs."""
+def fill_metadata(graph: FxGraph) -> None:
+    """Compute ``meta["val"]`` of nodes that a pass added without it."""
     modes = [v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor)]
     for node in graph.nodes:
         if node.op == "call_function" and "val" not in node.meta and modes:
 
-            def held(operand: FxNode) -> Any:
+            def value(operand: FxNode) -> Any:
                 return operand.meta["val"]
 
-            args, named = torch.fx.map_arg((node.args, node.kwargs), held)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
             with modes[0]:
-                node.meta["val"] = node.target(*args, **named)
+                node.meta["val"] = node.target(*args, **kwargs)

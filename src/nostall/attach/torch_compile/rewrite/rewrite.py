@@ -1,6 +1,6 @@
-"""An FX graph with calls of stitched kernels in place of the operators that they compute.
+"""Replace operators of an FX graph by calls of stitched kernels.
 
-Whatever is not replaced stays as it is, for Inductor or eager PyTorch.
+Operators that no kernel computes stay as they are, for Inductor or eager PyTorch.
 """
 
 from __future__ import annotations
@@ -18,80 +18,94 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.rewrite.matching import Part, parts_of
-from nostall.attach.torch_compile.runtime.custom_op import STITCHED
-from nostall.attach.torch_compile.store.records import Kept
+from nostall.attach.torch_compile.rewrite.kernel_selection import (
+    KernelFilter,
+    KernelMatch,
+    RewriteResult,
+)
+from nostall.attach.torch_compile.rewrite.matching import match_kernels
+from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture import Captured
 from nostall.fusion.graph.dynamic_size import varies
 
 
-def rewrite(module: GraphModule, kept: Kept, selection: Selection, done: Stitching) -> None:
-    """Put stitched kernels into a functional ATen graph, in place.
+def insert_kernels(
+    module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
+) -> None:
+    """Insert stitched kernels into a functional ATen graph, in place.
 
-    Raises :class:`BadCapture` for nodes without ``meta["val"]`` that cannot be given one.
+    The inserted kernels and the operators that are not fused are added to ``result``.
+
+    Raises :class:`BadCapture` for nodes without ``meta["val"]`` if it cannot be computed.
     """
-    found = parts_of(module, kept, selection, done)
-    if found is None or not found[1]:
+    matched = match_kernels(module, store, kernel_filter, result)
+    if matched is None or not matched[1]:
         return
-    captured, parts = found
-    _replace(module, captured, parts)
-    done.kernels += [part.kernel for part in parts]
+    captured, matches = matched
+    _replace_operators(module, captured, matches)
+    result.kernels += [match.kernel for match in matches]
 
 
-def _replace(module: GraphModule, captured: Captured, parts: Sequence[Part]) -> None:
+def _replace_operators(
+    module: GraphModule, captured: Captured, matches: Sequence[KernelMatch]
+) -> None:
     graph = module.graph
-    new = _New(graph, captured)
-    for part in parts:
-        given = [new.read(index) for index in part.reads]
-        results = new.kernel(part, given)
-        for index, result in zip(part.gives, results, strict=True):
-            origin = new.values.get(index)
-            new.values[index] = result
+    editor = _GraphEditor(graph, captured)
+    for match in matches:
+        inputs = [editor.input_node(index) for index in match.inputs]
+        results = editor.add_kernel_call(match, inputs)
+        for index, result in zip(match.outputs, results, strict=True):
+            origin = editor.values.get(index)
+            editor.values[index] = result
             if origin is not None:
                 result.meta = {**origin.meta, "val": result.meta["val"]}
                 origin.replace_all_uses_with(result)
     for node, value in captured.values.items():
-        if isinstance(value, int) and new.hides(value):
-            shown = new.shown(value)
-            if shown is not None and _same(shown.meta["val"], node.meta["val"]):
-                node.replace_all_uses_with(shown)
+        if isinstance(value, int) and editor.is_hidden_view(value):
+            view = editor.view_node(value)
+            if view is not None and _has_same_layout(view.meta["val"], node.meta["val"]):
+                node.replace_all_uses_with(view)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and not node.is_impure():
             graph.erase_node(node)
-    _sort(graph, new.at)
+    _sort_nodes(graph, editor.position)
     module.recompile()
 
 
-class _New:
-    """Nodes that are added.  ``values`` has the node that stands for a value of the captured graph,
-    ``at`` the place that every node would like to have."""
+class _GraphEditor:
+    """Adds nodes to an FX graph for values of the captured graph."""
 
     def __init__(self, graph: FxGraph, captured: Captured) -> None:
         self._graph, self._captured = graph, captured
+        # The FX node of each value of the captured graph that has one.
         self.values: dict[int, FxNode] = dict(captured.origins)
-        self.at = {node: place for place, node in enumerate(graph.nodes)}
+        # Preferred position of each node; several nodes may have the same.
+        self.position = {node: index for index, node in enumerate(graph.nodes)}
         self._output = graph.output_node()
 
-    def read(self, index: int) -> FxNode:
-        """A value that a kernel is given; views of which PyTorch does not know are made."""
+    def input_node(self, index: int) -> FxNode:
+        """The node of a value that a kernel reads; adds views that the FX graph does not have."""
         if index in self.values:
             return self.values[index]
-        shown = self.shown(index)
-        assert shown is not None  # of what varies only PyTorch's own views are read
-        return shown
+        node = self.view_node(index)
+        assert node is not None  # kernels read views of a dynamic size only if PyTorch has them
+        return node
 
-    def kernel(self, part: Part, given: list[FxNode]) -> list[FxNode]:
-        """The call of a kernel; a node for each of its results."""
-        call = self._call(STITCHED, (given, part.kernel), given)
-        # Inductor then lays tensors out as the kernel reads them.
-        call.meta["eager_input_vals"] = ([node.meta["val"] for node in given], part.kernel), {}
-        places = range(len(part.gives))
-        return [self._call(operator.getitem, (call, place), [call]) for place in places]
+    def add_kernel_call(self, match: KernelMatch, inputs: list[FxNode]) -> list[FxNode]:
+        """Add the call of a kernel; returns a node for each of its results."""
+        call = self._add_call(STITCHED_OP, (inputs, match.kernel), inputs)
+        # Inductor then gives the inputs the strides that they have here.
+        values = [node.meta["val"] for node in inputs]
+        call.meta["eager_input_vals"] = (values, match.kernel), {}
+        results = range(len(match.outputs))
+        return [self._add_call(operator.getitem, (call, i), [call]) for i in results]
 
-    def hides(self, index: int) -> bool:
-        """Whether a value of PyTorch's is a view of a result that PyTorch does not know: inside of
-        what one ATen call was lowered to."""
+    def is_hidden_view(self, index: int) -> bool:
+        """Whether a value of PyTorch is a view of a kernel's result without a node in PyTorch.
+
+        That happens inside of one ATen call that was lowered to several operators.
+        """
         graph, origins = self._captured.graph, self._captured.origins
         while graph[index].kind == "layout":
             index = graph[index].inputs[0]
@@ -101,89 +115,98 @@ class _New:
                 return True
         return False
 
-    def shown(self, index: int) -> FxNode | None:
-        """The node of a value, views of results included; None where its sizes cannot be told."""
+    def view_node(self, index: int) -> FxNode | None:
+        """The node of a value or of a view of one, added if necessary.
+
+        None if the view has dynamic sizes that cannot be expressed by ``-1``.
+        """
         node, varying = self._captured.graph[index], self._captured.graph.varying
-        if index in self.values and not self.hides(index):
+        if index in self.values and not self.is_hidden_view(index):
             return self.values[index]
-        below = self.shown(node.inputs[0])
-        changing = [varies(size, varying) for size in node.shape]
-        if below is None or sum(changing) > (node.op != "slice"):
+        base = self.view_node(node.inputs[0])
+        dynamic = [varies(size, varying) for size in node.shape]
+        if base is None or sum(dynamic) > (node.op != "slice"):
             return None
         aten = torch.ops.aten
-        # -1 is what the tensor has, or what is left.
-        shape = [-1 if is_so else size for is_so, size in zip(changing, node.shape, strict=True)]
+        # -1 means the size of the tensor in ``expand``, and the remaining size in ``view``.
+        shape = [
+            -1 if is_dynamic else size for is_dynamic, size in zip(dynamic, node.shape, strict=True)
+        ]
         if node.op == "permute":
-            return self._call(aten.permute.default, (below, list(node.dims)), [below])
+            return self._add_call(aten.permute.default, (base, list(node.dims)), [base])
         if node.op == "expand":
-            return self._call(aten.expand.default, (below, shape), [below])
+            return self._add_call(aten.expand.default, (base, shape), [base])
         if node.op == "slice":
             dim, start, step = (node[name] for name in ("dim", "start", "step"))
             assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
             stop = start + step * (node.shape[dim] - 1) + 1
-            return self._call(aten.slice.Tensor, (below, dim, start, stop, step), [below])
-        return self._call(aten.view.default, (below, shape), [below])
+            return self._add_call(aten.slice.Tensor, (base, dim, start, stop, step), [base])
+        return self._add_call(aten.view.default, (base, shape), [base])
 
-    def _call(self, target: Any, args: tuple[Any, ...], reads: list[FxNode]) -> FxNode:
-        with self._graph.inserting_before(self._output), _mode(reads):
+    def _add_call(self, target: Any, args: tuple[Any, ...], inputs: list[FxNode]) -> FxNode:
+        with self._graph.inserting_before(self._output), _fake_mode(inputs):
             call = self._graph.call_function(target, args)
-            given = torch.fx.map_arg(args, lambda node: node.meta["val"])
-            call.meta["val"] = target(*given)
-        self.at[call] = max(self.at[node] for node in reads)
+            values = torch.fx.map_arg(args, lambda node: node.meta["val"])
+            call.meta["val"] = target(*values)
+        self.position[call] = max(self.position[node] for node in inputs)
         return call
 
 
-def _same(one: Any, other: Any) -> bool:
-    return bool(one.shape == other.shape and one.stride() == other.stride())
+def _has_same_layout(a: Any, b: Any) -> bool:
+    return bool(a.shape == b.shape and a.stride() == b.stride())
 
 
-def _mode(reads: Sequence[FxNode]) -> Any:
-    """The mode in which the nodes' tensors are fake."""
-    modes = (getattr(node.meta["val"], "fake_mode", None) for node in reads)
+def _fake_mode(inputs: Sequence[FxNode]) -> Any:
+    """The fake mode of the nodes' tensors, as a context."""
+    modes = (getattr(node.meta["val"], "fake_mode", None) for node in inputs)
     return next((mode for mode in modes if mode is not None), contextlib.nullcontext())
 
 
-def _sort(graph: FxGraph, at: dict[FxNode, int]) -> None:
-    """Put every node behind those that it reads, otherwise in the order of before.
+def _sort_nodes(graph: FxGraph, position: dict[FxNode, int]) -> None:
+    """Sort the nodes topologically, and by their positions as far as that allows.
 
-    What changes a tensor in place stays behind all that stood before it, and before all behind;
-    what draws from a random generator stays behind what drew before.
+    A node that mutates a tensor is a barrier: what was before it stays before it, and what was
+    after it stays after it.  Nodes that draw random numbers keep their order.
+
+    Raises :class:`OrderingConflict` if that is impossible.
     """
-    nodes = sorted(graph.nodes, key=lambda node: at[node])
-    place = {node: number for number, node in enumerate(nodes)}
-    after: dict[FxNode, list[FxNode]] = {node: list(node.users) for node in nodes}
-    fences = [-1, *(place[node] for node in nodes if _changes(node)), len(nodes)]
-    for low, high in pairwise(fences):
+    nodes = sorted(graph.nodes, key=lambda node: position[node])
+    index = {node: number for number, node in enumerate(nodes)}
+    successors: dict[FxNode, list[FxNode]] = {node: list(node.users) for node in nodes}
+    barriers = [-1, *(index[node] for node in nodes if _mutates(node)), len(nodes)]
+    for low, high in pairwise(barriers):
         for node in nodes[low + 1 : high]:
             if low >= 0:
-                after[nodes[low]].append(node)
+                successors[nodes[low]].append(node)
             if high < len(nodes):
-                after[node].append(nodes[high])
+                successors[node].append(nodes[high])
         if low >= 0 and high < len(nodes):
-            after[nodes[low]].append(nodes[high])
-    for one, next_ in pairwise(node for node in nodes if _draws(node)):
-        after[one].append(next_)
-    waits = Counter(user for users in after.values() for user in users)
+            successors[nodes[low]].append(nodes[high])
+    for node, next_ in pairwise(node for node in nodes if _is_random(node)):
+        successors[node].append(next_)
+    waits = Counter(user for users in successors.values() for user in users)
     ready: list[int] = []
     for node in nodes:
         if not waits[node]:
-            heappush(ready, place[node])
+            heappush(ready, index[node])
     ordered: list[FxNode] = []
     while ready:
         node = nodes[heappop(ready)]
         ordered.append(node)
-        for user in after[node]:
+        for user in successors[node]:
             waits[user] -= 1
             if not waits[user]:
-                heappush(ready, place[user])
+                heappush(ready, index[user])
     if len(ordered) < len(nodes):
-        raise Entangled("a kernel waits for a change in place or a draw that waits for the kernel")
+        raise OrderingConflict(
+            "a kernel depends on a mutation or a random number that depends on the kernel"
+        )
     for before, node in pairwise(ordered):
         before.append(node)
 
 
-def _changes(node: FxNode) -> bool:
-    """Whether a call may change memory that others read; what has no schema is not trusted."""
+def _mutates(node: FxNode) -> bool:
+    """Whether a node may change memory that other nodes read; so may calls without a schema."""
     if node.op == "output":
         return True
     if node.op != "call_function" or node.target is operator.getitem:
@@ -192,10 +215,9 @@ def _changes(node: FxNode) -> bool:
     return schema is None or bool(schema.is_mutable)
 
 
-def _draws(node: FxNode) -> bool:
+def _is_random(node: FxNode) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-class Entangled(Exception):
-    """Kernels cannot be put in order around changes in place and random numbers; the graph stays as
-    it was."""
+class OrderingConflict(Exception):
+    """Kernels cannot be ordered around mutations and random numbers; nothing was reordered."""

@@ -1,9 +1,9 @@
-"""Binaries that Triton's cache has, found without Triton's front end.
+"""Load compiled binaries from Triton's cache without Triton's front end.
 
-To find a binary Triton reads, parses and hashes the source of its kernel and what that calls.  A
-program that runs an earlier choice would do so for each of its kernels before its first step is
-over.  So the name that came out is kept under all that Triton made it from, but for the source,
-which the kernel's record names; and what the launch needs to know of the source.
+To look up a binary, Triton reads, parses and hashes the source of the kernel and of everything that
+it calls.  A process with a stored selection would do so for each kernel in its first step.  So the
+resulting cache key is stored under everything else that Triton derives it from (the kernel's record
+stands for the source), with the parts of the source that a launch needs.
 """
 
 from __future__ import annotations
@@ -21,51 +21,48 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager, triton_key
 
 from nostall.attach.torch_compile.graph_key import device_name
-from nostall.attach.torch_compile.store.records import (
-    BinariesRecord,
-    BinaryRecord,
-    Kept,
-    KernelRecord,
-    code_version,
-)
+from nostall.attach.torch_compile.store.kernel_store import KernelStore, code_version
+from nostall.attach.torch_compile.store.records import BinariesRecord, BinaryRecord, KernelRecord
 
 _log = logging.getLogger("nostall")
 
 
-def find(record: KernelRecord, device: torch.device) -> list[Any] | None:
-    """The compiled kernels of a record's launches, loaded, as another process had them run here;
-    None where there are none, or somebody wants to see how kernels are compiled."""
+def load(record: KernelRecord, device: torch.device) -> list[Any] | None:
+    """The compiled and loaded kernels of a record's launches, as another process recorded them.
+
+    None if there are none, or if something hooks into Triton's compilation.
+    """
     try:
-        if _hooked():
+        if _has_compile_hooks():
             return None
-        known = Kept().answer(BinariesRecord, _key(record, device))
-        return None if known is None else again(known)
-    except Exception as error:  # Triton's own way is always there
-        _log.debug("nostall: binaries are not found: %s", error, exc_info=error)
+        known = KernelStore().load(BinariesRecord, _key(record, device))
+        return None if known is None else load_described(known)
+    except Exception as error:  # Triton's internals; Triton itself can still look the binary up
+        _log.debug("nostall: binaries are not loaded: %s", error, exc_info=error)
         return None
 
 
-def told(binaries: Sequence[Any]) -> BinariesRecord | None:
-    """What another process has to know to :func:`find` these; None where that cannot be said."""
+def describe(binaries: Sequence[Any]) -> BinariesRecord | None:
+    """A record by which :func:`load` finds these binaries; None if they cannot be described."""
     try:
-        return BinariesRecord(binaries=tuple(map(_told, binaries)))
-    except Exception as error:  # they run all the same; the next process asks Triton
-        _log.debug("nostall: binaries are not kept: %s", error, exc_info=error)
+        return BinariesRecord(binaries=tuple(map(_binary_record, binaries)))
+    except Exception as error:  # Triton's internals; the next process goes through Triton
+        _log.debug("nostall: binaries are not recorded: %s", error, exc_info=error)
         return None
 
 
-def again(known: BinariesRecord) -> list[Any]:
-    """As :func:`find` gives them.  Raises whatever Triton does."""
-    return [_compiled(one) for one in known.binaries]
+def load_described(record: BinariesRecord) -> list[Any]:
+    """The binaries of a record, loaded from Triton's cache.  Raises whatever Triton raises."""
+    return [_load_binary(binary) for binary in record.binaries]
 
 
-def keep(record: KernelRecord, device: torch.device, known: BinariesRecord) -> None:
-    """From now on they are found."""
-    Kept().keep(_key(record, device), known)
+def remember(record: KernelRecord, device: torch.device, binaries: BinariesRecord) -> None:
+    """Store the record of a kernel's binaries, so that :func:`load` finds them."""
+    KernelStore().save(_key(record, device), binaries)
 
 
 def _key(record: KernelRecord, device: torch.device) -> str:
-    """All that a binary's name and its launch depend on."""
+    """Hash of everything that a binary's cache key and its launch depend on."""
     backend = compiler.make_backend(driver.active.get_current_target())
     variables = sorted(compiler.get_cache_invalidating_env_vars().items())
     parts = [triton_key(), backend.hash(), str(variables), str(torch.__version__)]
@@ -73,30 +70,34 @@ def _key(record: KernelRecord, device: torch.device) -> str:
     return hashlib.sha256(record.json + "\n".join(parts).encode()).hexdigest()
 
 
-def _told(binary: Any) -> BinaryRecord:
-    source, (file,) = binary.src, [one for one in binary.metadata_group if one.endswith(".json")]
+def _binary_record(binary: Any) -> BinaryRecord:
+    source = binary.src
+    (file,) = [name for name in binary.metadata_group if name.endswith(".json")]
     signature = tuple(source.signature.items())
     constants = tuple(source.constants.items())
-    found = BinaryRecord(name=binary.hash, file=file, signature=signature, constants=constants)
-    if BinaryRecord.read(found.json) != found:
-        raise ValueError(f"signature {signature} and constants {constants} are not plain")
-    return found
+    record = BinaryRecord(name=binary.hash, file=file, signature=signature, constants=constants)
+    if BinaryRecord.read(record.json) != record:
+        raise ValueError(f"signature {signature} and constants {constants} are not plain values")
+    return record
 
 
-def _compiled(known: BinaryRecord) -> Any:
-    group = get_cache_manager(known.name).get_group(known.file)
-    if not group or known.file not in group:
-        raise FileNotFoundError(f"Triton's cache has no {known.file} of {known.name}")
-    # What Triton's launchers look at of a source.
-    source = SimpleNamespace(signature=dict(known.signature), constants=dict(known.constants))
-    found = compiler.CompiledKernel(source, group, known.name)
-    found._init_handles()
-    return found
+def _load_binary(record: BinaryRecord) -> Any:
+    group = get_cache_manager(record.name).get_group(record.file)
+    if not group or record.file not in group:
+        raise FileNotFoundError(f"Triton's cache has no {record.file} of {record.name}")
+    # The attributes of a source that Triton's launchers read.
+    source = SimpleNamespace(signature=dict(record.signature), constants=dict(record.constants))
+    kernel = compiler.CompiledKernel(source, group, record.name)
+    kernel._init_handles()
+    return kernel
 
 
-def _hooked() -> bool:
-    """Whether something hooks into how Triton compiles, asks for other binaries than usual, or
-    nothing is to come from the cache."""
+def _has_compile_hooks() -> bool:
+    """Whether Triton would not simply take the usual binary from its cache.
+
+    That is so if its interpreter or a debug mode is on, the cache is off, binaries are overridden,
+    or hooks or listeners observe compilations.
+    """
     compilation, runtime = knobs.compilation, knobs.runtime
     hooks = ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook")
     return bool(

@@ -1,7 +1,7 @@
-"""``torch.ops.nostall.stitched``: a stitched kernel as an operator that others can call by name.
+"""``torch.ops.nostall.stitched``: the custom operator that runs a stitched kernel by its name.
 
-Compiled graphs that PyTorch's caches keep hold nothing but the name.  Another process finds the
-kernel in the store, whatever it did before.
+Compiled graphs in PyTorch's caches contain only the name.  Any process finds the kernel's record
+and source in the store.
 """
 
 from __future__ import annotations
@@ -16,97 +16,108 @@ import torch
 from torch import Tensor
 
 from nostall.attach.torch_compile.runtime.launcher import Call, Functions, Launcher
-from nostall.attach.torch_compile.store.records import Kept, KernelRecord
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.records import KernelRecord
 from nostall.fusion.codegen.runtime.kernel import BadTensor, load_source, needs_triton
 from nostall.fusion.graph.dynamic_size import resized
 
-PTXAS = "TRITON_PTXAS_PATH"
+PTXAS_VARIABLE = "TRITON_PTXAS_PATH"
 
 
-def as_inductor_compiles() -> None:
-    """PyTorch may bring a ptxas of its own, which Inductor has Triton take from its first
-    compilation on.  What is compiled before that, or by a process without one, is another binary
-    under another name: nobody would find it later.
+def use_inductor_ptxas() -> None:
+    """Have Triton use the ptxas that Inductor selects at its first compilation.
+
+    PyTorch may bring its own ptxas.  Triton's cache keys contain the version of ptxas, so binaries
+    that are compiled before Inductor selects it, or in a process without Inductor, would not be
+    found later.
     """
     with contextlib.suppress(ImportError, AttributeError):
-        if PTXAS not in os.environ:
+        if PTXAS_VARIABLE not in os.environ:
             from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
             _set_triton_ptxas_path()
-        if PTXAS in os.environ:
+        if PTXAS_VARIABLE in os.environ:
             from triton.backends.nvidia.compiler import get_ptxas_version
 
-            get_ptxas_version.cache_clear()  # who asked before it was set was told of another one
+            get_ptxas_version.cache_clear()  # it may hold the version of another ptxas
 
 
-as_inductor_compiles()
+use_inductor_ptxas()
 _LIBRARY = torch.library.Library("nostall", "DEF")
 _LIBRARY.define(
     "stitched(Tensor[] inputs, str kernel) -> Tensor[]",
-    # Kernels are made for certain strides; a copy costs what stitching gains.
+    # A kernel is generated for certain strides; copying an input costs what fusion gains.
     tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),
 )
 
 
-MOST_SIZES = 256
-"""Of one kernel, for which everything is decided beforehand; where there are more, all go."""
+MAX_SIZES = 256
+"""Launchers that one kernel of a dynamic size keeps; if there are more sizes, all are dropped."""
 
 
-class Runner:
-    """A kernel by name.  Called, it checks its inputs and copies those that lie otherwise; what
-    calls :meth:`launcher` itself answers for that."""
+class StitchedOp:
+    """A stitched kernel, with one launcher for each dynamic size.
+
+    A call checks its inputs and copies those with other strides.  :meth:`launcher` and
+    :attr:`unchecked_call` leave that to their caller.
+    """
 
     def __init__(self, record: KernelRecord, functions: Functions) -> None:
         self.record = record
         self._functions = functions
-        self._sized: dict[int | None, Launcher] = {}
+        self._launchers: dict[int | None, Launcher] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        launcher = self.launcher(self.record.size_of(inputs))
+        launcher = self.launcher(self.record.dynamic_size(inputs))
         fits = all(
             tensor.stride() == strides and tensor.shape == shape and tensor.dtype is dtype
             for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True)
         )
-        return launcher(inputs if fits else self._laid_out(inputs, launcher))
+        return launcher(inputs if fits else self._with_layouts(inputs, launcher))
 
     def launcher(self, size: int | None) -> Launcher:
-        """The kernel where what varies, if something does, is ``size``."""
-        found = self._sized.get(size)
-        if found is None:
-            if len(self._sized) >= MOST_SIZES:
-                self._sized.clear()
-            # One size of many would pay more for being left than others gain by finding it.
-            record, shared = self.record.at(size), size is None
-            found = self._sized[size] = Launcher(record, self._functions, shared=shared)
-        return found
+        """The launcher for a dynamic size; ``size`` is None for a kernel of static sizes."""
+        launcher = self._launchers.get(size)
+        if launcher is None:
+            if len(self._launchers) >= MAX_SIZES:
+                self._launchers.clear()
+            # Recording the binaries of one size among many costs more than other processes gain.
+            record, use_cache = self.record.with_size(size), size is None
+            launcher = Launcher(record, self._functions, use_cache=use_cache)
+            self._launchers[size] = launcher
+        return launcher
 
     @property
-    def direct(self) -> Call:
-        """Without checks."""
+    def unchecked_call(self) -> Call:
+        """A function that launches the kernel without checks of its inputs."""
         if self.record.varying is None:
             return self.launcher(None)
-        return lambda inputs: self.launcher(self.record.size_of(inputs))(inputs)
+        return lambda inputs: self.launcher(self.record.dynamic_size(inputs))(inputs)
 
-    def empty(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Memory for the results; sizes may be symbols."""
-        varying, size = self.record.varying, self.record.size_of(inputs)
+    def allocate_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Uninitialized outputs; sizes may be symbols."""
+        varying, size = self.record.varying, self.record.dynamic_size(inputs)
         return [
             torch.empty_strided(
-                tuple(resized(number, varying, size) for number in one.shape),
-                one.strides,
-                dtype=getattr(torch, one.dtype),
+                tuple(resized(number, varying, size) for number in output.shape),
+                output.strides,
+                dtype=getattr(torch, output.dtype),
                 device=inputs[0].device,
             )
-            for one in self.record.outputs
+            for output in self.record.outputs
         ]
 
-    def warm(self, device: torch.device) -> None:
-        """Compile without a launch, so that no step waits for it."""
+    def compile(self, device: torch.device) -> None:
+        """Compile the kernel without a launch, so that no step waits for it."""
         if device.type == "cuda":
-            self.launcher(self.record.varying).warm()
+            self.launcher(self.record.varying).compile()
 
-    def _laid_out(self, inputs: Sequence[Tensor], launcher: Launcher) -> list[Tensor]:
-        found = []
+    def _with_layouts(self, inputs: Sequence[Tensor], launcher: Launcher) -> list[Tensor]:
+        """The inputs with the strides that the kernel takes, copied if necessary.
+
+        Raises :class:`BadTensor` if a shape or dtype differs.
+        """
+        tensors = []
         for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True):
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 raise BadTensor(
@@ -114,84 +125,89 @@ class Runner:
                     f"{dtype} {shape}: empty PyTorch's caches (TORCHINDUCTOR_CACHE_DIR)"
                 )
             if tensor.stride() != strides:
-                laid = torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device)
-                tensor = laid.copy_(tensor)
-            found.append(tensor)
-        return found
+                copy = torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device)
+                tensor = copy.copy_(tensor)
+            tensors.append(tensor)
+        return tensors
 
 
 @cache
-def resolve(kernel: str) -> Runner:
+def load_op(kernel: str) -> StitchedOp:
     """The kernel of this name, from the store.  Raises :class:`BadStore`."""
     needs_triton()
-    kept = Kept()
-    record, source = kept.kernel(kernel)
+    store = KernelStore()
+    record, source = store.load_kernel(kernel)
 
     @cache
     def functions() -> Sequence[Any]:
-        return load_source(source, [launch.name for launch in record.launches], kept.folder)[1]
+        return load_source(source, [launch.name for launch in record.launches], store.folder)[1]
 
-    return Runner(record, functions)
+    return StitchedOp(record, functions)
 
 
-class _Direct(dict[str, Call]):
-    """By name, without what finding one costs."""
+class _UncheckedCalls(dict[str, Call]):
+    """Unchecked calls by kernel name, loaded at the first access."""
 
     def __missing__(self, kernel: str) -> Call:
-        found = self[kernel] = resolve(kernel).direct
-        return found
+        call = self[kernel] = load_op(kernel).unchecked_call
+        return call
 
 
-_direct = _Direct()
+_unchecked_calls = _UncheckedCalls()
 
 
 def launch(inputs: Sequence[Tensor], kernel: str) -> list[Tensor]:
-    """What Inductor's code calls, past PyTorch's dispatcher, where it has made sure that the inputs
-    lie as the kernel was made for and that their device is the current one."""
-    if _observers:
-        note(kernel)
-    return _direct[kernel](inputs)
+    """Run a kernel past PyTorch's dispatcher; Inductor's generated code calls this function.
+
+    Nothing is checked: the inputs must have the kernel's layouts, and their device must be the
+    current one.
+    """
+    if _recordings:
+        record_call(kernel)
+    return _unchecked_calls[kernel](inputs)
 
 
-_observers: list[set[str]] = []
+_recordings: list[set[str]] = []
 
 
 @contextlib.contextmanager
-def observed() -> Iterator[set[str]]:
-    """The names of all kernels that are called meanwhile, by any thread: backward passes have
-    their own."""
+def record_calls() -> Iterator[set[str]]:
+    """Record the names of all kernels that any thread calls inside the context.
+
+    All threads, because backward passes run in threads of their own.
+    """
     called: set[str] = set()
-    _observers.append(called)
+    _recordings.append(called)
     try:
         yield called
     finally:
-        # Not the first one that is equal: observers may be nested.
-        _observers[:] = [one for one in _observers if one is not called]
+        # By identity: contexts may be nested, and their sets may be equal.
+        _recordings[:] = [names for names in _recordings if names is not called]
 
 
-def note(kernel: str) -> None:
-    """A kernel is called."""
-    for called in _observers:
+def record_call(kernel: str) -> None:
+    """Add a kernel to all active recordings."""
+    for called in _recordings:
         called.add(kernel)
 
 
-def _run(inputs: list[Tensor], kernel: str) -> list[Tensor]:
-    note(kernel)
-    runner = resolve(kernel)
+def _run_op(inputs: list[Tensor], kernel: str) -> list[Tensor]:
+    record_call(kernel)
+    op = load_op(kernel)
     device = inputs[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return runner(inputs)
-    return runner(inputs)
+            return op(inputs)
+    return op(inputs)
 
 
-def _fake(inputs: list[Tensor], kernel: str) -> list[Tensor]:
-    return resolve(kernel).empty(inputs)
+def _run_fake(inputs: list[Tensor], kernel: str) -> list[Tensor]:
+    return load_op(kernel).allocate_outputs(inputs)
 
 
-_LIBRARY.impl("stitched", _run, "CompositeExplicitAutograd")
-# Not by ``register_fake``, which looks for its caller's source among all modules there are.
-_LIBRARY.impl("stitched", _fake, "Meta")
+_LIBRARY.impl("stitched", _run_op, "CompositeExplicitAutograd")
+# ``register_fake`` would search all imported modules for the source of its caller.
+_LIBRARY.impl("stitched", _run_fake, "Meta")
 
-STITCHED = torch.ops.nostall.stitched.default
-"""What a graph calls: ``STITCHED(inputs, name)``."""
+STITCHED_OP = torch.ops.nostall.stitched.default
+"""The operator in a graph: ``STITCHED_OP(inputs, kernel)``."""

@@ -1,10 +1,11 @@
-"""A stitched kernel as a call that costs the host little: a program of short kernels waits for it.
+"""Launch a stitched kernel with little host time, past Triton's own launch.
 
-The first call goes through Triton, which compiles and says which binary it took.  From then on a
-function runs that was written for this kernel and device: memory for the results, then the binary
-itself, by the addresses of the tensors.  How Triton hands arguments over is its own affair, so that
-function has to give the first call's results again, bit by bit, before it takes over.  So has one
-by a binary as another process would find it; if it does, that process need not ask Triton.
+The first call goes through Triton, which compiles the binaries.  Later calls run a Python function
+that is generated for this kernel and device: it allocates the outputs and launches the binaries
+with the addresses of the tensors.  Triton's argument protocol is internal, so the generated
+function must reproduce the first call's results bit by bit before it is used.  If it also does so
+with binaries that were loaded from Triton's cache, they are recorded, and other processes need no
+Triton front end.
 """
 
 from __future__ import annotations
@@ -18,169 +19,193 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from nostall.attach.torch_compile.runtime import binary_cache as kept
+from nostall.attach.torch_compile.runtime import binary_cache
 from nostall.attach.torch_compile.store.records import KernelRecord, TensorRecord
 from nostall.attach.warning import warn_once
 from nostall.fusion.codegen.runtime.kernel import ALIGNED, aligned, options
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 Functions = Callable[[], Sequence[Any]]
-"""What Triton has compiled or would, for each launch; imported at the first call."""
+"""Returns the Triton function of each launch; imports the kernel's source when it is called."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
 
-ODD = ALIGNED - 1
-"""Bits of an address that are 0 where Triton may assume that it is aligned."""
+MISALIGNED_BITS = ALIGNED - 1
+"""Address bits that are 0 if Triton may assume that the address is aligned."""
 
 
 class Launcher:
-    """A kernel whose sizes are all known, on whichever device is current.  Nothing is checked.
-    ``shared``: whether its binaries are sought where other processes leave theirs, and left."""
+    """Launches a kernel of static sizes on the current device; inputs are not checked."""
 
-    def __init__(self, record: KernelRecord, functions: Functions, *, shared: bool = True) -> None:
-        self._record, self._shared = record, shared
-        self.inputs = [layout(tensor) for tensor in record.inputs]
-        self.outputs = [layout(tensor) for tensor in record.outputs]
-        self._made = list(self.outputs)
+    def __init__(
+        self, record: KernelRecord, functions: Functions, *, use_cache: bool = True
+    ) -> None:
+        """``use_cache``: whether binaries are shared with other processes by the binary cache."""
+        self._record, self._use_cache = record, use_cache
+        self.inputs = [tensor_layout(tensor) for tensor in record.inputs]
+        self.outputs = [tensor_layout(tensor) for tensor in record.outputs]
+        self._allocated = list(self.outputs)
         for space in record.workspaces:
-            assert isinstance(space.elements, int)  # all sizes are known
-            self._made.append(((space.elements,), (1,), getattr(torch, space.dtype)))
-        names = [f"p{at}" for at in range(len(self.inputs) + len(self.outputs))]
+            assert isinstance(space.elements, int)  # the sizes are static
+            self._allocated.append(((space.elements,), (1,), getattr(torch, space.dtype)))
+        names = [f"p{i}" for i in range(len(self.inputs) + len(self.outputs))]
         names += [space.name for space in record.workspaces]
         self._functions, self._launches = functions, record.launches
+        # For each launch: indices of its arguments in (inputs, outputs, workspaces).
         self._orders = [[names.index(a) for a in launch.arguments] for launch in record.launches]
-        self._quick: dict[int, Call] = {}
-        self._sought: set[int] = set()
-        self._settled: set[int] = set()
+        # By index of the device.
+        self._direct_calls: dict[int, Call] = {}
+        self._looked_up: set[int] = set()
+        self._checked: set[int] = set()
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs for inputs of exactly the shapes, strides and dtypes of :attr:`inputs`."""
-        quick = self._quick.get(inputs[0].get_device()) or self._found(inputs[0])
-        return self._first(inputs) if quick is None else quick(inputs)
+        """The outputs for inputs of exactly the layouts in :attr:`inputs`."""
+        call = self._direct_calls.get(inputs[0].get_device()) or self._load_cached(inputs[0])
+        return self._launch_by_triton(inputs) if call is None else call(inputs)
 
-    def warm(self) -> None:
-        """Compile without a launch, so that no step waits for it.  Nothing is loaded onto a GPU:
-        that could fall into somebody's capture."""
-        dtypes = [dtype for _, _, dtype in (*self.inputs, *self._made)]
-        for function, launch, order in self._each():
+    def compile(self) -> None:
+        """Compile the binaries without a launch and without loading them onto a GPU.
+
+        Loading could happen while another thread captures a CUDA graph.
+        """
+        dtypes = [dtype for _, _, dtype in (*self.inputs, *self._allocated)]
+        for function, launch, order in self._launch_items():
             binary = function.warmup(
-                *(dtypes[at] for at in order),
+                *(dtypes[i] for i in order),
                 *launch.counts,
                 grid=launch.grid,
                 **options(launch),
             )
-            _warm_launch(binary)
+            _compile_argument_parser(binary)
 
-    def _found(self, tensor: Tensor) -> Call | None:
-        """The function by binaries that another process has left, sought once."""
-        number = tensor.get_device()
-        if not self._shared or number in self._sought or _watched() or _capturing():
+    def _load_cached(self, tensor: Tensor) -> Call | None:
+        """The direct call with binaries that another process recorded; looked up once a device."""
+        device = tensor.get_device()
+        if not self._use_cache or device in self._looked_up:
             return None
-        self._sought.add(number)
-        found = kept.find(self._record, tensor.device)
-        if found is None:
+        if _has_launch_hooks() or _is_capturing():
             return None
-        self._settled.add(number)
-        quick = self._quick[number] = self._written(found, tensor.device)
-        return quick
+        self._looked_up.add(device)
+        binaries = binary_cache.load(self._record, tensor.device)
+        if binaries is None:
+            return None
+        self._checked.add(device)
+        call = self._direct_calls[device] = self._generate_call(binaries, tensor.device)
+        return call
 
-    def _first(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """By Triton, which compiles where it has to."""
+    def _launch_by_triton(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Launch by Triton, which compiles if necessary; then try the direct call."""
         device = inputs[0].device
-        made = [_empty(one, device) for one in self._made]
-        tensors = [*inputs, *made]
+        allocated = [_empty(layout, device) for layout in self._allocated]
+        tensors = [*inputs, *allocated]
         binaries = [
             function[launch.grid](
-                *(aligned(tensors[at]) if launch.aligned else tensors[at] for at in order),
+                *(aligned(tensors[i]) if launch.aligned else tensors[i] for i in order),
                 *launch.counts,
                 **options(launch),
             )
-            for function, launch, order in self._each()
+            for function, launch, order in self._launch_items()
         ]
-        results = made[: len(self.outputs)]
-        # Triton interprets without a binary; one for other addresses is good for all, but slow.
-        usable = None not in binaries and not any(x.data_ptr() & ODD for x in tensors)
-        number = inputs[0].get_device()
-        # What has taken over asks here for what it leaves to Triton.
-        if usable and number not in self._settled and not (_watched() or _capturing()):
-            quick = self._written(binaries, device)
-            self._settled.add(number)
-            if _gives(quick, inputs, results):
-                self._quick[number] = quick
-                if self._shared:
-                    self._leave(binaries, inputs, results)
+        results = allocated[: len(self.outputs)]
+        # Triton's interpreter returns no binaries.  Binaries for misaligned addresses would be
+        # valid for all addresses, but slow.
+        is_usable = None not in binaries and not any(
+            x.data_ptr() & MISALIGNED_BITS for x in tensors
+        )
+        index = inputs[0].get_device()
+        # A direct call falls back to this method in some cases, so each device is checked once.
+        if is_usable and index not in self._checked:
+            if _has_launch_hooks() or _is_capturing():
+                return results
+            call = self._generate_call(binaries, device)
+            self._checked.add(index)
+            if _reproduces(call, inputs, results):
+                self._direct_calls[index] = call
+                if self._use_cache:
+                    self._record_binaries(binaries, inputs, results)
         return results
 
-    def _leave(
+    def _record_binaries(
         self, binaries: Sequence[Any], inputs: Sequence[Tensor], results: Sequence[Tensor]
     ) -> None:
-        """For other processes, if these binaries do the same as they would find them."""
-        known, device = kept.told(binaries), inputs[0].device
-        if known is None:
+        """Record the binaries, if loading them from Triton's cache reproduces the results."""
+        record, device = binary_cache.describe(binaries), inputs[0].device
+        if record is None:
             return
-        with contextlib.suppress(Exception):  # they ask Triton then, as this one did
-            if _gives(self._written(kept.again(known), device), inputs, results):
-                kept.keep(self._record, device, known)
+        # Whatever Triton raises: other processes then go through Triton, as this one did.
+        with contextlib.suppress(Exception):
+            loaded = binary_cache.load_described(record)
+            if _reproduces(self._generate_call(loaded, device), inputs, results):
+                binary_cache.remember(self._record, device, record)
 
-    def _each(self) -> Any:
+    def _launch_items(self) -> Any:
         return zip(self._functions(), self._launches, self._orders, strict=True)
 
-    def _written(self, binaries: Sequence[Any], device: torch.device) -> Call:
-        """The function for later calls, as text: loops over a kernel's tensors cost as much as all
-        the rest."""
-        given = [f"x{at}" for at in range(len(self.inputs))]
-        made = [f"x{len(given) + at}" for at in range(len(self._made))]
-        every = [*given, *made]
-        lines = [f"def call(inputs):\n    {''.join(f'{x}, ' for x in given)} = inputs"]
-        lines += [f"{x} = empty(*made_{x})" for x in made]
-        lines += [f"a{x} = {x}.data_ptr()" for x in every]
+    def _generate_call(self, binaries: Sequence[Any], device: torch.device) -> Call:
+        """A function that launches the binaries.
+
+        Its text is unrolled, because loops over a kernel's tensors cost as much as all the rest.
+        """
+        inputs = [f"x{i}" for i in range(len(self.inputs))]
+        allocated = [f"x{len(inputs) + i}" for i in range(len(self._allocated))]
+        tensors = [*inputs, *allocated]
+        lines = [f"def call(inputs):\n    {''.join(f'{x}, ' for x in inputs)} = inputs"]
+        lines += [f"{x} = empty(*layout_{x})" for x in allocated]
+        lines += [f"a{x} = {x}.data_ptr()" for x in tensors]
         lines += [
-            f"if ({' | '.join(f'a{x}' for x in every)}) & {ODD} or watched():",
-            "    return first(inputs)",
-            "stream = stream_of(device)",
+            f"if ({' | '.join(f'a{x}' for x in tensors)}) & {MISALIGNED_BITS} "
+            "or has_launch_hooks():",
+            "    return launch_by_triton(inputs)",
+            "stream = current_stream(device)",
         ]
+        layouts = zip(allocated, self._allocated, strict=True)
         scope: dict[str, Any] = {
-            **{f"made_{x}": layout for x, layout in zip(made, self._made, strict=True)},
-            "empty": _quick_empty(device),
-            "watched": _watched,
-            "first": self._first,
-            "stream_of": _stream_of,
+            **{f"layout_{x}": layout for x, layout in layouts},
+            "empty": _fast_empty(device),
+            "has_launch_hooks": _has_launch_hooks,
+            "launch_by_triton": self._launch_by_triton,
+            "current_stream": _current_stream,
             "device": device.index,
-            "binaries": binaries,  # who drops one may unload it
+            "binaries": binaries,  # Triton may unload a binary without references
         }
         launches = zip(binaries, self._launches, self._orders, strict=True)
-        for at, (binary, launch, order) in enumerate(launches):
-            scope |= {f"run_{at}": binary.run, f"function_{at}": binary.function}
-            scope[f"packed_{at}"] = binary.packed_metadata
-            arguments = [*(f"a{every[place]}" for place in order), *map(str, launch.counts)]
+        for i, (binary, launch, order) in enumerate(launches):
+            scope |= {f"run_{i}": binary.run, f"function_{i}": binary.function}
+            scope[f"packed_{i}"] = binary.packed_metadata
+            arguments = [*(f"a{tensors[place]}" for place in order), *map(str, launch.counts)]
             lines.append(
-                f"run_{at}({launch.grid[0]}, {launch.grid[1]}, 1, stream, function_{at}, "
-                f"packed_{at}, None, None, None, {', '.join(arguments)})"
+                f"run_{i}({launch.grid[0]}, {launch.grid[1]}, 1, stream, function_{i}, "
+                f"packed_{i}, None, None, None, {', '.join(arguments)})"
             )
-        lines.append(f"return [{', '.join(made[: len(self.outputs)])}]")
+        lines.append(f"return [{', '.join(allocated[: len(self.outputs)])}]")
         exec("\n    ".join(lines), scope)
-        found: Call = scope["call"]
-        return found
+        call: Call = scope["call"]
+        return call
 
 
-def _warm_launch(binary: Any) -> None:
-    """Triton 3.6 hands arguments over by C that it writes for each signature, and has compiled at
-    the first launch; what it has compiled it keeps on disk."""
-    # How that is done is Triton's affair; a launch says what is wrong with it.
+def _compile_argument_parser(binary: Any) -> None:
+    """Have Triton 3.6 compile the C code that passes arguments of this signature.
+
+    Triton would compile it at the first launch; the result is kept on disk.
+    """
+    # Triton's internals may differ; the launch reports what is wrong.
     with contextlib.suppress(Exception):
         driver.active.launcher_cls(binary.src, binary.metadata)
 
 
-def _gives(quick: Call, inputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    """Whether a call gives these results, bit by bit."""
-    pairs = zip(quick(inputs), wanted, strict=True)
-    if all(torch.equal(_bytes(mine), _bytes(its)) for mine, its in pairs):
+def _reproduces(call: Call, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether a direct call returns the expected results bit by bit; warns if it does not."""
+    pairs = zip(call(inputs), expected, strict=True)
+    if all(torch.equal(_bytes(result), _bytes(wanted)) for result, wanted in pairs):
         return True
-    warn_once("a stitched kernel gives other results if not launched by Triton, so it is")
+    warn_once(
+        "a stitched kernel returns other results if it is launched directly, so Triton launches it"
+    )
     return False
 
 
-def _capturing() -> bool:
-    """Whether this goes into a CUDA graph: nothing can be looked at then."""
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream: nothing can be checked then."""
     return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
@@ -188,29 +213,32 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def layout(tensor: TensorRecord) -> Layout:
+def tensor_layout(tensor: TensorRecord) -> Layout:
     return tensor.shape, tensor.strides, getattr(torch, tensor.dtype)
 
 
-def _empty(one: Layout, device: torch.device) -> Tensor:
-    shape, strides, dtype = one
+def _empty(layout: Layout, device: torch.device) -> Tensor:
+    shape, strides, dtype = layout
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _quick_empty(device: torch.device) -> Callable[..., Tensor]:
-    """As Inductor's own code takes memory of the current device; the public way is slower."""
-    kind = "_empty_strided_cuda" if device.type == "cuda" else "_empty_strided_cpu"
-    found = getattr(torch._C._dynamo.guards, kind, None)
-    return found or (lambda *one: _empty(one, device))
+def _fast_empty(device: torch.device) -> Callable[..., Tensor]:
+    """The allocation function of Inductor's generated code, which is faster than the public one.
+
+    It allocates on the current device.
+    """
+    name = "_empty_strided_cuda" if device.type == "cuda" else "_empty_strided_cpu"
+    function = getattr(torch._C._dynamo.guards, name, None)
+    return function or (lambda *layout: _empty(layout, device))
 
 
-_stream_of: Callable[[int | None], int] = getattr(
+_current_stream: Callable[[int | None], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda device: 0
 )
 
 
-def _watched() -> bool:
-    """Whether somebody wants to be told of launches (a profiler's hooks): Triton knows how."""
+def _has_launch_hooks() -> bool:
+    """Whether launch hooks are registered, as a profiler does.  Only Triton's launch calls them."""
     runtime = knobs.runtime
     for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook):
         if getattr(hook, "calls", hook):

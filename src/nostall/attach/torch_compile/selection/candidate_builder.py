@@ -1,7 +1,7 @@
-"""A graph without a choice: Inductor's version runs while a stitched one is prepared and compared.
+"""Build the candidate of a graph without a stored selection, while Inductor's version runs.
 
-Nothing of this is imported where an earlier run has chosen: to import what explores regions and
-writes kernels takes as long as all the rest.
+Processes with a stored selection do not import this module: it imports the region explorer and the
+code generator, which takes as long as everything else.
 """
 
 from __future__ import annotations
@@ -15,172 +15,210 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.graph_copies import Traced
+from nostall.attach.torch_compile.graph_copies import DynamicInputs
 from nostall.attach.torch_compile.graph_key import device_name
-from nostall.attach.torch_compile.measure.kernel_comparison import Duels
-from nostall.attach.torch_compile.measure.plan_tuning import Race
-from nostall.attach.torch_compile.rewrite.matching import regions_of
-from nostall.attach.torch_compile.selection.dispatcher import Rules, Switch
-from nostall.attach.torch_compile.selection.precompile import Ahead
-from nostall.attach.torch_compile.selection.versions import Candidate, Versions, warm
-from nostall.attach.torch_compile.store.rank_sync import Chosen, Ranks
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord
+from nostall.attach.torch_compile.measure.kernel_comparison import KernelComparisons
+from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
+from nostall.attach.torch_compile.rewrite.matching import find_regions
+from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
+from nostall.attach.torch_compile.selection.graph_state import GraphState
+from nostall.attach.torch_compile.selection.precompile import Precompiler
+from nostall.attach.torch_compile.selection.versions import (
+    Candidate,
+    GraphVersions,
+    compile_kernel,
+)
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection
+from nostall.attach.torch_compile.store.records import RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key, stitched_region
-from nostall.attach.torch_compile.workers.tasks import Preparation, Task, quietly
-from nostall.attach.torch_compile.workers.worker import HELPERS
+from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, Task, log_errors
+from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
 from nostall.gpu.clock import Clock
 
 
-class Died(Exception):
-    """Whatever ended a process that did the same, or kept it, might end or keep the program."""
+class WorkerDied(Exception):
+    """A worker crashed or hung while it compiled this graph.
+
+    Compiling it in the user's process could crash or hang that, too.
+    """
 
 
-class Undecided:
-    """One graph; ``traced``: its inputs, where a size varies."""
+class CandidateBuilder:
+    """Prepares and compiles the candidate of one graph."""
 
     def __init__(
         self,
-        versions: Versions,
+        versions: GraphVersions,
         patches: Mapping[str, Any],
         clock: Clock,
-        race_clock: Clock | None,
-        traced: Traced | None,
+        kernel_clock: Clock | None,
+        dynamic_inputs: DynamicInputs | None,
     ) -> None:
-        settings, self.report = versions.settings, versions.report
+        """``patches``: the user's changes of Inductor's configuration.
+
+        ``clock`` times whole graphs.  ``kernel_clock`` times plans and kernels; None disables
+        tuning and comparisons of kernels.  ``dynamic_inputs``: the traced inputs if a size is
+        dynamic.
+        """
+        options, self.report = versions.options, versions.report
         self.versions, self.patches = versions, patches
-        self.clock, self.race_clock = clock, race_clock
-        self.traced = traced
-        self.chosen: Chosen | None = None
-        self.preparation = Preparation()
-        self.ahead = Ahead(self.preparation, self.report)
-        raced = settings.race if race_clock is not None else 0
-        self.race = Race(raced, settings.seconds, settings.extent)
-        self.duels = Duels(race_clock, settings, dict(patches))
-        self.observed: list[Graph] = []
-        self.unwritten = deque[Graph]()
+        self.clock, self.kernel_clock = clock, kernel_clock
+        self.dynamic_inputs = dynamic_inputs
+        # How the candidate is compiled; None until that is decided.
+        self.selection: Selection | None = None
+        self.state = GraphState(self.report)
+        self.tasks = BackgroundTasks()
+        self.precompiler = Precompiler(self.tasks, self.state)
+        max_plans = options.tuned_plans if kernel_clock is not None else 0
+        self.tuning = PlanTuning(max_plans, options.seconds, options.fuse)
+        self.comparisons = KernelComparisons(kernel_clock, options, dict(patches))
+        # Regions of Inductor's graphs, and those whose kernels are not generated yet.
+        self.regions: list[Graph] = []
+        self.pending_regions = deque[Graph]()
 
     @property
-    def unsent(self) -> str:
-        """Why no other process compiles for this graph, or nothing."""
-        if not self.versions.settings.background:
-            return "nothing is done in the background"
-        return "a size varies" if self.versions.varies else self.versions.host.unsent
+    def local_only_reason(self) -> str:
+        """Why no worker compiles for this graph; empty if one does."""
+        if not self.versions.options.background:
+            return "background preparation is off"
+        if self.versions.is_dynamic:
+            return "a size is dynamic"
+        return self.versions.compiler.local_only_reason
 
-    def switch(
-        self, module: GraphModule, spare: GraphModule, inputs: Sequence[Any], kept: Kept
-    ) -> Switch:
-        """Inductor's version of the module, and the way to a stitched one, of ``spare``."""
-        rules = Rules(
+    def dispatcher(
+        self, module: GraphModule, copy: GraphModule, inputs: Sequence[Any], store: KernelStore
+    ) -> GraphDispatcher:
+        """Compile the baseline; the returned dispatcher will build the candidate from ``copy``."""
+        context = SelectionContext(
             graph=self.report.graph,
-            kept=kept,
+            store=store,
             clock=self.clock,
-            seconds=self.versions.settings.seconds,
-            preparation=self.preparation,
+            seconds=self.versions.options.seconds,
+            tasks=self.tasks,
             about=self._about(),
         )
-        observe = self._observe if self.versions.observed else None
-        # Asked for before the pass that observes is among Inductor's.
-        self.report.not_ahead = self.unsent
-        plain = self.versions.plain(module, inputs, observe, spare)
-        if not self.report.not_ahead:
-            host = self.versions.host.uncaptured
-            for process in HELPERS:
-                self.preparation.add_last(partial(self.ahead.duels, self.duels, host, process))
-        return Switch(plain, partial(self._make, spare), rules, self.report)
+        observe = self._observe if self.versions.needs_observation else None
+        # Read before the observing pass becomes part of Inductor's configuration.
+        self.report.local_only_reason = self.local_only_reason
+        baseline = self.versions.compile_baseline(module, inputs, observe, copy)
+        if not self.report.local_only_reason:
+            compiler = self.versions.compiler.without_cuda_graphs
+            compile_baselines = self.precompiler.compile_baselines
+            for worker in INDUCTOR_WORKERS:
+                self.tasks.add_final(partial(compile_baselines, self.comparisons, compiler, worker))
+        return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
 
-    def _make(
-        self, spare: GraphModule, args: Sequence[Any], chosen: Chosen | None
+    def _build(
+        self, copy: GraphModule, args: Sequence[Any], rank0_selection: Selection | None
     ) -> Candidate | None:
-        """The stitched version, as chosen by another rank or as is found best here; None where
-        another process has been asked to compile it first.
+        """Compile the candidate by the selection of rank 0, or by the best one measured here.
 
-        Raises :class:`AllSlower`.
+        Returns None if a worker compiles it first; the method is then called once more.
+
+        Raises :class:`AllKernelsSlower` and :class:`WorkerDied`.
         """
-        if self.ahead.died:
-            raise Died("kernels could not be compiled by another process")
-        if self.chosen is None:
-            self.chosen = chosen or self._found()
-            selection = self.versions.selection(self.chosen)
-            if not self.unsent and self.ahead.stitched(spare, args, self.patches, selection):
+        if self.precompiler.worker_died:
+            raise WorkerDied("kernels could not be compiled by another process")
+        if self.selection is None:
+            self.selection = rank0_selection or self._select_kernels()
+            kernel_filter = self.versions.kernel_filter(self.selection)
+            if not self.local_only_reason and self.precompiler.compile_candidate(
+                copy, args, self.patches, kernel_filter
+            ):
                 return None
-        if self.traced is None:
-            return self.versions.stitched(spare, args, self.chosen, self.ahead.done)
-        with self.traced.again():
-            return self.versions.stitched(spare, self.traced.inputs, self.chosen, self.ahead.done)
+        compile_candidate = partial(
+            self.versions.compile_candidate,
+            selection=self.selection,
+            worker_result=self.precompiler.rewrite_result,
+        )
+        if self.dynamic_inputs is None:
+            return compile_candidate(copy, args)
+        with self.dynamic_inputs.tracing():
+            return compile_candidate(copy, self.dynamic_inputs.inputs)
 
-    def _found(self) -> Chosen:
-        """Which kernels stay with Inductor, and by which plans the others run.
+    def _select_kernels(self) -> Selection:
+        """Measure which plans run, and which kernels stay with Inductor.
 
-        Raises :class:`AllSlower`.
+        Raises :class:`AllKernelsSlower`.
         """
-        clock = self.race_clock
-        if self.race.regions and clock is not None:
-            self.versions.timed("raced", lambda: self.race.run(self.versions.device, clock))
-        return Chosen("stitched", self._losers(), self._regions())
+        clock = self.kernel_clock
+        if self.tuning.candidates and clock is not None:
+            self.versions.timed("raced", lambda: self.tuning.run(self.versions.device, clock))
+        return Selection("stitched", self._kept_in_inductor(), self._region_records())
 
-    def _losers(self) -> frozenset[str]:
-        if not self.duels.modules:
+    def _kept_in_inductor(self) -> frozenset[str]:
+        if not self.comparisons.graphs:
             return frozenset()
         # Not much longer than Inductor's own compilation took.
-        limit = max(self.report.seconds["plain"], self.versions.settings.seconds)
-        host = self.versions.host.uncaptured
-        return self.versions.timed("duels", lambda: self.duels.losers(host, limit))
+        limit = max(self.report.seconds["plain"], self.versions.options.seconds)
+        compiler = self.versions.compiler.without_cuda_graphs
+        return self.versions.timed(
+            "duels", lambda: self.comparisons.kept_in_inductor(compiler, limit)
+        )
 
-    def _regions(self) -> dict[str, RegionRecord]:
-        """By the plans that have won; a later race of other graphs may change those kept."""
-        kept, found = Kept(), dict[str, RegionRecord]()
-        for graph in self.observed:
-            with contextlib.suppress(Exception):  # said where it was prepared, and in the pass
-                found[region_key(graph)] = stitched_region(graph, kept)
-        return found
+    def _region_records(self) -> dict[str, RegionRecord]:
+        """Kernels of the regions, by the tuned plans.
+
+        They are part of the selection, because tuning for other graphs may change the stored ones.
+        """
+        store, records = KernelStore(), dict[str, RegionRecord]()
+        for graph in self.regions:
+            # Errors were logged when the region was prepared, and will be by the pass.
+            with contextlib.suppress(Exception):
+                records[region_key(graph)] = stitched_region(graph, store)
+        return records
 
     def _observe(self, module: GraphModule) -> None:
-        """Stitch the regions of a graph in the background, for when it is compiled again."""
+        """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
         try:
-            graphs = regions_of(module)
-            self.observed += graphs
-            self.unwritten += graphs
-            if not self.versions.varies:
-                self.duels.add(module)
-        except Exception as error:  # inside of Inductor's compilation, which must go on
+            regions = find_regions(module)
+            self.regions += regions
+            self.pending_regions += regions
+            if not self.versions.is_dynamic:
+                self.comparisons.add(module)
+        except Exception as error:  # must not end Inductor's compilation
             warn_once(f"a graph is not prepared: {type(error).__name__}: {error}")
             return
-        if self.versions.settings.background:
-            self.preparation.add(self._write)
-        if self.observed and not self.report.not_ahead:
-            with quietly():  # likewise
-                self.ahead.start(self.versions.device, self._compared(len(self.observed)))
+        if self.versions.options.background:
+            self.tasks.add(self._generate_kernels)
+        if self.regions and not self.report.local_only_reason:
+            with log_errors():  # must not end Inductor's compilation, either
+                regions_compared = self._compared_regions(len(self.regions))
+                self.precompiler.start_workers(self.versions.device, regions_compared)
 
-    def _write(self) -> Iterator[Task]:
-        """Have regions stitched, by another process or here."""
+    def _generate_kernels(self) -> Iterator[Task]:
+        """Generate the kernels of all pending regions, by a worker or here; yields tasks for it."""
         graphs = list[Graph]()
-        while self.unwritten:  # others may add to it meanwhile
-            graphs.append(self.unwritten.popleft())
+        while self.pending_regions:  # another thread may add to it meanwhile
+            graphs.append(self.pending_regions.popleft())
         if not graphs:
             return
-        if not self.unsent:
-            self.ahead.begin(self._compared(len(graphs)))
-        racing = self.ahead.written(graphs, self.race, self.versions.device)
-        if racing is not None:
-            self.race.regions += racing
-            # Who needs a kernel loads its binary, which takes milliseconds.
-            yield self.ahead.wait
+        if not self.local_only_reason:
+            self.precompiler.attach_workers(self._compared_regions(len(graphs)))
+        device = self.versions.device
+        candidates = self.precompiler.generate_kernels(graphs, self.tuning, device)
+        if candidates is not None:
+            self.tuning.candidates += candidates
+            # Loading the binaries later takes milliseconds.
+            yield self.precompiler.wait_for_kernels
             return
         known = set[str]()
         for graph in graphs:
-            with quietly():
-                for kernel in self.race.prepare(graph):
+            with log_errors():
+                for kernel in self.tuning.prepare(graph):
                     if kernel not in known:
                         known.add(kernel)
-                        yield partial(warm, kernel, self.versions.device)
+                        yield partial(compile_kernel, kernel, device)
 
-    def _compared(self, regions: int) -> int:
-        """How many of so many are compared here with what Inductor makes of them."""
-        return regions if self.duels.modules and Ranks.here().leads else 0
+    def _compared_regions(self, regions: int) -> int:
+        """So many regions if their kernels are compared with baselines in this process, else 0."""
+        return regions if self.comparisons.graphs and RankSync.current().is_leader else 0
 
     def _about(self) -> dict[str, str]:
+        """Description of the circumstances, for the stored record."""
         patches = sorted(self.patches.items())
         return {
             "gpu": device_name(self.versions.device),

@@ -1,4 +1,4 @@
-"""One graph of a program: Inductor's version runs until a stitched one was shown to be faster."""
+"""Dispatch the calls of one graph: Inductor's version runs until the candidate is shown faster."""
 
 from __future__ import annotations
 
@@ -12,251 +12,267 @@ from typing import Any
 
 from torch._subclasses import FakeTensor
 
-from nostall.attach.torch_compile.measure.graph_comparison import (
-    Call,
-    Differs,
-    NotStitched,
-    changes,
-    judge,
-)
-from nostall.attach.torch_compile.measure.kernel_comparison import AllSlower
-from nostall.attach.torch_compile.report import GraphReport
-from nostall.attach.torch_compile.rewrite.compilers import Compiled
+from nostall.attach.torch_compile.measure.accuracy import AccuracyError
+from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutations
+from nostall.attach.torch_compile.measure.graph_comparison import NoStitchedKernel, compare_graphs
+from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower
+from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph
+from nostall.attach.torch_compile.selection.graph_state import GraphState, Phase
 from nostall.attach.torch_compile.selection.versions import Candidate
-from nostall.attach.torch_compile.store.rank_sync import FOLLOWS, Chosen, Ranks
-from nostall.attach.torch_compile.store.records import ChoiceRecord, ComparisonRecord, Kept, Version
-from nostall.attach.torch_compile.training_steps import STEPS, capturing
-from nostall.attach.torch_compile.workers import worker
-from nostall.attach.torch_compile.workers.cpu_time import counted
-from nostall.attach.torch_compile.workers.tasks import Preparation, progress
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.rank_sync import FOLLOWS_RANK_0, RankSync, Selection
+from nostall.attach.torch_compile.store.records import ComparisonRecord, SelectionRecord, Version
+from nostall.attach.torch_compile.training_steps import STEPS, is_capturing
+from nostall.attach.torch_compile.workers.cpu_time import count_cpu_time
+from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, print_progress
+from nostall.attach.torch_compile.workers.worker import describe_error, stop_workers
 from nostall.attach.warning import warn_once
 from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")
 
-BEGIN_AT_CALL = 2
-"""By then the first step is over, and nothing of it waited for us."""
+FIRST_PREPARED_CALL = 2
+"""Call at which the preparation starts: the first step is over then, and was not delayed."""
 
 
-Make = Callable[[Sequence[Any], Chosen | None], Candidate | None]
-"""Compiles the stitched version for arguments like these, as chosen; None: as is found best.  None
-comes back where that is being prepared: to be asked again once everything is."""
+BuildCandidate = Callable[[Sequence[Any], Selection | None], Candidate | None]
+"""Compiles the candidate for arguments like these, by a selection (None: by the best measured one).
+Returns None if a background task does it first: call it again when the tasks are ready."""
 
 
 @dataclass(frozen=True)
-class Rules:
-    """How a graph chooses: its name, where choices are kept, how times are taken, and what is
-    prepared in the background before."""
+class SelectionContext:
+    """What a dispatcher needs to select a version."""
 
+    # Key of the graph.
     graph: str
-    kept: Kept
+    # Where the selection is stored.
+    store: KernelStore
     clock: Clock
+    # Approximate duration of the comparison.
     seconds: float
-    preparation: Preparation
+    # Tasks that have to be ready before the candidate is compiled.
+    tasks: BackgroundTasks
+    # Description of the circumstances, for the stored record.
     about: dict[str, str]
 
 
-class Switch:
-    """Called in place of a compiled graph."""
+class GraphDispatcher:
+    """Dynamo calls this object in place of a compiled graph."""
 
     def __init__(
         self,
-        plain: Compiled,
-        make: Make,
-        rules: Rules,
-        report: GraphReport,
+        baseline: CompiledGraph,
+        build_candidate: BuildCandidate,
+        context: SelectionContext,
+        state: GraphState,
     ) -> None:
-        self._active, self._plain, self._make = plain, plain, make
-        self._rules, self.report = rules, report
-        self._changed: frozenset[int] = frozenset()
+        self._active = self._baseline = baseline
+        self._build_candidate = build_candidate
+        self._context, self._state, self.report = context, state, state.report
+        # Indices of the arguments that a call mutates; found at the first call.
+        self._mutated: frozenset[int] = frozenset()
         self._candidate: Candidate | None = None
-        self._queued = False
         self._lock = threading.Lock()
-        STEPS.undecided.add(self)
+        STEPS.pending.add(self)
 
     def __call__(self, *args: Any) -> Any:
-        if not STEPS.busy or _is_tracing(args):
+        if not STEPS.is_active or _is_tracing(args):
             return self._active(*args)
-        STEPS.begin()
-        if self in STEPS.undecided and not capturing() and self._lock.acquire(blocking=False):
+        STEPS.run_actions()
+        may_advance = not self._state.is_decided and not is_capturing()
+        if may_advance and self._lock.acquire(blocking=False):
             try:
-                return self._follow(args)
+                return self._call_undecided(args)
             finally:
                 self._lock.release()
         result = self._active(*args)
-        STEPS.follow(result)
+        STEPS.track_backward(result)
         return result
 
-    def _follow(self, args: tuple[Any, ...]) -> Any:
-        """A call while nothing is decided."""
+    def _call_undecided(self, args: tuple[Any, ...]) -> Any:
+        """A call before the decision."""
         self.report.calls += 1
         if self.report.calls == 1:
-            result, self._changed = changes(args, lambda: self._plain(*args))
+            result, self._mutated = run_and_find_mutations(args, lambda: self._baseline(*args))
         else:
-            self._advance(args)
+            if self._state.phase is Phase.OBSERVED and self.report.calls >= FIRST_PREPARED_CALL:
+                self._state.advance(Phase.PREPARING)
+            if self._state.phase is Phase.PREPARING:
+                self._prepare(args)
             result = self._active(*args)
-        STEPS.follow(result, self._retained)
+        STEPS.track_backward(result, self._on_retained_graph)
         return result
 
-    def _retained(self) -> None:
-        """PyTorch gives the memory of saved tensors away in a backward pass that it compiles with
-        the forward pass, and ours is; Inductor's is compiled later, when it knows better."""
-        if self in STEPS.undecided:
-            self._finish("inductor", "the program goes through graphs twice (retain_graph)")
+    def _on_retained_graph(self) -> None:
+        """Keep Inductor's version if the user runs backward passes twice.
 
-    def _advance(self, args: tuple[Any, ...]) -> None:
-        """Whatever can be done at this call towards a choice."""
-        if self._queued or self.report.calls < BEGIN_AT_CALL:
+        The candidate's backward pass is compiled with the forward pass, and then PyTorch lets it
+        overwrite saved tensors.  Inductor's is compiled later, when the first backward pass runs
+        and PyTorch sees ``retain_graph``.
+        """
+        if not self._state.is_decided:
+            self._decide("inductor", "the user's process runs backward passes twice (retain_graph)")
+
+    def _prepare(self, args: tuple[Any, ...]) -> None:
+        """Go on with the preparation, as far as that is possible at this call."""
+        self._context.tasks.start()
+        if not self._context.tasks.is_ready:
+            self._print_progress("preparing kernels …")
             return
-        self.report.state = "compiling"
-        self._rules.preparation.start()
-        if not self._rules.preparation.ready:
-            progress(f"graph {self._rules.graph[:8]}: stitching …")
+        ranks = RankSync.current()
+        selection = None if ranks.is_leader else self._fetch(ranks)
+        if not ranks.is_leader and selection is None:
             return
-        ranks = Ranks.here()
-        chosen = None if ranks.leads else self._told(ranks)
-        if not ranks.leads and chosen is None:
-            return
-        if chosen is not None and chosen.version == "inductor":
-            self._finish("inductor", FOLLOWS)
+        if selection is not None and selection.version == "inductor":
+            self._decide("inductor", FOLLOWS_RANK_0)
             return
         if self._candidate is None:
-            self._candidate = self._compiled(args, chosen, ranks)
+            self._candidate = self._compile(args, selection, ranks)
         candidate = self._candidate
         if candidate is None:
             return
-        if chosen is not None:
-            self._queue(lambda: self._obey(candidate))
+        if selection is not None:
+            self._run_between_steps(lambda: self._follow_rank0(candidate))
             return
-        call = Call.of(args, self._changed)
-        if not STEPS.quiet:
-            # The arguments may be gone or changed when this step is over.
-            call = call.kept()
-        self._queue(lambda: self._judge(candidate, call, ranks))
+        call = Call.record(args, self._mutated)
+        if not STEPS.between_steps:
+            # The arguments may be freed or changed before this step is over.
+            call = call.copy()
+        self._run_between_steps(lambda: self._compare_and_commit(candidate, call, ranks))
 
-    def _queue(self, action: Callable[[], None]) -> None:
-        self._queued = True
-        STEPS.when_quiet(action)
-        STEPS.begin()
+    def _run_between_steps(self, action: Callable[[], None]) -> None:
+        self._state.advance(Phase.CANDIDATE)
+        STEPS.run_between_steps(action)
+        STEPS.run_actions()
 
-    def _told(self, ranks: Ranks) -> Chosen | None:
-        """What rank 0 has chosen, if it has."""
+    def _fetch(self, ranks: RankSync) -> Selection | None:
+        """The selection of rank 0, if there is one."""
         try:
-            return ranks.chosen(self._rules.graph, self._rules.kept)
-        except Exception as error:  # the user's program is worth more than any gain
-            self._stay(_reason("the choice of rank 0 is not understood", error), error)
+            return ranks.fetch(self._context.graph, self._context.store)
+        except Exception as error:  # must not end the user's process
+            self._fall_back(f"rank 0's selection is not readable: {describe_error(error)}", error)
             return None
 
-    def _compiled(
-        self, args: tuple[Any, ...], chosen: Chosen | None, ranks: Ranks
+    def _compile(
+        self, args: tuple[Any, ...], selection: Selection | None, ranks: RankSync
     ) -> Candidate | None:
-        """The stitched version, or None where there is none yet, or this graph stays as it is."""
-        rules, report = self._rules, self.report
-        progress(f"graph {rules.graph[:8]}: compiling …")
-        report.cpu_seconds += rules.preparation.taken_cpu_seconds()
+        """The candidate; None if it is not ready, or if Inductor's version is selected instead."""
+        tasks, report = self._context.tasks, self.report
+        self._print_progress("compiling …")
+        report.cpu_seconds += tasks.take_cpu_seconds()
         try:
-            with counted(report.add_cpu_seconds):
-                return self._make(args, chosen)
-        except AllSlower as found:
-            self._settle(Chosen("inductor"), str(found), (), None, ranks)
+            with count_cpu_time(report.add_cpu_seconds):
+                return self._build_candidate(args, selection)
+        except AllKernelsSlower as reason:
+            self._commit(Selection("inductor"), str(reason), (), None, ranks)
             return None
-        except Exception as error:  # the user's program is worth more than any gain
-            self._stay(_reason("not stitched", error), error)
+        except Exception as error:  # must not end the user's process
+            self._fall_back(f"not stitched: {describe_error(error)}", error)
             return None
         finally:
-            report.seconds["background"] = rules.preparation.seconds
+            report.seconds["background"] = tasks.seconds
 
-    def _judge(self, candidate: Candidate, call: Call, ranks: Ranks) -> None:
+    def _compare_and_commit(self, candidate: Candidate, call: Call, ranks: RankSync) -> None:
+        """Compare both versions and select the faster one."""
         began = time.perf_counter()
-        progress(f"graph {self._rules.graph[:8]}: comparing …")
+        self._print_progress("comparing …")
         try:
-            found, called = self._compared(candidate, call)
-        except NotStitched:
-            self._settle(Chosen("inductor"), "nothing to stitch", (), None, ranks)
+            comparison, kernels = self._compare(candidate, call)
+        except NoStitchedKernel:
+            self._commit(Selection("inductor"), "nothing to stitch", (), None, ranks)
             return
-        except Differs as error:
-            self._stay(f"the stitched version is not used: {error}", error)
+        except AccuracyError as error:
+            self._fall_back(f"the stitched version is not used: {error}", error)
             return
-        except Exception as error:  # between two steps of a program that must go on
-            self._stay(_reason("not compared", error), error)
+        except Exception as error:  # must not end the user's process
+            self._fall_back(f"not compared: {describe_error(error)}", error)
             return
+        self._state.advance(Phase.COMPARED)
         self.report.seconds["compared"] = time.perf_counter() - began
-        self.report.compared = found
-        self.report.kernels = self.report.kernels or len(called)
-        verdict = found.comparison().verdict
+        self.report.comparison = comparison
+        self.report.kernels = self.report.kernels or len(kernels)
+        verdict = comparison.comparison().verdict
         if verdict == "faster":
             self._active = candidate.run
-            self._settle(candidate.chosen, "faster as a whole", called, found, ranks)
+            self._commit(candidate.selection, "faster as a whole", kernels, comparison, ranks)
         else:
             reason = "slower as a whole" if verdict == "slower" else "no gain beyond the noise"
-            self._settle(Chosen("inductor"), reason, called, found, ranks)
+            self._commit(Selection("inductor"), reason, kernels, comparison, ranks)
 
-    def _compared(
+    def _compare(
         self, candidate: Candidate, call: Call
     ) -> tuple[ComparisonRecord, tuple[str, ...]]:
-        rules = self._rules
-        with counted(self.report.add_cpu_seconds):
-            return judge(rules.graph, self._plain, candidate.run, call, rules.clock, rules.seconds)
+        context = self._context
+        with count_cpu_time(self.report.add_cpu_seconds):
+            return compare_graphs(
+                context.graph, self._baseline, candidate.run, call, context.clock, context.seconds
+            )
 
-    def _obey(self, candidate: Candidate) -> None:
-        """Run what rank 0 has chosen."""
+    def _follow_rank0(self, candidate: Candidate) -> None:
+        """Run the candidate, because rank 0 has selected it."""
         self._active = candidate.run
-        self._finish("stitched", FOLLOWS)
+        self._decide("stitched", FOLLOWS_RANK_0)
 
-    def _settle(
+    def _commit(
         self,
-        chosen: Chosen,
+        selection: Selection,
         reason: str,
-        called: tuple[str, ...],
-        found: ComparisonRecord | None,
-        ranks: Ranks,
+        kernels: tuple[str, ...],
+        comparison: ComparisonRecord | None,
+        ranks: RankSync,
     ) -> None:
-        """From now on this version runs; write that down, and tell other ranks."""
-        self._finish(chosen.version, reason)
-        choice = ChoiceRecord(
-            version=chosen.version,
+        """Make a selection final, store it, and send it to the other ranks."""
+        self._decide(selection.version, reason)
+        record = SelectionRecord(
+            version=selection.version,
             reason=reason,
-            kernels=called,
-            left=tuple(sorted(chosen.left)),
-            regions=dict(chosen.regions),
-            compared=found,
-            about=self._rules.about,
+            kernels=kernels,
+            kept_in_inductor=tuple(sorted(selection.kept_in_inductor)),
+            regions=dict(selection.regions),
+            comparison=comparison,
+            about=self._context.about,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         try:
-            ranks.publish(self._rules.graph, chosen, self._rules.kept)
-            self._rules.kept.keep(self._rules.graph, choice)
-        except Exception as error:  # the choice holds for this run all the same
-            warn_once(f"a choice is not kept: {error}")
+            ranks.publish(self._context.graph, selection, self._context.store)
+            self._context.store.save(self._context.graph, record)
+        except Exception as error:  # the selection is valid for this process all the same
+            warn_once(f"a selection is not stored: {error}")
 
-    def _stay(self, reason: str, error: Exception) -> None:
-        """Something of ours failed: say so once, and go on with Inductor's version."""
+    def _fall_back(self, reason: str, error: Exception) -> None:
+        """After a failure of the backend: warn once, and keep Inductor's version.
+
+        Nothing is stored, so the next run tries again.
+        """
         warn_once(f"{reason}; Inductor's version runs")
         _log.debug("nostall: %s", reason, exc_info=error)
-        self._finish("inductor", reason)
+        self._decide("inductor", reason)
 
-    def _finish(self, version: Version, reason: str) -> None:
-        self.report.state, self.report.reason = version, reason
-        # The other version, its memory and its graph are not needed any more.
-        self._plain = self._active
-        self._make, self._candidate = _gone, None
-        STEPS.undecided.discard(self)
-        if not STEPS.undecided:
-            self.report.add_cpu_seconds(worker.end())
-        progress(str(self.report), last=True)
+    def _decide(self, version: Version, reason: str) -> None:
+        """Run the active version from now on, and free everything else."""
+        self._state.decide(version, reason)
+        # References keep the other version, its memory and its graph alive.
+        self._baseline = self._active
+        self._build_candidate, self._candidate = _already_selected, None
+        STEPS.pending.discard(self)
+        if not STEPS.pending:
+            self.report.add_cpu_seconds(stop_workers())
+        print_progress(str(self.report), last=True)
         _log.info("nostall: %s", self.report)
+
+    def _print_progress(self, text: str) -> None:
+        print_progress(f"graph {self._context.graph[:8]}: {text}")
 
 
 def _is_tracing(args: Sequence[Any]) -> bool:
-    """Whether this is no call of the program: PyTorch asks what the parts return into which it
-    splits graphs of DistributedDataParallel, one of which is read by the next."""
+    """Whether PyTorch traces this graph instead of calling it.
+
+    It does so if it splits a graph for DistributedDataParallel: each part's outputs are traced as
+    the inputs of the next part.
+    """
     return any(isinstance(value, FakeTensor) for value in args)
 
 
-def _gone(args: Sequence[Any], chosen: Chosen | None) -> Candidate | None:
-    raise AssertionError("a graph is stitched once")
-
-
-def _reason(what: str, error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{what}: {type(error).__name__}: {first[:200]}"
+def _already_selected(args: Sequence[Any], selection: Selection | None) -> Candidate | None:
+    raise AssertionError("no candidate is built after the selection")

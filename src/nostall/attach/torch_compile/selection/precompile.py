@@ -1,7 +1,6 @@
-"""What other processes do for one graph while the program runs, before the program does.
+"""Compile a graph in worker processes while the user's process keeps running.
 
-Whatever goes wrong here costs time only: what was not compiled ahead is compiled where it is
-needed.
+Failures here only cost time: what no worker has compiled is compiled when it is needed.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,183 +17,224 @@ from torch.fx import GraphModule
 from triton import knobs
 from triton.runtime import driver
 
-from nostall.attach.torch_compile.measure.kernel_comparison import Duels
-from nostall.attach.torch_compile.measure.plan_tuning import Race, Racing
-from nostall.attach.torch_compile.report import GraphReport
-from nostall.attach.torch_compile.rewrite.compilers import Host, InductorHost
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.store.rank_sync import Ranks
-from nostall.attach.torch_compile.workers.codegen_job import Compiling, Writing, Written
-from nostall.attach.torch_compile.workers.compile_job import Errand, layouts
-from nostall.attach.torch_compile.workers.cpu_time import COMPILERS
-from nostall.attach.torch_compile.workers.tasks import Preparation, ending
+from nostall.attach.torch_compile.measure.kernel_comparison import (
+    KernelComparisons,
+    fake_placeholders,
+    graph_device,
+)
+from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
+from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler, InductorCompiler
+from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.selection.graph_state import GraphState
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.rank_sync import RankSync
+from nostall.attach.torch_compile.store.records import KernelComparisonRecord
+from nostall.attach.torch_compile.workers.codegen_job import (
+    CodegenJob,
+    CodegenResult,
+    CompileStatusJob,
+)
+from nostall.attach.torch_compile.workers.compile_job import CompileJob, describe_inputs
+from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
+from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, is_exiting
+from nostall.attach.torch_compile.workers.torch_state import TorchState
 from nostall.attach.torch_compile.workers.worker import (
-    HELPER,
-    HELPERS,
-    PATIENCE_S,
-    WRITER,
-    Answer,
-    Asked,
-    Helper,
+    CODEGEN_WORKER,
+    FIRST_INDUCTOR_WORKER,
+    INDUCTOR_WORKERS,
+    JOB_TIMEOUT_S,
+    Job,
+    JobResult,
+    Worker,
 )
 from nostall.attach.warning import warn_once
 from nostall.fusion.graph.graph import Graph
 
 T = TypeVar("T")
 
-REGIONS = 3
-"""For each process, from which on a second and a third one take some of what their kernels are
-compared with; for fewer they would hardly be ready in time.  Chosen, not measured."""
-PROCESSORS = 2
-"""For each process, of those for compilers: where there are fewer it would take the others'."""
+REGIONS_PER_WORKER = 3
+"""Regions from which on one more Inductor worker is used: with fewer, it would hardly be ready in
+time to compile baselines.  Chosen, not measured."""
+CPUS_PER_WORKER = 2
+"""Compile processes that each Inductor worker needs; with fewer, workers would slow each other."""
 
 
-class Ahead:
-    """``done``: what became of the stitched version's graphs, once they have been compiled;
-    ``died``: whether a process did that compiled kernels, or would not end: the program might do
-    the same."""
+class Precompiler:
+    """Has the candidate of one graph, and everything before it, compiled by worker processes."""
 
-    def __init__(self, preparation: Preparation, report: GraphReport) -> None:
-        self._preparation, self._report = preparation, report
-        self._looking, self._telling = threading.Lock(), threading.Lock()
-        self._rivals: Iterator[Errand] | None = None
-        self._until = math.inf
-        self.done: Stitching | None = None
-        self.died = False
+    def __init__(self, tasks: BackgroundTasks, state: GraphState) -> None:
+        self._tasks, self._state, self._report = tasks, state, state.report
+        self._baseline_lock, self._report_lock = threading.Lock(), threading.Lock()
+        self._baseline_jobs: Iterator[CompileJob] | None = None
+        self._baselines_end = math.inf
+        # What became of the candidate's graphs; None until a worker has compiled them.
+        self.rewrite_result: RewriteResult | None = None
+        # Whether a process crashed or hung while it compiled kernels: this process might, too.
+        self.worker_died = False
 
-    def start(self, device: torch.device, compared: int) -> None:
-        """There may be something to do, once the first step is over: processes that have imported
-        by then what they need are seconds earlier.  Where processors are few, Inductor has all."""
-        if PROCESSORS * len(HELPERS) > COMPILERS:
+    def start_workers(self, device: torch.device, compared_regions: int) -> None:
+        """Start workers during the first step, so that they import their modules early.
+
+        ``compared_regions``: regions whose kernels will be compared with baselines.  Does nothing
+        if there are few CPUs, because Inductor needs them for the first step.
+        """
+        if CPUS_PER_WORKER * len(INDUCTOR_WORKERS) > MAX_COMPILERS:
             return
-        for process in self._helping(compared):
-            process.start()
-        if target_of(device) is not None:
-            WRITER.start()
+        for worker in self._inductor_workers(compared_regions):
+            worker.start()
+        if compile_target(device) is not None:
+            CODEGEN_WORKER.start()
 
-    def begin(self, compared: int) -> None:
-        """There will be something to compile: the whole graph, and what kernels of about so many
-        regions are compared with."""
-        if not self._report.reason:
-            for process in self._helping(compared):
-                process.begin()
+    def attach_workers(self, compared_regions: int) -> None:
+        """Let workers use the GPU: they will compile the graph and baselines of its regions."""
+        if not self._state.is_decided:
+            for worker in self._inductor_workers(compared_regions):
+                worker.attach_gpu()
 
-    def _helping(self, compared: int) -> list[Helper]:
-        count = min(compared // REGIONS, COMPILERS // PROCESSORS)
-        return [*HELPERS[: max(1, count)]]
+    def _inductor_workers(self, compared_regions: int) -> list[Worker]:
+        count = min(compared_regions // REGIONS_PER_WORKER, MAX_COMPILERS // CPUS_PER_WORKER)
+        return [*INDUCTOR_WORKERS[: max(1, count)]]
 
-    def written(
-        self, graphs: Sequence[Graph], race: Race, device: torch.device
-    ) -> Sequence[Racing] | None:
-        """The plans that race for regions, which have been stitched and whose kernels are being
-        compiled; None where that has to be done here."""
-        if self._unneeded:
+    def generate_kernels(
+        self, graphs: Sequence[Graph], tuning: PlanTuning, device: torch.device
+    ) -> Sequence[PlanCandidates] | None:
+        """Have kernels of regions generated, and their compilation started.
+
+        Returns the kernels whose plans are to be measured; None if this process has to do the work.
+        """
+        if self._is_unneeded:
             return ()
-        target = target_of(device)
+        target = compile_target(device)
         if target is None:
             return None
-        return self._told(
-            self._asked("written", WRITER, Writing(tuple(graphs), race, target, id(self)))
-        )
+        job = CodegenJob(tuple(graphs), tuning, target, id(self))
+        return self._candidates(self._run_job("written", CODEGEN_WORKER, job))
 
-    def wait(self) -> None:
-        """Until all of them are compiled, or for :data:`PATIENCE_S` none is."""
-        left, until = math.inf, math.inf
-        while not self._unneeded and WRITER.running:
-            answer = self._asked("compiled", WRITER, Compiling())
-            self._told(answer)
-            if answer.done is None or not answer.done.left:
+    def wait_for_kernels(self) -> None:
+        """Wait until all kernels are compiled, or none was compiled for :data:`JOB_TIMEOUT_S`."""
+        fewest, end = math.inf, math.inf
+        while not self._is_unneeded and CODEGEN_WORKER.is_running:
+            result = self._run_job("compiled", CODEGEN_WORKER, CompileStatusJob())
+            self._candidates(result)
+            if result.value is None or not result.value.remaining:
                 return
-            if answer.done.left < left:
-                left, until = answer.done.left, time.perf_counter() + PATIENCE_S
-            elif time.perf_counter() > until:
-                warn_once(f"stitching in the background failed: {left} kernels are not compiled")
-                WRITER.end()
-                self.died = True
+            if result.value.remaining < fewest:
+                fewest, end = result.value.remaining, time.perf_counter() + JOB_TIMEOUT_S
+            elif time.perf_counter() > end:
+                warn_once(f"background preparation failed: {fewest} kernels are not compiled")
+                CODEGEN_WORKER.stop()
+                self.worker_died = True
 
-    def _told(self, answer: Answer[Written]) -> Sequence[Racing] | None:
-        done = answer.done
-        if self._unneeded:
+    def _candidates(self, result: JobResult[CodegenResult]) -> Sequence[PlanCandidates] | None:
+        """The plan candidates of a result; logs its failures.  None if the job failed."""
+        value = result.value
+        if self._is_unneeded:
             return ()
-        for failure in (answer.failure,) if done is None else done.failures:
-            warn_once(f"stitching in the background failed: {failure}")
-        if done is None:
+        for failure in (result.failure,) if value is None else value.failures:
+            warn_once(f"background preparation failed: {failure}")
+        if value is None:
             return None
-        self.died = self.died or done.died
-        return done.racing
+        self.worker_died = self.worker_died or value.process_died
+        return value.plan_candidates
 
     @property
-    def _unneeded(self) -> bool:
-        return bool(self._report.reason) or ending()
+    def _is_unneeded(self) -> bool:
+        """Whether the version of the graph is selected, or the interpreter exits."""
+        return self._state.is_decided or is_exiting()
 
-    def duels(self, duels: Duels, host: Host, process: Helper) -> None:
-        """Have this process compile what kernels are compared with, beside others that do, for
-        about as long as comparisons may take."""
-        if not (Ranks.here().leads and duels.modules and isinstance(host, InductorHost)):
+    def compile_baselines(
+        self, comparisons: KernelComparisons, compiler: GraphCompiler, worker: Worker
+    ) -> None:
+        """Have a worker compile baselines, beside the workers of other threads.
+
+        Ends after the first failure, or after about the time that the comparisons may take.
+        """
+        if not (RankSync.current().is_leader and comparisons.graphs):
             return
-        while process is HELPER or process.begun:
-            errand = self._rival(duels, host)
-            if errand is None or self._answer(errand, process).failure:
+        if not isinstance(compiler, InductorCompiler):
+            return
+        while worker is FIRST_INDUCTOR_WORKER or worker.is_attached:
+            job = self._next_baseline_job(comparisons, compiler)
+            if job is None or self._compile(job, worker).failure:
                 return
-            with self._looking:
-                if time.perf_counter() > self._until:
+            with self._baseline_lock:
+                if time.perf_counter() > self._baselines_end:
                     return
-                # From when the first process is there.
+                # The limit counts from the first result, because a worker needs time to start.
                 end = time.perf_counter() + self._report.seconds["plain"]
-                self._until = min(self._until, end)
+                self._baselines_end = min(self._baselines_end, end)
 
-    def _rival(self, duels: Duels, host: InductorHost) -> Errand | None:
-        """The next one that nobody compiles."""
-        with self._looking:
-            if self._rivals is None:
-                self._rivals = duels.errands(host)
-            return next(self._rivals, None)
+    def _next_baseline_job(
+        self, comparisons: KernelComparisons, compiler: InductorCompiler
+    ) -> CompileJob | None:
+        """The next job that no worker has taken yet."""
+        with self._baseline_lock:
+            if self._baseline_jobs is None:
+                self._baseline_jobs = baseline_jobs(comparisons, compiler)
+            return next(self._baseline_jobs, None)
 
-    def stitched(
+    def compile_candidate(
         self,
         module: GraphModule,
         inputs: Sequence[Any],
         patches: Mapping[str, Any],
-        selection: Selection,
+        kernel_filter: KernelFilter,
     ) -> bool:
-        """Whether the stitched version is being compiled; the preparation is ready when it is."""
+        """Start to compile the candidate in a worker; the background tasks are ready when it is.
+
+        Returns False if no worker can compile it; the report then says why.
+        """
         try:
-            errand = Errand(module, layouts(inputs), dict(patches), selection)
-        except Exception as error:  # it is compiled where it is needed
-            self._report.not_ahead = str(error)
+            job = CompileJob(module, describe_inputs(inputs), dict(patches), kernel_filter)
+        except Exception as error:  # the user's process compiles it instead
+            self._report.local_only_reason = str(error)
             return False
 
         def work() -> None:
-            answer = self._answer(errand, HELPER)
-            self.done = answer.done
-            if not self._report.reason:
-                self._report.not_ahead = answer.failure
+            result = self._compile(job, FIRST_INDUCTOR_WORKER)
+            self.rewrite_result = result.value
+            if not self._state.is_decided:
+                self._report.local_only_reason = result.failure
 
-        self._preparation.add_last(work)
-        self._preparation.start()
+        self._tasks.add_final(work)
+        self._tasks.start()
         return True
 
-    def _answer(self, errand: Errand, process: Helper) -> Answer[Stitching]:
-        if self._report.reason:
-            return Answer("the graph has chosen")
-        return self._asked("ahead", process, errand)
+    def _compile(self, job: CompileJob, worker: Worker) -> JobResult[RewriteResult]:
+        if self._state.is_decided:
+            return JobResult("the version of the graph is selected")
+        return self._run_job("ahead", worker, job)
 
-    def _asked(self, what: str, process: Helper, errand: Asked[T]) -> Answer[T]:
+    def _run_job(self, activity: str, worker: Worker, job: Job[T]) -> JobResult[T]:
+        """Run a job, and report its wall time and its CPU time."""
         began = time.perf_counter()
-        answer = process.do(errand)
+        result = worker.run(job)
         taken = time.perf_counter() - began
-        self._preparation.add_cpu_seconds(answer.cpu_seconds)
-        with self._telling:
+        self._tasks.add_cpu_seconds(result.cpu_seconds)
+        with self._report_lock:
             seconds = self._report.seconds
-            seconds[what] = seconds.get(what, 0.0) + taken
-        return answer
+            seconds[activity] = seconds.get(activity, 0.0) + taken
+        return result
 
 
-def target_of(device: torch.device) -> Any:
-    """What Triton compiles for, where another process can do that: into a cache."""
+def baseline_jobs(
+    comparisons: KernelComparisons, compiler: InductorCompiler
+) -> Iterator[CompileJob]:
+    """Jobs that compile the baselines without a stored comparison; the largest ones come first."""
+    store, patches = KernelStore(), dict(compiler.patches)
+    for key, baseline in comparisons.baselines(store).items():
+        if store.load(KernelComparisonRecord, key) is None:
+            fakes, device = fake_placeholders(baseline.module), graph_device(baseline.module)
+            inputs = [(tuple(x.shape), x.stride(), x.dtype, device, False) for x in fakes]
+            state = replace(TorchState.capture(), grad=False)
+            yield CompileJob(baseline.module, tuple(inputs), patches, None, state)
+
+
+def compile_target(device: torch.device) -> Any:
+    """Triton's target for a device, if a worker can compile for it into Triton's cache; or None."""
     if device.type != "cuda" or knobs.compilation.always_compile:
         return None
     try:
         return driver.active.get_current_target()
-    except Exception:  # who compiles here says what is wrong
+    except Exception:  # any error of the driver occurs again, and is reported, at the compilation
         return None

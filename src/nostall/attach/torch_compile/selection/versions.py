@@ -1,4 +1,4 @@
-"""The two versions of one graph: compiled when they are asked for, and what that took."""
+"""Compile the two versions of a graph: the baseline by Inductor, and the candidate."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.graph_copies import apart, as_traced
-from nostall.attach.torch_compile.graph_key import device_of, symbols
-from nostall.attach.torch_compile.options import Settings
+from nostall.attach.torch_compile.graph_copies import clone_graph, fake_inputs
+from nostall.attach.torch_compile.graph_key import dynamic_symbols, input_device
+from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import (
-    Compiled,
-    EagerHost,
-    Host,
-    InductorHost,
-    Observer,
-    Unavailable,
+    CompiledGraph,
+    EagerCompiler,
+    GraphCompiler,
+    InductorCompiler,
+    InductorUnavailable,
 )
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.store.rank_sync import Chosen
+from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
+from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.store.rank_sync import Selection
 from nostall.attach.warning import warn_once
 
 T = TypeVar("T")
@@ -31,101 +31,110 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A stitched version, ready to run, and how it came to be."""
+    """A compiled candidate, and the selection that it was compiled for."""
 
-    run: Compiled
-    done: Stitching
-    chosen: Chosen = field(default_factory=lambda: Chosen("stitched"))
+    run: CompiledGraph
+    result: RewriteResult
+    selection: Selection = field(default_factory=lambda: Selection("stitched"))
 
 
-class Versions:
-    """Of a graph with these inputs; ``report`` is told about them.  ``varies``: whether a size of
-    the inputs does."""
+class GraphVersions:
+    """Compiles both versions of one graph, and reports what that took."""
 
     def __init__(
         self,
-        settings: Settings,
+        options: Options,
         patches: Mapping[str, Any],
         inputs: Sequence[Any],
         report: GraphReport,
     ) -> None:
-        self.host: Host = InductorHost(patches) if settings.rest == "inductor" else EagerHost()
-        self.settings, self.report = settings, report
-        self.device, self.varies = device_of(inputs), len(symbols(inputs)) > 0
+        """``patches``: the user's changes of Inductor's configuration."""
+        self.compiler: GraphCompiler = (
+            InductorCompiler(patches) if options.fallback == "inductor" else EagerCompiler()
+        )
+        self.options, self.report = options, report
+        self.device = input_device(inputs)
+        self.is_dynamic = len(dynamic_symbols(inputs)) > 0
 
     @property
-    def observed(self) -> bool:
-        """Whether Inductor shows its graphs while it compiles its own version.
+    def needs_observation(self) -> bool:
+        """Whether Inductor's graphs are observed while it compiles the baseline.
 
-        PyTorch's caches know graphs by the passes that they went through: a run that knows its
-        choice must have the same ones as the run that had to look.
+        PyTorch's cache keys contain the passes.  So a run with a stored selection has to add the
+        same pass as the run that made the selection.
         """
-        return self.settings.background or self.varies
+        return self.options.background or self.is_dynamic
 
-    def plain(
+    def compile_baseline(
         self,
         module: GraphModule,
         inputs: Sequence[Any],
-        observe: Observer | None = None,
-        spare: GraphModule | None = None,
-    ) -> Compiled:
-        """As the user's mode has it, or operator by operator where Inductor cannot compile here.
-        ``spare`` is compiled then: a copy, or the module in whatever form Inductor left it; without
-        it the module is copied before."""
-        kept = apart(module) if spare is None else spare
+        observe: GraphObserver | None = None,
+        copy: GraphModule | None = None,
+    ) -> CompiledGraph:
+        """Compile by Inductor, or run operators one by one if Inductor is not available.
+
+        ``copy``: the graph to use in the second case, because Inductor modifies ``module``; it may
+        be ``module`` itself.  By default the graph is copied beforehand.
+        """
+        spare = clone_graph(module) if copy is None else copy
         try:
-            return self.timed("plain", lambda: self.host.plain(module, inputs, observe))
-        except Unavailable as error:
+            return self.timed(
+                "plain", lambda: self.compiler.compile_baseline(module, inputs, observe)
+            )
+        except InductorUnavailable as error:
             warn_once(f"Inductor is not available, PyTorch's operators run one by one: {error}")
-            self.host = EagerHost()
-            return self.timed("plain", lambda: self.host.plain(apart(kept), inputs))
+            self.compiler = EagerCompiler()
+            return self.timed(
+                "plain", lambda: self.compiler.compile_baseline(clone_graph(spare), inputs)
+            )
 
-    def stitched(
-        self,
-        module: GraphModule,
-        inputs: Sequence[Any],
-        chosen: Chosen,
-        ahead: Stitching | None = None,
-    ) -> Candidate:
-        """As chosen.  ``ahead``: what another process has put in, where it compiled this before."""
-        selection = self.selection(chosen)
-        run, done = self.timed("stitched", lambda: self._put_in(module, inputs, selection, ahead))
-        return Candidate(run, done, chosen)
-
-    def selection(self, chosen: Chosen) -> Selection:
-        """The kernels of a choice."""
-        return Selection(self.settings.extent, chosen.left, chosen.regions)
-
-    def timed(self, what: str, work: Callable[[], T]) -> T:
-        """Do some work, and tell the report how long it took."""
-        began = time.perf_counter()
-        try:
-            return work()
-        finally:
-            self.report.seconds[what] = time.perf_counter() - began
-
-    def _put_in(
+    def compile_candidate(
         self,
         module: GraphModule,
         inputs: Sequence[Any],
         selection: Selection,
-        ahead: Stitching | None,
-    ) -> tuple[Compiled, Stitching]:
-        done = Stitching()
-        with as_traced(inputs) as traced:
-            run = self.host.stitched(module, traced, selection, done)
-        if ahead is not None and not done.kernels:
-            done = ahead  # the graphs came from the cache
-        for kernel in dict.fromkeys(done.kernels):
-            warm(kernel, self.device)
-        self.report.refused = done.refused
-        self.report.kernels = len(done.kernels) or self.report.kernels
-        self.report.left = len(selection.left)
-        return run, done
+        worker_result: RewriteResult | None = None,
+    ) -> Candidate:
+        """Compile with the kernels of a selection.
+
+        ``worker_result``: what a worker inserted when it compiled the same; the caches then have
+        the graphs, and no pass runs here.
+        """
+        kernel_filter = self.kernel_filter(selection)
+
+        def compile_graph() -> tuple[CompiledGraph, RewriteResult]:
+            result = RewriteResult()
+            with fake_inputs(inputs) as fakes:
+                run = self.compiler.compile_candidate(module, fakes, kernel_filter, result)
+            if worker_result is not None and not result.kernels:
+                result = worker_result  # the graphs came from the cache
+            for kernel in dict.fromkeys(result.kernels):
+                compile_kernel(kernel, self.device)
+            return run, result
+
+        run, result = self.timed("stitched", compile_graph)
+        self.report.not_fused = result.not_fused
+        self.report.kernels = len(result.kernels) or self.report.kernels
+        self.report.kept_in_inductor = len(kernel_filter.kept_in_inductor)
+        return Candidate(run, result, selection)
+
+    def kernel_filter(self, selection: Selection) -> KernelFilter:
+        """The filter for the kernels of a selection."""
+        kept = selection.kept_in_inductor
+        return KernelFilter(self.options.fuse, kept, selection.regions)
+
+    def timed(self, activity: str, work: Callable[[], T]) -> T:
+        """Do some work, and report its wall time."""
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.report.seconds[activity] = time.perf_counter() - began
 
 
-def warm(kernel: str, device: torch.device) -> None:
-    """Compile a kernel, and load it where it would be loaded at its first launch."""
-    from nostall.attach.torch_compile.runtime.custom_op import resolve
+def compile_kernel(kernel: str, device: torch.device) -> None:
+    """Compile a kernel for a device without launching it."""
+    from nostall.attach.torch_compile.runtime.custom_op import load_op
 
-    resolve(kernel).warm(device)
+    load_op(kernel).compile(device)

@@ -1,8 +1,8 @@
-"""Several processes of one job run the same version: that of rank 0.
+"""Share the selection of rank 0 with all ranks, through the job's key-value store.
 
-Rank 0 races and compares, and writes its choice and the kernels into the job's key-value store; the
-others look there, on whatever machine they are.  Nobody waits for anybody, so ranks that run other
-graphs cannot hang each other; until they see the choice they stay with Inductor's version, which
+Rank 0 tunes and compares, and writes its selection and the kernels into the key-value store of
+``torch.distributed``.  The other ranks poll that store without blocking, so ranks that run
+different graphs cannot deadlock.  Until a rank sees a selection it runs Inductor's version, which
 computes the same.
 """
 
@@ -13,43 +13,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
-from nostall.attach.torch_compile.store.record import Record
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord, Version
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
+from nostall.attach.torch_compile.store.records import Record, RegionRecord, Version
 
-FOLLOWS = "rank 0 has chosen"
+FOLLOWS_RANK_0 = "rank 0 has chosen"
+"""Reason in the reports of the other ranks."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A version; of a stitched one the parts (by key) that it leaves to Inductor, and how its
-    regions (by name) are stitched."""
+class Selection:
+    """The selected version of a graph and, for a candidate, how it has to be compiled."""
 
     version: Version
-    left: frozenset[str] = frozenset()
+    # Keys of the kernel matches that stay with Inductor.
+    kept_in_inductor: frozenset[str] = frozenset()
+    # Kernels of each region, by region key.
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
 
 
-class Published(Record, frozen=True):
-    """A choice on its way to machines with stores of their own.  ``kernels``: for each name the
-    record and the source, as :meth:`~nostall.attach.torch_compile.store.records.Kept.written` gives them."""
+class PublishedSelection(Record, frozen=True):
+    """A selection as rank 0 sends it, with the kernels that other machines do not have."""
 
     version: Version
-    left: tuple[str, ...]
+    kept_in_inductor: tuple[str, ...] = msgspec.field(name="left")
     regions: dict[str, RegionRecord]
+    # (record, source) of each kernel, as :meth:`KernelStore.export_kernel` returns them.
     kernels: dict[str, tuple[str, str]]
 
 
-class Ranks:
-    """The other processes.  Without ``torch.distributed`` there are none."""
+class RankSync:
+    """The link to the other ranks of the job; without ``torch.distributed`` there are none."""
 
     def __init__(self, store: Any = None, rank: int = 0) -> None:
         self._store, self._rank = store, rank
 
     @classmethod
-    def here(cls) -> Ranks:
-        """As this process is set up now."""
+    def current(cls) -> RankSync:
+        """The link for the process group of this process, as it is initialized now."""
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized()):
             return cls()
@@ -61,28 +64,28 @@ class Ranks:
         return cls(store, distributed.get_rank())
 
     @property
-    def leads(self) -> bool:
-        """Whether this process chooses for itself and the others."""
+    def is_leader(self) -> bool:
+        """Whether this process selects versions, for itself and for the other ranks."""
         return self._store is None or self._rank == 0
 
-    def publish(self, graph: str, chosen: Chosen, kept: Kept) -> None:
-        """Rank 0 has chosen; ``kept`` has its kernels."""
+    def publish(self, graph: str, selection: Selection, kernels: KernelStore) -> None:
+        """Send the selection for a graph (by key) to the other ranks, with its kernels."""
         if self._store is None:
             return
-        steps = [step for region in chosen.regions.values() for step in region.steps]
-        said = Published(
-            version=chosen.version,
-            left=tuple(sorted(chosen.left)),
-            regions=dict(chosen.regions),
-            kernels={step.kernel: kept.written(step.kernel) for step in steps},
+        steps = [step for region in selection.regions.values() for step in region.steps]
+        message = PublishedSelection(
+            version=selection.version,
+            kept_in_inductor=tuple(sorted(selection.kept_in_inductor)),
+            regions=dict(selection.regions),
+            kernels={step.kernel: kernels.export_kernel(step.kernel) for step in steps},
         )
-        self._store.set(graph, zlib.compress(said.json))
+        self._store.set(graph, zlib.compress(message.json))
 
-    def chosen(self, graph: str, kept: Kept) -> Chosen | None:
-        """What rank 0 has chosen, if it has; ``kept`` has its kernels then."""
+    def fetch(self, graph: str, kernels: KernelStore) -> Selection | None:
+        """The selection of rank 0, or None if there is none yet; its kernels go to the store."""
         if self._store is None or not self._store.check([graph]):
             return None
-        said = Published.read(zlib.decompress(self._store.get(graph)))
-        for record, source in said.kernels.values():
-            kept.take(record, source)
-        return Chosen(said.version, frozenset(said.left), said.regions)
+        message = PublishedSelection.read(zlib.decompress(self._store.get(graph)))
+        for record, source in message.kernels.values():
+            kernels.import_kernel(record, source)
+        return Selection(message.version, frozenset(message.kept_in_inductor), message.regions)

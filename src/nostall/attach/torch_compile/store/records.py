@@ -1,50 +1,65 @@
-"""What the backend keeps: kernels, regions and choices, each a JSON file of the store.
+"""Schemas of the backend's JSON records: kernels, regions, selections, comparisons, binaries.
 
-A kernel is named by the sha256 of its record, so a name means the same in every process and on
-every machine; regions and choices are named by what they are an answer to.
+Field names in the files differ from the attributes where ``msgspec.field(name=...)`` says so.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from msgspec import structs
 
-import nostall.attach.torch_compile
-import nostall.fusion
-from nostall.attach.torch_compile.store.record import Record
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.graph.dynamic_size import Extent, Total, resized, varies
-from nostall.store.artefacts import Artefacts, content_hash
-from nostall.store.errors import BadStore
-from nostall.store.folder import home
-from nostall.store.result_files import write_result_file
 
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program, Sized
     from nostall.fusion.graph.graph import Node
 
-SOURCE, JSON = "py", "json"
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of stored records.  Reading is strict: unknown or missing fields are errors.
+
+    msgspec instead of pydantic, because importing pydantic takes as long as everything else that a
+    process with a stored selection needs.
+    """
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """Parse JSON.  Raises :class:`msgspec.DecodeError` if it does not match the schema."""
+        return msgspec.json.decode(data, type=cls)
+
+    @property
+    def json(self) -> bytes:
+        """The record as JSON; equal records give equal bytes."""
+        return msgspec.json.encode(self, enc_hook=_plain_value)
+
+
+def _plain_value(value: object) -> object:
+    """Convert subclasses of plain types: ``torch.__version__``, ``torch.Size``, numpy floats."""
+    types: tuple[type[Any], ...] = (str, int, float, tuple)
+    for type_ in types:
+        if isinstance(value, type_):
+            return type_(value)
+    raise NotImplementedError(f"a record holds {value!r}; allowed are plain values and records")
 
 
 class TensorRecord(Record, frozen=True):
-    """What lies in memory: sizes and strides in elements."""
+    """Layout of a tensor; sizes and strides are in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    # PyTorch's name, as in ``torch.float32``.
     dtype: str
 
 
 class ExtentRecord(Record, frozen=True, tag="extent"):
-    """A number that changes with the size that varies (:class:`nostall.fusion.graph.dynamic_size.Extent`)."""
+    """A number that depends on the dynamic size by rounding up.
+
+    The fields are those of :class:`nostall.fusion.graph.dynamic_size.Extent`.
+    """
 
     whole: Number
     step: int
@@ -52,44 +67,51 @@ class ExtentRecord(Record, frozen=True, tag="extent"):
 
 
 class TotalRecord(Record, frozen=True, tag="total"):
-    """A sum of such numbers."""
+    """A sum of such numbers (:class:`nostall.fusion.graph.dynamic_size.Total`)."""
 
     extents: tuple[Number, ...]
 
 
 Number = int | ExtentRecord | TotalRecord
-"""A plain one, or one that changes."""
+"""A constant number, or one that depends on the dynamic size."""
 
 
 class LaunchRecord(Record, frozen=True):
-    """One launch; ``arguments`` name tensors ``p0``, ``p1`` … (inputs, then outputs) and
-    workspaces.  ``aligned``: tensors that begin at an odd place are copied first.  ``follows``: it
-    may be launched before the kernel before it has ended."""
+    """One launch of a Triton function."""
 
+    # Name of the function in the kernel's source.
     name: str
+    # Tensor arguments: ``p0``, ``p1`` … (inputs, then outputs) and names of workspaces.
     arguments: tuple[str, ...]
+    # Integer arguments after the tensors.
     counts: tuple[Number, ...]
+    # Blocks of the grid in x and y.
     grid: tuple[Number, Number]
     num_warps: int
+    # Whether tensors at misaligned addresses have to be copied before the launch.
     aligned: bool = False
+    # Whether the launch may start before the preceding kernel has ended (programmatic dependent
+    # launch).
     follows: bool = False
 
 
 class WorkspaceRecord(Record, frozen=True):
+    """Temporary memory of a kernel, shared by its launches."""
+
     name: str
     dtype: str
     elements: Number
 
 
 class KernelRecord(Record, frozen=True, kw_only=True):
-    """A stitched kernel without the graph that it came from; ``source`` names its file.
-
-    ``varying`` stands for a size that is known at run time only (:mod:`nostall.fusion.graph.dynamic_size`).
-    """
+    """A stitched kernel, independent of the graph that it was generated for."""
 
     schema_version: Literal[1] = 1
+    # sha256 of the source file.
     source: str
+    # The kernel plan as text.
     plan: str
+    # The prime that stands for the dynamic size (:mod:`nostall.fusion.graph.dynamic_size`).
     varying: int | None = None
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
@@ -97,22 +119,22 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     workspaces: tuple[WorkspaceRecord, ...]
 
     @classmethod
-    def of(cls, program: Program) -> Self:
-        """The record of a program; equal programs have equal records."""
-        renamed = {name: f"p{at}" for at, name in enumerate(program.names)}
+    def from_program(cls, program: Program) -> Self:
+        """The record of a generated program; equal programs have equal records."""
+        new_names = {name: f"p{index}" for index, name in enumerate(program.names)}
         varying = program.graph.varying
         return cls(
             source=program.key,
             plan=str(program.plan),
             varying=varying,
-            inputs=tuple(_tensor(program.graph[i]) for i in program.inputs),
-            outputs=tuple(_tensor(program.graph[i]) for i in program.outputs),
+            inputs=tuple(_tensor_record(program.graph[i]) for i in program.inputs),
+            outputs=tuple(_tensor_record(program.graph[i]) for i in program.outputs),
             launches=tuple(
                 LaunchRecord(
                     name=launch.name,
-                    arguments=tuple(renamed.get(a, a) for a in launch.arguments),
-                    counts=tuple(_number(count, varying) for count in launch.counts),
-                    grid=(_number(launch.grid[0], varying), _number(launch.grid[1], varying)),
+                    arguments=tuple(new_names.get(a, a) for a in launch.arguments),
+                    counts=tuple(_encode(count, varying) for count in launch.counts),
+                    grid=(_encode(launch.grid[0], varying), _encode(launch.grid[1], varying)),
                     num_warps=launch.num_warps,
                     aligned=launch.aligned,
                     follows=launch.follows,
@@ -120,38 +142,38 @@ class KernelRecord(Record, frozen=True, kw_only=True):
                 for launch in program.launches
             ),
             workspaces=tuple(
-                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=_number(w.elements, varying))
+                WorkspaceRecord(name=w.name, dtype=w.dtype, elements=_encode(w.elements, varying))
                 for w in program.workspaces
             ),
         )
 
-    def size_of(self, inputs: Sequence[Sized]) -> int | None:
-        """The size that varies, as tensors for the inputs have it; None where nothing does."""
+    def dynamic_size(self, inputs: Sequence[Sized]) -> int | None:
+        """The dynamic size that these input tensors have; None for a kernel of static sizes."""
         for record, tensor in zip(self.inputs, inputs, strict=False):
             for planned, size in zip(record.shape, tensor.shape, strict=False):
                 if self.varying is not None and varies(planned, self.varying):
                     return size // (planned // self.varying)
         return None
 
-    def at(self, size: int | None) -> KernelRecord:
-        """The same where what varies is ``size``; all numbers are plain ones then."""
+    def with_size(self, size: int | None) -> KernelRecord:
+        """The record with ``size`` as its dynamic size, so that all numbers are constants."""
         if self.varying is None or size is None:
             return self
 
-        def plain(number: Number) -> int:
-            return resized(_told(number), self.varying, size)
+        def number(value: Number) -> int:
+            return resized(_decode(value), self.varying, size)
 
-        def tensor(one: TensorRecord) -> TensorRecord:
-            return structs.replace(one, shape=tuple(map(plain, one.shape)))
+        def tensor(record: TensorRecord) -> TensorRecord:
+            return structs.replace(record, shape=tuple(map(number, record.shape)))
 
-        def launch(one: LaunchRecord) -> LaunchRecord:
-            blocks, more = one.grid
+        def launch(record: LaunchRecord) -> LaunchRecord:
+            x, y = record.grid
             return structs.replace(
-                one, counts=tuple(map(plain, one.counts)), grid=(plain(blocks), plain(more))
+                record, counts=tuple(map(number, record.counts)), grid=(number(x), number(y))
             )
 
-        def space(one: WorkspaceRecord) -> WorkspaceRecord:
-            return structs.replace(one, elements=plain(one.elements))
+        def workspace(record: WorkspaceRecord) -> WorkspaceRecord:
+            return structs.replace(record, elements=number(record.elements))
 
         return structs.replace(
             self,
@@ -159,42 +181,51 @@ class KernelRecord(Record, frozen=True, kw_only=True):
             inputs=tuple(map(tensor, self.inputs)),
             outputs=tuple(map(tensor, self.outputs)),
             launches=tuple(map(launch, self.launches)),
-            workspaces=tuple(map(space, self.workspaces)),
+            workspaces=tuple(map(workspace, self.workspaces)),
         )
 
 
 class StepRecord(Record, frozen=True):
-    """One kernel of a region.  Numbers are nodes of the region's graph."""
+    """One kernel of a region.  Integers are nodes of the region's graph."""
 
+    # Name of the kernel's record.
     kernel: str
-    reads: tuple[int, ...]
-    gives: tuple[int, ...]
+    inputs: tuple[int, ...] = msgspec.field(name="reads")
+    outputs: tuple[int, ...] = msgspec.field(name="gives")
+    # The operators that the kernel computes.
     operators: tuple[int, ...]
+    # Whether it has a reduction, or a matrix product with other operators.
     reduces: bool
 
 
 class RegionRecord(Record, frozen=True, kw_only=True):
-    """How a region is stitched; ``refused`` counts why operators of it are not."""
+    """The kernels of a region, in the order of their launches."""
 
     schema_version: Literal[1] = 1
     steps: tuple[StepRecord, ...]
-    refused: dict[str, int]
+    # Operators without a kernel, counted by reason.
+    not_fused: dict[str, int] = msgspec.field(name="refused")
 
 
 class ComparisonRecord(Record, frozen=True):
-    """Seconds of one run of the whole graph, taken in turns, and what they say (a ratio above 1:
-    the stitched version is faster)."""
+    """A measured comparison of both versions of a whole graph, forward and backward.
+
+    ``ratio`` is Inductor's time / the candidate's time, so above 1 the candidate is faster.
+    """
 
     kind: Kind
     clock: str
+    # Interleaved samples in seconds: Inductor's version, the candidate, Inductor's version again.
     inductor: tuple[float, ...]
     stitched: tuple[float, ...]
     null: tuple[float, ...]
+    # Median ratio and the bounds of its 95 % interval, then those of the null.
     ratio: float
     low: float
     high: float
     null_low: float
     null_high: float
+    # Largest relative difference of a result or gradient.
     difference: float
 
     def comparison(self) -> Comparison:
@@ -204,178 +235,99 @@ class ComparisonRecord(Record, frozen=True):
 Version = Literal["stitched", "inductor"]
 
 
-class ChoiceRecord(Record, frozen=True, kw_only=True):
-    """Which version of one graph runs, and why; ``kernels`` are all that the stitched one calls,
-    ``left`` the parts (:class:`~nostall.attach.torch_compile.rewrite.matching.Part`) that it leaves to Inductor,
-    ``regions`` (by name) those that were known when it was compiled."""
+class SelectionRecord(Record, frozen=True, kw_only=True):
+    """The selected version of one graph."""
 
     schema_version: Literal[1] = 1
     version: Version
+    # Why it was selected.
     reason: str
+    # Kernels that the candidate calls.
     kernels: tuple[str, ...]
-    left: tuple[str, ...] = ()
+    # Keys of kernel matches that the candidate leaves to Inductor.
+    kept_in_inductor: tuple[str, ...] = msgspec.field(name="left", default=())
+    # Kernels of each region when the candidate was compiled, by region key.
     regions: dict[str, RegionRecord] = msgspec.field(default_factory=dict)
-    compared: ComparisonRecord | None
+    # The measurement that decided, if there was one.
+    comparison: ComparisonRecord | None = msgspec.field(name="compared")
+    # GPU, PyTorch version and Inductor's mode, for readers.
     about: dict[str, str]
+    # UTC time in ISO format.
     created: str
 
 
-class DuelRecord(Record, frozen=True, kw_only=True):
-    """Seconds of what Inductor makes of some operators, of the ``kernels`` that compute them, and
-    of the former again (the null), taken in turns."""
+class KernelComparisonRecord(Record, frozen=True, kw_only=True):
+    """A measured comparison of kernels with Inductor's code for the same operators."""
 
     schema_version: Literal[1] = 1
+    # Kernels that were timed together.
     kernels: tuple[str, ...]
     kind: Kind
     clock: str
+    # Interleaved samples in seconds: Inductor's code, the kernels, Inductor's code again.
     inductor: tuple[float, ...] = ()
     stitched: tuple[float, ...] = ()
     null: tuple[float, ...] = ()
+    # Why nothing was measured, if nothing was.
     failure: str | None = None
 
     @property
-    def lost(self) -> bool:
-        """Whether the kernels were measured, and not faster by the rules of all comparisons."""
+    def is_not_faster(self) -> bool:
+        """Whether the kernels were measured and are not significantly faster."""
         return self.failure is None and self._verdict != "faster"
 
     @property
-    def slower(self) -> bool:
-        """Whether they were measured to be slower by those rules."""
+    def is_slower(self) -> bool:
+        """Whether the kernels were measured and are significantly slower."""
         return self.failure is None and self._verdict == "slower"
 
     @property
     def _verdict(self) -> str:
-        found = Comparison.from_samples(self.inductor, self.stitched, self.null, kind=self.kind)
-        return found.verdict
+        return Comparison.from_samples(
+            self.inductor, self.stitched, self.null, kind=self.kind
+        ).verdict
 
 
 class BinaryRecord(Record, frozen=True):
-    """A binary in Triton's cache: its ``name`` there, the ``file`` that says the rest, and of its
-    source the type of each argument and the values of those that are constants."""
+    """A compiled binary in Triton's cache, and what its launch needs to know of its source."""
 
+    # Key of the binary's group in Triton's cache.
     name: str
+    # Name of the metadata file in that group.
     file: str
+    # Type of each argument.
     signature: tuple[tuple[str, str], ...]
+    # Values of constant arguments, by their path in the signature.
     constants: tuple[tuple[tuple[int, ...], bool | int | float | str | None], ...]
 
 
 class BinariesRecord(Record, frozen=True, kw_only=True):
-    """Those of a kernel's launches, for a GPU, a PyTorch and a Triton."""
+    """Binaries of a kernel's launches, for one GPU, PyTorch version and Triton version."""
 
     schema_version: Literal[1] = 1
     binaries: tuple[BinaryRecord, ...]
 
 
-Answer = TypeVar("Answer", RegionRecord, ChoiceRecord, DuelRecord, BinariesRecord)
-SORTS: dict[type[Record], str] = {
-    RegionRecord: "regions",
-    ChoiceRecord: "choices",
-    DuelRecord: "duels",
-    BinariesRecord: "binaries",
-}
-"""Folders of answers."""
-
-
-class Kept:
-    """The backend's part of the store, by default that of ``NOSTALL_HOME``."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder if folder is not None else home() / "fusion"
-        self.artefacts = Artefacts(self.folder)
-
-    @property
-    def identity(self) -> str:
-        """A name that this folder has as long as it is not emptied.
-
-        Compiled graphs that others keep (PyTorch's caches) call kernels by name: they are worth
-        nothing beside another folder.
-        """
-        path = self.folder / "identity"
-        with suppress(OSError):
-            return path.read_text()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        mine = self.folder / f".identity.{os.getpid()}"
-        mine.write_text(uuid.uuid4().hex)
-        with suppress(FileExistsError):
-            path.hardlink_to(mine)
-        mine.unlink()
-        return path.read_text()
-
-    def put(self, program: Program) -> str:
-        """Keep a program; the name of its record."""
-        self.artefacts.put(program.source.encode(), SOURCE)
-        return self.artefacts.put(KernelRecord.of(program).json, JSON)
-
-    def kernel(self, kernel: str) -> tuple[KernelRecord, str]:
-        """The record of this name and the source; :class:`BadStore` where one is missing or was
-        changed."""
-        try:
-            record = KernelRecord.read(self.artefacts.get(kernel, JSON))
-        except msgspec.DecodeError as error:
-            raise BadStore(
-                f"kernel {kernel[:12]} is of another version of nostall; empty the store, or set "
-                "NOSTALL_HOME to another folder"
-            ) from error
-        return record, self.artefacts.get(record.source, SOURCE).decode()
-
-    def written(self, kernel: str) -> tuple[str, str]:
-        """The record of this name as it is written, and the source: for another store."""
-        _, source = self.kernel(kernel)
-        return self.artefacts.get(kernel, JSON).decode(), source
-
-    def take(self, record: str, source: str) -> None:
-        """What another store has :meth:`written`."""
-        self.artefacts.put(source.encode(), SOURCE)
-        self.artefacts.put(record.encode(), JSON)
-
-    def answer(self, kind: type[Answer], key: str) -> Answer | None:
-        """What is kept under a key; None where there is nothing that this version understands."""
-        try:
-            return kind.read(self._place(kind, key).read_bytes())
-        except (OSError, msgspec.DecodeError):
-            return None
-
-    def keep(
-        self, key: str, record: RegionRecord | ChoiceRecord | DuelRecord | BinariesRecord
-    ) -> None:
-        """Write an answer down; it appears whole or not at all."""
-        write_result_file(
-            self._place(type(record), key), msgspec.json.format(record.json, indent=1)
-        )
-
-    def _place(self, kind: type[Record], key: str) -> Path:
-        return self.folder / SORTS[kind] / f"{key}.json"
-
-
-@cache
-def code_version() -> str:
-    """sha256 over the source of whatever decides what a region becomes."""
-    found = hashlib.sha256()
-    for folder in (*nostall.fusion.__path__, *nostall.attach.torch_compile.__path__):
-        for file in sorted(Path(folder).rglob("*.py")):
-            found.update(f"{file.relative_to(folder)} {content_hash(file.read_bytes())}\n".encode())
-    return found.hexdigest()
-
-
-def _number(number: int, varying: int | None) -> Number:
+def _encode(number: int, varying: int | None) -> Number:
+    """A number of a program as it is stored."""
     if varying is None:
         return int(number)
     if isinstance(number, Total):
-        return TotalRecord(extents=tuple(_number(one, varying) for one in number.extents))
+        return TotalRecord(extents=tuple(_encode(extent, varying) for extent in number.extents))
     if isinstance(number, Extent):
-        whole = _number(number.whole, varying)
+        whole = _encode(number.whole, varying)
         return ExtentRecord(whole=whole, step=number.step, unit=number.unit)
     return number
 
 
-def _told(number: Number) -> int:
-    """What :func:`_number` was given."""
+def _decode(number: Number) -> int:
+    """Inverse of :func:`_encode`."""
     if isinstance(number, TotalRecord):
-        return Total(map(_told, number.extents))
+        return Total(map(_decode, number.extents))
     if isinstance(number, ExtentRecord):
-        return Extent(_told(number.whole), number.step, number.unit)
+        return Extent(_decode(number.whole), number.step, number.unit)
     return number
 
 
-def _tensor(node: Node) -> TensorRecord:
+def _tensor_record(node: Node) -> TensorRecord:
     return TensorRecord(shape=node.shape, strides=node.strides, dtype=node.dtype)

@@ -1,4 +1,4 @@
-"""A region as stitched kernels: from the store where it was stitched before, else explored."""
+"""Kernels of a region: loaded from the store, or explored and generated."""
 
 from __future__ import annotations
 
@@ -8,80 +8,86 @@ from types import MappingProxyType
 
 import triton
 
-from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepRecord, code_version
+from nostall.attach.torch_compile.store.kernel_store import KernelStore, code_version
+from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.fusion.codegen.runtime.stitched_graph import Choice, StitchedGraph, stitch
 from nostall.fusion.explore.default_partition import explored
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 
-NOTHING: Mapping[str, RegionRecord] = MappingProxyType({})
+NO_REGIONS: Mapping[str, RegionRecord] = MappingProxyType({})
 
 
 def region_key(graph: Graph) -> str:
-    """The name of a region: its operators, shapes, strides and dtypes, and who generates code."""
+    """Hash of a region's operators, shapes, strides and dtypes, and of the code generators."""
     text = f"{graph.key} {code_version()} {triton.__version__}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def stitched_region(
-    graph: Graph, kept: Kept, known: Mapping[str, RegionRecord] = NOTHING
+    graph: Graph, store: KernelStore, known: Mapping[str, RegionRecord] = NO_REGIONS
 ) -> RegionRecord:
-    """The kernels of a region, in the order in which they run; the same ones in every process.
-    What is ``known`` (by name) is no question for the store."""
+    """The kernels of a region, in the order of their launches; the same ones in every process.
+
+    Regions in ``known`` (by key) are not looked up in the store.
+    """
     key = region_key(graph)
-    found = known.get(key) or kept.answer(RegionRecord, key)
-    if found is None:
-        found = _explored(graph, kept)
-        kept.keep(key, found)
-    return found
+    record = known.get(key) or store.load(RegionRecord, key)
+    if record is None:
+        record = _explore(graph, store)
+        store.save(key, record)
+    return record
 
 
-def raced_region(graph: Graph, kept: Kept, choice: Choice) -> RegionRecord:
-    """The same kernels, of equal operators, by the plans that ``choice`` takes; kept in place of
-    what was."""
-    groups = [step.operators for step in stitched_region(graph, kept).steps]
-    found = _record(graph, stitch(graph, groups, choice=choice, folder=kept.folder), kept)
-    kept.keep(region_key(graph), found)
-    return found
+def retuned_region(graph: Graph, store: KernelStore, choice: Choice) -> RegionRecord:
+    """The region with the same kernels by the plans of ``choice``; replaces the stored record."""
+    groups = [step.operators for step in stitched_region(graph, store).steps]
+    record = _record(graph, stitch(graph, groups, choice=choice, folder=store.folder), store)
+    store.save(region_key(graph), record)
+    return record
 
 
-def _explored(graph: Graph, kept: Kept) -> RegionRecord:
-    return _record(graph, stitch(graph, explored(graph), folder=kept.folder), kept)
+def _explore(graph: Graph, store: KernelStore) -> RegionRecord:
+    return _record(graph, stitch(graph, explored(graph), folder=store.folder), store)
 
 
-def _record(graph: Graph, stitched: StitchedGraph, kept: Kept) -> RegionRecord:
+def _record(graph: Graph, stitched: StitchedGraph, store: KernelStore) -> RegionRecord:
     steps = []
     for step in stitched.steps:
         if isinstance(step, int):
             continue
         program = step.program
-        operators = _between(graph, program.inputs, program.outputs)
+        operators = _operators_between(graph, program.inputs, program.outputs)
         steps.append(
             StepRecord(
-                kernel=kept.put(program),
-                reads=program.inputs,
-                gives=program.outputs,
+                kernel=store.put(program),
+                inputs=program.inputs,
+                outputs=program.outputs,
                 operators=operators,
                 reduces=_reduces(graph, operators),
             )
         )
-    return RegionRecord(steps=tuple(steps), refused=dict(stitched.refused))
+    return RegionRecord(steps=tuple(steps), not_fused=dict(stitched.refused))
 
 
 def _reduces(graph: Graph, operators: tuple[int, ...]) -> bool:
-    """Whether a kernel does what Inductor's chains of elementwise operators do not: reductions, or
-    dots with something beside them (one alone is what cuBLAS does well)."""
+    """Whether a kernel fuses more than Inductor does: a reduction, or a dot with other operators.
+
+    A dot alone is what cuBLAS does well.
+    """
     kinds = [graph[index].kind for index in operators]
     return "reduce" in kinds or ("dot" in kinds and len(kinds) > 1)
 
 
-def _between(graph: Graph, reads: tuple[int, ...], gives: tuple[int, ...]) -> tuple[int, ...]:
-    """The operators that a kernel computes: what leads from what it reads to what it gives."""
-    found: set[int] = set()
-    waiting = list(gives)
+def _operators_between(
+    graph: Graph, inputs: tuple[int, ...], outputs: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The operators that a kernel computes: all on paths from its inputs to its outputs."""
+    operators: set[int] = set()
+    waiting = list(outputs)
     while waiting:
         index = waiting.pop()
-        if index not in found and graph[index].kind in COMPUTE:
-            found.add(index)
-            waiting.extend(i for i in graph.sources[index] if i not in reads)
-    return tuple(sorted(found))
+        if index not in operators and graph[index].kind in COMPUTE:
+            operators.add(index)
+            waiting.extend(i for i in graph.sources[index] if i not in inputs)
+    return tuple(sorted(operators))

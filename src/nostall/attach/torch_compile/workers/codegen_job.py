@@ -1,8 +1,9 @@
-"""Kernels that a process without a GPU explores, writes and has Triton compile.
+"""Jobs of the code generation worker: explore regions, generate kernels, compile them by Triton.
 
-Threads of the program's own process would have to take Python's lock from it: a step that launches
-a thousand kernels gives it away as often, and waits up to 5 ms for it each time.  Whoever needs a
-kernel later finds its region in the store and its binary in Triton's cache.
+The worker does not use a GPU.  Threads of the user's process would need Python's lock for this
+work: a step that launches a thousand kernels releases the lock a thousand times, and waits up to
+5 ms for it each time.  Later processes find the regions in the store and the binaries in Triton's
+cache.
 """
 
 from __future__ import annotations
@@ -19,153 +20,167 @@ from typing import Any
 import torch
 import triton
 
-from nostall.attach.torch_compile.measure.plan_tuning import Race, Racing
-from nostall.attach.torch_compile.runtime.custom_op import resolve
-from nostall.attach.torch_compile.workers.cpu_time import COMPILERS
-from nostall.attach.torch_compile.workers.torch_state import folders, put_folders
-from nostall.attach.torch_compile.workers.worker import belong, said
+from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, PlanTuning
+from nostall.attach.torch_compile.runtime.custom_op import load_op
+from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
+from nostall.attach.torch_compile.workers.torch_state import cache_folders, set_cache_folders
+from nostall.attach.torch_compile.workers.worker import describe_error
+from nostall.attach.torch_compile.workers.worker_main import exit_with_parent_worker
 from nostall.fusion.codegen.runtime.kernel import forget_sources
 from nostall.fusion.graph.graph import Graph
 
-Places = Mapping[str, str | None]
-"""Of :func:`folders`."""
-AT_ONCE_S = 60.0
-"""Seconds for one answer: who waits for longer asks again."""
+Folders = Mapping[str, str | None]
+"""As :func:`cache_folders` returns them."""
+MAX_WAIT_S = 60.0
+"""Longest wait of one :class:`CompileStatusJob`, in seconds; the caller then runs another one."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """What has been done: the plans that race, and what went wrong.  ``left`` kernels are still
-    being compiled; ``died``: one of the processes did, amid something."""
+class CodegenResult:
+    """What the worker has done since the last job."""
 
-    racing: tuple[Racing, ...] = ()
+    # Kernels whose plans are to be measured.
+    plan_candidates: tuple[PlanCandidates, ...] = ()
+    # Errors of single regions or kernels.
     failures: tuple[str, ...] = ()
-    left: int = 0
-    died: bool = False
+    # Kernels that are still being compiled.
+    remaining: int = 0
+    # Whether one of the worker's processes died while it worked.
+    process_died: bool = False
 
 
 @dataclass(frozen=True)
-class Writing:
-    """An errand: stitch regions, as ``race`` prepares them.  When the answer comes their kernels
-    are being compiled for ``target`` (Triton's word for an architecture); those of other owners
-    are not any more."""
+class CodegenJob:
+    """Generate kernels for regions, and start to compile them."""
 
     graphs: tuple[Graph, ...]
-    race: Race
+    tuning: PlanTuning
+    # Triton's description of the architecture to compile for.
     target: Any
+    # Identifies the Dynamo graph; compilations for other owners are cancelled.
     owner: int = 0
-    folders: Places = field(default_factory=folders)
+    folders: Folders = field(default_factory=cache_folders)
 
-    def written(self) -> bytes:
-        """For :meth:`fulfil`."""
-        return pickle.dumps(replace(self, race=replace(self.race, regions=[])))
+    def serialize(self) -> bytes:
+        # Candidates that the user's process has already are not sent.
+        return pickle.dumps(replace(self, tuning=replace(self.tuning, candidates=[])))
 
     @staticmethod
-    def fulfil(text: bytes) -> Written:
-        asked: Writing = pickle.loads(text)
-        return _WORKERS.written(asked)
+    def run(data: bytes) -> CodegenResult:
+        job: CodegenJob = pickle.loads(data)
+        return _POOL.generate(job)
 
 
 @dataclass(frozen=True)
-class Compiling:
-    """An errand: wait for what is being compiled, :data:`AT_ONCE_S` at most."""
+class CompileStatusJob:
+    """Wait for the compilations that were started, :data:`MAX_WAIT_S` at most."""
 
-    def written(self) -> bytes:
-        """For :meth:`fulfil`."""
+    def serialize(self) -> bytes:
         return b""
 
     @staticmethod
-    def fulfil(text: bytes) -> Written:
-        return _WORKERS.compiled()
+    def run(data: bytes) -> CodegenResult:
+        return _POOL.wait_for_kernels()
 
 
-class _Workers:
-    """Processes of the process that fulfils errands; they share what it has imported."""
+class _CompilePool:
+    """Processes that the worker forks, so that they share the modules it has imported."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
-        self._begun: list[Future[str]] = []
+        self._compilations: list[Future[str]] = []
         self._owner = 0
 
-    def written(self, asked: Writing) -> Written:
-        """Explore regions side by side, and have their kernels compiled."""
-        if asked.owner != self._owner:
-            for one in self._begun:
-                one.cancel()
-            self._owner, self._begun = asked.owner, []
+    def generate(self, job: CodegenJob) -> CodegenResult:
+        """Generate the kernels of regions in parallel, and start to compile each new kernel."""
+        if job.owner != self._owner:
+            for compilation in self._compilations:
+                compilation.cancel()
+            self._owner, self._compilations = job.owner, []
+        # A pool that existed may have been broken before, so a new one gets a second try.
         for is_new in (self._pool is None, True):
             try:
-                return self._written(asked, self._started())
+                return self._generate(job, self._executor())
             except BrokenProcessPool:
-                self._pool, self._begun = None, []
-                if is_new:  # or it may have been broken before
+                self._pool, self._compilations = None, []
+                if is_new:
                     break
-        return Written(died=True)
+        return CodegenResult(process_died=True)
 
-    def _written(self, asked: Writing, pool: ProcessPoolExecutor) -> Written:
-        racing, failures, known = list[Racing](), list[str](), set[str]()
-        race, places = asked.race, asked.folders
-        for region in [pool.submit(_prepared, one, race, places) for one in asked.graphs]:
-            kernels, plans, failure = region.result()
-            if failure:  # one region is not worth the others
+    def _generate(self, job: CodegenJob, pool: ProcessPoolExecutor) -> CodegenResult:
+        candidates, failures, known = list[PlanCandidates](), list[str](), set[str]()
+        tuning, folders = job.tuning, job.folders
+        futures = [pool.submit(_prepare, graph, tuning, folders) for graph in job.graphs]
+        for future in futures:
+            kernels, region_candidates, failure = future.result()
+            if failure:  # the other regions are still generated
                 failures.append(failure)
-            racing += plans
+            candidates += region_candidates
             new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in known]
             known.update(new)
-            self._begun += [pool.submit(_compile, one, asked.target, places) for one in new]
-        return Written(tuple(racing), tuple(failures))
+            self._compilations += [
+                pool.submit(_compile, kernel, job.target, folders) for kernel in new
+            ]
+        return CodegenResult(tuple(candidates), tuple(failures))
 
-    def compiled(self) -> Written:
-        """What has been compiled since this was asked last."""
-        done, left = wait(self._begun, AT_ONCE_S)
-        self._begun = [one for one in self._begun if one in left]
+    def wait_for_kernels(self) -> CodegenResult:
+        """Wait for the compilations; returns the failures since the last call."""
+        done, remaining = wait(self._compilations, MAX_WAIT_S)
+        self._compilations = [future for future in self._compilations if future in remaining]
         try:
-            failures = dict.fromkeys(failure for one in done if (failure := one.result()))
+            failures = dict.fromkeys(failure for future in done if (failure := future.result()))
         except BrokenProcessPool:
-            self._pool, self._begun = None, []
-            return Written(died=True)
-        return Written((), tuple(failures), len(self._begun))
+            self._pool, self._compilations = None, []
+            return CodegenResult(process_died=True)
+        return CodegenResult((), tuple(failures), len(self._compilations))
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _executor(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("fork")
-            self._pool = ProcessPoolExecutor(COMPILERS, context, belong, (os.getpid(),))
+            self._pool = ProcessPoolExecutor(
+                MAX_COMPILERS, context, exit_with_parent_worker, (os.getpid(),)
+            )
         return self._pool
 
 
-_WORKERS = _Workers()
+_POOL = _CompilePool()
 
 
-def _at(places: Places) -> None:
-    """Keep everything there; what is in memory would not be written there again."""
-    if put_folders(places):
+def _use_folders(folders: Folders) -> None:
+    """Set the cache folders; after a change drop what is in memory, so that it is written again."""
+    if set_cache_folders(folders):
         forget_sources()
-        resolve.cache_clear()
+        load_op.cache_clear()
 
 
-def _prepared(graph: Graph, race: Race, places: Places) -> tuple[list[str], list[Racing], str]:
+def _prepare(
+    graph: Graph, tuning: PlanTuning, folders: Folders
+) -> tuple[list[str], list[PlanCandidates], str]:
+    """Generate a region's kernels; returns their names, plan candidates and the error, if any."""
     kernels = list[str]()
     try:
-        _at(places)
-        kernels += race.prepare(graph)
-    except Exception as error:  # as a text: one that cannot be pickled would look like a death
-        return kernels, race.regions, said(error)
-    return kernels, race.regions, ""
+        _use_folders(folders)
+        kernels += tuning.prepare(graph)
+    # Returned as text: an exception that cannot be unpickled would break the pool.
+    except Exception as error:
+        return kernels, tuning.candidates, describe_error(error)
+    return kernels, tuning.candidates, ""
 
 
-def _compile(kernel: str, target: Any, places: Places) -> str:
+def _compile(kernel: str, target: Any, folders: Folders) -> str:
+    """Compile a kernel; returns the error, if any."""
     try:
-        _at(places)
-        # Compilers need no more than the name of the architecture: nothing is on a GPU.
-        triton.runtime.driver.set_active(Architecture(target))
-        resolve(kernel).warm(torch.device("cuda"))
-    except Exception as error:  # likewise
-        return said(error)
+        _use_folders(folders)
+        # Compilers only need the target, so no GPU is used.
+        triton.runtime.driver.set_active(TargetOnlyDriver(target))
+        load_op(kernel).compile(torch.device("cuda"))
+    except Exception as error:  # as text, as in :func:`_prepare`
+        return describe_error(error)
     return ""
 
 
-class Architecture:
-    """As much of a driver as Triton asks before it compiles."""
+class TargetOnlyDriver:
+    """The part of a Triton driver that compilation needs; it has no GPU."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -181,7 +196,7 @@ class Architecture:
 
     @property
     def launcher_cls(self) -> Any:
-        """What Triton has compiled for each signature, too, in some versions."""
+        """Triton's launcher, for which some versions compile C code for each signature."""
         from triton.backends.nvidia.driver import CudaLauncher
 
         return CudaLauncher

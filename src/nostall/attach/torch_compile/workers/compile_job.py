@@ -1,12 +1,13 @@
-"""A compilation that another process does beforehand: what goes there, and what comes back.
+"""Job of a worker process: compile a graph by Inductor, so that PyTorch's caches contain it.
 
-Its result is in PyTorch's caches.  A name in that of compiled graphs (``FxGraphCache``) says all of
-what was compiled: operators, sizes, Inductor's configuration, our pass.  So who compiles the same
-graph later finds it, and what was compiled for something else is found by nobody: a process in
-which anything is set otherwise costs time, and nothing else.
+Keys of Inductor's cache (``FxGraphCache``) cover everything that a compilation depends on:
+operators, sizes, Inductor's configuration and the backend's pass.  So the user's process, which
+compiles the same graph later, finds the result; a result for any other setting is never found and
+only costs time.
 
-Names in AOTAutograd's cache say what is traced, and how a process is set up as far as PyTorch
-thinks of it.  Only stitched versions go there: those are compared with Inductor's before they run.
+Keys of AOTAutograd's cache cover what is traced, and only the part of a process's state that
+PyTorch considers.  So only candidates are written to it: they are compared with Inductor's version
+before they run.
 """
 
 from __future__ import annotations
@@ -22,64 +23,72 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter
 
-from nostall.attach.torch_compile.graph_copies import apart
-from nostall.attach.torch_compile.rewrite.compilers import InductorHost
-from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Stitching
-from nostall.attach.torch_compile.workers.cpu_time import COMPILERS
-from nostall.attach.torch_compile.workers.torch_state import Surroundings, Unsent
+from nostall.attach.torch_compile.graph_copies import clone_graph
+from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler
+from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
+from nostall.attach.torch_compile.workers.torch_state import NotOffloadable, TorchState
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
-"""Of a tensor: shape, strides, dtype, device, and whether it requires a gradient."""
+TensorLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
+"""Shape, strides, dtype, device, and whether the tensor requires a gradient."""
 ALIGNMENT = 16
-"""Bytes: Inductor looks whether inputs begin at a multiple of them."""
-STATIC, SOURCE = "_dynamo_static_input_type", "_dynamo_source"
-"""What Dynamo writes beside a parameter, which stays where it is, and beside every input."""
+"""Bytes; Inductor generates other code for inputs at addresses that are no multiple of them."""
+STATIC_ATTRIBUTE, SOURCE_ATTRIBUTE = "_dynamo_static_input_type", "_dynamo_source"
+"""Attributes that Dynamo sets: on parameters, whose address never changes, and on all inputs."""
 
 
-_writing = threading.Lock()
-"""PyTorch changes what all threads see while it writes a graph down."""
+_pickle_lock = threading.Lock()
+"""PyTorch's graph pickler changes process-wide state."""
 
 
-def _forked() -> None:
-    """A child has none of its parent's threads, one of which may hold it."""
-    global _writing
-    _writing = threading.Lock()
+def _reset_after_fork() -> None:
+    """A forked process does not have the thread that may hold the lock."""
+    global _pickle_lock
+    _pickle_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @dataclass(frozen=True)
-class Errand:
-    """``module`` for inputs like ``inputs`` (a tensor's :data:`Layout`, or what is no tensor), as
-    ``selection`` says; without one as it is."""
+class CompileJob:
+    """A compilation of a graph, forward and backward."""
 
     module: GraphModule
+    # A :data:`TensorLayout` for each tensor; other inputs as they are.
     inputs: tuple[Any, ...]
+    # Changes of Inductor's configuration.
     patches: dict[str, Any]
-    selection: Selection | None
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
+    # Kernels to insert; None compiles the graph as it is.
+    kernel_filter: KernelFilter | None
+    state: TorchState = field(default_factory=TorchState.capture)
 
-    def written(self) -> bytes:
-        """For :meth:`fulfil`.  Raises :class:`Unsent`."""
+    def serialize(self) -> bytes:
+        """Bytes for :meth:`run`.
+
+        Raises :class:`NotOffloadable` if the graph contains something that cannot be pickled.
+        """
         from torch.fx._graph_pickler import GraphPickler, Options
 
         nodes = self.module.graph.find_nodes(op="placeholder")
-        told = [(getattr(node, SOURCE, None), _static(node)) for node in nodes]
-        rest = (self.inputs, self.patches, self.selection, self.surroundings)
-        every = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
+        attributes = [(getattr(node, SOURCE_ATTRIBUTE, None), _static_type(node)) for node in nodes]
+        rest = (self.inputs, self.patches, self.kernel_filter, self.state)
+        pickling = Options(ops_filter=None, node_metadata_key_filter=lambda key: False)
         try:
-            # A copy, as being written changes a module.
-            with _writing:
-                return bytes(GraphPickler.dumps((apart(self.module), told, *rest), every))
-        except Exception as error:  # whatever a graph may hold
-            raise Unsent(f"{type(error).__name__}: {error}") from error
+            # Pickling modifies a module, so a copy is pickled.
+            with _pickle_lock:
+                content = (clone_graph(self.module), attributes, *rest)
+                return bytes(GraphPickler.dumps(content, pickling))
+        except Exception as error:  # a graph may hold any object
+            raise NotOffloadable(f"{type(error).__name__}: {error}") from error
 
     @staticmethod
-    def fulfil(text: bytes) -> Stitching:
-        """Compile what was :meth:`written`, forward and backward: what became of the graphs, where
-        they were not in the cache already."""
+    def run(data: bytes) -> RewriteResult:
+        """Compile a serialized job.
+
+        Returns what became of the graphs; empty if they were in the cache already.
+        """
         from torch._guards import TracingContext, tracing
         from torch._inductor import compile_fx  # noqa: F401, as graphs call operators it defines
         from torch._inductor import config as inductor
@@ -87,72 +96,77 @@ class Errand:
         from torch.fx._graph_pickler import GraphPickler
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        mode, done = FakeTensorMode(shape_env=ShapeEnv()), Stitching()
-        read: Any = GraphPickler.loads(text, mode)
-        module, told, inputs, patches, selection, surroundings = read
-        module = apart(module)
-        host = InductorHost(patches)
-        for node, (source, kind) in zip(
-            module.graph.find_nodes(op="placeholder"), told, strict=True
-        ):
-            setattr(node, SOURCE, source)
-            if kind is not None:
-                node.meta["tensor_dict"] = {STATIC: kind}
+        mode, result = FakeTensorMode(shape_env=ShapeEnv()), RewriteResult()
+        content: Any = GraphPickler.loads(data, mode)
+        module, attributes, inputs, patches, kernel_filter, state = content
+        module = clone_graph(module)
+        compiler = InductorCompiler(patches)
+        nodes = module.graph.find_nodes(op="placeholder")
+        for node, (source, static_type) in zip(nodes, attributes, strict=True):
+            setattr(node, SOURCE_ATTRIBUTE, source)
+            if static_type is not None:
+                node.meta["tensor_dict"] = {STATIC_ATTRIBUTE: static_type}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(surroundings.set(traced=selection is not None))
-            compilers = min(COMPILERS, inductor.compile_threads or COMPILERS)
-            stack.enter_context(inductor.patch(compile_threads=compilers))
-            _know(module, inputs, mode)
+            stack.enter_context(state.restored(autograd_cache=kernel_filter is not None))
+            threads = min(MAX_COMPILERS, inductor.compile_threads or MAX_COMPILERS)
+            stack.enter_context(inductor.patch(compile_threads=threads))
+            _set_example_values(module, inputs, mode)
             stack.enter_context(tracing(TracingContext(mode)))
             fakes = [_fake(value, mode) for value in inputs]
-            if selection is None:
-                host.plain(module, fakes)
+            if kernel_filter is None:
+                compiler.compile_baseline(module, fakes)
             else:
-                host.stitched(module, fakes, selection, done)
-        return done
+                compiler.compile_candidate(module, fakes, kernel_filter, result)
+        return result
 
 
-def layouts(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What an errand says of inputs.  Raises :class:`Unsent` where that is not all there is to say:
-    memory that they share, or at odd places, and sizes that vary."""
-    found: list[Any] = []
-    places: set[int] = set()
+def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Inputs of a :class:`CompileJob` that stand for these inputs.
+
+    Raises :class:`NotOffloadable` if layouts do not describe them completely: inputs that share
+    memory, misaligned inputs, dynamic sizes, and objects other than tensors and numbers.
+    """
+    described: list[Any] = []
+    storages: set[int] = set()
     for value in inputs:
         if not isinstance(value, Tensor):
             if not isinstance(value, (int, float, bool, type(None))):
-                raise Unsent(f"an input is {type(value).__name__}")
-            found.append(value)
+                raise NotOffloadable(f"an input is {type(value).__name__}")
+            described.append(value)
             continue
-        place = value.untyped_storage()._cdata
-        if place in places:
-            raise Unsent("inputs share memory")
-        places.add(place)
+        storage = value.untyped_storage()._cdata
+        if storage in storages:
+            raise NotOffloadable("inputs share memory")
+        storages.add(storage)
         sizes = (*value.shape, *value.stride())
         if any(isinstance(size, torch.SymInt) for size in sizes):
-            raise Unsent("a size varies")
+            raise NotOffloadable("a size is dynamic")
         if value.storage_offset() * value.element_size() % ALIGNMENT:
-            raise Unsent("an input begins at an odd place")
+            raise NotOffloadable("an input is misaligned")
         shape, strides = tuple(value.shape), tuple(value.stride())
-        found.append((shape, strides, value.dtype, value.device, value.requires_grad))
-    return tuple(found)
+        described.append((shape, strides, value.dtype, value.device, value.requires_grad))
+    return tuple(described)
 
 
-def _know(module: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
-    """Tell every node what it gives, as Dynamo does: AOTAutograd's cache asks whose methods are
-    called."""
+def _set_example_values(module: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
+    """Set ``meta["example_value"]`` of every node, as Dynamo does.
 
-    class Knowing(Interpreter):  # type: ignore[misc]
+    AOTAutograd's cache key needs it, to see whose methods are called.
+    """
+
+    class Recorder(Interpreter):  # type: ignore[misc]
         def run_node(self, node: torch.fx.Node) -> Any:
-            node.meta["example_value"] = found = super().run_node(node)
-            return found
+            node.meta["example_value"] = value = super().run_node(node)
+            return value
 
-    with contextlib.suppress(Exception), mode:  # the other cache is there without
-        Knowing(module).run(*(_fake(value, mode) for value in inputs))
+    # Optional: without the values AOTAutograd's cache is not used, but Inductor's is.
+    with contextlib.suppress(Exception), mode:
+        Recorder(module).run(*(_fake(value, mode) for value in inputs))
 
 
-def _static(node: torch.fx.Node) -> str | None:
-    found: str | None = node.meta.get("tensor_dict", {}).get(STATIC)
-    return found
+def _static_type(node: torch.fx.Node) -> str | None:
+    static_type: str | None = node.meta.get("tensor_dict", {}).get(STATIC_ATTRIBUTE)
+    return static_type
 
 
 def _fake(value: Any, mode: Any) -> Any:
@@ -160,5 +174,5 @@ def _fake(value: Any, mode: Any) -> Any:
         return value
     shape, strides, dtype, device, requires_grad = value
     with mode:
-        found = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return found.requires_grad_(requires_grad)
+        tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return tensor.requires_grad_(requires_grad)

@@ -1,7 +1,7 @@
-"""Processor time that compiling takes: of a thread, and of the processes that work for it.
+"""CPU time of compilation: of threads, and of the processes that compile for them.
 
-Triton has ptxas started and waits for it; Inductor keeps processes that compile.  Accounts that
-are open at the same time share what such processes take: nothing is counted twice.
+Triton starts ptxas and waits for it; Inductor keeps a pool of compile processes.  Accounts that are
+open at the same time share the time of such processes, so that nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -15,105 +15,106 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_PROCESSORS: int = (
+_CPUS: int = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 )
 _RANKS = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-COMPILERS = max(1, min(8, _PROCESSORS // _RANKS - 2))
-"""Processes that compile at once for one that has something compiled; ranks of a job share a
-machine, and two processors are the program's: its own thread and that of its backward passes."""
+MAX_COMPILERS = max(1, min(8, _CPUS // _RANKS - 2))
+"""Compile processes that may run at once.  The ranks of a job share a machine, and each needs two
+CPUs itself, for its main thread and for the thread of its backward passes."""
 
-Add = Callable[[float], None]
-Read = Callable[[], float]
+AddSeconds = Callable[[float], None]
+ReadSeconds = Callable[[], float]
 
 
-def ended() -> float:
-    """Seconds of all processes that this one has waited for, whoever started them."""
+def finished_children_seconds() -> float:
+    """CPU seconds of all child processes that this process has waited for."""
     try:
-        import resource  # Windows has none
+        import resource  # not available on Windows
     except ImportError:
         return 0.0
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def compiling() -> float:
-    """Seconds of the processes that Inductor keeps for compiling, where the system tells."""
+def inductor_pool_seconds() -> float:
+    """CPU seconds of Inductor's compile processes; 0 if the system does not report them."""
     pools = getattr(sys.modules.get("torch._inductor.async_compile"), "_pool_set", ())
-    # Each is a process with workers of its own.
+    # Each pool is a process with worker processes of its own.
     children = [getattr(pool, "process", None) for pool in tuple(pools)]
-    known = [child.pid for child in children if isinstance(child, subprocess.Popen)]
-    return sum(map(tree, known))
+    ids = [child.pid for child in children if isinstance(child, subprocess.Popen)]
+    return sum(map(process_tree_seconds, ids))
 
 
-def tree(process: int) -> float:
-    """Seconds of a process, of those that it has waited for, and of its children."""
-    place = Path("/proc") / str(process)
+def process_tree_seconds(process: int) -> float:
+    """CPU seconds of a process (by id), of its running children and of those it has waited for."""
+    folder = Path("/proc") / str(process)
     try:
-        # The name in front may have blanks.
-        fields = (place / "stat").read_text().rpartition(")")[2].split()
-        spent = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-        lists = [path.read_text() for path in place.glob("task/*/children")]
+        # The process name, in parentheses at the beginning, may contain blanks.
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        children = [path.read_text() for path in folder.glob("task/*/children")]
     except (OSError, ValueError, AttributeError):
         return 0.0
-    return spent + sum(tree(int(child)) for text in lists for child in text.split())
+    return seconds + sum(process_tree_seconds(int(id_)) for ids in children for id_ in ids.split())
 
 
-class Shared:
-    """What ``read`` counts, by those that are open meanwhile."""
+class SharedCpuTime:
+    """Distributes a growing number of CPU seconds equally to the accounts that are open."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: ReadSeconds) -> None:
         self._read, self._lock = read, threading.Lock()
-        self._open: list[Add] = []
-        self._known = 0.0
+        self._accounts: list[AddSeconds] = []
+        self._distributed = 0.0
 
-    def forget(self) -> None:
-        """In a process that was forked: nobody has an account."""
-        self._lock, self._open = threading.Lock(), []
+    def reset_after_fork(self) -> None:
+        """In a forked process: close the accounts, whose threads do not exist there."""
+        self._lock, self._accounts = threading.Lock(), []
 
     @contextlib.contextmanager
-    def open(self, add: Add) -> Iterator[None]:
-        """An account: ``add`` is given seconds until the end."""
+    def account(self, add: AddSeconds) -> Iterator[None]:
+        """An open account: ``add`` is called with its share of the seconds."""
         with self._lock:
-            self._deal()
-            self._open.append(add)
+            self._distribute()
+            self._accounts.append(add)
         try:
             yield
         finally:
             with self._lock:
-                self._deal()
-                self._open.remove(add)
+                self._distribute()
+                self._accounts.remove(add)
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """What is counted meanwhile belongs to nobody: it has been told otherwise."""
+    def excluded(self) -> Iterator[None]:
+        """Count what is added inside for no account, because it is reported in another way."""
         with self._lock:
-            self._deal()
+            self._distribute()
             try:
                 yield
             finally:
-                self._known = self._read()
+                self._distributed = self._read()
 
-    def _deal(self) -> None:
+    def _distribute(self) -> None:
         now = self._read()
-        # A process that is gone takes its seconds along.
-        spent, self._known = max(0.0, now - self._known), now
-        for add in self._open:
-            add(spent / len(self._open))
+        # The number falls when a process ends that it includes.
+        seconds, self._distributed = max(0.0, now - self._distributed), now
+        for add in self._accounts:
+            add(seconds / len(self._accounts))
 
 
-ENDED, COMPILING = Shared(ended), Shared(compiling)
+FINISHED_CHILDREN = SharedCpuTime(finished_children_seconds)
+INDUCTOR_POOL = SharedCpuTime(inductor_pool_seconds)
 if hasattr(os, "register_at_fork"):
-    for _one in (ENDED, COMPILING):
-        os.register_at_fork(after_in_child=_one.forget)
+    for _shared in (FINISHED_CHILDREN, INDUCTOR_POOL):
+        os.register_at_fork(after_in_child=_shared.reset_after_fork)
 
 
 @contextlib.contextmanager
-def counted(add: Add) -> Iterator[None]:
-    """Processor time of this thread, and of the processes that it waits for or has compile."""
+def count_cpu_time(add: AddSeconds) -> Iterator[None]:
+    """Report CPU seconds of this thread, and its share of finished children and Inductor's pool."""
     before = time.thread_time()
     try:
-        with ENDED.open(add), COMPILING.open(add):
+        with FINISHED_CHILDREN.account(add), INDUCTOR_POOL.account(add):
             yield
     finally:
         add(time.thread_time() - before)

@@ -1,8 +1,8 @@
-"""Work behind the program's back, and a line about it.
+"""Background tasks of a graph, and the progress line on the terminal.
 
-Threads ask other processes and wait for them.  Where none can explore regions, write kernels and
-have Triton compile them, one thread does; PyTorch's tracing sets flags that all threads see (a
-compiled function called meanwhile raises), so no thread of the program has Inductor compile.
+Most background threads only wait for worker processes.  If no worker can generate and compile
+kernels, one thread does that itself.  No thread of the user's process runs Inductor, because
+PyTorch's tracing sets process-wide flags: a compiled function that is called meanwhile raises.
 """
 
 from __future__ import annotations
@@ -19,146 +19,162 @@ from weakref import WeakSet
 
 import torch
 
-from nostall.attach.torch_compile.workers.cpu_time import ENDED
+from nostall.attach.torch_compile.workers.cpu_time import FINISHED_CHILDREN
 from nostall.attach.warning import warn_once
 
 Task = Callable[[], None]
-Work = Callable[[], Iterable[Task]]
-"""Finds what there is to do."""
+TaskSource = Callable[[], Iterable[Task]]
+"""Does preparatory work and returns the tasks that follow from it."""
 
-PATIENCE = 10.0
-"""Seconds that the end of a program waits at most for what has begun."""
+EXIT_TIMEOUT_S = 10.0
+"""Longest wait for the running task at interpreter exit, in seconds."""
 
-_turn = threading.Lock()
-"""One graph at a time: the program has work to do, too."""
-_busy, _ended = threading.Lock(), threading.Event()
-"""Held by whatever runs; nothing begins when the program has ended."""
+_graph_lock = threading.Lock()
+"""Held while one graph's tasks run: the user's process needs the other CPUs."""
+_task_lock = threading.Lock()
+"""Held while a task runs."""
+_exiting = threading.Event()
+"""Set at interpreter exit: no further task starts."""
 
 
-def _forked() -> None:
-    """A child has none of its parent's threads, which hold these."""
-    global _turn, _busy
-    _turn, _busy = threading.Lock(), threading.Lock()
-    for one in list(_every):
-        one.forget()
+def _reset_after_fork() -> None:
+    """A forked process has no background threads, so it must not inherit locks that they hold."""
+    global _graph_lock, _task_lock
+    _graph_lock, _task_lock = threading.Lock(), threading.Lock()
+    for tasks in list(_instances):
+        tasks.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-_closing: list[Callable[[], None]] = []
+_exit_hooks: list[Callable[[], None]] = []
 
 
-def at_end(close: Callable[[], None]) -> None:
-    """What ends something that a thread may be waiting for, when the program ends."""
-    _closing.append(close)
+def register_exit_hook(hook: Callable[[], None]) -> None:
+    """Register a callback that runs at interpreter exit and unblocks background threads."""
+    _exit_hooks.append(hook)
 
 
-_every: WeakSet[Preparation] = WeakSet()
+_instances: WeakSet[BackgroundTasks] = WeakSet()
 
 
-def ending() -> bool:
-    """Whether the program ends."""
-    return _ended.is_set()
+def is_exiting() -> bool:
+    """Whether the interpreter exits."""
+    return _exiting.is_set()
 
 
-def _end() -> None:
-    """Wait for what runs: a thread that comes back from C++ to an interpreter that is gone aborts
-    the process (Python before 3.14)."""
-    _ended.set()
-    for close in _closing:
-        close()
-    _busy.acquire(timeout=PATIENCE)
+def _at_exit() -> None:
+    """Wait for the running task.
+
+    Before Python 3.14 a thread that returns from C++ to a finalized interpreter aborts the process.
+    """
+    _exiting.set()
+    for hook in _exit_hooks:
+        hook()
+    _task_lock.acquire(timeout=EXIT_TIMEOUT_S)
 
 
-atexit.register(_end)
+atexit.register(_at_exit)
 
 
-class Preparation:
-    """What is done for one graph before it is compiled a second time; ``seconds`` and
-    ``cpu_seconds`` (of all its threads, and the compilers that they started) say what it took."""
+class BackgroundTasks:
+    """Tasks that prepare the candidate of one graph, in background threads."""
 
     def __init__(self) -> None:
-        self.forget()
-        _every.add(self)
-        self._open = 0
-        self._waiting: list[Work] = []
-        self._last: list[Task] = []
-        self.seconds = self.cpu_seconds = 0.0
+        self.reset_after_fork()
+        _instances.add(self)
+        self._unfinished = 0
+        self._sources: list[TaskSource] = []
+        self._final_tasks: list[Task] = []
+        # Wall time of the main background thread, in seconds.
+        self.seconds = 0.0
+        # CPU time of all threads and of the compilers that they started, in seconds.
+        self.cpu_seconds = 0.0
 
-    def forget(self) -> None:
-        """In a process that was forked: who holds the lock is not there."""
+    def reset_after_fork(self) -> None:
+        """In a forked process: make a new lock, because the thread that held it does not exist."""
         self._lock = threading.Lock()
 
     @property
-    def ready(self) -> bool:
-        return self._open == 0
+    def is_ready(self) -> bool:
+        """Whether everything that was added is done."""
+        return self._unfinished == 0
 
-    def add(self, work: Work) -> None:
-        """Something to do once the first step is over: before, Inductor's compilation would wait
-        for our threads as long as those run Python."""
-        with self._lock:
-            self._open += 1
-            self._waiting.append(work)
+    def add(self, source: TaskSource) -> None:
+        """Add tasks for the time after the first step.
 
-    def add_last(self, task: Task) -> None:
-        """Something to do beside the tasks and other such, once all tasks have been found: for
-        which a thread waits that has nothing else to do."""
+        During the first step Inductor's compilation would wait for Python's lock whenever the tasks
+        run Python code.
+        """
         with self._lock:
-            self._open += 1
-            self._last.append(task)
+            self._unfinished += 1
+            self._sources.append(source)
 
-    def taken_cpu_seconds(self) -> float:
-        """What has been spent since this was asked last."""
+    def add_final(self, task: Task) -> None:
+        """Add a task with a thread of its own, which starts after all sources were called.
+
+        It runs beside the other tasks, and mostly waits.
+        """
         with self._lock:
-            spent, self.cpu_seconds = self.cpu_seconds, 0.0
-        return spent
+            self._unfinished += 1
+            self._final_tasks.append(task)
+
+    def take_cpu_seconds(self) -> float:
+        """CPU seconds since the last call of this method."""
+        with self._lock:
+            seconds, self.cpu_seconds = self.cpu_seconds, 0.0
+        return seconds
 
     def start(self) -> None:
-        """Do what was added, in threads.  What fails there is said, and done again by who needs
-        it."""
+        """Start threads for what was added.  Failures are logged; the work is then done later."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
-            last, self._last = self._last, []
+            sources, self._sources = self._sources, []
+            final_tasks, self._final_tasks = self._final_tasks, []
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        found = threading.Event()
-        if waiting:
-            _thread(self._run, waiting, found, device)
+        all_found = threading.Event()
+        if sources:
+            _start_thread(self._run, sources, all_found, device)
         else:
-            found.set()
-        for task in last:
-            _thread(self._end_with, task, found, device)
+            all_found.set()
+        for task in final_tasks:
+            _start_thread(self._run_final, task, all_found, device)
 
-    def _run(self, works: Sequence[Work], found: threading.Event, device: int | None) -> None:
-        """First everything is found, then it is done."""
-        with _turn, ENDED.open(self.add_cpu_seconds), self._counted():
+    def _run(
+        self, sources: Sequence[TaskSource], all_found: threading.Event, device: int | None
+    ) -> None:
+        """Call all sources, then run their tasks."""
+        with (
+            _graph_lock,
+            FINISHED_CHILDREN.account(self.add_cpu_seconds),
+            self._count_thread_time(),
+        ):
             began = time.perf_counter()
             tasks: list[Task] = []
-            for work in works:
-                with quietly(), _on(device):
-                    tasks.extend(work())
-            found.set()
+            for source in sources:
+                with log_errors(), _on_device(device):
+                    tasks.extend(source())
+            all_found.set()
             for task in tasks:
-                with _busy, quietly(), _on(device):
-                    if not _ended.is_set():
+                with _task_lock, log_errors(), _on_device(device):
+                    if not _exiting.is_set():
                         task()
             with self._lock:
                 self.seconds += time.perf_counter() - began
-                self._open -= len(works)
+                self._unfinished -= len(sources)
 
-    def _end_with(self, task: Task, found: threading.Event, device: int | None) -> None:
-        """Other graphs need not wait for this."""
-        found.wait()
-        with self._counted(), quietly(), _on(device):
-            if not _ended.is_set():
+    def _run_final(self, task: Task, all_found: threading.Event, device: int | None) -> None:
+        """Run a task without the lock of the graph, so that other graphs do not wait for it."""
+        all_found.wait()
+        with self._count_thread_time(), log_errors(), _on_device(device):
+            if not _exiting.is_set():
                 task()
         with self._lock:
-            self._open -= 1
+            self._unfinished -= 1
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Processor time of this thread."""
+    def _count_thread_time(self) -> Iterator[None]:
         before = time.thread_time()
         try:
             yield
@@ -170,38 +186,41 @@ class Preparation:
             self.cpu_seconds += seconds
 
 
-def _thread(work: Callable[..., None], *args: Any) -> None:
-    """No program waits for it when it ends."""
+def _start_thread(work: Callable[..., None], *args: Any) -> None:
+    """Start a daemon thread, for which the interpreter does not wait at its exit."""
     try:
         threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True).start()
-    except RuntimeError as error:  # the graph is never ready, and Inductor's version goes on
-        warn_once(f"nothing is stitched in the background: {error}")
+    except RuntimeError as error:  # the tasks are never ready, so Inductor's version stays
+        warn_once(f"nothing is prepared in the background: {error}")
 
 
-def _on(device: int | None) -> contextlib.AbstractContextManager[Any]:
-    """A new thread is on the first GPU, whatever the program uses."""
+def _on_device(device: int | None) -> contextlib.AbstractContextManager[Any]:
+    """Set the current GPU, because new threads begin with the first one."""
     return torch.cuda.device(device) if device is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """A thread of the program says what fails, once, and goes on."""
+def log_errors() -> Iterator[None]:
+    """Log an exception once and suppress it: background work must not end the user's process."""
     try:
         yield
-    except Exception as error:  # the program goes on; who needs a kernel compiles it
-        warn_once(f"stitching in the background failed: {type(error).__name__}: {error}")
+    except Exception as error:  # a kernel that is missing later is compiled then
+        warn_once(f"background preparation failed: {type(error).__name__}: {error}")
 
 
-def progress(text: str, *, last: bool = False) -> None:
-    """One line on a terminal that is written over; nothing anywhere else."""
+def print_progress(text: str, *, last: bool = False) -> None:
+    """Write the progress line, if standard error is a terminal and this is rank 0.
+
+    The line is overwritten by the next one, except for the ``last``.
+    """
     stream: Any = sys.stderr
-    if stream is None or not stream.isatty() or not _first_rank():
+    if stream is None or not stream.isatty() or not _is_first_rank():
         return
     stream.write(f"\r\x1b[2Knostall: {text}" + ("\n" if last else ""))
     stream.flush()
 
 
-def _first_rank() -> bool:
+def _is_first_rank() -> bool:
     distributed = torch.distributed
     return not (
         distributed.is_available() and distributed.is_initialized() and distributed.get_rank()

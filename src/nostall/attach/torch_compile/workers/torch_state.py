@@ -1,4 +1,4 @@
-"""How a process is set up, to set up another one alike: it decides what a graph becomes."""
+"""Snapshot of PyTorch's process-wide state, so that a worker compiles like the user's process."""
 
 from __future__ import annotations
 
@@ -16,57 +16,67 @@ import torch
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
-FOLDERS = ("NOSTALL_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Variables of the environment that say where everything is kept."""
+FOLDER_VARIABLES = ("NOSTALL_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Environment variables with the folders of the store and of the compile caches."""
 
 
-class Unsent(Exception):
-    """A compilation that no other process can do."""
+class NotOffloadable(Exception):
+    """A job cannot be done by a worker process; the message says why."""
 
 
-def folders() -> dict[str, str | None]:
-    """Where this process keeps everything, as far as it was told."""
-    return {name: os.environ.get(name) for name in FOLDERS}
+def cache_folders() -> dict[str, str | None]:
+    """Values of :data:`FOLDER_VARIABLES`; None if a variable is not set."""
+    return {name: os.environ.get(name) for name in FOLDER_VARIABLES}
 
 
-def put_folders(found: Mapping[str, str | None]) -> bool:
-    """Have this process keep everything there; whether it did not before."""
-    before = folders()
-    for name, value in found.items():
+def set_cache_folders(folders: Mapping[str, str | None]) -> bool:
+    """Set the variables in this process; returns whether any of them changed."""
+    before = cache_folders()
+    for name, value in folders.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    return folders() != before
+    return cache_folders() != before
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Configuration, environment, modes and flags of a process.  ``owner``: :func:`_owner`."""
+class TorchState:
+    """Configuration, modes and flags of PyTorch in one process."""
 
+    # Saved configurations of Inductor and of AOTAutograd.
     inductor: bytes
     functorch: bytes
+    # As :func:`cache_folders` returns them.
     folders: dict[str, str | None]
+    # Index of the current GPU; None if CUDA is not initialized.
     device: int | None
+    # Whether gradients are recorded, and whether inference mode is on.
     grad: bool
     inference: bool
+    # (dtype, whether it is on) by type of device.
     autocast: dict[str, tuple[torch.dtype, bool]]
+    # Values of :data:`_FLAGS`.
     flags: tuple[Any, ...]
-    owner: str
+    # As :func:`_pickle_module` returns it.
+    pickle_module: str
 
     @classmethod
-    def here(cls) -> Surroundings:
-        """Raises :class:`Unsent`."""
+    def capture(cls) -> TorchState:
+        """The state of this process.
+
+        Raises :class:`NotOffloadable` if a mode is active that changes what PyTorch's functions do.
+        """
         import torch._functorch.config as functorch
         from torch._inductor import config as inductor
 
-        if _len_torch_dispatch_stack() or _modes():
-            raise Unsent("a mode is on in which functions of PyTorch do something else")
-        started = torch.cuda.is_available() and torch.cuda.is_initialized()
+        if _len_torch_dispatch_stack() or _function_modes():
+            raise NotOffloadable("a mode is on that changes what PyTorch's functions do")
+        initialized = torch.cuda.is_available() and torch.cuda.is_initialized()
         return cls(
             inductor=inductor.save_config(),
             functorch=functorch.save_config(),
-            folders=folders(),
-            device=torch.cuda.current_device() if started else None,
+            folders=cache_folders(),
+            device=torch.cuda.current_device() if initialized else None,
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast={
@@ -74,60 +84,66 @@ class Surroundings:
                 for kind in ("cuda", "cpu")
             },
             flags=tuple(read() for read, _ in _FLAGS),
-            owner=_owner(),
+            pickle_module=_pickle_module(),
         )
 
     @contextlib.contextmanager
-    def set(self, *, traced: bool) -> Iterator[None]:
-        """In a process that does nothing else: most of it stays as it is set.  ``traced``: what is
-        traced may be kept in AOTAutograd's cache."""
+    def restored(self, *, autograd_cache: bool) -> Iterator[None]:
+        """Set this process, a worker, to the state.
+
+        Only the modes are reset at the end; configuration, folders and flags stay until the next
+        job.  ``autograd_cache``: whether AOTAutograd may use its cache.
+        """
         import torch._functorch.config as functorch
         from torch._inductor import config as inductor
 
         inductor.load_config(self.inductor)
         functorch.load_config(self.functorch)
-        put_folders(self.folders)
+        set_cache_folders(self.folders)
         if self.device is not None:
             torch.cuda.set_device(self.device)
         for (read, write), value in zip(_FLAGS, self.flags, strict=True):
-            if read() != value:  # some that are written are not what they were
+            if read() != value:  # writing some flags has side effects even if the value is equal
                 write(value)
-        _own(self.owner)
+        _set_pickle_module(self.pickle_module)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for kind, (dtype, enabled) in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            if not traced:
+            if not autograd_cache:
                 stack.enter_context(functorch.patch(enable_autograd_cache=False))
             yield
 
 
-def _modes() -> int:
-    """How many modes change what functions do, but for that of :func:`torch.set_default_device`."""
+def _function_modes() -> int:
+    """Number of active function modes, without that of :func:`torch.set_default_device`."""
     modes = torch.overrides._get_current_function_mode_stack()
     return sum(not isinstance(mode, DeviceContext) for mode in modes)
 
 
-def _owner() -> str:
-    """The module in which pickle finds what has ``torch`` in its own name, as names of the cache
-    tell: the first one that has imported it."""
+def _pickle_module() -> str:
+    """Name of the module under which pickle serializes ``torch.contiguous_format``.
+
+    Pickle uses the first imported module that has the attribute, and AOTAutograd's cache keys
+    contain that name.
+    """
     words = (word for _, word, _ in pickletools.genops(pickle.dumps(torch.contiguous_format)))
     return next(word for word in words if isinstance(word, str))
 
 
-def _own(owner: str) -> None:
-    """Let pickle find it there, too; the program's own modules are not here."""
-    if _owner() == owner:
+def _set_pickle_module(name: str) -> None:
+    """Make :func:`_pickle_module` return this name, by a module that need not exist here."""
+    if _pickle_module() == name:
         return
-    first = sys.modules.get(owner) or ModuleType(owner)
+    first = sys.modules.get(name) or ModuleType(name)
     first.torch = torch  # type: ignore[attr-defined]
-    others = {name: module for name, module in sys.modules.items() if name != owner}
+    others = {other: module for other, module in sys.modules.items() if other != name}
     sys.modules.clear()
-    sys.modules.update({owner: first, **others})
+    sys.modules.update({name: first, **others})
 
 
-def _reduced() -> tuple[bool, bool]:
+def _reduced_precision() -> tuple[bool, bool]:
     matmul = torch.backends.cuda.matmul
     return (
         matmul.allow_fp16_reduced_precision_reduction,
@@ -135,13 +151,13 @@ def _reduced() -> tuple[bool, bool]:
     )
 
 
-def _reduce(allowed: tuple[bool, bool]) -> None:
+def _set_reduced_precision(allowed: tuple[bool, bool]) -> None:
     matmul = torch.backends.cuda.matmul
     matmul.allow_fp16_reduced_precision_reduction = allowed[0]
     matmul.allow_bf16_reduced_precision_reduction = allowed[1]
 
 
-def _attention() -> tuple[bool, ...]:
+def _attention_backends() -> tuple[bool, ...]:
     cuda = torch.backends.cuda
     return (
         cuda.flash_sdp_enabled(),
@@ -151,7 +167,7 @@ def _attention() -> tuple[bool, ...]:
     )
 
 
-def _attend(enabled: tuple[bool, ...]) -> None:
+def _set_attention_backends(enabled: tuple[bool, ...]) -> None:
     cuda = torch.backends.cuda
     setters = (
         cuda.enable_flash_sdp,
@@ -169,7 +185,7 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    (_reduced, _reduce),
-    (_attention, _attend),
+    (_reduced_precision, _set_reduced_precision),
+    (_attention_backends, _set_attention_backends),
 )
-"""How flags of PyTorch are read, and how they are set."""
+"""Pairs of functions that read and write a flag."""

@@ -1,24 +1,23 @@
-"""Processes that work for the program while the program runs.
+"""Worker processes of the user's process: they compile graphs, and generate and compile kernels.
 
-PyTorch's tracing sets flags that all threads see, so no thread of the program can have Inductor
-compile behind its back; another process can (:mod:`nostall.attach.torch_compile.workers.compile_job`).  Threads that
-write kernels would take Python's lock from the program; another process does not
-(:mod:`nostall.attach.torch_compile.workers.codegen_job`).  Each is started when there will be something to do for it,
-takes memory of a GPU when there is, and is ended when all graphs have chosen, or there has been
-nothing to do for a while.
+PyTorch's tracing sets process-wide flags, so no thread of the user's process can run Inductor in
+the background; a worker can (:mod:`nostall.attach.torch_compile.workers.compile_job`).  Threads
+that generate kernels would take Python's lock from the user's threads; a worker does not
+(:mod:`nostall.attach.torch_compile.workers.codegen_job`).
+
+A worker starts when there may be work for it, uses memory of a GPU only once there is, and is
+stopped when the versions of all graphs are selected, or after a time without jobs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -28,251 +27,273 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from nostall.attach.torch_compile.workers.cpu_time import COMPILERS, ENDED, ended, tree
-from nostall.attach.torch_compile.workers.tasks import at_end
-from nostall.attach.torch_compile.workers.torch_state import Unsent
+from nostall.attach.torch_compile.workers.cpu_time import (
+    FINISHED_CHILDREN,
+    MAX_COMPILERS,
+    process_tree_seconds,
+)
+from nostall.attach.torch_compile.workers.tasks import register_exit_hook
+from nostall.attach.torch_compile.workers.torch_state import NotOffloadable
 
-LEAST_MEMORY = 2 << 30
-"""Bytes of a GPU that are free, or no other process is let onto it."""
-MOST_BYTES = 64 << 20
-"""Of a graph with all that it holds."""
-PATIENCE_S = 600.0
-"""For one answer."""
-IDLE_S = 60.0
-"""Without an errand; the next one starts another process."""
-NICE = 5
-"""The program goes first."""
+MIN_FREE_BYTES = 2 << 30
+"""Free memory of a GPU that each worker on it needs, in bytes."""
+MAX_JOB_BYTES = 64 << 20
+"""Largest serialized job, in bytes: a graph with the constants that it holds."""
+JOB_TIMEOUT_S = 600.0
+"""Longest time for one job, in seconds."""
 
-PROGRAM = f"import torch; from {__name__} import main; main()"
+PROGRAM = "import torch; from nostall.attach.torch_compile.workers.worker_main import main; main()"
+"""Python program of a worker process.  PyTorch is imported first, as in most programs, because
+pickled names depend on the order of imports (:func:`torch_state._pickle_module`)."""
 
 
 T = TypeVar("T")
-Done = TypeVar("Done", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Asked(Protocol[Done]):
-    """An errand: whatever :meth:`fulfil`, in the other process, makes of what is :meth:`written`
-    here."""
+class Job(Protocol[T_co]):
+    """Work for a worker process."""
 
-    def written(self) -> bytes:
-        """Raises :class:`Unsent`."""
+    def serialize(self) -> bytes:
+        """Bytes for :meth:`run`.  Raises :class:`NotOffloadable`."""
         ...
 
     @staticmethod
-    def fulfil(text: bytes) -> Done:
-        """Whatever it raises, who asked is told."""
+    def run(data: bytes) -> T_co:
+        """Do the job in the worker process; exceptions are reported to the caller."""
         ...
 
 
 @dataclass
-class Answer(Generic[T]):
-    """``failure`` says what went wrong, and ``done`` is None, if something did; ``cpu_seconds``
-    what it took."""
+class JobResult(Generic[T]):
+    """Result of a job, or the reason of its failure."""
 
+    # Empty if the job succeeded.
     failure: str = ""
-    done: T | None = None
+    # None if the job failed.
+    value: T | None = None
+    # CPU time of the worker and its processes since the last result, in seconds.
     cpu_seconds: float = 0.0
 
 
-class Helper:
-    """A process, on the program's GPU or on none.  Whoever asks waits for the answer; one at a
-    time.  ``needs``: a module that it imports before it is asked.  ``most``: of such processes that
-    there may be on that GPU by then; they share the processors for compilers."""
+class Worker:
+    """A worker process, on the user's GPU or on none.  Runs one job at a time."""
 
-    def __init__(self, needs: str, *, on_gpu: bool = True, most: int = 1) -> None:
-        self._needs, self._on_gpu, self._most = needs, on_gpu, most
+    def __init__(self, preload: str, *, on_gpu: bool = True, max_workers: int = 1) -> None:
+        """``preload``: module that the process imports before its first job.
+
+        ``max_workers``: workers that may be on the GPU when this one is attached; each gets its
+        share of :data:`MAX_COMPILERS` and needs :data:`MIN_FREE_BYTES`.
+        """
+        self._preload, self._on_gpu, self._max_workers = preload, on_gpu, max_workers
         self._closed = False
-        self._new()
+        self._reset()
 
-    def _new(self) -> None:
-        self._told = self._untold = 0.0
-        self._placed = False
-        self._turn = threading.Lock()
+    def _reset(self) -> None:
+        self._reported_seconds = self._unreported_seconds = 0.0
+        self._attached = False
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
-    def forget(self) -> None:
-        """In a process that was forked: the helper is its parent's."""
+    def reset_after_fork(self) -> None:
+        """In a forked process: forget the worker process, which belongs to the parent."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
-            self._process.returncode = 0  # or it is said to be running still
-        self._new()
+            self._process.returncode = 0  # otherwise Popen warns that it still runs
+        self._reset()
 
     @property
-    def running(self) -> bool:
-        with ENDED.apart():  # answers have said what it took, but for what it was amid
+    def is_running(self) -> bool:
+        # Polling may reap the process, whose CPU time the job results have already reported.
+        with FINISHED_CHILDREN.excluded():
             return self._process is not None and self._process.poll() is None
 
     @property
-    def begun(self) -> bool:
-        """Whether it runs, and may use what :meth:`begin` lets it use."""
-        return self._placed and self.running
+    def is_attached(self) -> bool:
+        """Whether the process runs and may use what :meth:`attach_gpu` allows."""
+        return self._attached and self.is_running
 
     def start(self) -> None:
-        """Start the process, if there is none; it takes seconds to import what it needs, and
-        nothing of a GPU.  Nobody waits, and where it cannot be started the first errand says why.
+        """Start the process if it does not run, without waiting for it.
+
+        It imports its modules, which takes seconds, but does not touch the GPU.  If it cannot be
+        started, the first job fails and says why.
         """
-        if not self._turn.acquire(blocking=False):
-            return  # whoever asks it something has started it
+        if not self._lock.acquire(blocking=False):
+            return  # a caller with a job holds the lock and has started the process
         try:
+            # Any error occurs again, and is reported, at the first job.
             with contextlib.suppress(Exception):
-                self._started()
+                self._start()
         finally:
-            self._turn.release()
+            self._lock.release()
 
-    def begin(self) -> None:
-        """Let the process, which is started if there is none, onto the program's GPU, for what it
-        is asked then; it takes a second or more to be ready.  Where that fails the first errand
-        says why."""
-        with self._turn, contextlib.suppress(Exception):
-            self._begun()
+    def attach_gpu(self) -> None:
+        """Allow the process to use the user's GPU, for jobs that follow; start it if necessary.
 
-    def do(self, errand: Asked[T]) -> Answer[T]:
-        """What became of it; a failure costs time only."""
+        It takes a second or more to be ready.  If this fails, the first job fails and says why.
+        """
+        # Any error occurs again, and is reported, at the first job.
+        with self._lock, contextlib.suppress(Exception):
+            self._attach()
+
+    def run(self, job: Job[T]) -> JobResult[T]:
+        """Run a job and wait for its result.  Never raises: failures are part of the result."""
         try:
-            text = errand.written()
-            if len(text) > MOST_BYTES:
-                raise Unsent(f"a graph takes {len(text) >> 20} MB; at most {MOST_BYTES >> 20}")
-            with self._turn:
-                return self._asked(pickle.dumps((errand.fulfil, text)))
-        except Exception as error:  # the program compiles it, as it would without a helper
-            return Answer(f"{type(error).__name__}: {error}")
+            data = job.serialize()
+            if len(data) > MAX_JOB_BYTES:
+                size, limit = len(data) >> 20, MAX_JOB_BYTES >> 20
+                raise NotOffloadable(f"a graph takes {size} MB; allowed are {limit} MB")
+            with self._lock:
+                return self._run(pickle.dumps((job.run, data)))
+        except Exception as error:  # the user's process does the work itself if a worker fails
+            return JobResult(f"{type(error).__name__}: {error}")
 
-    def _asked(self, text: bytes) -> Answer[Any]:
-        connection = self._begun()
-        late = threading.Event()
+    def _run(self, data: bytes) -> JobResult[Any]:
+        connection = self._attach()
+        timed_out = threading.Event()
 
         def give_up() -> None:
-            late.set()
-            self.end()
+            timed_out.set()
+            self.stop()
 
-        timer = threading.Timer(PATIENCE_S, give_up)
+        timer = threading.Timer(JOB_TIMEOUT_S, give_up)
         timer.daemon = True
         timer.start()
         try:
-            with _unharmed():
-                connection.send_bytes(text)
-            answer: Answer[Any] = pickle.loads(connection.recv_bytes())
-            self._told += answer.cpu_seconds
+            with _ignore_sigpipe():
+                connection.send_bytes(data)
+            result: JobResult[Any] = pickle.loads(connection.recv_bytes())
+            self._reported_seconds += result.cpu_seconds
         except BaseException as error:
             self._close()
-            if late.is_set():
-                raise TimeoutError(f"no answer within {PATIENCE_S:.0f} s") from error
+            if timed_out.is_set():
+                raise TimeoutError(f"no result within {JOB_TIMEOUT_S:.0f} s") from error
             raise
         finally:
             timer.cancel()
-        return answer
+        return result
 
-    def end(self) -> None:
-        """End the process, whatever it does; the next errand starts another one."""
+    def stop(self) -> None:
+        """Kill the process, also during a job; the next job starts another one."""
         process = self._process
         if process is None:
             return
-        with ENDED.apart():
+        with FINISHED_CHILDREN.excluded():
             if process.poll() is None:
-                self._untold += max(0.0, tree(process.pid) - self._told)
-            process.kill()  # who waits for it is told by the closed connection
+                spent = process_tree_seconds(process.pid)
+                self._unreported_seconds += max(0.0, spent - self._reported_seconds)
+            process.kill()  # this closes the connection, which ends the wait of :meth:`_run`
             process.wait()
 
-    def untold(self) -> float:
-        """Processor time of processes that were ended amid something or before they were asked, of
-        which no answer has told; each second once."""
-        found, self._untold = self._untold, 0.0
-        return found
+    def take_unreported_seconds(self) -> float:
+        """CPU seconds of stopped processes that no job result contains, since the last call."""
+        seconds, self._unreported_seconds = self._unreported_seconds, 0.0
+        return seconds
 
     def close(self) -> None:
-        """End it for good: the program ends."""
+        """Stop the process and start no other one, because the interpreter exits."""
         self._closed = True
-        self.end()
+        self.stop()
 
-    def _begun(self) -> Connection:
+    def _attach(self) -> Connection:
         connection = self._connection
-        if self.begun and connection is not None:
+        if self.is_attached and connection is not None:
             return connection
-        used = self._on_gpu and torch.cuda.is_initialized()
-        gpu = torch.cuda.current_device() if used else -1
-        _room(gpu, self._most)
-        connection = self._started()
-        with _unharmed():
+        uses_gpu = self._on_gpu and torch.cuda.is_initialized()
+        gpu = torch.cuda.current_device() if uses_gpu else -1
+        _check_gpu_memory(gpu, self._max_workers)
+        connection = self._start()
+        with _ignore_sigpipe():
             connection.send_bytes(str(gpu).encode())
-        self._placed = True
+        self._attached = True
         return connection
 
-    def _started(self) -> Connection:
-        self._still_open()
-        if self.running and self._connection is not None:
+    def _start(self) -> Connection:
+        self._check_open()
+        if self.is_running and self._connection is not None:
             return self._connection
         self._close()
-        mine, other = Pipe()
+        connection, child = Pipe()
         command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM]
-        with other:
+        with child:
             self._process = subprocess.Popen(
-                [*command, str(other.fileno()), self._needs],
+                [*command, str(child.fileno()), self._preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[other.fileno()],
+                pass_fds=[child.fileno()],
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                    "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, COMPILERS // self._most)),
+                    "TORCHINDUCTOR_COMPILE_THREADS": str(
+                        max(1, MAX_COMPILERS // self._max_workers)
+                    ),
                 },
             )
-        self._connection, self._told, self._placed = mine, 0.0, False
+        self._connection, self._reported_seconds, self._attached = connection, 0.0, False
         try:
-            self._still_open()
-        except Unsent:
+            self._check_open()
+        except NotOffloadable:
             self._close()
             raise
-        return mine
+        return connection
 
-    def _still_open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
-            raise Unsent("the program ends")
+            raise NotOffloadable("the interpreter exits")
 
     def _close(self) -> None:
-        self.end()
+        self.stop()
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
 
 
-_INDUCTOR, _WRITER = (
-    "torch._inductor.compile_fx",
-    "nostall.attach.torch_compile.workers.codegen_job",
-)
-HELPERS = tuple(Helper(_INDUCTOR, most=most) for most in (1, 2, 3))
-HELPER, WRITER = HELPERS[0], Helper(_WRITER, on_gpu=False)
-"""Who has Inductor compile, alone or with others; who explores regions and has their kernels
-compiled."""
-_EVERY = *HELPERS, WRITER
-for _one in _EVERY:
-    at_end(_one.close)
+_INDUCTOR_PRELOAD = "torch._inductor.compile_fx"
+_CODEGEN_PRELOAD = "nostall.attach.torch_compile.workers.codegen_job"
+INDUCTOR_WORKERS = tuple(Worker(_INDUCTOR_PRELOAD, max_workers=count) for count in (1, 2, 3))
+"""Workers that compile by Inductor; the second and third only help with many baselines."""
+FIRST_INDUCTOR_WORKER = INDUCTOR_WORKERS[0]
+CODEGEN_WORKER = Worker(_CODEGEN_PRELOAD, on_gpu=False)
+"""Worker that explores regions, generates kernels and compiles them by Triton."""
+_ALL_WORKERS = *INDUCTOR_WORKERS, CODEGEN_WORKER
+for _worker in _ALL_WORKERS:
+    register_exit_hook(_worker.close)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_one.forget)
+        os.register_at_fork(after_in_child=_worker.reset_after_fork)
 
 
-def end() -> float:
-    """Nothing more is to be done, for now: seconds of processors that nobody was told of."""
-    for one in _EVERY:
-        one.end()
-    return sum(one.untold() for one in _EVERY)
+def stop_workers() -> float:
+    """Stop all workers.  Returns the CPU seconds they used that are not in any report yet."""
+    for worker in _ALL_WORKERS:
+        worker.stop()
+    return sum(worker.take_unreported_seconds() for worker in _ALL_WORKERS)
 
 
-def _room(gpu: int, processes: int) -> None:
-    """Raises :class:`Unsent` where the GPU has no room for so many: those that begin at the same
-    time have taken nothing yet."""
+def _check_gpu_memory(gpu: int, workers: int) -> None:
+    """Raises :class:`NotOffloadable` if a GPU has no memory for so many workers.
+
+    All of them count, because workers that are attached at the same time use no memory yet.
+    ``gpu``: index of the GPU; negative for none.
+    """
     if gpu < 0:
         return
-    (free, _), least = torch.cuda.mem_get_info(gpu), processes * LEAST_MEMORY
-    if free < least:
-        raise Unsent(f"{free >> 20} MB of the GPU are free; at least {least >> 20}")
+    (free, _), needed = torch.cuda.mem_get_info(gpu), workers * MIN_FREE_BYTES
+    if free < needed:
+        raise NotOffloadable(
+            f"{free >> 20} MB of the GPU are free; at least {needed >> 20} are needed"
+        )
 
 
 @contextlib.contextmanager
-def _unharmed() -> Iterator[None]:
-    """Writing to a process that is gone ends a program that has asked for that (``SIGPIPE``)."""
+def _ignore_sigpipe() -> Iterator[None]:
+    """Keep SIGPIPE from this thread: writing to a dead worker must not end the user's process.
+
+    Matters if the user has set the signal's default action.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -286,88 +307,7 @@ def _unharmed() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
 
 
-def _answered(text: bytes) -> Answer[Any]:
-    try:
-        fulfil, asked = pickle.loads(text)
-        return Answer(done=fulfil(asked))
-    except Exception as error:  # who asked says so, and compiles it
-        return Answer(said(error))
-
-
-def said(error: BaseException) -> str:
-    """In one line."""
+def describe_error(error: BaseException) -> str:
+    """Type and first line of an exception, at most 200 characters of it."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first[:200]}"
-
-
-def _spent() -> float:
-    """Processor time of this process and of those that work for it."""
-    return tree(os.getpid()) or time.process_time() + ended()
-
-
-def _warmed() -> None:
-    """Compile something small: what Inductor and Triton load for that takes seconds."""
-    from torch._inductor import config
-
-    from nostall.attach.torch_compile.workers.compile_job import Errand
-
-    def small(x: torch.Tensor) -> torch.Tensor:
-        return x.softmax(-1)
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    given = ((8, 8), (8, 1), torch.float32, device, True)
-    with config.patch(fx_graph_cache=False):
-        Errand.fulfil(Errand(torch.fx.symbolic_trace(small), (given,), {}, None).written())
-
-
-def follow(parent: int) -> None:
-    """End with this process's parent, also amid an errand: who starts a program again needs the
-    GPU."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-_program: list[Connection] = []
-"""To the program, in a process that works for it."""
-
-
-def belong(parent: int) -> None:
-    """In a process that was forked by one of ours: end with it.  Who waits for its answers is told
-    when it is gone, so nobody else holds its connection."""
-    while _program:
-        _program.pop().close()
-    follow(parent)
-
-
-def main() -> None:
-    """Errands from the program, which uses this GPU or none, until it is gone or has no more."""
-    follow(os.getppid())
-    os.nice(NICE)
-    with contextlib.suppress(Exception):  # the first errand says what is wrong
-        importlib.import_module(sys.argv[2])
-    told = 0.0
-    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(EOFError):
-        _program.append(connection)
-        if not connection.poll(PATIENCE_S):
-            os._exit(0)  # the program compiles only, or has stopped
-        _place(int(connection.recv_bytes()))
-        while connection.poll(IDLE_S):
-            answer = _answered(connection.recv_bytes())
-            spent = _spent()
-            # The process's own start belongs to the first one.
-            answer.cpu_seconds, told = spent - told, spent
-            connection.send_bytes(pickle.dumps(answer))
-    os._exit(0)  # what those that work for it still do is for nobody
-
-
-def _place(gpu: int) -> None:
-    """From now on this GPU is used, or none if negative."""
-    if gpu >= 0:
-        with contextlib.suppress(Exception):  # the first errand says what is wrong
-            torch.cuda.set_device(gpu)
-            _warmed()

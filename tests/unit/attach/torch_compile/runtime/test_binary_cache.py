@@ -1,4 +1,4 @@
-"""Binaries that another process left: found without Triton's front end, and only where they are."""
+"""Binaries that another process recorded are loaded without Triton's front end, if still valid."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ torch = pytest.importorskip("torch")
 from nostall.attach.torch_compile.runtime import (  # noqa: E402
     binary_cache,
     custom_op,
+    launcher,
 )
-from nostall.attach.torch_compile.runtime import launcher as launching  # noqa: E402
-from nostall.attach.torch_compile.store.records import BinariesRecord, Kept  # noqa: E402
+from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
+from nostall.attach.torch_compile.store.records import BinariesRecord  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.runtime.kernel import forget_sources  # noqa: E402
 from nostall.fusion.codegen.runtime.stitched_graph import scheduled  # noqa: E402
@@ -29,16 +30,19 @@ from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
 
 class Gpu:
-    """Triton's driver up to its last calls.  Every launch fills the kernel's results, its last
-    tensors, with one byte, and is written down with what its launcher was made from."""
+    """A Triton driver without a GPU, which records loaded binaries, launchers and launches.
+
+    Each launch fills the kernel's results, its last tensors, with one byte.
+    """
 
     def __init__(self) -> None:
         self.loaded: list[bytes] = []
         self.launchers: list[tuple[Any, ...]] = []
         self.launches: list[tuple[Any, ...]] = []
-        self.gives: Callable[[int], int] = lambda launcher: 60
-        self.results: list[int] = []
-        """Bytes of each."""
+        # The byte that a launcher (by its index) writes.
+        self.written_byte: Callable[[int], int] = lambda launcher: 60
+        # Sizes of the results in bytes.
+        self.result_sizes: list[int] = []
         self.utils = self
 
     def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[Any, ...]:
@@ -60,29 +64,30 @@ class Gpu:
         return triton.backends.compiler.GPUTarget("cuda", 90, 32)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        number = len(self.launchers)
+        index = len(self.launchers)
         self.launchers.append((dict(source.signature), dict(source.constants), metadata))
 
         def run(*arguments: Any) -> None:
-            self.launches.append((number, *arguments))
-            given = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments[9:]]
-            tensors = [address for address in given if address > 1 << 20]
-            for address, size in zip(tensors[-len(self.results) :], self.results, strict=True):
-                ctypes.memset(address, self.gives(number), size)
+            self.launches.append((index, *arguments))
+            values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments[9:]]
+            addresses = [value for value in values if value > 1 << 20]
+            results = addresses[-len(self.result_sizes) :]
+            for address, size in zip(results, self.result_sizes, strict=True):
+                ctypes.memset(address, self.written_byte(index), size)
 
         return run
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
-    found = Gpu()
+    fake = Gpu()
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setattr(triton.runtime.driver, "_active", found)
-    monkeypatch.setattr(launching, "_stream_of", lambda device: 5)
-    yield found
-    # Triton unloads what is dropped, by the driver of that moment.
-    custom_op.resolve.cache_clear()
+    monkeypatch.setattr(triton.runtime.driver, "_active", fake)
+    monkeypatch.setattr(launcher, "_current_stream", lambda device: 5)
+    yield fake
+    # Triton unloads binaries without references by the driver that is active then.
+    custom_op.load_op.cache_clear()
     forget_sources()
     gc.collect()
 
@@ -91,72 +96,77 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
 def kernel(gpu: Gpu) -> str:
     graph = layer_norm((64, 768), "float16")
     program = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
-    name = Kept().put(program)
-    shapes = [(one.shape, getattr(torch, one.dtype)) for one in Kept().kernel(name)[0].outputs]
-    gpu.results = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
+    name = KernelStore().put(program)
+    outputs = KernelStore().load_kernel(name)[0].outputs
+    shapes = [(output.shape, getattr(torch, output.dtype)) for output in outputs]
+    gpu.result_sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
     return name
 
 
-def process(kernel: str, monkeypatch: pytest.MonkeyPatch, *, front: bool = True) -> Any:
-    """What a new process makes of the kernel, called twice; ``front``: whether Triton's front end
-    may be asked."""
-    custom_op.resolve.cache_clear()
+def run_twice(kernel: str, monkeypatch: pytest.MonkeyPatch, *, front_end: bool = True) -> Any:
+    """Results of two calls of the kernel as in a new process.
+
+    ``front_end``: whether Triton's front end may be used.
+    """
+    custom_op.load_op.cache_clear()
     forget_sources()
     with monkeypatch.context() as patch:
-        if not front:
-            patch.setattr(custom_op, "load_source", lambda *_: pytest.fail("Triton was asked"))
-        launcher = custom_op.resolve(kernel).launcher(None)
-        inputs = [torch.ones(s).as_strided(s, t).to(d) for s, t, d in launcher.inputs]
-        return [launcher(inputs)[0].clone() for _ in range(2)]
+        if not front_end:
+            patch.setattr(custom_op, "load_source", lambda *_: pytest.fail("Triton was used"))
+        call = custom_op.load_op(kernel).launcher(None)
+        return [call(inputs(call))[0].clone() for _ in range(2)]
 
 
-def test_the_next_process_runs_the_same_binary_without_a_front_end(
+def inputs(call: launcher.Launcher) -> list[Any]:
+    return [torch.ones(s).as_strided(s, t).to(d) for s, t, d in call.inputs]
+
+
+def test_the_next_process_runs_the_same_binary_without_tritons_front_end(
     gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = process(kernel, monkeypatch)
-    made, direct, cubin = gpu.launchers[0], gpu.launches[-1], gpu.loaded[0]
+    first = run_twice(kernel, monkeypatch)
+    launcher_arguments, direct, cubin = gpu.launchers[0], gpu.launches[-1], gpu.loaded[0]
     gpu.launchers, gpu.launches, gpu.loaded = [], [], []
-    again = process(kernel, monkeypatch, front=False)
-    assert all(torch.equal(one, first[0]) for one in (*first, *again))
-    assert gpu.launchers == [made] and gpu.loaded == [cubin]
+    again = run_twice(kernel, monkeypatch, front_end=False)
+    assert all(torch.equal(result, first[0]) for result in (*first, *again))
+    assert gpu.launchers == [launcher_arguments] and gpu.loaded == [cubin]
     assert len(gpu.launches) == 2
-    number, *arguments = gpu.launches[-1]
-    alike = [a == b for a, b in zip(arguments, direct[1:], strict=True)]
-    addresses = [at for at, argument in enumerate(arguments) if at >= 9 and argument > 1 << 20]
-    # The function's handle is the loader's; tensors lie elsewhere.
-    assert number == 0 and all(same or at in (4, *addresses) for at, same in enumerate(alike))
+    index, *arguments = gpu.launches[-1]
+    equal = [a == b for a, b in zip(arguments, direct[1:], strict=True)]
+    # Only the function's handle (argument 4) and addresses of tensors may differ.
+    addresses = [i for i, argument in enumerate(arguments) if i >= 9 and argument > 1 << 20]
+    assert index == 0 and all(same or i in (4, *addresses) for i, same in enumerate(equal))
 
 
-def test_what_gives_other_results_as_it_would_be_found_is_not_left(
+def test_a_loaded_binary_that_returns_other_results_is_not_recorded(
     gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu.gives = lambda launcher: 60 + launcher
-    process(kernel, monkeypatch)
-    assert len(gpu.launchers) == 2  # as it would be found, too
-    assert not (Kept().folder / "binaries").exists()
+    gpu.written_byte = lambda launcher: 60 + launcher
+    run_twice(kernel, monkeypatch)
+    assert len(gpu.launchers) == 2  # the second one belongs to the loaded binary
+    assert not (KernelStore().folder / "binaries").exists()
 
 
-def test_nothing_is_left_for_one_size_of_many(
+def test_binaries_of_a_single_dynamic_size_are_not_recorded(
     gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = custom_op.resolve(kernel).launcher(64)
-    inputs = [torch.ones(s).as_strided(s, t).to(d) for s, t, d in launcher.inputs]
-    launcher(inputs)
-    assert len(gpu.launchers) == 1 and not (Kept().folder / "binaries").exists()
-    process(kernel, monkeypatch)
-    assert len(gpu.launchers) == 3 and (Kept().folder / "binaries").exists()
+    call = custom_op.load_op(kernel).launcher(64)
+    call(inputs(call))
+    assert len(gpu.launchers) == 1 and not (KernelStore().folder / "binaries").exists()
+    run_twice(kernel, monkeypatch)
+    assert len(gpu.launchers) == 3 and (KernelStore().folder / "binaries").exists()
 
 
 @pytest.mark.parametrize("change", ["cache", "record", "variables", "hook", "debug", "torch"])
-def test_triton_is_asked_where_the_binary_may_be_another(
+def test_triton_is_used_if_it_might_take_another_binary(
     gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str
 ) -> None:
-    process(kernel, monkeypatch)
-    (place,) = (Kept().folder / "binaries").iterdir()
+    run_twice(kernel, monkeypatch)
+    (file,) = (KernelStore().folder / "binaries").iterdir()
     if change == "cache":
         shutil.rmtree(tmp_path / "triton")
     elif change == "record":
-        place.write_bytes(place.read_bytes()[:-9])
+        file.write_bytes(file.read_bytes()[:-9])
     elif change == "variables":
         monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
     elif change == "hook":
@@ -165,20 +175,20 @@ def test_triton_is_asked_where_the_binary_may_be_another(
         monkeypatch.setattr(triton.knobs.runtime, "debug", True)
     else:
         monkeypatch.setattr(torch, "__version__", "3.0")
-    with pytest.raises(pytest.fail.Exception, match="Triton was asked"):
-        process(kernel, monkeypatch, front=False)
+    with pytest.raises(pytest.fail.Exception, match="Triton was used"):
+        run_twice(kernel, monkeypatch, front_end=False)
 
 
-def test_constants_that_are_not_plain_are_not_told(
+def test_binaries_with_constants_other_than_plain_values_are_not_recorded(
     gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process(kernel, monkeypatch)
-    (place,) = (Kept().folder / "binaries").iterdir()
-    (known,) = BinariesRecord.read(place.read_bytes()).binaries
-    (found,) = binary_cache.again(BinariesRecord(binaries=(known,)))
-    assert binary_cache.told([found]) == BinariesRecord(binaries=(known,))
-    for wrong in ({(0,): object()}, {(0,): torch.float32}):
-        found.src.constants = wrong
-        assert binary_cache.told([found]) is None
-    found.src.constants, found.src.signature = {}, {"x": ("*fp16", "i32")}
-    assert binary_cache.told([found]) is None
+    run_twice(kernel, monkeypatch)
+    (file,) = (KernelStore().folder / "binaries").iterdir()
+    record = BinariesRecord.read(file.read_bytes())
+    (binary,) = binary_cache.load_described(record)
+    assert binary_cache.describe([binary]) == record
+    for constants in ({(0,): object()}, {(0,): torch.float32}):
+        binary.src.constants = constants
+        assert binary_cache.describe([binary]) is None
+    binary.src.constants, binary.src.signature = {}, {"x": ("*fp16", "i32")}
+    assert binary_cache.describe([binary]) is None

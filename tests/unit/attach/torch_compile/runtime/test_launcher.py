@@ -1,9 +1,8 @@
-"""A stitched kernel called past Triton's launch: the same arguments, and only where they are."""
+"""Direct launches of stitched kernels: with Triton's arguments, and only if results are equal."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ torch = pytest.importorskip("torch")
 from msgspec.structs import replace  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from nostall.attach.torch_compile.runtime import custom_op  # noqa: E402
-from nostall.attach.torch_compile.runtime import launcher as launching  # noqa: E402
+from nostall.attach.torch_compile.runtime import custom_op, launcher  # noqa: E402
 from nostall.attach.torch_compile.runtime.launcher import Launcher  # noqa: E402
 from nostall.attach.torch_compile.store.records import (  # noqa: E402
     KernelRecord,
@@ -23,15 +21,11 @@ from nostall.attach.torch_compile.store.records import (  # noqa: E402
     TensorRecord,
     WorkspaceRecord,
 )
-from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.runtime.kernel import BadTensor  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled  # noqa: E402
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
-from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
 
-def written(p0: Any, p1: Any, p2: Any, w: Any, count: Any) -> None:
-    """The source of a kernel, for Triton."""
+def kernel_source(p0: Any, p1: Any, p2: Any, w: Any, count: Any) -> None:
+    """The source of a kernel, for Triton's JIT."""
 
 
 def tensor(*shape: int, dtype: str = "float32") -> TensorRecord:
@@ -57,26 +51,27 @@ RECORD = KernelRecord(
 
 
 class Binary:
-    """What Triton has compiled; ``ran`` is what it was run with.  It writes one byte all over its
-    result, the third argument of both launches; ``differs``: another one if run directly."""
+    """A compiled kernel that fills its result, the third tensor of both launches, with one byte."""
 
     function, packed_metadata = 17, (2, 1, 0)
 
     def __init__(self) -> None:
-        self.ran: list[tuple[Any, ...]] = []
+        # Arguments of each launch.
+        self.launches: list[tuple[Any, ...]] = []
+        # Whether direct launches write another byte than Triton's.
         self.differs = False
 
     def run(self, *arguments: Any) -> None:
-        self.ran.append(arguments)
-        directly = isinstance(arguments[9], int)
-        ctypes.memset(addresses(arguments)[2], 60 + (self.differs and directly), 4 * 8 * 2)
+        self.launches.append(arguments)
+        is_direct = isinstance(arguments[9], int)
+        ctypes.memset(addresses(arguments)[2], 60 + (self.differs and is_direct), 4 * 8 * 2)
 
     def launch_metadata(self, *_: Any) -> None: ...
 
 
 @pytest.fixture
 def binary(monkeypatch: pytest.MonkeyPatch) -> Binary:
-    """Triton's own launch up to the driver, which is not here."""
+    """Triton's launch with a fake binary and a driver without a GPU."""
 
     class Driver:
         def get_current_device(self) -> int:
@@ -88,16 +83,16 @@ def binary(monkeypatch: pytest.MonkeyPatch) -> Binary:
         def get_current_target(self) -> Any:
             return triton.backends.compiler.GPUTarget("cuda", 90, 32)
 
-    found = Binary()
-    monkeypatch.setattr(triton.runtime.jit.JITFunction, "_do_compile", lambda *_, **__: found)
+    fake = Binary()
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "_do_compile", lambda *_, **__: fake)
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
-    monkeypatch.setattr(launching, "_stream_of", lambda device: 5)
-    return found
+    monkeypatch.setattr(launcher, "_current_stream", lambda device: 5)
+    return fake
 
 
 @pytest.fixture
-def launcher(binary: Binary) -> Launcher:
-    function = triton.runtime.jit.JITFunction(written, do_not_specialize=["count"])
+def call(binary: Binary) -> Launcher:
+    function = triton.runtime.jit.JITFunction(kernel_source, do_not_specialize=["count"])
     return Launcher(RECORD, lambda: [function, function])
 
 
@@ -106,146 +101,127 @@ def inputs() -> list[Tensor]:
 
 
 def addresses(arguments: tuple[Any, ...]) -> list[int]:
-    """The arguments of a launch from the first tensor on."""
+    """Addresses of the tensors of a launch, and the integers after them."""
     return [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments[9:]]
 
 
-def test_later_calls_run_the_binary_with_what_triton_gave_it(
-    launcher: Launcher, binary: Binary
-) -> None:
-    given = inputs()
-    (first,) = launcher(given)
-    by_triton, binary.ran = binary.ran[:2], []
-    (second,) = launcher(given)
-    assert len(by_triton) == len(binary.ran) == 2
+def test_direct_launches_pass_the_same_arguments_as_triton(call: Launcher, binary: Binary) -> None:
+    tensors = inputs()
+    (first,) = call(tensors)
+    by_triton, binary.launches = binary.launches[:2], []
+    (second,) = call(tensors)
+    assert len(by_triton) == len(binary.launches) == 2
     moved = {first.data_ptr(): second.data_ptr()}
-    for mine, its, workspace in zip(binary.ran, by_triton, (3, 1), strict=True):
-        assert mine[:6] == its[:6]
-        assert mine[6:9] == (None, None, None)
-        assert all(isinstance(x, int) for x in mine[9:])
-        moved[addresses(its)[workspace]] = addresses(mine)[workspace]
-        assert addresses(mine) == [moved.get(a, a) for a in addresses(its)]
+    for direct, triton_, workspace in zip(binary.launches, by_triton, (3, 1), strict=True):
+        assert direct[:6] == triton_[:6]
+        assert direct[6:9] == (None, None, None)
+        assert all(isinstance(x, int) for x in direct[9:])
+        moved[addresses(triton_)[workspace]] = addresses(direct)[workspace]
+        assert addresses(direct) == [moved.get(a, a) for a in addresses(triton_)]
     # Both launches share the workspace.
-    assert addresses(binary.ran[0])[3] == addresses(binary.ran[1])[1]
+    assert addresses(binary.launches[0])[3] == addresses(binary.launches[1])[1]
     assert (second.shape, second.stride(), second.dtype) == ((4, 8), (8, 1), torch.float16)
 
 
-def test_who_gives_other_results_than_triton_does_not_take_over(
-    launcher: Launcher, binary: Binary, caplog: pytest.LogCaptureFixture
+def test_a_direct_launch_with_other_results_is_not_used(
+    call: Launcher, binary: Binary, caplog: pytest.LogCaptureFixture
 ) -> None:
     binary.differs = True
     for _ in range(2):
-        binary.ran = []
-        (found,) = launcher(inputs())
-        assert isinstance(binary.ran[0][9], Tensor)
-        assert found.view(torch.uint8).eq(60).all()
-    assert "if not launched by Triton" in caplog.text
+        binary.launches = []
+        (result,) = call(inputs())
+        assert isinstance(binary.launches[0][9], Tensor)
+        assert result.view(torch.uint8).eq(60).all()
+    assert "if it is launched directly" in caplog.text
 
 
-def test_other_addresses_go_through_triton(launcher: Launcher, binary: Binary) -> None:
-    launcher(inputs())
-    odd = torch.ones(9)[1:]
-    binary.ran = []
-    launcher([inputs()[0], odd])
-    assert any(isinstance(argument, Tensor) for argument in binary.ran[0])
+def test_misaligned_tensors_are_launched_by_triton(call: Launcher, binary: Binary) -> None:
+    call(inputs())
+    misaligned = torch.ones(9)[1:]
+    binary.launches = []
+    call([inputs()[0], misaligned])
+    assert any(isinstance(argument, Tensor) for argument in binary.launches[0])
 
 
-def test_what_a_kernel_copies_ahead_begins_at_an_even_place(
-    launcher: Launcher, binary: Binary
+def test_misaligned_inputs_are_copied_only_for_launches_that_need_alignment(
+    call: Launcher, binary: Binary
 ) -> None:
     first, second = RECORD.launches
     launches = (replace(first, aligned=True), second)
-    careful = Launcher(replace(RECORD, launches=launches), launcher._functions)
-    careful(inputs())
-    odd = torch.ones(9)[1:]
-    binary.ran = []
-    careful([inputs()[0], odd])
-    copied, given = addresses(binary.ran[0])[0], addresses(binary.ran[1])[3]
-    assert copied % 16 == 0 and copied != odd.data_ptr()
-    assert given == odd.data_ptr()  # the other launch does not ask for it
+    aligning = Launcher(replace(RECORD, launches=launches), call._functions)
+    aligning(inputs())
+    misaligned = torch.ones(9)[1:]
+    binary.launches = []
+    aligning([inputs()[0], misaligned])
+    copied, original = addresses(binary.launches[0])[0], addresses(binary.launches[1])[3]
+    assert copied % 16 == 0 and copied != misaligned.data_ptr()
+    assert original == misaligned.data_ptr()
 
 
-def test_a_record_says_what_is_copied_ahead() -> None:
-    graph = layer_norm((64, 12288), "float16")
-    of = scheduled(graph, graph.operators)
-    for ahead in (False, True):
-        program = emit(of, KernelPlan("shared", 1, (4096,), 16, ahead=ahead))
-        (launch,) = KernelRecord.of(program).launches
-        assert launch.aligned == ahead
-
-
-def test_a_profilers_hook_is_told_of_every_launch(launcher: Launcher, binary: Binary) -> None:
-    launcher(inputs())
+def test_a_launch_hook_is_called_for_every_launch(call: Launcher, binary: Binary) -> None:
+    call(inputs())
     hooks = triton.knobs.runtime.launch_exit_hook
 
     def hook(*_: Any) -> None: ...
 
     hooks.add(hook)
     try:
-        binary.ran = []
-        launcher(inputs())
+        binary.launches = []
+        call(inputs())
     finally:
         hooks.remove(hook)
-    assert binary.ran[0][8] is hooks
+    assert binary.launches[0][8] is hooks
 
 
-def test_what_lies_otherwise_is_copied_and_what_is_another_tensor_refused(
-    launcher: Launcher, binary: Binary
+def test_the_operator_copies_inputs_of_other_strides_and_rejects_other_dtypes(
+    call: Launcher, binary: Binary
 ) -> None:
-    runner = custom_op.Runner(RECORD, launcher._functions)
-    runner(inputs())
-    binary.ran = []
+    op = custom_op.StitchedOp(RECORD, call._functions)
+    op(inputs())
+    binary.launches = []
     x, y = inputs()
-    turned = torch.ones(8, 4).t()
-    runner([turned, y])
-    assert addresses(binary.ran[0])[0] == y.data_ptr()
-    assert addresses(binary.ran[0])[1] != turned.data_ptr()
+    transposed = torch.ones(8, 4).t()
+    op([transposed, y])
+    assert addresses(binary.launches[0])[0] == y.data_ptr()
+    assert addresses(binary.launches[0])[1] != transposed.data_ptr()
     with pytest.raises(BadTensor, match=r"takes torch\.float32"):
-        runner([x.double(), y])
+        op([x.double(), y])
 
 
-def test_what_triton_makes_for_a_first_launch_is_made_without_one(
-    launcher: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
+def test_compile_also_creates_tritons_launcher_and_ignores_its_errors(
+    call: Launcher, binary: Binary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton 3.6 compiles C for every signature then; a launcher that cannot be made stops nothing
-    before the launch."""
+    """Triton 3.6 compiles C code for each signature; errors occur again at the launch."""
     made: list[tuple[Any, Any]] = []
     binary.src, binary.metadata = "signature", "metadata"  # type: ignore[attr-defined]
     driver = triton.runtime.driver.active
-    monkeypatch.setattr(driver, "launcher_cls", lambda *one: made.append(one), raising=False)
-    launcher.warm()
+    monkeypatch.setattr(driver, "launcher_cls", lambda *args: made.append(args), raising=False)
+    call.compile()
     assert made == [("signature", "metadata")] * 2
-    monkeypatch.setattr(driver, "launcher_cls", lambda *one: 1 / 0)
-    launcher.warm()
-    assert binary.ran == []
+    monkeypatch.setattr(driver, "launcher_cls", lambda *args: 1 / 0)
+    call.compile()
+    assert binary.launches == []
 
 
-def test_a_kernel_that_waits_is_compiled_and_launched_as_one(
+def test_dependent_launches_are_compiled_with_the_option_of_the_launch(
     binary: Binary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the same options, or what was compiled ahead would not be what is launched."""
-    asked: list[tuple[bool, bool]] = []
+    """Otherwise another binary would be compiled in advance than the one that is launched."""
+    # (launch_pdl, whether without a launch) of each compilation.
+    compilations: list[tuple[bool, bool]] = []
 
-    def compiled(*given: Any, **_: Any) -> Binary:
-        asked.extend((one.launch_pdl, given[-1]) for one in given if hasattr(one, "launch_pdl"))
+    def compile_binary(*args: Any, **_: Any) -> Binary:
+        compilations.extend(
+            (options.launch_pdl, args[-1]) for options in args if hasattr(options, "launch_pdl")
+        )
         return binary
 
-    monkeypatch.setattr(triton.runtime.jit.JITFunction, "_do_compile", compiled)
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "_do_compile", compile_binary)
     first, second = RECORD.launches
     launches = (replace(first, follows=True), second)
     record = replace(RECORD, launches=launches)
-    functions = [triton.runtime.jit.JITFunction(written) for _ in launches]
-    found = Launcher(record, lambda: functions)
-    found.warm()
-    found(inputs())
-    assert asked == [(True, True), (False, True), (True, False), (False, False)]
-
-
-def test_a_record_says_that_a_kernel_waits_and_an_older_one_that_it_does_not() -> None:
-    graph = layer_norm((64, 768), "float16")
-    program = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
-    record = KernelRecord.of(program)
-    assert [launch.follows for launch in record.launches] == [True]
-    told = json.loads(record.launches[0].json)
-    del told["follows"]
-    assert not LaunchRecord.read(json.dumps(told).encode()).follows
+    functions = [triton.runtime.jit.JITFunction(kernel_source) for _ in launches]
+    dependent = Launcher(record, lambda: functions)
+    dependent.compile()
+    dependent(inputs())
+    assert compilations == [(True, True), (False, True), (True, False), (False, False)]

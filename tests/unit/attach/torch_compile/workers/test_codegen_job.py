@@ -1,4 +1,4 @@
-"""Kernels that another process explores, writes and has compiled without a GPU."""
+"""Kernels that a worker explores, generates and compiles without a GPU."""
 
 from __future__ import annotations
 
@@ -17,115 +17,131 @@ torch = pytest.importorskip("torch")
 
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 
-from nostall.attach.torch_compile.runtime.custom_op import resolve  # noqa: E402
+from nostall.attach.torch_compile.runtime.custom_op import load_op  # noqa: E402
 from nostall.attach.torch_compile.workers import codegen_job  # noqa: E402
-from nostall.attach.torch_compile.workers import worker as helping  # noqa: E402
+from nostall.attach.torch_compile.workers import worker as worker_module  # noqa: E402
 from nostall.attach.torch_compile.workers.codegen_job import (  # noqa: E402
-    Architecture,
-    Compiling,
-    Writing,
-    Written,
+    CodegenJob,
+    CodegenResult,
+    CompileStatusJob,
+    TargetOnlyDriver,
 )
-from nostall.attach.torch_compile.workers.worker import Helper  # noqa: E402
-from tests.unit.attach.torch_compile.regions import HOPPER, bordered, normed, race  # noqa: E402
+from nostall.attach.torch_compile.workers.worker import Worker  # noqa: E402
+from nostall.fusion.graph.graph import Graph  # noqa: E402
+from tests.unit.attach.torch_compile.regions import (  # noqa: E402
+    HOPPER,
+    normalized_rows,
+    opaque_region,
+    tuning,
+)
+
+LARGE = 1 << 20
+"""Rows of a kernel that takes long enough to be tuned."""
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Helper]:
+def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Worker]:
     for name in ("NOSTALL_HOME", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    found = Helper("torch", on_gpu=False)
+    found = Worker("torch", on_gpu=False)
     yield found
-    found.end()
+    found.stop()
 
 
-def binaries(place: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in place.rglob("*.cubin")}
+def generate(*graphs: Graph, owner: int = 0) -> CodegenJob:
+    return CodegenJob(graphs, tuning(), HOPPER, owner)
 
 
-def test_the_program_finds_kernels_in_the_store_and_their_binaries_in_tritons_cache(
-    process: Helper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def binaries(folder: Path) -> dict[Path, int]:
+    """Binaries in a cache, and the times when they were written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.cubin")}
+
+
+def test_the_users_process_finds_kernels_in_the_store_and_binaries_in_tritons_cache(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Large enough that its plans race.
-    graphs = (normed(1 << 20), normed(1 << 20), normed(8))
-    answer = process.do(Writing(graphs, race(), HOPPER))
-    assert answer.done is not None and not answer.done.failures
-    compiled = process.do(Compiling())
-    assert compiled.done == Written()
-    # The process itself only waits.
+    graphs = (normalized_rows(LARGE), normalized_rows(LARGE), normalized_rows(8))
+    generated = worker.run(generate(*graphs))
+    assert generated.value is not None and not generated.value.failures
+    compiled = worker.run(CompileStatusJob())
+    assert compiled.value == CodegenResult()
+    # The worker itself only waits; the time is that of its processes.
     assert compiled.cpu_seconds > 0.1
-    racing = answer.done.racing
-    assert [one.graph for one in racing] == [graphs[0]] * 2
+    candidates = generated.value.plan_candidates
+    assert [region.graph for region in candidates] == [graphs[0]] * 2
 
-    # What was found is what this process would have found.
+    # This process would have generated the same kernels.
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "another"))
-    here = race()
-    kernels = {kernel for graph in graphs for kernel in here.prepare(graph)}
+    local = tuning()
+    kernels = {kernel for graph in graphs for kernel in local.prepare(graph)}
     assert len(kernels) > 2
-    plans = [[plans for _, plans in one.kernels.values()] for one in (*racing, *here.regions)]
+    regions = (*candidates, *local.candidates)
+    plans = [[plans for _, plans in region.kernels.values()] for region in regions]
     assert plans[:2] == plans[2:]
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "NOSTALL_HOME"))
-    monkeypatch.setattr(triton.runtime.driver, "_active", Architecture(HOPPER))
-    made = binaries(tmp_path / "TRITON_CACHE_DIR")
-    assert len(made) >= len(kernels)
+    monkeypatch.setattr(triton.runtime.driver, "_active", TargetOnlyDriver(HOPPER))
+    before = binaries(tmp_path / "TRITON_CACHE_DIR")
+    assert len(before) >= len(kernels)
     for kernel in kernels:
-        resolve(kernel).warm(torch.device("cuda"))
-    assert binaries(tmp_path / "TRITON_CACHE_DIR") == made
+        load_op(kernel).compile(torch.device("cuda"))
+    assert binaries(tmp_path / "TRITON_CACHE_DIR") == before
 
 
-def test_where_things_are_kept_may_change_between_two_errands(
-    process: Helper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_cache_folders_may_change_between_jobs(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for name in ("one", "other"):
+    written = []
+    for name in ("first", "second"):
         for variable in ("NOSTALL_HOME", "TRITON_CACHE_DIR"):
             monkeypatch.setenv(variable, str(tmp_path / name / variable))
-        process.do(Writing((normed(8),), race(), HOPPER))
-        process.do(Compiling())
+        worker.run(generate(normalized_rows(8)))
+        worker.run(CompileStatusJob())
         files = [path.name for path in sorted((tmp_path / name).rglob("*.*"))]
-        found.append([name for name in files if name.endswith((".cubin", ".py", ".json"))])
-    assert found[0] == found[1]
-    assert any(name.endswith(".cubin") for name in found[0])
+        written.append([file for file in files if file.endswith((".cubin", ".py", ".json"))])
+    assert written[0] == written[1]
+    assert any(file.endswith(".cubin") for file in written[0])
 
 
-def test_regions_that_race_already_are_not_told_again(process: Helper) -> None:
-    asked = Writing((normed(1 << 20),), race(), HOPPER)
-    first = process.do(asked).done
+def test_plan_candidates_that_the_caller_has_are_not_returned_again(worker: Worker) -> None:
+    first = worker.run(generate(normalized_rows(LARGE))).value
     assert first is not None
-    known = race()
-    known.regions += first.racing
-    again = process.do(Writing((normed(1 << 21),), known, HOPPER)).done
-    assert again is not None
-    assert [one.graph for one in again.racing] == [normed(1 << 21)]
+    known = tuning()
+    known.candidates += first.plan_candidates
+    second = worker.run(CodegenJob((normalized_rows(2 * LARGE),), known, HOPPER)).value
+    assert second is not None
+    assert [region.graph for region in second.plan_candidates] == [normalized_rows(2 * LARGE)]
 
 
-def test_workers_end_with_the_process(process: Helper) -> None:
-    process.do(Writing(tuple(normed(1 << at) for at in range(15, 21)), race(), HOPPER))
-    assert process._process is not None
-    children = [*(Path("/proc") / str(process._process.pid) / "task").glob("*/children")]
-    workers = [Path("/proc") / pid for text in children for pid in text.read_text().split()]
-    assert workers
-    process.end()
+def test_processes_of_the_worker_exit_with_it(worker: Worker) -> None:
+    worker.run(generate(*(normalized_rows(1 << exponent) for exponent in range(15, 21))))
+    assert worker._process is not None
+    lists = [*(Path("/proc") / str(worker._process.pid) / "task").glob("*/children")]
+    processes = [Path("/proc") / pid for text in lists for pid in text.read_text().split()]
+    assert processes
+    worker.stop()
     end = time.monotonic() + 20
-    while any(map(Path.exists, workers)) and time.monotonic() < end:
+    while any(map(Path.exists, processes)) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not any(map(Path.exists, workers))
+    assert not any(map(Path.exists, processes))
 
 
-ASKED = """
+PRINT_VERSIONS = """
 from triton.backends.nvidia.compiler import get_ptxas_version
 before = get_ptxas_version(90)
 {}
-from nostall.attach.torch_compile.runtime import custom_op as operator
+from nostall.attach.torch_compile.runtime import custom_op
 print("12.0" in before, "12.0" in get_ptxas_version(90))
 """
 
 
-@pytest.mark.parametrize("meanwhile", ["", "compile_tasks._set_triton_ptxas_path()"])
-def test_who_has_asked_for_the_version_before_is_told_again(tmp_path: Path, meanwhile: str) -> None:
-    """A program may have compiled kernels of its own, and by Inductor."""
+@pytest.mark.parametrize("first_compilation", ["", "compile_tasks._set_triton_ptxas_path()"])
+def test_a_cached_ptxas_version_is_replaced_by_that_of_inductors_ptxas(
+    tmp_path: Path, first_compilation: str
+) -> None:
+    """The user may have compiled kernels before, also by Inductor."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_PTXAS_PATH"}
-    text = INDUCTORS.format(str(older(tmp_path))) + ASKED.format(meanwhile)
+    text = INDUCTORS_PTXAS.format(str(older_ptxas(tmp_path)))
+    text += PRINT_VERSIONS.format(first_compilation)
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", text],
         env=environment,
@@ -137,146 +153,151 @@ def test_who_has_asked_for_the_version_before_is_told_again(tmp_path: Path, mean
     assert ran.stdout.split() == ["False", "True"]
 
 
-def older(place: Path) -> Path:
-    """A ptxas that says that it is of another version."""
-    ptxas = place / "ptxas"
-    ptxas.write_text(OLDER.format(get_ptxas(HOPPER.arch).path))
+def older_ptxas(folder: Path) -> Path:
+    """A ptxas that reports an older version."""
+    ptxas = folder / "ptxas"
+    ptxas.write_text(OLDER_PTXAS.format(get_ptxas(HOPPER.arch).path))
     ptxas.chmod(0o755)
     return ptxas
 
 
-INDUCTORS = """
+INDUCTORS_PTXAS = """
 import os
 from torch._inductor.runtime import compile_tasks
 compile_tasks._set_triton_ptxas_path = lambda: os.environ.update(
     TRITON_PTXAS_PATH={0!r}, TRITON_PTXAS_BLACKWELL_PATH={0!r}
 )
 """
-OLDER = """#!/bin/sh
+OLDER_PTXAS = """#!/bin/sh
 if [ "$1" = --version ]; then echo "Cuda compilation tools, release 12.0, V12.0.1"; exit; fi
 exec {0} "$@"
 """
 
 
-def test_kernels_are_compiled_by_the_ptxas_that_inductor_takes(
-    process: Helper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_kernels_are_compiled_by_inductors_ptxas(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names in Triton's cache tell its version: nobody finds what another one has made."""
+    """Triton's cache keys contain the version of ptxas."""
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
-    program = INDUCTORS.format(str(older(tmp_path))) + helping.PROGRAM
-    monkeypatch.setattr(helping, "PROGRAM", program)
-    assert not process.do(Writing((normed(8),), race(), HOPPER)).failure
-    process.do(Compiling())
+    program = INDUCTORS_PTXAS.format(str(older_ptxas(tmp_path))) + worker_module.PROGRAM
+    monkeypatch.setattr(worker_module, "PROGRAM", program)
+    assert not worker.run(generate(normalized_rows(8))).failure
+    worker.run(CompileStatusJob())
     (text,) = (path.read_text() for path in (tmp_path / "TRITON_CACHE_DIR").rglob("*.ptx"))
     assert "\n.version 8.0\n" in text
 
 
-def test_a_region_that_cannot_be_written_costs_no_other(process: Helper, tmp_path: Path) -> None:
-    done = process.do(Writing((bordered(), normed(1 << 20)), race(), HOPPER)).done
-    assert done is not None and len(done.racing) == 1
-    (failure,) = done.failures
+def test_a_region_without_kernels_does_not_stop_the_others(worker: Worker, tmp_path: Path) -> None:
+    result = worker.run(generate(opaque_region(), normalized_rows(LARGE))).value
+    assert result is not None and len(result.plan_candidates) == 1
+    (failure,) = result.failures
     assert "opaque" in failure
-    assert process.do(Compiling()).done == Written()
+    assert worker.run(CompileStatusJob()).value == CodegenResult()
     assert binaries(tmp_path / "TRITON_CACHE_DIR")
 
 
-def test_what_cannot_be_compiled_is_said(process: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_compilation_is_reported(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/nowhere")
-    assert process.do(Writing((normed(1 << 20),), race(), HOPPER)).done is not None
-    done = process.do(Compiling()).done
-    assert done is not None and not done.died
-    (failure,) = done.failures
+    assert worker.run(generate(normalized_rows(LARGE))).value is not None
+    result = worker.run(CompileStatusJob()).value
+    assert result is not None and not result.process_died
+    (failure,) = result.failures
     assert "nowhere" in failure
 
 
-def test_a_worker_that_dies_is_not_waited_for_and_others_come(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> codegen_job._CompilePool:
+    """A pool in this process."""
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    workers, asked = codegen_job._Workers(), Writing((normed(8),), race(), HOPPER)
-    for name in ("_compile", "_prepared"):
-        with monkeypatch.context() as patch:
-            patch.setattr(codegen_job, name, dies)
-            done = [workers.written(asked), workers.compiled()]
-        assert any(one.died for one in done)
-    monkeypatch.setattr(codegen_job, "_compile", lasts)
-    assert workers.written(asked) == Written()
-    assert workers.compiled() == Written()
+    return codegen_job._CompilePool()
 
 
-class Strange(Exception):
-    """It cannot be read from its pickle."""
-
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(f"{one} {other}")
-
-
-def test_whatever_fails_in_a_worker_is_no_death(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("function", ["_compile", "_prepare"])
+def test_a_process_that_dies_is_reported_and_replaced(
+    pool: codegen_job._CompilePool, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    def fails(*_: Any) -> None:
-        raise Strange("no", "luck")
-
-    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    monkeypatch.setattr(codegen_job, "resolve", fails)
-    workers = codegen_job._Workers()
-    assert workers.written(Writing((normed(8),), race(), HOPPER)) == Written()
-    assert workers.compiled() == Written(failures=("Strange: no luck",))
-    monkeypatch.setattr(codegen_job, "_at", fails)
-    workers = codegen_job._Workers()
-    done = workers.written(Writing((normed(8),), race(), HOPPER))
-    assert done == Written(failures=("Strange: no luck",))
+    job = generate(normalized_rows(8))
+    with monkeypatch.context() as patch:
+        patch.setattr(codegen_job, function, die)
+        results = [pool.generate(job), pool.wait_for_kernels()]
+    assert any(result.process_died for result in results)
+    monkeypatch.setattr(codegen_job, "_compile", succeed)
+    assert pool.generate(job) == CodegenResult()
+    assert pool.wait_for_kernels() == CodegenResult()
 
 
-def test_a_worker_that_died_before_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class UnpicklableError(Exception):
+    """Its arguments are not those of its constructor, so pickle cannot restore it."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+@pytest.mark.parametrize("function", ["load_op", "_use_folders"])
+def test_any_exception_in_a_process_is_reported_as_a_failure(
+    pool: codegen_job._CompilePool, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    monkeypatch.setattr(codegen_job, "_compile", lasts)
-    workers, asked = codegen_job._Workers(), Writing((normed(8),), race(), HOPPER)
-    workers.written(asked)
-    workers.compiled()
-    assert workers._pool is not None
-    for one in workers._pool._processes.values():
-        one.kill()
-        one.join()
-    assert workers.written(asked) == Written()
-    assert workers.compiled() == Written()
+    def fail(*_: Any) -> None:
+        raise UnpicklableError("no", "luck")
+
+    failed = CodegenResult(failures=("UnpicklableError: no luck",))
+    monkeypatch.setattr(codegen_job, function, fail)
+    result = pool.generate(generate(normalized_rows(8)))
+    if function == "load_op":
+        assert result == CodegenResult()
+        assert pool.wait_for_kernels() == failed
+    else:
+        assert result == failed
 
 
-def test_who_comes_next_does_not_wait_for_what_is_not_needed_any_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_pool_whose_processes_died_while_idle_is_replaced(
+    pool: codegen_job._CompilePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    monkeypatch.setattr(codegen_job, "COMPILERS", 1)
-    monkeypatch.setattr(codegen_job, "_compile", lasts_longer)
-    workers = codegen_job._Workers()
-    every = tuple(normed(rows) for rows in range(8, 48))
-    workers.written(Writing(every, race(), HOPPER, owner=1))
-    assert len(workers._begun) == len(every)
+    monkeypatch.setattr(codegen_job, "_compile", succeed)
+    job = generate(normalized_rows(8))
+    pool.generate(job)
+    pool.wait_for_kernels()
+    assert pool._pool is not None
+    for process in pool._pool._processes.values():
+        process.kill()
+        process.join()
+    assert pool.generate(job) == CodegenResult()
+    assert pool.wait_for_kernels() == CodegenResult()
+
+
+def test_compilations_of_another_owner_are_cancelled(
+    pool: codegen_job._CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codegen_job, "MAX_COMPILERS", 1)
+    monkeypatch.setattr(codegen_job, "_compile", succeed_after_2_s)
+    graphs = tuple(normalized_rows(rows) for rows in range(8, 48))
+    pool.generate(generate(*graphs, owner=1))
+    assert len(pool._compilations) == len(graphs)
     began = time.monotonic()
-    workers.written(Writing((normed(7),), race(), HOPPER, owner=2))
-    assert workers.compiled() == Written()
+    pool.generate(generate(normalized_rows(7), owner=2))
+    assert pool.wait_for_kernels() == CodegenResult()
     assert time.monotonic() - began < 30
 
 
-def test_who_waits_for_long_asks_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    monkeypatch.setattr(codegen_job, "_compile", lasts_longer)
-    monkeypatch.setattr(codegen_job, "AT_ONCE_S", 0.1)
-    workers = codegen_job._Workers()
-    workers.written(Writing((normed(8),), race(), HOPPER))
-    assert workers.compiled() == Written(left=1)
-    monkeypatch.setattr(codegen_job, "AT_ONCE_S", 30.0)
-    assert workers.compiled() == Written()
+def test_one_wait_is_limited_in_time(
+    pool: codegen_job._CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codegen_job, "_compile", succeed_after_2_s)
+    monkeypatch.setattr(codegen_job, "MAX_WAIT_S", 0.1)
+    pool.generate(generate(normalized_rows(8)))
+    assert pool.wait_for_kernels() == CodegenResult(remaining=1)
+    monkeypatch.setattr(codegen_job, "MAX_WAIT_S", 30.0)
+    assert pool.wait_for_kernels() == CodegenResult()
 
 
-def dies(*_: Any) -> None:
+def die(*_: Any) -> None:
     os._exit(1)
 
 
-def lasts(*_: Any) -> None: ...
+def succeed(*_: Any) -> None: ...
 
 
-def lasts_longer(*_: Any) -> None:
+def succeed_after_2_s(*_: Any) -> None:
     time.sleep(2.0)

@@ -1,9 +1,9 @@
-"""A user's program, run as a process of its own with either Triton.
+"""A user's program that launches a Triton kernel without a GPU, for the tests of attachment points.
 
-Everything of Triton is real (specialisation, compiler, cache, kernel objects) except the driver's
-last calls: what would be loaded onto a GPU is written down instead.  Prints one JSON line per
-loaded binary.  Usage: program.py MODE [KEEP], modes as in ``main``; with KEEP the binaries are kept
-there.
+Everything of Triton is real (specialisation, compiler, cache, kernel objects) except the driver:
+for each binary that would be loaded onto a GPU the program prints a line of JSON.
+
+Usage: ``program.py MODE [FOLDER]``, modes as in :func:`main`; writes the binaries to FOLDER.
 """
 
 # ruff: noqa: N803
@@ -26,7 +26,7 @@ KEEP = Path(sys.argv[2]) if len(sys.argv) > 2 else None
 
 
 class Utilities:
-    """The driver's utilities, up to its last call."""
+    """The driver's utilities; loading a binary prints it."""
 
     def load_binary(self, name, kernel, shared, device):
         sha256 = hashlib.sha256(kernel).hexdigest()
@@ -43,7 +43,7 @@ class Utilities:
 
 
 class Driver:
-    """One sm_90 GPU that runs nothing."""
+    """A driver with one sm_90 GPU, whose launches do nothing."""
 
     utils = Utilities()
 
@@ -68,7 +68,7 @@ class Driver:
 
 
 class Tensor:
-    """As much of a tensor as Triton and nostall look at: 2048 elements, 16 into a storage."""
+    """The part of a tensor that Triton and nostall read: 2048 elements, with an offset of 16."""
 
     def __init__(self, dtype):
         self.dtype = dtype
@@ -114,7 +114,7 @@ def kernel(mode):
 
 
 def tuned(source, seconds, ordinal):
-    """Stands in for the search: what it would have got, and a store that has a result."""
+    """Replaces the search: prints its arguments, and switches to a store with a result."""
     os.environ["NOSTALL_HOME"] = os.environ["TUNED_HOME"]
     sha256 = hashlib.sha256(source.cubin).hexdigest()
     launch = source.launch.model_dump(mode="json")
@@ -133,15 +133,20 @@ def launch(mode, times=1):
 
 
 def main(mode):
-    """``plain``, ``autotune``, ``decorated``, ``decorated-autotune``; ``tuned``, ``tuned-autotune``
-    launch three times; ``...twice``: two functions of the same text; ``unknown-...``: as if Triton
-    were newer; ``worker-...``: in a child."""
+    """Run a mode.
+
+    ``plain``, ``autotune``, ``decorated`` and ``decorated-autotune`` launch once.
+    ``tuned`` and ``tuned-autotune`` launch three times.
+    ``…twice`` launches two functions with the same source.
+    ``unknown-…`` pretends a newer version of Triton.
+    ``worker-…`` runs the mode in a child process.
+    """
     if mode.startswith("worker-"):
         rest = [mode.removeprefix("worker-"), *sys.argv[2:]]
         subprocess.run([sys.executable, __file__, *rest], check=True)
         return
     driver.set_active(Driver())
-    torch = types.ModuleType("torch")  # Triton asks for its class, and PyTorch takes seconds
+    torch = types.ModuleType("torch")  # Triton needs its class; importing PyTorch takes seconds
     torch.Tensor = type("Tensor", (), {})
     sys.modules["torch"] = torch
     if mode.startswith("unknown-"):

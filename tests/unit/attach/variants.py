@@ -1,4 +1,4 @@
-"""Legal variants of real cubins, recorded as if they were verified and measured."""
+"""Legal variants of real cubins, recorded in a store as if they were verified and measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU = "A GPU of the tests"
 
 @functools.cache
 def variant(original: bytes, seed: int = 0, moves: int = 30) -> bytes:
-    """Another legal order of the same instructions."""
+    """The cubin with its instructions in another legal order."""
     program = Program.from_cubin(original)
     space = ScheduleSpace(program, program.kernels[0])
     state, rng = space.start(), np.random.default_rng(seed)
@@ -24,13 +24,13 @@ def variant(original: bytes, seed: int = 0, moves: int = 30) -> bytes:
         move = space.propose(state, rng)
         if move is not None:
             state = space.apply(state, move)
-    found = space.impose(state).to_cubin()
-    assert found != original
-    return found
+    cubin = space.impose(state).to_cubin()
+    assert cubin != original
+    return cubin
 
 
 def keep_variant(store: Store, original: bytes) -> Row:
-    """Record a variant."""
+    """Record a variant of a cubin in the store."""
     program = Program.from_cubin(original)
     optimised = variant(original)
     about = provenance(

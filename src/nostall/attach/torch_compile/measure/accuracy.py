@@ -1,0 +1,221 @@
+"""Check that the candidate computes the same results and gradients as the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nostall.attach.torch_compile.measure.call import Call
+
+GraphFunction = Callable[..., Any]
+
+MIN_TOLERANCE = 1e-4
+"""Smallest relative tolerance: sums in fp32 may differ by that much."""
+ROUNDING_ERRORS = 8.0
+"""Relative tolerance of a result, in rounding errors of its dtype."""
+ROUNDING_ERRORS_8_BIT = 0.5
+"""The same for dtypes of one byte.  Such results are rounded from a wider dtype, so a few elements
+may be rounded the other way, but eight rounding errors would be as large as the number itself."""
+ELEMENT_FACTOR = 4.0
+"""Tolerance of a single element, as a multiple of the tolerance for the whole tensor, relative to
+the larger of the element and the RMS.  In a norm over all elements one wrong element disappears."""
+MIN_GRADIENT_SHARE = 0.1
+"""Gradients whose RMS is below this share of the largest gradient's are compared relative to that
+share."""
+GRADIENT_NOISE_FACTOR = 3.0
+"""Tolerance for gradients near zero, as a multiple of how much Inductor's own gradient changes when
+the inputs change by one rounding error.  Such gradients are sums that cancel, so only rounding
+error is left."""
+
+
+class AccuracyError(Exception):
+    """The candidate does not compute what the baseline computes."""
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """Tensors of one forward and backward pass."""
+
+    results: list[Tensor]
+    # Gradients of the arguments that require one; None if an argument has no influence.
+    gradients: list[Tensor | None]
+    # Gradients of the results, from which the backward pass started.
+    seeds: list[Tensor]
+
+
+def run_graph(
+    function: GraphFunction, args: Sequence[Any], seeds: list[Tensor] | None = None
+) -> RunResults:
+    """Run the forward pass, and the backward pass if there is one.
+
+    ``seeds``: gradients of the results; random by default.  With equal numbers instead the
+    gradients of softmax and of norms would be pure rounding error.
+
+    Raises :class:`AccuracyError` if other results have gradients than ``seeds`` says.
+    """
+    # Inductor's CUDA graphs may then reuse the memory of earlier results.
+    if torch.cuda.is_available():
+        torch.compiler.cudagraph_mark_step_begin()
+    value = function(*args)
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    results = [x for x in values if isinstance(x, Tensor)]
+    differentiable = [x for x in results if x.grad_fn is not None]
+    leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+    gradients: list[Tensor | None] = []
+    if seeds and not differentiable:
+        raise AccuracyError("no result has a gradient")
+    if differentiable and leaves:
+        seeds = [torch.randn_like(x) for x in differentiable] if seeds is None else seeds
+        if [x.shape for x in seeds] != [x.shape for x in differentiable]:
+            raise AccuracyError("other results have gradients than in Inductor's version")
+        gradients = list(torch.autograd.grad(differentiable, leaves, seeds, allow_unused=True))
+    return RunResults(results, gradients, seeds or [])
+
+
+def max_error(
+    baseline: GraphFunction, candidate: GraphFunction, call: Call, seeds: list[Tensor]
+) -> float:
+    """The largest relative error (RMS) of any result, mutated argument or gradient.
+
+    The versions round at different places, so a few rounding errors of the dtype are allowed.
+    Gradients that are small beside the others are compared by their absolute error (see
+    :data:`MIN_GRADIENT_SHARE`), and if that fails by the noise of Inductor's own gradients.
+
+    Raises :class:`AccuracyError` if an error is larger than rounding explains.
+    """
+    baseline_args, candidate_args = call.fresh_args(), call.fresh_args()
+    state = _random_state(call)
+    reference = run_graph(baseline, baseline_args, seeds or None)
+    expected, gradients = _copies(reference.results), _copies(reference.gradients)
+    _restore_random_state(call, state)
+    tested = run_graph(candidate, candidate_args, seeds or None)
+    expected += [baseline_args[i] for i in sorted(call.mutated)]
+    results = [*tested.results, *(candidate_args[i] for i in sorted(call.mutated))]
+    worst = max(
+        (_relative_error(a, b, 0.0) for a, b in zip(expected, results, strict=True)), default=0.0
+    )
+    floor = MIN_GRADIENT_SHARE * max((_rms(x) for x in gradients if x is not None), default=0.0)
+    noise: list[float] | None = None
+    for index, (a, b) in enumerate(zip(gradients, tested.gradients, strict=True)):
+        try:
+            worst = max(worst, _relative_error(a, b, floor))
+        except AccuracyError:
+            if a is None or b is None or max(_rms(a), _rms(b)) > floor:
+                raise
+            if noise is None:
+                _restore_random_state(call, state)
+                noise = _gradient_noise(baseline, call, seeds, gradients)
+            limit = GRADIENT_NOISE_FACTOR * noise[index] / _tolerance(a.dtype)
+            worst = max(worst, _relative_error(a, b, limit))
+    return worst
+
+
+def _gradient_noise(
+    baseline: GraphFunction, call: Call, seeds: list[Tensor], gradients: Sequence[Tensor | None]
+) -> list[float]:
+    """RMS change of each gradient if inputs and seeds change by about one rounding error.
+
+    Parameters are not changed.
+    """
+    state, args = _random_state(call), call.fresh_args()
+    for index, value in enumerate(args):
+        fixed = not isinstance(value, Tensor) or isinstance(call.args[index], torch.nn.Parameter)
+        if not fixed and value.is_floating_point():
+            args[index] = _perturbed(value).requires_grad_(value.requires_grad)
+    seeds = [_perturbed(seed) for seed in seeds]
+    _restore_random_state(call, state)
+    perturbed = run_graph(baseline, args, seeds or None).gradients
+    return [
+        0.0 if a is None or b is None else _rms(a.double() - b.double())
+        for a, b in zip(gradients, perturbed, strict=True)
+    ]
+
+
+def _perturbed(x: Tensor) -> Tensor:
+    step = torch.finfo(x.dtype).eps * (2 * torch.rand_like(x) - 1)
+    return (x.detach().double() * (1 + step.double())).to(x.dtype)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Relative tolerance for results of this dtype."""
+    rounding_errors = ROUNDING_ERRORS if dtype.itemsize > 1 else ROUNDING_ERRORS_8_BIT
+    return max(MIN_TOLERANCE, rounding_errors * float(torch.finfo(dtype).eps))
+
+
+def _relative_error(expected: Tensor | None, result: Tensor | None, floor: float) -> float:
+    """RMS error relative to the RMS of ``expected``, or to ``floor`` if that is larger.
+
+    Raises :class:`AccuracyError` if that, the error of one element, or the layout is not allowed.
+    """
+    if expected is None or result is None:
+        if expected is not None or result is not None:
+            raise AccuracyError("a gradient is missing")
+        return 0.0
+    a, b = expected.detach(), result.detach()
+    if (a.shape, a.stride(), a.dtype) != (b.shape, b.stride(), b.dtype):
+        raise AccuracyError(f"a result has {_layout_text(b)}; Inductor's has {_layout_text(a)}")
+    if not a.dtype.is_floating_point:
+        error, element_error, tolerance = float((a != b).double().sum()), 0.0, 0.0
+    else:
+        tolerance = _tolerance(a.dtype)
+        error, element_error = _relative_errors(a.double(), b.double(), floor)
+    if not error <= tolerance:
+        raise AccuracyError(
+            f"a result is off by {error:.3g} of its size; {tolerance:.3g} is allowed"
+        )
+    if not element_error <= ELEMENT_FACTOR * tolerance:
+        what = f"{element_error:.3g} of its size or the RMS"
+        raise AccuracyError(
+            f"an element is off by {what}; {ELEMENT_FACTOR * tolerance:.3g} is allowed"
+        )
+    return error
+
+
+def _relative_errors(x: Tensor, y: Tensor, floor: float) -> tuple[float, float]:
+    """Relative errors of the whole tensor (RMS) and of the worst element."""
+    # NaN equals NaN, and infinities of one sign are equal.
+    same = (x == y) | (x.isnan() & y.isnan())
+    gap = torch.where(same, 0.0, x - y)
+    if not bool(gap.isfinite().all()):
+        return math.inf, math.inf
+    scale = max(_rms(x), floor, torch.finfo(torch.float32).tiny)
+    elements = gap.abs() / x.abs().nan_to_num(0.0).clamp(min=scale)
+    return _rms(gap) / scale, float(elements.max()) if elements.numel() else 0.0
+
+
+def _rms(x: Tensor) -> float:
+    """Root mean square, with 0 for elements that are not finite; 0 for other than float tensors."""
+    if not x.dtype.is_floating_point or not x.numel():
+        return 0.0
+    wide = x.detach().double()
+    return float(torch.where(wide.isfinite(), wide, 0.0).square().mean().sqrt())
+
+
+def _copies(values: Sequence[Tensor | None]) -> list[Tensor | None]:
+    # With CUDA graphs the next run writes to the same memory.
+    return [None if x is None else x.detach().clone() for x in values]
+
+
+def _layout_text(x: Tensor) -> str:
+    return f"shape {tuple(x.shape)}, strides {x.stride()}, {x.dtype}"
+
+
+def _random_state(call: Call) -> Any:
+    """States of the random generators of the CPU and of the call's GPUs."""
+    return torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in _gpus(call)]
+
+
+def _restore_random_state(call: Call, state: Any) -> None:
+    cpu, gpus = state
+    torch.set_rng_state(cpu)
+    for device, gpu in zip(_gpus(call), gpus, strict=True):
+        torch.cuda.set_rng_state(gpu, device)
+
+
+def _gpus(call: Call) -> list[int]:
+    return sorted({x.device.index for x in call.args if isinstance(x, Tensor) and x.is_cuda})

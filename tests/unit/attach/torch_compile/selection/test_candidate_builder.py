@@ -1,0 +1,120 @@
+"""Background work for a candidate: by a worker, or in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates  # noqa: E402
+from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
+from nostall.attach.torch_compile.selection import candidate_builder  # noqa: E402
+from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder  # noqa: E402
+from nostall.attach.torch_compile.workers.tasks import BackgroundTasks  # noqa: E402
+from nostall.fusion.graph.graph import Graph  # noqa: E402
+from tests.unit.attach.torch_compile.regions import (  # noqa: E402
+    normalized_rows,
+    opaque_region,
+    tuning,
+)
+
+CUDA = torch.device("cuda")
+LARGE = 1 << 20
+"""Rows of a kernel that takes long enough to be tuned."""
+
+
+def builder_with_regions(candidates: Any, *graphs: Graph) -> Any:
+    """The part of a candidate builder that generates the kernels of regions.
+
+    ``candidates``: what the code generation worker returns.
+    """
+    precompiler = SimpleNamespace(
+        generate_kernels=lambda *_: candidates, wait_for_kernels="wait for kernels"
+    )
+    builder = SimpleNamespace(
+        precompiler=precompiler,
+        tuning=tuning(),
+        pending_regions=deque(graphs),
+        local_only_reason="no worker",
+        versions=SimpleNamespace(device=CUDA),
+    )
+    builder._compared_regions = partial(CandidateBuilder._compared_regions, builder)
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("graphs", "is_leader", "compared"), [(1, True, 2), (0, True, 0), (1, False, 0)]
+)
+def test_workers_are_attached_for_regions_that_are_compared(
+    monkeypatch: pytest.MonkeyPatch, graphs: int, is_leader: bool, compared: int
+) -> None:
+    builder = builder_with_regions((), normalized_rows(8), normalized_rows(9))
+    attached = list[int]()
+    builder.local_only_reason = ""
+    builder.comparisons = SimpleNamespace(graphs=["forward"] * graphs)
+    builder.precompiler.attach_workers = attached.append
+    sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
+    monkeypatch.setattr(candidate_builder, "RankSync", sync)
+    assert [*CandidateBuilder._generate_kernels(builder)] == ["wait for kernels"]
+    assert attached == [compared]
+
+
+@pytest.mark.parametrize(
+    ("local_only_reason", "regions", "started"),
+    [("", 2, [2]), ("", 0, []), ("background preparation is off", 2, [])],
+)
+def test_workers_start_if_there_are_regions_and_workers_may_compile(
+    monkeypatch: pytest.MonkeyPatch, local_only_reason: str, regions: int, started: list[int]
+) -> None:
+    found = [normalized_rows(8)] * regions
+    monkeypatch.setattr(candidate_builder, "find_regions", lambda module: found)
+    builder, calls = builder_with_regions(()), list[int]()
+    builder.report, builder.regions = GraphReport(local_only_reason=local_only_reason), []
+    builder.comparisons = SimpleNamespace(graphs=["forward"], add=lambda module: None)
+    options = SimpleNamespace(background=True)
+    builder.versions = SimpleNamespace(device=CUDA, is_dynamic=False, options=options)
+    builder.tasks, builder._generate_kernels = BackgroundTasks(), None
+    builder.precompiler.start_workers = lambda device, compared: calls.append(compared)
+    CandidateBuilder._observe(builder, "a graph")  # type: ignore[arg-type]
+    assert calls == started
+
+    def fail(*_: Any) -> None:
+        raise OSError("no luck")
+
+    builder.precompiler.start_workers = fail
+    CandidateBuilder._observe(builder, "another")  # type: ignore[arg-type]
+    assert builder.tasks._sources == [None, None], "Inductor's compilation goes on"
+
+
+def test_regions_of_a_worker_are_tuned_and_their_kernels_waited_for() -> None:
+    candidates = (PlanCandidates(normalized_rows(8), {}),)
+    builder = builder_with_regions(candidates, normalized_rows(8))
+    assert [*CandidateBuilder._generate_kernels(builder)] == ["wait for kernels"]
+    assert builder.tuning.candidates == [*candidates] and not builder.pending_regions
+    assert [*CandidateBuilder._generate_kernels(builder)] == [], "no region is pending"
+
+
+def test_without_a_worker_each_distinct_kernel_is_compiled_here_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        candidate_builder, "compile_kernel", lambda kernel, device: compiled.append(kernel)
+    )
+    large, small = normalized_rows(LARGE), normalized_rows(8)
+    builder = builder_with_regions(None, large, opaque_region(), large, small)
+    with caplog.at_level(logging.WARNING, "nostall"):
+        for task in CandidateBuilder._generate_kernels(builder):
+            task()
+    assert "opaque" in caplog.text
+    expected = {kernel for graph in (large, small) for kernel in tuning().prepare(graph)}
+    assert sorted(compiled) == sorted(expected)

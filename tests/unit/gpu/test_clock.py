@@ -1,0 +1,54 @@
+"""Clocks that time runs side by side: recorded samples, and the order of measured ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from nostall.core.errors import BadRun
+from nostall.gpu import clock
+from nostall.gpu.clock import RecordedClock, WallClock
+
+
+def test_recorded_samples_are_returned_for_recorded_graphs_only(tmp_path: Path) -> None:
+    recorded = RecordedClock({"g": [[1.0], [2.0]]})
+    assert recorded.samples("g", [int, int], 1.0) == [[1.0], [2.0]]
+    with pytest.raises(BadRun, match="record it with this model"):
+        recorded.samples("h", [int, int], 1.0)
+    with pytest.raises(BadRun, match="no recording"):
+        RecordedClock.from_file(tmp_path / "missing.json")
+
+
+def test_runs_are_timed_alternately_and_equally_often() -> None:
+    order: list[str] = []
+    runs = [lambda n=name: order.append(n) for name in "abc"]
+    samples = WallClock().samples("g", runs, 1e-9)
+    assert {len(times) for times in samples} == {12}
+    assert len({order.count(name) for name in "abc"}) == 1
+
+
+def test_each_sample_follows_a_run_of_the_same_function() -> None:
+    """Otherwise the baseline, which is timed twice, would have warm caches more often."""
+    last, cold = "", {"a": 0, "b": 0}
+    taken = []
+
+    def run(name: str) -> None:
+        nonlocal last
+        cold[name] += last != name
+        last = name
+
+    def timed(function: Any, times: int) -> float:
+        before = sum(cold.values())
+        function()
+        taken.append(sum(cold.values()) - before)
+        return 1e-3
+
+    a, b = (lambda: run("a")), (lambda: run("b"))
+    clock._sample_interleaved(timed, [a, b, a], 1e-9)
+    assert len(taken) > 3 * clock.MIN_ROUNDS
+    assert not any(taken[-3 * clock.MIN_ROUNDS :])
