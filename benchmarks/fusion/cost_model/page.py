@@ -24,8 +24,8 @@ from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.schema import RESULTS
 from nostall.attach.torch_compile.options import RACED
 from nostall.core.files import write_atomically
-from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
-from nostall.fusion.codegen.autotune.candidates import HOPELESS
+from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
+from nostall.fusion.codegen.autotune.candidates import MAX_SLOWDOWN
 
 PAGE = RESULTS.parents[1] / "docs" / "fusion_evaluator.md"
 TAU, REGRET = 0.7, 0.05
@@ -128,7 +128,7 @@ def _kernel(row: Row, kernel: Row) -> str:
         str(row["plans"]),
         *taus,
         f"{100 * today['regret']:.1f} %",
-        f"{100 * today['races'][str(CANDIDATES)]['regret']:.1f} %",
+        f"{100 * today['races'][str(MAX_CANDIDATES)]['regret']:.1f} %",
         f"{today['first']}: {times[today['first']]:.1f} us",
         f"{best}: {times[best]:.1f} us",
     ]
@@ -159,10 +159,10 @@ def _races(told: Row) -> list[str]:
     """Races played back, by how many of the modelled best plans take part."""
     said = (
         "A race has the best plan of every scheme and so many of the best plans of all, *modelled* "
-        f"(none that would take {HOPELESS:g} times as long as the first choice). Played back from "
+        f"(none that would take {MAX_SLOWDOWN:g} times as long as the first choice). Played back from "
         "the same samples: candidates that were not measured are left out (they may be faster than "
         "all that are known), the first choice is its own null, and what wins is not measured a "
-        f"second time. *Raced* in the table above is the regret of {CANDIDATES}, which a `Racer` "
+        f"second time. *Raced* in the table above is the regret of {MAX_CANDIDATES}, which a `Racer` "
         f"takes; the torch.compile backend takes {RACED}. How many they are was chosen by this "
         "table. Plans that read early what rows share race besides; there are no samples of them."
     )

@@ -16,7 +16,7 @@ Choose = Literal["measure", "stitched", "inductor"]
 Rest = Literal["inductor", "eager"]
 Keep = Literal["faster", "all"]
 RACED = 4
-"""Fewer than a :class:`~nostall.fusion.codegen.autotune.autotuner.Racer` takes by itself: the program waits for
+"""Fewer than a :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner` takes by itself: the program waits for
 the race."""
 
 

@@ -33,10 +33,10 @@ from nostall.attach.torch_compile.store.records import (  # noqa: E402
 )
 from nostall.attach.torch_compile.store.regions import raced_region, region_key, stitched_region  # noqa: E402
 from nostall.core.errors import BadInput, BadRun  # noqa: E402
-from nostall.fusion.codegen.cost.default_plan import first_choice  # noqa: E402
+from nostall.fusion.codegen.cost.default_plan import default_plan  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.emit.program import Program  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import generate, scheduled  # noqa: E402
+from nostall.fusion.codegen.runtime.stitched_graph import generate, schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import plans  # noqa: E402
 from nostall.fusion.graph.dynamic_size import resized  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
@@ -72,8 +72,8 @@ def test_a_bad_option_says_what_is_allowed(name: str, value: Any, said: str) -> 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_kernel_comes_back_from_the_store_as_it_was(name: str, tmp_path: Path) -> None:
     graph = PATTERNS[name]()
-    of = scheduled(graph, graph.operators)
-    program = emit(of, first_choice(of))
+    of = schedule_operators(graph, graph.operators)
+    program = emit(of, default_plan(of))
     kept = Kept(tmp_path)
     record, source = kept.kernel(kept.put(program))
     assert record == KernelRecord.of(program)
@@ -87,7 +87,7 @@ def test_a_kernel_comes_back_from_the_store_as_it_was(name: str, tmp_path: Path)
         (n.shape, n.strides, n.dtype) for n in nodes
     ]
     # Every tensor keeps its place in every launch, under its new name.
-    names = {f"p{at}": name for at, name in enumerate(program.names)}
+    names = {f"p{at}": name for at, name in enumerate(program.argument_names)}
     for kept_launch, launch in zip(record.launches, program.launches, strict=True):
         assert tuple(names.get(a, a) for a in kept_launch.arguments) == launch.arguments
 
@@ -97,7 +97,7 @@ def every_plan(name: str) -> list[Program]:
         graph = PACKED["dynamic"]()
         return [generate(graph, graph.operators)]
     graph = DYNAMIC[name]()
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     return [emit(of, plan) for plan in plans(of).legal[::5]]
 
 
@@ -134,9 +134,9 @@ def test_what_is_raced_later_does_not_change_a_stored_choice(tmp_path: Path) -> 
 
 def test_a_damaged_kernel_is_not_run(tmp_path: Path) -> None:
     graph = PATTERNS["gated"]()
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     kept = Kept(tmp_path)
-    kernel = kept.put(emit(of, first_choice(of)))
+    kernel = kept.put(emit(of, default_plan(of)))
     path = kept.artefacts.path(kernel, "json")
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(BadStore, match="was changed"):

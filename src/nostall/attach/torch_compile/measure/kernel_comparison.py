@@ -32,7 +32,7 @@ from nostall.attach.torch_compile.store.records import DuelRecord, Kept
 from nostall.attach.torch_compile.workers.compile_job import Errand
 from nostall.attach.torch_compile.workers.torch_state import Surroundings
 from nostall.attach.warning import say_once
-from nostall.fusion.codegen.autotune.autotuner import filled
+from nostall.fusion.codegen.autotune.autotuner import fill_tensor
 from nostall.gpu.clock import Clock, Run
 
 SECONDS = 0.1
@@ -197,5 +197,5 @@ def _drawn(layouts: Sequence[Layout], device: torch.device) -> list[Tensor]:
     for shape, strides, dtype in layouts:
         span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         memory = torch.empty(span if 0 not in shape else 0, dtype=dtype, device=device)
-        found.append(filled(memory, draw).as_strided(shape, strides))
+        found.append(fill_tensor(memory, draw).as_strided(shape, strides))
     return found

@@ -18,11 +18,11 @@ from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepR
 from nostall.attach.torch_compile.store.regions import raced_region, stitched_region
 from nostall.attach.warning import say_once
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.autotune.autotuner import Racer
+from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.autotune.candidates import candidates
-from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
+from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
@@ -46,7 +46,7 @@ class Racing:
 
 @dataclass
 class Race:
-    """As :class:`Racer`, for each kernel that is put in, within about ``seconds`` in all.  With
+    """As :class:`Autotuner`, for each kernel that is put in, within about ``seconds`` in all.  With
     ``most`` 0 there is none."""
 
     most: int
@@ -66,7 +66,7 @@ class Race:
         racing = Racing(graph, {})
         for step in wanted:
             try:
-                of = scheduled(graph, step.operators)
+                of = schedule_operators(graph, step.operators)
                 every = candidates(of, self.most)
             except BadInput:
                 continue  # a pack, whose parts have no common loops
@@ -89,25 +89,25 @@ class Race:
 
     def _run(self, device: torch.device, clock: Clock, kept: Kept) -> None:
         count = sum(len(racing.kernels) for racing in self.regions)
-        racer = Racer(clock, self.most, min(SECONDS, self.seconds / count), kept.folder)
+        racer = Autotuner(clock, self.most, min(SECONDS, self.seconds / count), kept.folder)
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             for racing in self.regions:
                 _put(racing, racer, kept)
-        for failure in {record.failure for record in racer.told if record.failure}:
+        for failure in {record.failure for record in racer.records if record.failure}:
             say_once(f"a kernel keeps its modelled plan: {failure}")
 
     def _wanted(self, record: RegionRecord) -> list[StepRecord]:
         return [step for step in record.steps if self.extent == "all" or step.reduces]
 
 
-def _put(racing: Racing, racer: Racer, kept: Kept) -> None:
+def _put(racing: Racing, racer: Autotuner, kept: Kept) -> None:
     """Race, and keep the region anew where another plan than the first choice has won: the program
     waits for it."""
-    won = {at: racer.between(of, every) for at, (of, every) in racing.kernels.items()}
+    won = {at: racer.fastest_of(of, every) for at, (of, every) in racing.kernels.items()}
     if all(won[at] == every[0] for at, (_, every) in racing.kernels.items()):
         return
 
     def choice(of: Schedule) -> KernelPlan:
-        return won.get(of.mapping.operators) or first_choice(of)
+        return won.get(of.mapping.operators) or default_plan(of)
 
     raced_region(racing.graph, kept, choice)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nostall.attach.torch_compile.runtime.launcher import Call, Functions, Launcher
 from nostall.attach.torch_compile.store.records import Kept, KernelRecord
-from nostall.fusion.codegen.runtime.kernel import BadTensor, load_source, needs_triton
+from nostall.fusion.codegen.runtime.kernel import BadTensor, check_triton, load_source
 from nostall.fusion.graph.dynamic_size import resized
 
 PTXAS = "TRITON_PTXAS_PATH"
@@ -123,7 +123,7 @@ class Runner:
 @cache
 def resolve(kernel: str) -> Runner:
     """The kernel of this name, from the store.  Raises :class:`BadStore`."""
-    needs_triton()
+    check_triton()
     kept = Kept()
     record, source = kept.kernel(kernel)
 

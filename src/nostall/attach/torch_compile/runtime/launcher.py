@@ -21,14 +21,14 @@ from triton.runtime import driver
 from nostall.attach.torch_compile.runtime import binary_cache as kept
 from nostall.attach.torch_compile.store.records import KernelRecord, TensorRecord
 from nostall.attach.warning import say_once
-from nostall.fusion.codegen.runtime.kernel import ALIGNED, aligned, options
+from nostall.fusion.codegen.runtime.kernel import ALIGNMENT_BYTES, align_tensor, launch_options
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 Functions = Callable[[], Sequence[Any]]
 """What Triton has compiled or would, for each launch; imported at the first call."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
-ODD = ALIGNED - 1
+ODD = ALIGNMENT_BYTES - 1
 """Bits of an address that are 0 where Triton may assume that it is aligned."""
 
 
@@ -66,7 +66,7 @@ class Launcher:
                 *(dtypes[at] for at in order),
                 *launch.counts,
                 grid=launch.grid,
-                **options(launch),
+                **launch_options(launch),
             )
             _warm_launch(binary)
 
@@ -90,9 +90,9 @@ class Launcher:
         tensors = [*inputs, *made]
         binaries = [
             function[launch.grid](
-                *(aligned(tensors[at]) if launch.aligned else tensors[at] for at in order),
+                *(align_tensor(tensors[at]) if launch.aligned else tensors[at] for at in order),
                 *launch.counts,
-                **options(launch),
+                **launch_options(launch),
             )
             for function, launch, order in self._each()
         ]

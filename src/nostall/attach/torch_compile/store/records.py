@@ -99,7 +99,7 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     @classmethod
     def of(cls, program: Program) -> Self:
         """The record of a program; equal programs have equal records."""
-        renamed = {name: f"p{at}" for at, name in enumerate(program.names)}
+        renamed = {name: f"p{at}" for at, name in enumerate(program.argument_names)}
         varying = program.graph.varying
         return cls(
             source=program.key,

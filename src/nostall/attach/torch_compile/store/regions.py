@@ -9,7 +9,7 @@ from types import MappingProxyType
 import triton
 
 from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepRecord, code_version
-from nostall.fusion.codegen.runtime.stitched_graph import Choice, StitchedGraph, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
 from nostall.fusion.explore.default_partition import explored
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
@@ -36,7 +36,7 @@ def stitched_region(
     return found
 
 
-def raced_region(graph: Graph, kept: Kept, choice: Choice) -> RegionRecord:
+def raced_region(graph: Graph, kept: Kept, choice: PlanChooser) -> RegionRecord:
     """The same kernels, of equal operators, by the plans that ``choice`` takes; kept in place of
     what was."""
     groups = [step.operators for step in stitched_region(graph, kept).steps]
@@ -65,7 +65,7 @@ def _record(graph: Graph, stitched: StitchedGraph, kept: Kept) -> RegionRecord:
                 reduces=_reduces(graph, operators),
             )
         )
-    return RegionRecord(steps=tuple(steps), refused=dict(stitched.refused))
+    return RegionRecord(steps=tuple(steps), refused=dict(stitched.illegal_reasons))
 
 
 def _reduces(graph: Graph, operators: tuple[int, ...]) -> bool:

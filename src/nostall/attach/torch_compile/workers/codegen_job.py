@@ -24,7 +24,7 @@ from nostall.attach.torch_compile.runtime.custom_op import resolve
 from nostall.attach.torch_compile.workers.cpu_time import COMPILERS
 from nostall.attach.torch_compile.workers.torch_state import folders, put_folders
 from nostall.attach.torch_compile.workers.worker import belong, said
-from nostall.fusion.codegen.runtime.kernel import forget_sources
+from nostall.fusion.codegen.runtime.kernel import clear_source_cache
 from nostall.fusion.graph.graph import Graph
 
 Places = Mapping[str, str | None]
@@ -139,7 +139,7 @@ _WORKERS = _Workers()
 def _at(places: Places) -> None:
     """Keep everything there; what is in memory would not be written there again."""
     if put_folders(places):
-        forget_sources()
+        clear_source_cache()
         resolve.cache_clear()
 
 

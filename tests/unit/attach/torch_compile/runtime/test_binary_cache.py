@@ -22,8 +22,8 @@ from nostall.attach.torch_compile.runtime import (  # noqa: E402
 from nostall.attach.torch_compile.runtime import launcher as launching  # noqa: E402
 from nostall.attach.torch_compile.store.records import BinariesRecord, Kept  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
-from nostall.fusion.codegen.runtime.kernel import forget_sources  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled  # noqa: E402
+from nostall.fusion.codegen.runtime.kernel import clear_source_cache  # noqa: E402
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
@@ -83,14 +83,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
     yield found
     # Triton unloads what is dropped, by the driver of that moment.
     custom_op.resolve.cache_clear()
-    forget_sources()
+    clear_source_cache()
     gc.collect()
 
 
 @pytest.fixture
 def kernel(gpu: Gpu) -> str:
     graph = layer_norm((64, 768), "float16")
-    program = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    program = emit(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
     name = Kept().put(program)
     shapes = [(one.shape, getattr(torch, one.dtype)) for one in Kept().kernel(name)[0].outputs]
     gpu.results = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
@@ -101,7 +101,7 @@ def process(kernel: str, monkeypatch: pytest.MonkeyPatch, *, front: bool = True)
     """What a new process makes of the kernel, called twice; ``front``: whether Triton's front end
     may be asked."""
     custom_op.resolve.cache_clear()
-    forget_sources()
+    clear_source_cache()
     with monkeypatch.context() as patch:
         if not front:
             patch.setattr(custom_op, "load_source", lambda *_: pytest.fail("Triton was asked"))

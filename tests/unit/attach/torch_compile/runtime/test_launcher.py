@@ -25,7 +25,7 @@ from nostall.attach.torch_compile.store.records import (  # noqa: E402
 )
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.runtime.kernel import BadTensor  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled  # noqa: E402
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
@@ -167,9 +167,9 @@ def test_what_a_kernel_copies_ahead_begins_at_an_even_place(
 
 def test_a_record_says_what_is_copied_ahead() -> None:
     graph = layer_norm((64, 12288), "float16")
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     for ahead in (False, True):
-        program = emit(of, KernelPlan("shared", 1, (4096,), 16, ahead=ahead))
+        program = emit(of, KernelPlan("shared", 1, (4096,), 16, async_copies=ahead))
         (launch,) = KernelRecord.of(program).launches
         assert launch.aligned == ahead
 
@@ -243,7 +243,7 @@ def test_a_kernel_that_waits_is_compiled_and_launched_as_one(
 
 def test_a_record_says_that_a_kernel_waits_and_an_older_one_that_it_does_not() -> None:
     graph = layer_norm((64, 768), "float16")
-    program = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    program = emit(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
     record = KernelRecord.of(program)
     assert [launch.follows for launch in record.launches] == [True]
     told = json.loads(record.launches[0].json)
