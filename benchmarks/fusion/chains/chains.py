@@ -38,9 +38,9 @@ from benchmarks.harness.gpu_pool import assign_queues, run_jobs, visible_gpus
 from benchmarks.harness.ncu import run_within
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
-from nostall.fusion.codegen.cost.default_plan import first_choice
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
+from nostall.fusion.codegen.cost.default_plan import default_plan
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 
 LOADS = 4
 """How often memory is laid out anew: what that is worth by chance is part of the intervals."""
@@ -119,7 +119,9 @@ def listed(names: Sequence[str]) -> None:
         for kind, groups in partitions(graph).items():
             for group in groups:
                 try:
-                    print(f"  {kind}: {first_choice(scheduled(graph, group))} (modelled choice)")
+                    print(
+                        f"  {kind}: {default_plan(schedule_operators(graph, group))} (modelled choice)"
+                    )
                 except BadInput as error:
                     print(f"  {kind}: no kernel, will be cut: {error}")
 
@@ -129,7 +131,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chains", nargs="*", default=[""], help="only names with such a part")
     parser.add_argument("--rounds", type=int, default=40)
     race = "modelled best plans; 0: no race"
-    parser.add_argument("--race", type=int, default=CANDIDATES, help=race)
+    parser.add_argument("--race", type=int, default=MAX_CANDIDATES, help=race)
     parser.add_argument("--limit", type=float, default=3600, help="seconds for all chains")
     parser.add_argument("--inductor", type=float, default=45, help="seconds for a chain's options")
     parser.add_argument("--list", action="store_true")

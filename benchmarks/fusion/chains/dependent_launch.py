@@ -25,8 +25,8 @@ from torch import Tensor
 
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.kernel import StitchedKernel, load
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.runtime.kernel import StitchedKernel, load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.builder import Builder
 
@@ -46,12 +46,12 @@ def kernel(rows: int, folder: Path, *, waits: bool = True) -> StitchedKernel:
     half = build("mul", total, build.constant(0.5 / COLUMNS))
     moved = build("add", build("sub", x, half), build.constant(0.25))
     graph = build.graph(moved)
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     program = emit(of, KernelPlan("block", 1, (COLUMNS,), 4))
     if not waits:
         assert WAIT in program.source
         program = replace(program, source=program.source.replace(WAIT, "pass"))
-    return load(program, folder)
+    return load_kernel(program, folder)
 
 
 def _nothing(a: Tensor, b: Tensor) -> None: ...

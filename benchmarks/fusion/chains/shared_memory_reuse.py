@@ -41,9 +41,9 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
-from nostall.fusion.codegen.tiling.on_chip import demotions
+from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
@@ -69,7 +69,7 @@ class Case:
 
     @cached_property
     def of(self) -> Schedule:
-        return scheduled(self.graph, self.graph.operators)
+        return schedule_operators(self.graph, self.graph.operators)
 
     @cached_property
     def ways(self) -> dict[tuple[int, bool], list[KernelPlan]]:
@@ -78,7 +78,7 @@ class Case:
         found: dict[tuple[int, bool], list[KernelPlan]] = {}
         for plan in self._ranked():
             if plan.scheme == "shared":
-                found.setdefault((plan.demoted, plan.ahead), []).append(plan)
+                found.setdefault((plan.rematerialized, plan.async_copies), []).append(plan)
         return found
 
     @cached_property
@@ -106,14 +106,17 @@ def bytes_of(case: Case) -> list[dict[str, Any]]:
     """For every way that fits: its best plan, and its cubin with each kind of reuse."""
     found = []
     for (demoted, ahead), ranked in case.ways.items():
-        kept, plan = demotions(case.of, ahead)[demoted], ranked[0]
+        kept, plan = rematerialization_options(case.of, ahead)[demoted], ranked[0]
         found.append(
             {
                 "plan": str(plan),
                 "demoted": demoted,
                 "copied ahead": ahead,
-                "buffers": [[b.first, b.last, b.element, b.early] for b in kept.buffers],
-                "live at once": kept.arena(plan.chunks[0]).least_bytes,
+                "buffers": [
+                    [b.first_pass, b.last_pass, b.element_bytes, b.is_prefetched]
+                    for b in kept.buffers
+                ],
+                "live at once": kept.arena(plan.chunks[0]).peak_live_bytes,
                 "reuse": {reuse: cubin(case, plan, reuse) for reuse in get_args(Reuse)},
             }
         )
@@ -123,7 +126,11 @@ def bytes_of(case: Case) -> list[dict[str, Any]]:
 def cubin(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
     """What a plan takes with one kind of reuse, in bytes; 0 blocks where it is too much."""
     program = emit_shared(case.of, plan, reuse)
-    arena = demotions(case.of, plan.ahead)[plan.demoted].arena(plan.chunks[0], reuse).bytes
+    arena = (
+        rematerialization_options(case.of, plan.async_copies)[plan.rematerialized]
+        .arena(plan.chunks[0], reuse)
+        .total_bytes
+    )
     try:
         return {"arena": arena} | _compiled(program)
     except BadLaunch:  # more than a block can have

@@ -17,12 +17,12 @@ from nostall.core.errors import BadInput
 from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.randomness import SEEDS, seeded, seeds
 from nostall.fusion.capture.slicing import sliced_first
-from nostall.fusion.codegen.autotune.autotuner import Racer
-from nostall.fusion.codegen.cost.default_plan import first_choice
+from nostall.fusion.codegen.autotune.autotuner import Autotuner
+from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, cover, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, grow_partition, stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
-from nostall.fusion.codegen.tiling.plan_variants import with_twins
+from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants
 from nostall.fusion.explore.default_partition import explored
 from nostall.fusion.graph.graph import Graph
 from nostall.gpu.clock import ReplayClock
@@ -58,7 +58,7 @@ def graph_of(chain: Chain, device: str = "cpu") -> Graph:
 
 def partitions(graph: Graph) -> dict[str, Partition]:
     """The explorer's and the greedy one; one of them where they are equal."""
-    found = {"explorer": explored(graph), "greedy": cover(graph)}
+    found = {"explorer": explored(graph), "greedy": grow_partition(graph)}
     if sorted(found["explorer"]) == sorted(found["greedy"]):
         del found["greedy"]
     return found
@@ -87,13 +87,15 @@ def raced(
     found: list[tuple[float, str, StitchedGraph, Method]] = []
     races: dict[str, Any] = {}
     for name, groups in partitions(graph).items():
-        racer = Racer(ReplayClock(), most, folder=folder)
-        whole = stitch(graph, groups, choice=racer if most else first_choice, folder=folder)
+        racer = Autotuner(ReplayClock(), most, folder=folder)
+        whole = stitch(graph, groups, choice=racer if most else default_plan, folder=folder)
         one = method(whole, len(chain.inputs))
         seconds = quickly(one.run, sets)
         found.append((seconds, name, whole, one))
-        told = [record.model_dump(exclude={"schema_version"}) for record in racer.told]
-        races[name] = {"us": seconds, "kernels": told, "refused": dict(whole.refused)}
+        told = [
+            record.model_dump(exclude={"schema_version"}, by_alias=True) for record in racer.records
+        ]
+        races[name] = {"us": seconds, "kernels": told, "refused": dict(whole.illegal_reasons)}
     _, name, whole, best = min(found, key=lambda entry: entry[0])
     return best, {"partition": name, "plans": plans_of(whole), "race": races}
 
@@ -129,8 +131,8 @@ def as_told(told: Sequence[str]) -> list[str]:
 
 def _next(left: list[str], of: Schedule) -> KernelPlan:
     """The plan that is next in ``left``, from its end, where the schedule has it."""
-    for plan in with_twins(of):
+    for plan in plans_with_variants(of):
         if left and str(plan) == left[-1]:
             left.pop()
             return plan
-    return first_choice(of)
+    return default_plan(of)

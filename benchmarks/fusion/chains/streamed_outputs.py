@@ -26,11 +26,11 @@ from benchmarks.fusion.chains.programs import CHAINS, Chain
 from benchmarks.fusion.chains.stitched import graph_of, plans_of, taken
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, copies, in_turns
 from benchmarks.harness.result_file import save
-from nostall.fusion.codegen.generate import Choice
+from nostall.fusion.codegen.generate import PlanChooser
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
-from nostall.fusion.codegen.tiling.plan_variants import streamed, with_twins
+from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants, with_evict_first
 
 LOADS = 3
 """How many times memory is laid out anew."""
@@ -51,12 +51,12 @@ def readers(columns: int) -> dict[str, Reader]:
     }
 
 
-def chosen(plan: str, is_streamed: bool) -> Choice:
+def chosen(plan: str, is_streamed: bool) -> PlanChooser:
     """The plan of that name, streamed or not."""
 
     def choice(of: Schedule) -> KernelPlan:
-        (found,) = [one for one in with_twins(of) if str(one) == plan]
-        return replace(found, streamed=is_streamed)
+        (found,) = [one for one in plans_with_variants(of) if str(one) == plan]
+        return replace(found, evict_first=is_streamed)
 
     return choice
 
@@ -74,9 +74,9 @@ def is_judged(whole: StitchedGraph) -> bool:
     """Whether a chain is one kernel that could stream its only output."""
     if len(plans_of(whole)) != 1 or len(whole.graph.outputs) != 1:
         return False
-    of = scheduled(whole.graph, whole.graph.operators)
+    of = schedule_operators(whole.graph, whole.graph.operators)
     (plan,) = plans_of(whole)
-    return any(str(one) == plan and streamed(of, one) for one in with_twins(of))
+    return any(str(one) == plan and with_evict_first(of, one) for one in plans_with_variants(of))
 
 
 def before(whole: StitchedGraph, reader: Reader | None) -> Run:

@@ -29,8 +29,8 @@ from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -85,8 +85,10 @@ def checked(job: tuple[str, int]) -> dict[str, Any]:
     relative = absolute = at_relative = at_absolute = 0.0
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         graph = of.graph(min(AT_ONCE, PATTERNS // every))
-        program = emit(scheduled(graph, graph.operators), KernelPlan("thread", 1, (ROW,), 4))
-        whole = StitchedGraph(graph, (load(program, Path(folder)),), Counter())
+        program = emit(
+            schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (ROW,), 4)
+        )
+        whole = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
         for x in numbers(every, device):
             (got,) = whole(x)
             want, have = of.exact(x.double()), got.double()

@@ -32,10 +32,10 @@ from benchmarks.fusion.correctness.shared_memory_rows import (
     wrong,
 )
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.loops.online_softmax import pairs
+from nostall.fusion.codegen.loops.online_softmax import online_pairs
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 from nostall.fusion.graph.graph import Graph
 
@@ -63,9 +63,9 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
         graph = online_rows.drawn(seed, shape)
     else:
         graph = kind(shape, draw.choice(dtypes()[0]))  # type: ignore[operator]
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     legal = [plan for plan in plans(of).legal if plan.scheme in ("looped", "split", "column")]
-    for told in ("peeled", "ahead", "scheme"):  # what is rare is not rare here
+    for told in ("peeled", "async_copies", "scheme"):  # what is rare is not rare here
         chosen = draw.choice(sorted({getattr(plan, told) for plan in legal}) or [None])
         legal = [plan for plan in legal if getattr(plan, told) == chosen]
     return (graph, of, draw.choice(legal)) if legal else None
@@ -80,9 +80,9 @@ def checked(seed: int) -> dict[str, Any]:
     graph, of, plan = made
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        whole = StitchedGraph(graph, (load(emit(of, plan), Path(folder)),), Counter())
-        found = wrong(whole, seed, _strange if pairs(of) and seed % 2 else None)
-    record = {"seed": seed, "plan": str(plan), "online": len(pairs(of)), "wrong": found}
+        whole = StitchedGraph(graph, (load_kernel(emit(of, plan), Path(folder)),), Counter())
+        found = wrong(whole, seed, _strange if online_pairs(of) and seed % 2 else None)
+    record = {"seed": seed, "plan": str(plan), "online": len(online_pairs(of)), "wrong": found}
     record["seconds"] = round(time.monotonic() - began, 1)
     return record | ({"graph": str(graph)} if found else {})
 

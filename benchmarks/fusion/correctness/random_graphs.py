@@ -44,7 +44,7 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling import kernel_plan as planning
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan, plans
-from nostall.fusion.codegen.tiling.plan_variants import early, streamed
+from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore
 from nostall.fusion.graph.graph import Graph
@@ -63,13 +63,13 @@ def drawn(of: Schedule, draw: random.Random) -> KernelPlan:
     """A legal plan: first its scheme by chance, so that rare ones are not rare here."""
     legal = plans(of).legal
     if not ON_GPU:
-        few = [p for p in legal if of.row_count / p.rows * p.parts <= MOST_INTERPRETED]
+        few = [p for p in legal if of.row_count / p.rows * p.splits <= MOST_INTERPRETED]
         legal = tuple(few) or legal
     schemes: dict[tuple[str, bool], list[KernelPlan]] = {}
     for plan in legal:
         schemes.setdefault((plan.scheme, len(plan.chunks) > 1), []).append(plan)
     plan = draw.choice(schemes[draw.choice(sorted(schemes))])
-    for way in (early, streamed):
+    for way in (with_eager_loads, with_evict_first):
         twin = way(of, plan)
         plan = twin if twin is not None and draw.random() < 0.5 else plan
     return plan
@@ -93,7 +93,7 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
     seen["kernels"] += len(kernels)
     seen["packed kernels"] += sum(isinstance(k.program.plan, PackedPlan) for k in kernels)
     wrong = []
-    for reason, count in stitched.refused.items():
+    for reason, count in stitched.illegal_reasons.items():
         if graph.varying is None:
             wrong.append(f"not stitched: {reason}")
         seen["operators left to PyTorch for a size that varies"] += count
@@ -258,7 +258,7 @@ def main(options: argparse.Namespace) -> None:
     if not ON_GPU:
         os.environ["TRITON_INTERPRET"] = "1"  # nothing has imported Triton before this
         prepare()
-    planning.LARGE = 0  # all outputs may be streamed
+    planning.EVICT_FIRST_BYTES = 0  # all outputs may be streamed
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         floats = tuple(options.floats.split(","))

@@ -37,10 +37,10 @@ from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
-from nostall.fusion.codegen.tiling.on_chip import MOST_BYTES, demotions
+from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerialization_options
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -89,11 +89,11 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
         graph = labelled((rows, columns), draw.choice(dtypes()[0]))
     else:
         graph = wide_rows(seed, columns, *dtypes(), rows)
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     legal = [plan for plan in plans(of).legal if plan.scheme == "shared"]
     if not legal:
         return None
-    for told in ("peeled", "ahead", "demoted"):  # what is rare is not rare here
+    for told in ("peeled", "async_copies", "rematerialized"):  # what is rare is not rare here
         chosen = draw.choice(sorted({getattr(plan, told) for plan in legal}))
         legal = [plan for plan in legal if getattr(plan, told) == chosen]
     plan = draw.choice(legal)
@@ -102,8 +102,8 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
 
 
 def _fits(of: Schedule, plan: KernelPlan) -> bool:
-    kept = demotions(of, plan.ahead, plan.peeled)[plan.demoted]
-    return kept.arena(plan.chunks[0], "none").bytes <= MOST_BYTES
+    kept = rematerialization_options(of, plan.async_copies, plan.peeled)[plan.rematerialized]
+    return kept.arena(plan.chunks[0], "none").total_bytes <= MAX_SHARED_BYTES
 
 
 def checked(seed: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def checked(seed: int) -> dict[str, Any]:
     began = time.monotonic()
     program = emit_shared(of, plan, reuse)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        whole = StitchedGraph(graph, (load(program, Path(folder)),), Counter())
+        whole = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
         found = wrong(whole, seed, _labels(seed) if seed % LABELLED == 1 else None)
     record = {"seed": seed, "plan": str(plan), "reuse": reuse, "shape": list(_shape(graph))}
     record |= {"wrong": found, "seconds": round(time.monotonic() - began, 1)}

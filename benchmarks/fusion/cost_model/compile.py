@@ -24,7 +24,7 @@ import torch
 from nostall.core.errors import one_line
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.emit.program import Launch, Program
-from nostall.fusion.codegen.runtime.kernel import load_source, options
+from nostall.fusion.codegen.runtime.kernel import launch_options, load_source
 from nostall.sass.binary.attributes import attributes
 from nostall.sass.binary.cubin import Cubin
 
@@ -46,7 +46,7 @@ class Task:
 
 def task_of(program: Program) -> Task:
     spaces = {space.name: space.dtype for space in program.workspaces}
-    nodes = {name: program.graph[index].dtype for name, index in program.tensors.items()}
+    nodes = {name: program.graph[index].dtype for name, index in program.nodes_by_argument.items()}
     known = nodes | spaces
     dtypes = tuple(tuple(known[name] for name in one.arguments) for one in program.launches)
     return Task(program.key, program.source, program.launches, dtypes)
@@ -117,7 +117,7 @@ def _resources(function: Any, launch: Launch, dtypes: Sequence[str]) -> dict[str
         *given,
         *launch.counts,
         grid=launch.grid,
-        **options(launch),
+        **launch_options(launch),
     )
     return {**use(kernel.asm["cubin"]), "shared_bytes": int(kernel.metadata.shared)}
 

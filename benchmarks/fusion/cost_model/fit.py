@@ -31,32 +31,59 @@ from benchmarks.fusion.cost_model.sample import plan_of
 from benchmarks.fusion.cost_model.summary import first, ran, regret, spread, tau_of, us
 from benchmarks.harness.result_file import load, results, save
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.gpu import H200, Machine, most_registers, seconds
-from nostall.fusion.codegen.cost.kernel import demands
-from nostall.fusion.codegen.cost.tile import COUNTS, Counts
+from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds, max_registers
+from nostall.fusion.codegen.cost.kernel import kernel_costs
+from nostall.fusion.codegen.cost.tile import COEFFICIENTS, CostCoefficients
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 
 MEASURED = results("fusion") / "cost_model.json.gz"
 FITTED = results("fusion") / "cost_model_fit.json"
 OF_MACHINE = (
     "launch_s",
-    "issued",
-    "load_s",
-    "program_s",
-    "warp_s",
-    "phase_s",
+    "issue_rate",
+    "load_latency_s",
+    "program_start_s",
+    "warp_start_s",
+    "reduction_phase_s",
     "barrier_s",
-    "alone",
+    "dependent_issue_cycles",
     "l2_bytes_per_s",
     "sharpness",
-    "company",
-    "pair",
-    "spills",
+    "half_sharpness_programs",
+    "unpaired_sector_penalty",
+    "spill_factor",
     "reload_s",
 )
 """What is fitted of a machine."""
+STORED_NAMES = {
+    "issue_rate": "issued",
+    "sm_bytes_per_cycle": "link_bytes",
+    "program_start_s": "program_s",
+    "warp_start_s": "warp_s",
+    "load_latency_s": "load_s",
+    "reduction_phase_s": "phase_s",
+    "dependent_issue_cycles": "alone",
+    "spill_factor": "spills",
+    "half_sharpness_programs": "company",
+    "unpaired_sector_penalty": "pair",
+    "iteration": "step",
+    "cross_warp": "across_warps",
+    "layout_conversion": "converted",
+    "base_registers": "fixed",
+    "extra_chunk_registers": "further",
+    "element_registers": "each",
+    "row_operand_registers": "rows",
+    "broadcast_operand_registers": "bare",
+    "philox_registers": "drawn",
+    "int64_registers": "places",
+    "row_loop_registers": "walked",
+    "peeling_registers": "peeled",
+    "async_copy_registers": "staged",
+    "live_share": "live",
+}
+"""Names of fields in result files where they differ from those of the classes."""
 _PRIOR = 0.1
 """How strongly a figure is held where it was: it costs this much to be e times as large."""
 _OUTLIER = 0.1
@@ -96,7 +123,7 @@ def kernels(chains: Mapping[str, Any]) -> list[Kernel]:
         graph = graph_of(CHAINS[name])
         for number, kernel in enumerate(chain["kernels"]):
             try:
-                of = scheduled(graph, kernel["operators"])
+                of = schedule_operators(graph, kernel["operators"])
             except BadInput:
                 continue
             points = tuple(Point(of, plan_of(row), row) for row in ran(kernel))
@@ -111,45 +138,49 @@ def half_of(name: str) -> int:
     return functions.index(CHAINS[name].function) % 2
 
 
-def fit_counts(found: Sequence[Kernel]) -> Counts:
+def fit_counts(found: Sequence[Kernel]) -> CostCoefficients:
     """Registers from the first kernel of every plan, instructions from kernels without loops: their
     static ones are those that run."""
     points = [point for kernel in found for point in kernel.points]
 
-    def errors(counts: Counts) -> NDArray[np.float64]:
+    def errors(counts: CostCoefficients) -> NDArray[np.float64]:
         wrong = []
         for point in points:
             # Of several kernels the first does what the others wait for.
-            used, demand = point.row["kernels"][0], demands(point.of, point.plan, counts)[0]
+            used, demand = point.row["kernels"][0], kernel_costs(point.of, point.plan, counts)[0]
             straight = point.plan.scheme in ("thread", "warp", "block")
             if straight and not used["stack_bytes"]:
                 wrong.append(np.log(demand.instructions / used["instructions"]))
             # What does not fit at all is sometimes given hardly any: that says nothing.
-            most = most_registers(demand)
+            most = max_registers(demand)
             taken = most if used["stack_bytes"] else used["registers"]
             wrong.append(np.log(min(demand.registers, most) / taken))
         return np.array(wrong)
 
-    names = [one.name for one in fields(COUNTS) if isinstance(getattr(COUNTS, one.name), float)]
-    fitted: Counts = _fitted(COUNTS, names, errors)
+    names = [
+        one.name
+        for one in fields(COEFFICIENTS)
+        if isinstance(getattr(COEFFICIENTS, one.name), float)
+    ]
+    fitted: CostCoefficients = _fitted(COEFFICIENTS, names, errors)
     return fitted
 
 
-def fit_machine(found: Sequence[Kernel], counts: Counts) -> Machine:
+def fit_machine(found: Sequence[Kernel], counts: CostCoefficients) -> Gpu:
     """From measured times, every kernel with the same weight."""
     points = [point for kernel in found for point in kernel.points]
-    asked = [demands(point.of, point.plan, counts) for point in points]
+    asked = [kernel_costs(point.of, point.plan, counts) for point in points]
     measured = np.array([us(point.row) for point in points])
     plans = [len(kernel.points) for kernel in found]
     kernel, weight = np.repeat(np.arange(len(found)), plans), np.repeat(plans, plans) ** -0.5
 
-    def errors(machine: Machine) -> NDArray[np.float64]:
-        times = [1e6 * sum(seconds(d, machine) for d in every) for every in asked]
+    def errors(machine: Gpu) -> NDArray[np.float64]:
+        times = [1e6 * sum(kernel_seconds(d, machine) for d in every) for every in asked]
         wrong = np.log(np.array(times) / measured)
         common = np.bincount(kernel, wrong) / np.bincount(kernel)
         return 5 * weight * (wrong - _COMMON * common[kernel])
 
-    machine: Machine = _fitted(H200, OF_MACHINE, errors)
+    machine: Gpu = _fitted(H200, OF_MACHINE, errors)
     return machine
 
 
@@ -172,11 +203,13 @@ def _fitted(start: Any, names: Sequence[str], errors: Errors) -> Any:
 # -- judging ---------------------------------------------------------------------------------------
 
 
-def model(counts: Counts, machine: Machine) -> Model:
+def model(counts: CostCoefficients, machine: Gpu) -> Model:
     """Seconds of a plan with these figures."""
 
     def modelled(point: Point) -> float:
-        return sum(seconds(one, machine) for one in demands(point.of, point.plan, counts))
+        return sum(
+            kernel_seconds(one, machine) for one in kernel_costs(point.of, point.plan, counts)
+        )
 
     return modelled
 
@@ -236,8 +269,13 @@ def today(kernel: Kernel) -> dict[str, Any]:
         "kind": kernel.measured["kind"],
         "plans": len(kernel.points),
         "before": judged(kernel, lambda point: 1e-6 * float(point.row["modelled_us"])),
-        "today": raced(kernel, model(COUNTS, H200)),
+        "today": raced(kernel, model(COEFFICIENTS, H200)),
     }
+
+
+def _stored(figures: CostCoefficients | Gpu) -> dict[str, Any]:
+    """Fitted figures as a result file holds them."""
+    return {STORED_NAMES.get(name, name): value for name, value in asdict(figures).items()}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -255,7 +293,7 @@ def main(options: argparse.Namespace) -> None:
     if not options.judge:
         counts = fit_counts(found)
         machine = fit_machine(found, counts)
-        print(json.dumps({"counts": asdict(counts), "machine": asdict(machine)}, indent=1))
+        print(json.dumps({"counts": _stored(counts), "machine": _stored(machine)}, indent=1))
         return
     others = held_out(found)
     rows = [
@@ -264,6 +302,6 @@ def main(options: argparse.Namespace) -> None:
     ]
     for row in rows:
         print(row["chain"], {key: row["today"][key] for key in ("tau", "regret", "first")})
-    figures = {"counts": asdict(COUNTS), "machine": asdict(H200)}
+    figures = {"counts": _stored(COEFFICIENTS), "machine": _stored(H200)}
     save(options.out, kind="modelled", figures=figures, summary=told(rows), kernels=rows)
     print(json.dumps(told(rows), indent=1))

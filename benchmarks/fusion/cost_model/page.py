@@ -18,8 +18,8 @@ from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.result_file import load
 from nostall.attach.torch_compile.options import DEFAULT_TUNED_PLANS
 from nostall.core.files import write_atomically
-from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
-from nostall.fusion.codegen.autotune.candidates import HOPELESS
+from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
+from nostall.fusion.codegen.autotune.candidates import MAX_SLOWDOWN
 
 PAGE = PAGES / "fusion-cost-model.md"
 TAU, REGRET = 0.7, 0.05
@@ -135,7 +135,7 @@ def _kernel(row: Row, kernel: Row) -> list[str]:
         str(row["plans"]),
         *taus,
         f"{100 * today['regret']:.1f} %",
-        f"{100 * today['races'][str(CANDIDATES)]['regret']:.1f} %",
+        f"{100 * today['races'][str(MAX_CANDIDATES)]['regret']:.1f} %",
         f"{today['first']}: {times[today['first']]:.1f} us",
         f"{best}: {times[best]:.1f} us",
     ]
@@ -165,10 +165,10 @@ def _races(told: Row) -> list[str]:
     """Tuning replayed from the samples, by how many of the modelled best plans take part."""
     intro = wrapped(
         "Tuning measures the best plan of every scheme and some of the best plans overall, *modelled* "
-        f"(none that would take {HOPELESS:g} times as long as the first plan). It is replayed here from "
+        f"(none that would take {MAX_SLOWDOWN:g} times as long as the first plan). It is replayed here from "
         "the samples: candidates without a sample are left out (they may be faster than all that are "
         "known), the first plan is its own null, and the winner is not measured a second time. The "
-        f"table above has the regret after tuning of {CANDIDATES} plans, the default of "
+        f"table above has the regret after tuning of {MAX_CANDIDATES} plans, the default of "
         f"`nostall.fusion.codegen.autotune`; the torch.compile backend measures {DEFAULT_TUNED_PLANS}. These numbers "
         "were chosen from this table. Plans with eager loads of shared operands take part as well; "
         "there are no samples of them."

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.fusion.cost_model.summary import spread
-from nostall.fusion.codegen.autotune.candidates import fastest, favourites
+from nostall.fusion.codegen.autotune.candidates import fastest_measured, fastest_modelled
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 
 MOST = (1, 2, 4, 5, 6, 8, 10)
@@ -30,12 +30,12 @@ def races(
     best = min(map(median, samples.values()))
     found = {}
     for most in MOST:
-        every = favourites(times, most)
+        every = fastest_modelled(times, most)
         known = [plan for plan in every if plan in samples]
         if not known:
             continue
         rows = [samples[plan] for plan in known]
-        winner = known[fastest([*rows, rows[0]], "measured")]
+        winner = known[fastest_measured([*rows, rows[0]], "measured")]
         found[str(most)] = {
             "candidates": len(every),
             "unknown": len(every) - len(known),

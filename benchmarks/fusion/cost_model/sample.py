@@ -16,13 +16,13 @@ from typing import Any
 from benchmarks.fusion.chains.programs import Chain
 from benchmarks.fusion.chains.stitched import graph_of
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
+from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import cover, scheduled
+from nostall.fusion.codegen.runtime.stitched_graph import grow_partition, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 from nostall.fusion.evaluate import Delta, Latency
 from nostall.fusion.explore import explore
@@ -67,7 +67,7 @@ class Work:
         for group in sorted(groups):
             of = schedule_of(self.graph, group)
             if of is not None:
-                found += [emit(of, plan) for plan in candidates(of, CANDIDATES)]
+                found += [emit(of, plan) for plan in candidates(of, MAX_CANDIDATES)]
         return list({program.key: program for program in found}.values())
 
 
@@ -78,7 +78,7 @@ def work_of(chain: Chain, most: int = MOST, seed: int = 0) -> Work:
     partitions = {
         "explorer": _groups(explore(delta).plan.groups),
         "greedy": _groups(greedy(delta).groups),
-        "producers": sorted(cover(graph)),
+        "producers": sorted(grow_partition(graph)),
     }
     kernels, packed = [], []
     for group in partitions["explorer"]:
@@ -93,7 +93,7 @@ def work_of(chain: Chain, most: int = MOST, seed: int = 0) -> Work:
 def schedule_of(graph: Graph, group: Group) -> Schedule | None:
     """None where the operators have no common loops."""
     try:
-        return scheduled(graph, group)
+        return schedule_operators(graph, group)
     except BadInput:
         return None
 
@@ -101,7 +101,7 @@ def schedule_of(graph: Graph, group: Group) -> Schedule | None:
 def sample(of: Schedule, most: int, seed: int) -> tuple[KernelPlan, ...]:
     """At most ``most`` legal plans, or those that race where these are more."""
     ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))
-    kept = set(candidates(of, CANDIDATES)).intersection(ranked)
+    kept = set(candidates(of, MAX_CANDIDATES)).intersection(ranked)
     rest = [plan for plan in ranked if plan not in kept]
     room = min(len(rest), max(0, most - len(kept)))
     draw = random.Random(f"{seed} {emit(of, ranked[0]).key}")
@@ -118,9 +118,9 @@ def told(plan: KernelPlan) -> dict[str, Any]:
         "rows": plan.rows,
         "chunks": list(plan.chunks),
         "num_warps": plan.num_warps,
-        "parts": plan.parts,
-        "demoted": plan.demoted,
-        "ahead": plan.ahead,
+        "parts": plan.splits,
+        "demoted": plan.rematerialized,
+        "ahead": plan.async_copies,
         "peeled": plan.peeled,
     }
 

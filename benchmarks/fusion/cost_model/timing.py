@@ -26,10 +26,10 @@ from benchmarks.fusion.chains.timing import (
     replayed,
 )
 from benchmarks.fusion.cost_model.sample import Sampled, Work, modelled_us, told
-from nostall.fusion.codegen.autotune.autotuner import Racer
-from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
+from nostall.fusion.codegen.autotune.autotuner import Autotuner
+from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty, load
+from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty_tensor, load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.gpu.clock import ReplayClock
 from nostall.gpu.timing import round_orders
@@ -71,7 +71,7 @@ def kernel_times(
         if "error" in row:
             continue
         try:
-            run = _run(load(program, here.folder), here.device)
+            run = _run(load_kernel(program, here.folder), here.device)
             made = _written(run, sets[0], len(program.inputs))
             reference = made if reference is None else reference
             row.update(_judged(reference, made))
@@ -87,7 +87,7 @@ def kernel_times(
         "operators": list(kernel.operators),
         "kind": kernel.of.kind,
         "legal": kernel.legal,
-        "first": str(first_choice(kernel.of)),
+        "first": str(default_plan(kernel.of)),
         "launches_in_a_graph": len(sets),
         "modelled_us": modelled_us(kernel.of.mapping.graph, kernel.operators),
         "plans": rows,
@@ -103,20 +103,20 @@ def ablation(work: Work, here: Here) -> dict[str, Any]:
     different: dict[tuple[str, ...], tuple[str, StitchedGraph]] = {}
     for partition, groups in work.partitions.items():
         for choice in ("first", "raced"):
-            racer = Racer(ReplayClock(), folder=here.folder)
+            racer = Autotuner(ReplayClock(), folder=here.folder)
             raced = choice == "raced"
             whole = stitch(
-                work.graph, groups, choice=racer if raced else first_choice, folder=here.folder
+                work.graph, groups, choice=racer if raced else default_plan, folder=here.folder
             )
             name = f"{partition}, {choice}"
             kept, _ = different.setdefault(_kernels(whole), (name, whole))
             variants[name] = {
                 "as": kept,
                 "plans": [str(s.program.plan) for s in whole.steps if not isinstance(s, int)],
-                "refused": dict(whole.refused),
+                "refused": dict(whole.illegal_reasons),
                 "races": [
                     {"plans": list(race.plans), "winner": race.winner, "failure": race.failure}
-                    for race in racer.told
+                    for race in racer.records
                 ],
             }
     sets = [work.chain.tensors(here.device) for _ in range(copies(work.chain))]
@@ -152,8 +152,10 @@ def _sets(program: Program, device: str) -> list[Memory]:
     size = max(1, sum(node.bytes for node in nodes))
     found: list[Memory] = []
     for _ in range(max(1, min(MOST_COPIES, -(-COLD_BYTES // size)))):
-        inputs = [_filled(empty(program.graph[i], torch.device(device))) for i in program.inputs]
-        outputs = [empty(program.graph[i], torch.device(device)) for i in program.outputs]
+        inputs = [
+            _filled(empty_tensor(program.graph[i], torch.device(device))) for i in program.inputs
+        ]
+        outputs = [empty_tensor(program.graph[i], torch.device(device)) for i in program.outputs]
         found.append([*inputs, *outputs])
     return found * -(-LEAST_LAUNCHES // len(found))
 

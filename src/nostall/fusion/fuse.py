@@ -24,10 +24,10 @@ from nostall.fusion.capture import Captured, capture
 from nostall.fusion.capture.randomness import SEEDS, seeded
 from nostall.fusion.capture.slicing import sliced_first
 from nostall.fusion.capture.trace import decompositions
-from nostall.fusion.codegen.cost.default_plan import first_choice
-from nostall.fusion.codegen.emit.program import size_of
+from nostall.fusion.codegen.cost.default_plan import default_plan
+from nostall.fusion.codegen.emit.program import find_dynamic_size
 from nostall.fusion.codegen.runtime import eager
-from nostall.fusion.codegen.runtime.stitched_graph import Choice, StitchedGraph, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
 from nostall.fusion.explore.default_partition import explored
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import regions
@@ -58,7 +58,7 @@ def fuse(
     function: Callable[..., Any],
     *,
     explorer: Explorer = explored,
-    choice: Choice = first_choice,
+    choice: PlanChooser = default_plan,
     folder: Path | None = None,
     dynamic: bool | None = False,
 ) -> Fused:
@@ -67,7 +67,7 @@ def fuse(
     It is traced when it is called, again for other shapes.  ``dynamic`` is that of
     ``torch.compile``: with True, or None and ``mark_dynamic``, one leading dimension may change
     without that.  ``choice`` takes the plan of each kernel: the modelled best one, or
-    by measurement (:class:`~nostall.fusion.codegen.autotune.autotuner.Racer`).  What cannot be stitched runs as
+    by measurement (:class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`).  What cannot be stitched runs as
     it was and is counted in :attr:`Fused.refused`.
     """
     from torch._dynamo.backends.common import aot_autograd
@@ -118,7 +118,9 @@ class StitchedModule:
         found: Counter[tuple[str, str]] = Counter(self.captured.explanation.refused)
         for step in self.steps:
             if isinstance(step.what, StitchedGraph):
-                found.update({(why, "no kernel"): n for why, n in step.what.refused.items()})
+                found.update(
+                    {(why, "no kernel"): n for why, n in step.what.illegal_reasons.items()}
+                )
         return found
 
     def __call__(self, *args: Any) -> Any:
@@ -128,7 +130,7 @@ class StitchedModule:
         known: dict[int, Any] = {}
 
         def value(index: int) -> Any:
-            return eager.read(self.captured.graph, index, known, size, device)
+            return eager.read_value(self.captured.graph, index, known, size, device)
 
         def held(node: FxNode) -> Any:
             place = values[node]
@@ -167,7 +169,7 @@ class StitchedModule:
         for node, argument in zip(given, args, strict=True):
             place = self.captured.values[node]
             if isinstance(argument, Tensor) and isinstance(place, int):
-                found = size_of(graph, [place], [argument])
+                found = find_dynamic_size(graph, [place], [argument])
                 if found is not None:
                     return found
             elif (
@@ -181,7 +183,7 @@ def stitch_module(
     module: GraphModule,
     explorer: Explorer = explored,
     folder: Path | None = None,
-    choice: Choice = first_choice,
+    choice: PlanChooser = default_plan,
 ) -> StitchedModule:
     """Capture a functional ATen graph and stitch its regions."""
     module = sliced_first(seeded(module))

@@ -28,9 +28,14 @@ from benchmarks.fusion.chains.stitched import graph_of, least_bytes, partitions,
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, compared, copies, in_turns
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.default_plan import first_choice, rank
+from nostall.fusion.codegen.cost.default_plan import default_plan, sort_key
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, cover, scheduled, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import (
+    StitchedGraph,
+    grow_partition,
+    schedule_operators,
+    stitch,
+)
 from nostall.fusion.codegen.tiling.kernel_plan import plans
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.testing.reference import interpret
@@ -103,7 +108,7 @@ def test_seeds_in_a_branch_are_held_to_those_in_order() -> None:
 def test_the_only_large_output_of_a_chain_is_streamed_and_not(tmp_path: Path) -> None:
     def stitched(name: str) -> StitchedGraph:
         graph = graph_of(CHAINS[name])
-        return stitch(graph, [graph.operators], choice=first_choice, folder=tmp_path)
+        return stitch(graph, [graph.operators], choice=default_plan, folder=tmp_path)
 
     whole = stitched("norm + gelu + mask 4096x5000")
     assert streaming.is_judged(whole)
@@ -152,17 +157,17 @@ def test_every_chain_runs_and_is_captured_as_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", FIRST)
 def test_a_chain_is_one_kernel_with_the_expected_scheme(name: str) -> None:
     graph = graph_of(CHAINS[name])
-    (group,) = cover(graph)
-    of = scheduled(graph, group)
-    program = emit(of, first_choice(of))
+    (group,) = grow_partition(graph)
+    of = schedule_operators(graph, group)
+    program = emit(of, default_plan(of))
     assert str(program.plan).startswith(FIRST[name])
     assert program.outputs == tuple(sorted(graph.results))
 
 
 def test_a_sum_down_strided_columns_takes_many_of_them_at_once() -> None:
     graph = graph_of(CHAINS["bias + gelu backward 16384x3072"])
-    (group,) = cover(graph)
-    assert first_choice(scheduled(graph, group)).rows >= 16
+    (group,) = grow_partition(graph)
+    assert default_plan(schedule_operators(graph, group)).rows >= 16
 
 
 def test_equal_partitions_are_measured_once() -> None:
@@ -179,9 +184,9 @@ def test_copies_are_more_than_the_cache_and_bytes_are_counted_once() -> None:
 def test_a_row_that_is_read_again_stays_in_the_cache() -> None:
     """Many rows in a program would fill L2 and have every pass go to memory."""
     graph = graph_of(CHAINS["log-sum-exp + softmax 8192x32000"])
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     looped = [plan for plan in plans(of).legal if plan.scheme == "looped"]
-    assert min(looped, key=lambda plan: rank(of, plan)).rows == 1
+    assert min(looped, key=lambda plan: sort_key(of, plan)).rows == 1
 
 
 # -- time ------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from benchmarks.fusion.cost_model.sample import plan_of, sample, told, work_of
 from benchmarks.fusion.cost_model.summary import first, ratios, regret, summary
 
 from nostall.attach.torch_compile.workers.codegen_job import TargetOnlyDriver
-from nostall.fusion.codegen.autotune.autotuner import CANDIDATES
+from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import plans
 from tests.unit.fusion.codegen.process import in_the_interpreter
 
@@ -36,11 +36,11 @@ FLAT = "SwiGLU 16384x5504"
 
 def test_a_sample_has_what_races_and_the_whole_range() -> None:
     graph = graph_of(CHAINS["residual + RMSNorm 16384x4096"])
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     found = sample(of, 20, seed=0)
     ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))
     assert len(found) == len(set(found)) == 20
-    race = {plan for plan in candidates(of, CANDIDATES) if not plan.early}
+    race = {plan for plan in candidates(of, MAX_CANDIDATES) if not plan.eager_loads}
     assert race <= set(found) <= set(ranked)
     places = [ranked.index(plan) for plan in found]
     assert places == sorted(places)
@@ -91,7 +91,7 @@ def launched(job: Job) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from nostall.fusion.codegen.runtime.kernel import load
+    from nostall.fusion.codegen.runtime.kernel import load_kernel
 
     work = work_of(CHAINS[job.chain], job.most, job.seed)
     programs = work.programs()
@@ -105,7 +105,7 @@ def launched(job: Job) -> dict[str, Any]:
             [torch.empty(graph[i].shape, dtype=getattr(torch, graph[i].dtype)) for i in nodes]
             for nodes in (program.inputs, program.outputs)
         )
-        load(program, job.here.folder).launch(inputs, outputs, {})
+        load_kernel(program, job.here.folder).launch(inputs, outputs, {})
     rows = [
         {"plan": str(p.plan), "modelled_us": 1.0, "samples_us": [2.0], **known[p.key]}
         for p in programs

@@ -33,22 +33,24 @@ from benchmarks.fusion.cost_model.sample import told as told_plan
 from benchmarks.fusion.cost_model.summary import summary
 
 from nostall.fusion.codegen.autotune.candidates import candidates
-from nostall.fusion.codegen.cost.gpu import H200, Machine, seconds
-from nostall.fusion.codegen.cost.kernel import demands
-from nostall.fusion.codegen.cost.tile import COUNTS
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds
+from nostall.fusion.codegen.cost.kernel import kernel_costs
+from nostall.fusion.codegen.cost.tile import COEFFICIENTS
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 
 FIT, HELD = "softmax + mask 16384x3000", "residual + RMSNorm 16384x4096"
 
 
-def chain_on(machine: Machine, name: str) -> dict[str, Any]:
+def chain_on(machine: Gpu, name: str) -> dict[str, Any]:
     """A chain as a machine of our making would have measured it."""
     graph = graph_of(CHAINS[name])
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     rows = []
     for plan in sample(of, 16, seed=0):
-        time = 1e6 * sum(seconds(demand, machine) for demand in demands(of, plan, COUNTS))
+        time = 1e6 * sum(
+            kernel_seconds(demand, machine) for demand in kernel_costs(of, plan, COEFFICIENTS)
+        )
         used = {"registers": 32, "stack_bytes": 0, "instructions": 200}
         before = {"modelled_us": 1.0 / time, "samples_us": [time], "kernels": [used]}
         rows.append({**told_plan(plan), **before})
@@ -114,22 +116,29 @@ def test_a_model_that_is_right_wins_every_race(chains: dict[str, Any]) -> None:
 
 
 def test_a_fit_finds_the_machine_that_measured() -> None:
-    slow = replace(H200, alone=1.5 * H200.alone, phase_s=3 * H200.phase_s)
+    slow = replace(
+        H200,
+        dependent_issue_cycles=1.5 * H200.dependent_issue_cycles,
+        reduction_phase_s=3 * H200.reduction_phase_s,
+    )
     # Fewer chains hardly tell what a reduction takes from what its loads take.
     names = FIT, HELD, "softmax + mask 32768x1024", "log-softmax + entropy 8192x5000"
     found = kernels({name: chain_on(slow, name) for name in names})
-    machine = fit_machine(found, COUNTS)
-    assert machine.phase_s == pytest.approx(slow.phase_s, rel=0.2)
+    machine = fit_machine(found, COEFFICIENTS)
+    assert machine.reduction_phase_s == pytest.approx(slow.reduction_phase_s, rel=0.2)
     assert machine.sms == H200.sms and machine.copy_bytes_per_s == H200.copy_bytes_per_s
     for kernel in found:
-        row = judged(kernel, model(COUNTS, machine))
+        row = judged(kernel, model(COEFFICIENTS, machine))
         assert row["tau"] > 0.9 and row["off"] < 0.05
 
 
 def test_a_fit_finds_what_kernels_take(chains: dict[str, Any]) -> None:
     """Every kernel is said to have 32 registers and 200 instructions."""
     counts = fit_counts(kernels(chains))
-    assert counts.fixed > COUNTS.fixed and counts.each < COUNTS.each
+    assert (
+        counts.base_registers > COEFFICIENTS.base_registers
+        and counts.element_registers < COEFFICIENTS.element_registers
+    )
 
 
 def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -> None:
@@ -145,8 +154,8 @@ def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -
     assert f"| {HELD} | 16 | 1.00 | 1.00 | 0.0 % |" in page
     assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in page
     graphs = [graph_of(CHAINS[name]) for name in (FIT, HELD)]
-    every = [candidates(scheduled(graph, graph.operators), 8) for graph in graphs]
-    counts = [sum(not plan.early for plan in plans) for plans in every]
+    every = [candidates(schedule_operators(graph, graph.operators), 8) for graph in graphs]
+    counts = [sum(not plan.eager_loads for plan in plans) for plans in every]
     told_counts = f"{sum(counts) / 2:.1f} ({max(counts)})"
     assert f"| 8 | {told_counts} | 0.0 | 0.0 % (0.0 %) | 0.0 % (0.0 %) |" in page
     bad = {**rows[0]["today"], "tau": 0.5, "regret": 0.2}

@@ -15,7 +15,7 @@ from benchmarks.fusion.chains.shared_memory_section import FILE, NOT_MEASURED, t
 from benchmarks.fusion.chains.wide_row_programs import WIDE
 from benchmarks.fusion.correctness.shared_memory_rows import drawn, summary
 
-from nostall.fusion.codegen.tiling.kernel_plan import refusal
+from nostall.fusion.codegen.tiling.kernel_plan import illegal_reason
 
 
 @pytest.mark.parametrize("name", list(WIDE)[::3])
@@ -23,9 +23,11 @@ def test_a_chain_is_one_pattern_that_keeps_rows_or_not(name: str) -> None:
     case = Case(name)
     schemes = {plan.scheme for plan in case.timed}
     assert {"shared", "looped", "split"} <= schemes
-    kept = {(plan.demoted, plan.ahead) for plan in case.timed if plan.scheme == "shared"}
+    kept = {
+        (plan.rematerialized, plan.async_copies) for plan in case.timed if plan.scheme == "shared"
+    }
     assert kept == set(case.ways)
-    assert all(refusal(case.of, plan) is None for plan in case.timed)
+    assert all(illegal_reason(case.of, plan) is None for plan in case.timed)
 
 
 def test_blocks_of_an_sm_follow_from_the_cubin() -> None:
@@ -81,7 +83,7 @@ def test_graphs_are_drawn_by_their_number() -> None:
     assert (one[0].key, one[2:]) == (same[0].key, same[2:])
     drawn_plans = [made[2] for seed in range(30) if (made := drawn(seed))]
     assert len({str(plan) for plan in drawn_plans}) > 10
-    assert {(plan.peeled, plan.ahead) for plan in drawn_plans} == {
+    assert {(plan.peeled, plan.async_copies) for plan in drawn_plans} == {
         (odd, ahead) for odd in (False, True) for ahead in (False, True)
     }
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
 from nostall.fusion.capture.drawn import compared, drawn, seed, uniform
 from nostall.fusion.capture.statistics import Rule, mean, reduction, var, var_mean
-from nostall.fusion.codegen.loops.dot_axes import LARGEST
+from nostall.fusion.codegen.loops.dot_axes import MAX_MATRIX_AXIS
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.operations import COMPARISONS, OPERATIONS
 
@@ -242,7 +242,7 @@ def _bmm(call: Call) -> Value:
     (_, m, k), n = call.shape(left), call.shape(right)[-1]
     size = call.result.element_size()
     most = MOST_FLOPS_PER_BYTE.get(call.dtype, 0.0)
-    if max(m, n, k) > LARGEST or 2 * m * n * k > most * size * (m * k + k * n + m * n):
+    if max(m, n, k) > MAX_MATRIX_AXIS or 2 * m * n * k > most * size * (m * k + k * n + m * n):
         raise Unfit("matrix product that does not wait for memory")
     return call.finish("dot", left, right)
 

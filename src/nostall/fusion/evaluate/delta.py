@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind
-from nostall.fusion.codegen.generate import refused, untemplated
+from nostall.fusion.codegen.generate import has_no_template, no_kernel_reason
 from nostall.fusion.evaluate.legality import (
     MOST_ARGUMENTS,
     MOST_OPERATORS,
@@ -79,7 +79,7 @@ class Delta:
         self._written: dict[Signature, bool] = {}
         alone = {i: self._signatures.of(1 << i) for i in graph.operators}
         first = {signature: i for i, signature in alone.items()}
-        without = {signature for signature, i in first.items() if untemplated(graph, i)}
+        without = {signature for signature, i in first.items() if has_no_template(graph, i)}
         self._without_kernel = mask_of(i for i in graph.operators if alone[i] in without)
         single = {signature: self._alone(i) for signature, i in first.items()}
         self._single = {i: single[alone[i]] for i in graph.operators}
@@ -114,7 +114,7 @@ class Delta:
         signature = self._signatures.of(mask)
         if signature not in self._written:
             pattern = region(self.graph, list(members(mask))).graph
-            self._written[signature] = refused(pattern, pattern.operators) is None
+            self._written[signature] = no_kernel_reason(pattern, pattern.operators) is None
         return self._written[signature]
 
     def gain(self, mask: Mask) -> float | None:

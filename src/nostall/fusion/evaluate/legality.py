@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import Mask, members
@@ -98,7 +98,7 @@ def _across(work: Work, mask: Mask, levels: int) -> Mapping | None:
     if mask not in work.across:
         pattern = region(work.graph, list(members(mask))).graph
         try:
-            of = scheduled(pattern, pattern.operators)
+            of = schedule_operators(pattern, pattern.operators)
             work.across[mask] = (of.row_count, of.column_count) if of.kind == "rows" else None
         except BadInput:
             work.across[mask] = None

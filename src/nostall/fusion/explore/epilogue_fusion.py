@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nostall.fusion.codegen.generate import refused
+from nostall.fusion.codegen.generate import no_kernel_reason
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.explore.kernel_splitting import SMALLER, Group
 from nostall.fusion.graph.graph import Graph
@@ -28,7 +28,7 @@ def finished(graph: Graph, groups: Iterable[Group]) -> list[Group]:
             continue
         widest = max(walked[index] for index in group)
         ends = {i for i in _ends(graph, group) if SMALLER * walked[i] < widest}
-        if ends and refused(graph, sorted(group | ends)) is None:
+        if ends and no_kernel_reason(graph, sorted(group | ends)) is None:
             for index in ends:
                 found[held[index]].discard(index)
                 held[index] = at

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
+from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.cost.gpu import H200
-from nostall.fusion.codegen.emit.packed import packed_plan, pieces
-from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.emit.packed import independent_parts, packed_plan
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.evaluate.work import Work
 from nostall.fusion.graph.graph import Graph
 
@@ -51,19 +51,19 @@ def unpacked(graph: Graph, groups: Iterable[Group]) -> list[Group]:
     launches, *modelled*."""
     found: list[Group] = []
     for group in groups:
-        parts = pieces(graph, group)
+        parts = independent_parts(graph, group)
         found += parts if len(parts) > 1 and _faster_apart(graph, parts) else [group]
     return found
 
 
 def _faster_apart(graph: Graph, parts: list[Group]) -> bool:
     try:
-        every = [scheduled(graph, part) for part in parts]
+        every = [schedule_operators(graph, part) for part in parts]
         plan = packed_plan(every)
     except BadInput:
         return False
-    packed = sum(map(modelled_seconds, every, plan.parts)) - (len(parts) - 1) * H200.launch_s
-    return sum(modelled_seconds(of, first_choice(of)) for of in every) < GAIN * packed
+    packed = sum(map(modelled_seconds, every, plan.plans)) - (len(parts) - 1) * H200.launch_s
+    return sum(modelled_seconds(of, default_plan(of)) for of in every) < GAIN * packed
 
 
 def _small(work: Work, group: Group) -> frozenset[int]:
@@ -88,5 +88,5 @@ def _pays(graph: Graph, group: Group, parts: Iterable[Group]) -> bool:
 
 def _seconds(graph: Graph, group: Group) -> float:
     """Of a kernel by the plan that is tried first, *modelled*."""
-    of = scheduled(graph, group)
-    return modelled_seconds(of, first_choice(of))
+    of = schedule_operators(graph, group)
+    return modelled_seconds(of, default_plan(of))

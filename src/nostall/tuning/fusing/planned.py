@@ -14,10 +14,10 @@ from pathlib import Path
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.fusion.capture import Captured
-from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
+from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators, stitch
 from nostall.fusion.codegen.tiling.kernel_plan import plans
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore, greedy, refined
@@ -125,7 +125,7 @@ def _region(part: Region, planner: Planner, folder: Path) -> PlannedRegion:
         greedy_kernels=len(simple),
         greedy_seconds=delta.cost(simple),
         splits=tuple(_splits(graph, patterns, programs)),
-        no_kernel=tuple(stitched.refused.elements()),
+        no_kernel=tuple(stitched.illegal_reasons.elements()),
         note=note,
     )
 
@@ -181,7 +181,7 @@ def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
     """What the schedule was chosen from, and how much longer others would take, modelled."""
     unlisted = Schedules(legal=1, next_best=(), refused=())
     try:
-        of = scheduled(program.graph, operators)
+        of = schedule_operators(program.graph, operators)
     except BadInput:
         return unlisted
     found = plans(of)
@@ -192,7 +192,7 @@ def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
     return Schedules(
         legal=len(found.legal),
         next_best=tuple(Other(plan=name, ratio=time / chosen) for name, time in behind),
-        refused=counted(refused.reason for refused in found.refused),
+        refused=counted(refused.reason for refused in found.illegal),
     )
 
 
@@ -203,7 +203,7 @@ def _splits(graph: Graph, patterns: Patterns, programs: Sequence[Program]) -> It
         if tuple(sorted(pattern)) in made:
             continue
         try:
-            first_choice(scheduled(graph, pattern))
+            default_plan(schedule_operators(graph, pattern))
         except BadInput as error:
             yield str(error)
 

@@ -20,7 +20,7 @@ from nostall.fusion.capture import (  # noqa: E402
     training_graphs,
 )
 from nostall.fusion.capture.randomness import SEEDS, UNIFORM, seeded  # noqa: E402
-from nostall.fusion.codegen.generate import scheduled  # noqa: E402
+from nostall.fusion.codegen.generate import schedule_operators  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
 from nostall.fusion.graph.regions import regions  # noqa: E402
 from nostall.fusion.testing.reference import interpret  # noqa: E402
@@ -344,7 +344,7 @@ def test_attention_by_einsum_is_dots_in_both_passes() -> None:
         assert not found.explanation.refused
         (part,) = regions(found.graph)
         assert sum(node.op == "dot" for node in part.graph) >= 2
-        of = scheduled(part.graph, part.graph.operators)
+        of = schedule_operators(part.graph, part.graph.operators)
         assert of.kind == "dots"
 
 

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.slicing import sliced_first
-from nostall.fusion.codegen.runtime.stitched_graph import cover
+from nostall.fusion.codegen.runtime.stitched_graph import grow_partition
 
 
 class _Module(nn.Module):
@@ -100,6 +100,6 @@ def test_what_is_read_otherwise_stays(function: Callable[..., object]) -> None:
 
 def test_a_recurrent_cell_is_one_kernel() -> None:
     graph = graph_of(CHAINS["LSTM cell 8192x1024"])
-    assert len(cover(graph)) == 1
+    assert len(grow_partition(graph)) == 1
     captured = capture(sliced_first(traced(gates, *[torch.randn(4, 12)] * 2, torch.randn(12))))
     assert not captured.explanation.refused

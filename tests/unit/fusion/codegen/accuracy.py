@@ -157,16 +157,16 @@ def in_fp32(
         if node.op == "input":
             values.append(next(given))
         elif node.kind == "constant":
-            values.append(eager.known(kept, _DEVICE))
+            values.append(eager.constant_value(kept, _DEVICE))
         elif node.kind == "layout":
-            values.append(eager.view(node, operands[0]))
+            values.append(eager.apply_view(node, operands[0]))
         elif node.op == "cast":
             values.append(operands[0].to(getattr(torch, node.dtype)).to(getattr(torch, kept.dtype)))
         elif contracted and node.op in ("add", "sub") and node.dtype in ROUNDING:
             exact = [_product(graph, values, index, rounded) for index in node.inputs]
-            values.append(eager.run(replace(node, dtype="float64"), exact).float())
+            values.append(eager.run_operator(replace(node, dtype="float64"), exact).float())
         else:
-            values.append(eager.run(kept, operands))
+            values.append(eager.run_operator(kept, operands))
         if node.index in rounded and "float" in node.dtype:
             values[-1] = values[-1].to(getattr(torch, node.dtype)).float()
     return [values[index] for index in graph.outputs]
@@ -177,7 +177,9 @@ def _product(graph: Graph, values: Sequence[Tensor], index: int, rounded: Contai
     node = graph[index]
     if node.op != "mul" or node.dtype not in ROUNDING or index in rounded:
         return values[index].double()
-    return eager.run(replace(node, dtype="float64"), [values[i].double() for i in node.inputs])
+    return eager.run_operator(
+        replace(node, dtype="float64"), [values[i].double() for i in node.inputs]
+    )
 
 
 def judge(

@@ -34,7 +34,7 @@ def empty_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str], 
         stitched = stitch(made.graph, folder=folder)
         seen["graphs"] += 1
         seen["kernels"] += stitched.kernels
-        for reason, count in stitched.refused.items():
+        for reason, count in stitched.illegal_reasons.items():
             reasons[reason.partition(" reads or makes ")[2] or reason] += count
         found.extend(f"{text}\n{made.graph}" for text in wrong(made.graph, stitched, made.seed))
 

@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled, stitch
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
 from nostall.fusion.codegen.tiling import kernel_plan as planning
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
-from nostall.fusion.codegen.tiling.plan_variants import in_one_chunk, streamed
+from nostall.fusion.codegen.tiling.plan_variants import single_chunk_plans, with_evict_first
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
@@ -50,18 +50,18 @@ def different(of: Schedule) -> list[KernelPlan]:
     the fewest programs, which is what takes time here."""
     kinds: dict[object, KernelPlan] = {}
     for plan in sorted(plans(of).legal, key=lambda plan: programs(of, plan)):
-        ahead = plan.ahead and plan.scheme != "shared"
-        kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.parts > 1, ahead), plan)
-    early = [replace(plan, early=True) for plan in kinds.values()]
-    twins = [one for plan in early if (one := streamed(of, plan)) is not None]
-    wide = [one for plan in kinds.values() for one in in_one_chunk(of, plan)]
+        ahead = plan.async_copies and plan.scheme != "shared"
+        kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.splits > 1, ahead), plan)
+    early = [replace(plan, eager_loads=True) for plan in kinds.values()]
+    twins = [one for plan in early if (one := with_evict_first(of, plan)) is not None]
+    wide = [one for plan in kinds.values() for one in single_chunk_plans(of, plan)]
     return [*kinds.values(), *twins[:1], *wide[:1]]
 
 
 def programs(of: Schedule, plan: KernelPlan) -> float:
     if plan.scheme == "thread":
         return of.row_count / plan.chunks[0]
-    return of.row_count / plan.rows * plan.parts
+    return of.row_count / plan.rows * plan.splits
 
 
 def wrong(graph: Graph, stitched: StitchedGraph, seed: int) -> list[str]:
@@ -76,9 +76,9 @@ def chains(folder: Path) -> Iterator[tuple[str, list[str]]]:
     for name, make in PATTERNS.items():
         graph = make()
         found: list[str] = []
-        for at, plan in enumerate(different(scheduled(graph, graph.operators))):
+        for at, plan in enumerate(different(schedule_operators(graph, graph.operators))):
             whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
-            found += [f"refused: {reason}" for reason in whole.refused]
+            found += [f"refused: {reason}" for reason in whole.illegal_reasons]
             # NaN stays in its row: other rows show the numbers.
             found += [f"{plan}: {text}" for text in wrong(graph, whole, PLAIN if at else STRANGE)]
         yield name, found
@@ -102,9 +102,9 @@ def dynamic(folder: Path) -> Iterator[tuple[str, list[str]]]:
     for name in INTERPRETED:
         graph = DYNAMIC[name]()
         found: list[str] = []
-        for plan in different(scheduled(graph, graph.operators)):
+        for plan in different(schedule_operators(graph, graph.operators)):
             whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
-            found += [f"refused: {reason}" for reason in whole.refused]
+            found += [f"refused: {reason}" for reason in whole.illegal_reasons]
             found += [f"{plan}, {text}" for text in wrong_at_sizes(graph, whole)]
         yield name, found
 
@@ -185,7 +185,7 @@ def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
         graph = made.graph
         stitched = stitch(graph, [graph.operators], folder=folder)
         seen.append(graph.key)
-        problems = [f"refused: {reason}" for reason in stitched.refused]
+        problems = [f"refused: {reason}" for reason in stitched.illegal_reasons]
         if len(stitched.steps) != 1:
             problems.append(f"{len(stitched.steps)} kernels")
         for text in problems or wrong(graph, stitched, made.seed):
@@ -226,7 +226,7 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """What is found when right kernels are damaged."""
     for name, (chain, pattern, damaged) in DAMAGES.items():
         graph = PATTERNS[chain]()
-        of = scheduled(graph, graph.operators)
+        of = schedule_operators(graph, graph.operators)
         right = [emit(of, plan) for plan in different(of)]
         program, match = next(
             (program, found[-1])
@@ -235,13 +235,13 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
         )
         source = program.source[: match.start()] + match.expand(damaged)
         source += program.source[match.end() :]
-        kernel = load(replace(program, source=source), folder)
+        kernel = load_kernel(replace(program, source=source), folder)
         yield name, wrong(graph, StitchedGraph(graph, (kernel,), Counter()), STRANGE)
 
 
 def main() -> None:
     prepare()
-    planning.LARGE = 0  # all outputs may be streamed
+    planning.EVICT_FIRST_BYTES = 0  # all outputs may be streamed
     torch.set_num_threads(1)
     folder, examples = Path(sys.argv[1]), int(sys.argv[2])
     found, seen, digest = random_graphs(folder, 20 * examples)

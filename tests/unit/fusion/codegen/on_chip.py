@@ -8,17 +8,17 @@ from nostall.core.launch import LaunchSpec
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.shared import emit_shared
-from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, refusal
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import Source, compile_triton
 
 
 def program_of(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
-    of = scheduled(graph, graph.operators)
-    assert refusal(of, plan) is None
+    of = schedule_operators(graph, graph.operators)
+    assert illegal_reason(of, plan) is None
     return emit_shared(of, plan, reuse)
 
 

@@ -13,11 +13,11 @@ from typing import get_args
 
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.shared import emit_shared
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, refusal
-from nostall.fusion.codegen.tiling.loop_peeling import peeled
-from nostall.fusion.codegen.tiling.on_chip import demotions
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
+from nostall.fusion.codegen.tiling.loop_peeling import find_peeling
+from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
@@ -32,27 +32,27 @@ COLUMNS, WIDTHS = 300, (64, 128, 256)
 def programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
     """A kernel for all that may be kept or not, with buffers that share memory in one of three
     ways."""
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     for ahead in (False, True):
-        for demoted in range(len(demotions(of, ahead))):
+        for demoted in range(len(rematerialization_options(of, ahead))):
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead)
-            if refusal(of, plan) is None:
+            if illegal_reason(of, plan) is None:
                 yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
 
 
 def odd_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
     """Kernels that keep what they read by lanes: as much as they can, less, and copied ahead."""
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     for ahead in (False, True):
-        ways = len(demotions(of, ahead, is_peeled=True)) if peeled(of) else 0
+        ways = len(rematerialization_options(of, ahead, is_peeled=True)) if find_peeling(of) else 0
         for demoted in sorted({0, ways // 2}) if ways else ():
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead, True)
-            if refusal(of, plan) is None:
+            if illegal_reason(of, plan) is None:
                 yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
-    watched = Watched(load(program, folder))
+    watched = Watched(load_kernel(program, folder))
     whole = StitchedGraph(program.graph, (watched,), Counter())  # type: ignore[arg-type]
     inputs = inputs_for(program.graph, seed)
     try:
@@ -93,8 +93,8 @@ def odd_rows_on_chip(folder: Path, examples: int) -> tuple[list[str], Counter[st
             graph = wide_rows(seed, columns, most_rows=3)
         for program in odd_programs(graph, draw):
             assert isinstance(program.plan, KernelPlan)
-            kernels["ahead" if program.plan.ahead else "read"] += 1
-            kernels["demoted"] += program.plan.demoted > 0
+            kernels["ahead" if program.plan.async_copies else "read"] += 1
+            kernels["demoted"] += program.plan.rematerialized > 0
             found += wrong(program, seed, folder)
     return found, kernels
 
@@ -111,7 +111,7 @@ DAMAGES = {
 def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
     graph = softmax_norm((3, COLUMNS), "float32")
-    of = scheduled(graph, graph.operators)
+    of = schedule_operators(graph, graph.operators)
     right = emit_shared(of, KernelPlan("shared", 1, (64,), 1), "none")
     for name, (pattern, damaged) in DAMAGES.items():
         match = list(re.finditer(pattern, right.source))[-1]

@@ -16,10 +16,10 @@ import torch
 
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.loops.online_softmax import pairs
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, refusal
+from nostall.fusion.codegen.loops.online_softmax import online_pairs
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -121,12 +121,12 @@ PLANS = [
     KernelPlan("looped", 1, (256,), 1, peeled=True),
     KernelPlan("split", 1, (256,), 1, 4, peeled=True),
     KernelPlan("shared", 1, (128,), 1, peeled=True),
-    KernelPlan("shared", 1, (128,), 1, ahead=True, peeled=True),
+    KernelPlan("shared", 1, (128,), 1, async_copies=True, peeled=True),
 ]
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
-    watched = Watched(load(program, folder))
+    watched = Watched(load_kernel(program, folder))
     whole = StitchedGraph(program.graph, (watched,), Counter())  # type: ignore[arg-type]
     inputs = inputs_for(program.graph, seed, special=False)
     for value in inputs:
@@ -146,12 +146,12 @@ def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
     paired = 0
     for seed in range(examples):
         graph = graphs[seed] if seed < len(graphs) else drawn(seed)
-        of = scheduled(graph, graph.operators)
-        paired += bool(pairs(of))
+        of = schedule_operators(graph, graph.operators)
+        paired += bool(online_pairs(of))
         # Many rows in a program take less time here.
         few = (PLANS[1], PLANS[3], PLANS[4 + seed % 4])
         for at, plan in enumerate(PLANS if seed < len(graphs) else few):
-            if refusal(of, plan) is None:
+            if illegal_reason(of, plan) is None:
                 found += wrong(emit(of, plan), (seed + at) // 2, folder)
     return found, paired
 
@@ -163,9 +163,9 @@ def odd_rows(folder: Path, examples: int) -> tuple[list[str], int]:
     kernels = 0
     for seed in range(examples):
         graph = wide_rows(seed, COLUMNS)
-        of = scheduled(graph, graph.operators)
+        of = schedule_operators(graph, graph.operators)
         plan = PLANS[4 + seed % 2]
-        if refusal(of, plan) is None:
+        if illegal_reason(of, plan) is None:
             kernels += 1
             found += wrong(emit(of, plan), 1, folder)
     return found, kernels
@@ -200,7 +200,7 @@ def broken(
     folder: Path, graph: Graph, plan: KernelPlan, seed: int, damages: dict[str, tuple[str, str]]
 ) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
-    right = emit(scheduled(graph, graph.operators), plan)
+    right = emit(schedule_operators(graph, graph.operators), plan)
     for name, (pattern, damaged) in damages.items():
         source, times = re.subn(pattern, damaged, right.source)
         assert times, name

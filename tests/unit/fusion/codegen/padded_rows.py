@@ -13,8 +13,8 @@ import torch
 
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.shared import emit_shared
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
@@ -47,13 +47,13 @@ def labelled(shape: tuple[int, int], dtype: str) -> Graph:
 def programs() -> Iterator[Program]:
     for columns, dtype in ROWS:
         graph = labelled((len(LABELS), columns), dtype)
-        plan = KernelPlan("shared", 1, (WIDTH,), 1, ahead=True, peeled=columns % 2 == 1)
-        yield emit_shared(scheduled(graph, graph.operators), plan)
+        plan = KernelPlan("shared", 1, (WIDTH,), 1, async_copies=True, peeled=columns % 2 == 1)
+        yield emit_shared(schedule_operators(graph, graph.operators), plan)
 
 
 def wrong(program: Program, folder: Path) -> list[str]:
     graph = program.graph
-    whole = StitchedGraph(graph, (load(program, folder),), Counter())
+    whole = StitchedGraph(graph, (load_kernel(program, folder),), Counter())
     x, *_ = inputs_for(graph, 1)
     labels = torch.tensor(LABELS)[:, None]
     inputs = [x, labels, labels.roll(1, 0)]

@@ -11,7 +11,7 @@ import torch
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.shapes import Shape
@@ -134,9 +134,9 @@ def drawn_numbers(folder: Path, device: str = "cpu") -> Iterator[tuple[str, list
 
 
 def _wrong(graph: Graph, folder: Path, sizes: Sequence[int | None], device: str) -> Iterator[str]:
-    for plan in _plans(scheduled(graph, graph.operators)):
+    for plan in _plans(schedule_operators(graph, graph.operators)):
         whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
-        yield from (f"{plan}: refused: {reason}" for reason in whole.refused)
+        yield from (f"{plan}: refused: {reason}" for reason in whole.illegal_reasons)
         for size in sizes:
             found = _unequal(graph, whole, size, device)
             yield from (f"{plan}, {size}: {text}" for text in found)
@@ -148,13 +148,13 @@ def _plans(of: Schedule) -> list[KernelPlan]:
 
     def programs(plan: KernelPlan) -> tuple[bool, int]:
         at_once = plan.chunks[0] if plan.scheme == "thread" else plan.rows
-        count = -(-of.row_count // at_once) * plan.parts
+        count = -(-of.row_count // at_once) * plan.splits
         return count < 2, count
 
     kinds: dict[object, KernelPlan] = {}
     for plan in sorted(plans(of).legal, key=programs):
         held = "held" if plan.scheme in ("warp", "block") else plan.scheme
-        kinds.setdefault((held, len(plan.chunks) > 1, plan.is_even, plan.parts > 1), plan)
+        kinds.setdefault((held, len(plan.chunks) > 1, plan.has_equal_chunks, plan.splits > 1), plan)
     return list(kinds.values())
 
 

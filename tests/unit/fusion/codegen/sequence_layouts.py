@@ -16,8 +16,8 @@ import torch
 
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.runtime.kernel import load
-from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, scheduled
+from nostall.fusion.codegen.runtime.kernel import load_kernel
+from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
@@ -126,7 +126,7 @@ def turned(graph: Graph) -> list[KernelPlan]:
     """A plan for each number of places at once; warps change nothing here."""
     found = {
         plan.chunks: plan
-        for plan in plans(scheduled(graph, graph.operators)).legal
+        for plan in plans(schedule_operators(graph, graph.operators)).legal
         if plan.scheme == "turned"
     }
     return list(found.values())
@@ -134,7 +134,7 @@ def turned(graph: Graph) -> list[KernelPlan]:
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
     """What is wrong with a kernel; with an even ``seed`` some scores are NaN and infinite."""
-    whole = StitchedGraph(program.graph, (load(program, folder),), Counter())
+    whole = StitchedGraph(program.graph, (load_kernel(program, folder),), Counter())
     inputs = inputs_for(program.graph, seed, special=False)
     for value in inputs:
         if not seed % 2 and value.dtype.is_floating_point and value.ndim == 2:
@@ -156,7 +156,7 @@ def sequences(folder: Path, examples: int) -> tuple[list[str], int]:
         graph = graphs[seed] if seed < len(graphs) else drawn(seed)
         for at, plan in enumerate(turned(graph)):
             kernels += 1
-            of = scheduled(graph, graph.operators)
+            of = schedule_operators(graph, graph.operators)
             found += wrong(emit(of, plan), seed + at, folder)
     return found, kernels
 
@@ -185,7 +185,7 @@ DAMAGES = {
 def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
     graph = attended(17, 24, "float32", told=True)
-    right = emit(scheduled(graph, graph.operators), turned(graph)[0])
+    right = emit(schedule_operators(graph, graph.operators), turned(graph)[0])
     for name, (pattern, damaged) in DAMAGES.items():
         source, times = re.subn(pattern, damaged, right.source)
         assert times, name

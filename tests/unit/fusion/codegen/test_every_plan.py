@@ -16,8 +16,8 @@ from benchmarks.fusion.chains.programs import CHAINS
 from benchmarks.fusion.chains.stitched import graph_of
 from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn, drawn_graphs
 
-from nostall.fusion.codegen.cost.default_plan import first_choice
-from nostall.fusion.codegen.generate import Choice
+from nostall.fusion.codegen.cost.default_plan import default_plan
+from nostall.fusion.codegen.generate import PlanChooser
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.explore.default_partition import explored
@@ -37,7 +37,7 @@ def graphs() -> list[Made]:
     return every[:GRAPHS]
 
 
-def compiled(graph: Graph, choice: Choice, folder: Path) -> int:
+def compiled(graph: Graph, choice: PlanChooser, folder: Path) -> int:
     """How many kernels the explorer's plan of a graph has; each is compiled for sm_90."""
     stitched = stitch(graph, explored(graph), choice=choice, folder=folder)
     programs = [step.program for step in stitched.steps if not isinstance(step, int)]
@@ -53,7 +53,7 @@ def compiled(graph: Graph, choice: Choice, folder: Path) -> int:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_kernels_of_a_chain_compile(name: str, tmp_path: Path) -> None:
-    assert compiled(graph_of(CHAINS[name]), first_choice, tmp_path) >= 1
+    assert compiled(graph_of(CHAINS[name]), default_plan, tmp_path) >= 1
 
 
 @pytest.mark.parametrize("share", range(SHARES))

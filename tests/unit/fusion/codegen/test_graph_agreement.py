@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from nostall.core import BadInput
 from nostall.fusion import Builder, Graph
-from nostall.fusion.codegen.generate import generate, refused
+from nostall.fusion.codegen.generate import generate, no_kernel_reason
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore, greedy, refined
 from nostall.fusion.graph.partition import Mask, mask_of, members
@@ -99,7 +99,7 @@ def test_a_pattern_is_judged_alike_wherever_it_stands(graph: Graph) -> None:
     pairs = (1 << i | 1 << j for i in graph.operators for j in graph.consumers[i])
     wider = (one | other for one, other in combinations(explore(delta).plan.groups, 2))
     for mask in islice((m for m in (*pairs, *wider) if delta.parts(m) is not None), 30):
-        assert delta.joins(mask) == (refused(graph, members(mask)) is None)
+        assert delta.joins(mask) == (no_kernel_reason(graph, members(mask)) is None)
 
 
 @pytest.mark.parametrize("name", ["cross-entropy", "quantised-norm"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from nostall.fusion import Builder, Graph
-from nostall.fusion.codegen.generate import refused
+from nostall.fusion.codegen.generate import no_kernel_reason
 from nostall.fusion.evaluate import Delta, delta
 from nostall.fusion.explore import explore
 from nostall.fusion.explore.programme import columns
@@ -89,9 +89,9 @@ def test_layers_that_repeat_are_asked_about_once(monkeypatch: pytest.MonkeyPatch
 
     def counted(graph: Graph, operators: Iterable[int]) -> str | None:
         asked.append(graph)
-        return refused(graph, operators)
+        return no_kernel_reason(graph, operators)
 
-    monkeypatch.setattr(delta, "refused", counted)
+    monkeypatch.setattr(delta, "no_kernel_reason", counted)
     counts = []
     for layers in (3, 30):
         explore(Delta(chain(layers)))

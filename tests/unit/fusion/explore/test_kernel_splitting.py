@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("triton")
 
 from nostall.fusion import Builder, Graph
-from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.explore.kernel_splitting import parted, unpacked
 
 
@@ -25,8 +25,8 @@ def pooled(features: int) -> Graph:
 
 
 def seconds(graph: Graph, group: tuple[int, ...]) -> float:
-    of = scheduled(graph, group)
-    return modelled_seconds(of, first_choice(of))
+    of = schedule_operators(graph, group)
+    return modelled_seconds(of, default_plan(of))
 
 
 def test_weights_are_a_kernel_of_their_own_where_many_features_share_them() -> None:

@@ -34,7 +34,7 @@ from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord
 from nostall.attach.warning import warn_once
-from nostall.fusion.codegen.autotune.autotuner import filled
+from nostall.fusion.codegen.autotune.autotuner import fill_tensor
 from nostall.gpu.clock import Clock, Run
 
 MAX_COMPARISON_S = 0.1
@@ -200,5 +200,5 @@ def _random_tensors(layouts: Sequence[Layout], device: torch.device) -> list[Ten
     for shape, strides, dtype in layouts:
         span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         memory = torch.empty(span if 0 not in shape else 0, dtype=dtype, device=device)
-        tensors.append(filled(memory, generator).as_strided(shape, strides))
+        tensors.append(fill_tensor(memory, generator).as_strided(shape, strides))
     return tensors

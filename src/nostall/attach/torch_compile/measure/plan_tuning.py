@@ -19,11 +19,11 @@ from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.attach.torch_compile.store.regions import retuned_region, stitched_region
 from nostall.attach.warning import warn_once
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.autotune.autotuner import Racer
+from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.autotune.candidates import candidates
-from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
+from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
@@ -74,7 +74,7 @@ class PlanTuning:
         region = PlanCandidates(graph, {})
         for step in steps:
             try:
-                schedule = scheduled(graph, step.operators)
+                schedule = schedule_operators(graph, step.operators)
                 plans = candidates(schedule, self.max_plans)
             except BadInput:
                 continue  # a packed kernel, whose parts have no common loops
@@ -100,27 +100,27 @@ class PlanTuning:
     def _run(self, device: torch.device, clock: Clock, store: KernelStore) -> None:
         count = sum(len(region.kernels) for region in self.candidates)
         seconds = min(MAX_COMPARISON_S, self.seconds / count)
-        tuner = Racer(clock, self.max_plans, seconds, store.folder)
+        tuner = Autotuner(clock, self.max_plans, seconds, store.folder)
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             for region in self.candidates:
                 _tune_region(region, tuner, store)
-        for failure in {record.failure for record in tuner.told if record.failure}:
+        for failure in {record.failure for record in tuner.records if record.failure}:
             warn_once(f"a kernel keeps its modelled plan: {failure}")
 
     def _fused_steps(self, record: RegionRecord) -> list[StepRecord]:
         return [step for step in record.steps if self.fuse == "all" or step.reduces]
 
 
-def _tune_region(region: PlanCandidates, tuner: Racer, store: KernelStore) -> None:
+def _tune_region(region: PlanCandidates, tuner: Autotuner, store: KernelStore) -> None:
     """Tune a region's kernels, and store the region anew if a modelled best plan is not fastest."""
     fastest = {
-        operators: tuner.between(schedule, plans)
+        operators: tuner.fastest_of(schedule, plans)
         for operators, (schedule, plans) in region.kernels.items()
     }
     if all(fastest[operators] == plans[0] for operators, (_, plans) in region.kernels.items()):
         return
 
     def choice(schedule: Schedule) -> KernelPlan:
-        return fastest.get(schedule.mapping.operators) or first_choice(schedule)
+        return fastest.get(schedule.mapping.operators) or default_plan(schedule)
 
     retuned_region(region.graph, store, choice)

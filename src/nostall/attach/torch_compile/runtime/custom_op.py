@@ -18,7 +18,7 @@ from torch import Tensor
 from nostall.attach.torch_compile.runtime.launcher import Call, Functions, Launcher
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelRecord
-from nostall.fusion.codegen.runtime.kernel import BadTensor, load_source, needs_triton
+from nostall.fusion.codegen.runtime.kernel import BadTensor, check_triton, load_source
 from nostall.fusion.graph.dynamic_size import resized
 
 PTXAS_VARIABLE = "TRITON_PTXAS_PATH"
@@ -134,7 +134,7 @@ class StitchedOp:
 @cache
 def load_op(kernel: str) -> StitchedOp:
     """The kernel of this name, from the store.  Raises :class:`BadStore`."""
-    needs_triton()
+    check_triton()
     store = KernelStore()
     record, source = store.load_kernel(kernel)
 

@@ -22,7 +22,7 @@ from triton.runtime import driver
 from nostall.attach.torch_compile.runtime import binary_cache
 from nostall.attach.torch_compile.store.records import KernelRecord, TensorRecord
 from nostall.attach.warning import warn_once
-from nostall.fusion.codegen.runtime.kernel import ALIGNED, aligned, options
+from nostall.fusion.codegen.runtime.kernel import ALIGNMENT_BYTES, align_tensor, launch_options
 
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 Functions = Callable[[], Sequence[Any]]
@@ -30,7 +30,7 @@ Functions = Callable[[], Sequence[Any]]
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a tensor."""
 
-MISALIGNED_BITS = ALIGNED - 1
+MISALIGNED_BITS = ALIGNMENT_BYTES - 1
 """Address bits that are 0 if Triton may assume that the address is aligned."""
 
 
@@ -74,7 +74,7 @@ class Launcher:
                 *(dtypes[i] for i in order),
                 *launch.counts,
                 grid=launch.grid,
-                **options(launch),
+                **launch_options(launch),
             )
             _compile_argument_parser(binary)
 
@@ -100,9 +100,9 @@ class Launcher:
         tensors = [*inputs, *allocated]
         binaries = [
             function[launch.grid](
-                *(aligned(tensors[i]) if launch.aligned else tensors[i] for i in order),
+                *(align_tensor(tensors[i]) if launch.align_tensor else tensors[i] for i in order),
                 *launch.counts,
-                **options(launch),
+                **launch_options(launch),
             )
             for function, launch, order in self._launch_items()
         ]

@@ -121,7 +121,7 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     @classmethod
     def from_program(cls, program: Program) -> Self:
         """The record of a generated program; equal programs have equal records."""
-        new_names = {name: f"p{index}" for index, name in enumerate(program.names)}
+        new_names = {name: f"p{index}" for index, name in enumerate(program.argument_names)}
         varying = program.graph.varying
         return cls(
             source=program.key,

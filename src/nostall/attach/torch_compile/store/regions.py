@@ -10,7 +10,7 @@ import triton
 
 from nostall.attach.torch_compile.store.kernel_store import KernelStore, code_version
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
-from nostall.fusion.codegen.runtime.stitched_graph import Choice, StitchedGraph, stitch
+from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
 from nostall.fusion.explore.default_partition import explored
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
@@ -39,7 +39,7 @@ def stitched_region(
     return record
 
 
-def retuned_region(graph: Graph, store: KernelStore, choice: Choice) -> RegionRecord:
+def retuned_region(graph: Graph, store: KernelStore, choice: PlanChooser) -> RegionRecord:
     """The region with the same kernels by the plans of ``choice``; replaces the stored record."""
     groups = [step.operators for step in stitched_region(graph, store).steps]
     record = _record(graph, stitch(graph, groups, choice=choice, folder=store.folder), store)
@@ -67,7 +67,7 @@ def _record(graph: Graph, stitched: StitchedGraph, store: KernelStore) -> Region
                 reduces=_reduces(graph, operators),
             )
         )
-    return RegionRecord(steps=tuple(steps), not_fused=dict(stitched.refused))
+    return RegionRecord(steps=tuple(steps), not_fused=dict(stitched.illegal_reasons))
 
 
 def _reduces(graph: Graph, operators: tuple[int, ...]) -> bool:

@@ -26,7 +26,7 @@ from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
 from nostall.attach.torch_compile.workers.torch_state import cache_folders, set_cache_folders
 from nostall.attach.torch_compile.workers.worker import describe_error
 from nostall.attach.torch_compile.workers.worker_main import exit_with_parent_worker
-from nostall.fusion.codegen.runtime.kernel import forget_sources
+from nostall.fusion.codegen.runtime.kernel import clear_source_cache
 from nostall.fusion.graph.graph import Graph
 
 Folders = Mapping[str, str | None]
@@ -149,7 +149,7 @@ _POOL = _CompilePool()
 def _use_folders(folders: Folders) -> None:
     """Set the cache folders; after a change drop what is in memory, so that it is written again."""
     if set_cache_folders(folders):
-        forget_sources()
+        clear_source_cache()
         load_op.cache_clear()
 
 

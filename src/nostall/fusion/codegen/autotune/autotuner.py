@@ -15,40 +15,47 @@ from typing import Literal
 
 import torch
 import triton
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nostall.core.launch import StrictModel
 from nostall.core.measurement import Kind
-from nostall.fusion.codegen.autotune.candidates import candidates, fastest, likeliest, neighbours
+from nostall.fusion.codegen.autotune.candidates import (
+    candidates,
+    fastest_measured,
+    most_promising,
+    neighbours,
+)
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty, load
+from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty_tensor, load_kernel
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.gpu.clock import Clock, Run
 from nostall.store.folder import home
 from nostall.store.result_files import write_result_file
 
-CANDIDATES = 8
+MAX_CANDIDATES = 8
 """Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
 what fewer or more would be worth)."""
-HEATS = 3
+MAX_ROUNDS = 3
 """Races of one kernel: of the candidates, and of a winner with its neighbours."""
-SECONDS = 0.2
+COMPARISON_SECONDS = 0.2
 """About how long the comparison takes that confirms a winner, and half of it the one before, of all
 of them.  With fewer rounds what is 0.4 % faster was not taken."""
 
 
-class RaceRecord(StrictModel):
+class TuningRecord(StrictModel):
     """Seconds of each of ``plans``, taken in turns; the last row of samples is the first plan once
-    more.  ``again``: the first choice, the likeliest plan and the null in a second comparison."""
+    more.  ``confirmation``: the first choice, the likeliest plan and the null in a second comparison."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     schema_version: Literal[1] = 1
     plans: tuple[str, ...]
     samples: tuple[tuple[float, ...], ...] = ()
-    again: tuple[tuple[float, ...], ...] = ()
+    confirmation: tuple[tuple[float, ...], ...] = Field(default=(), alias="again")
     winner: int = 0
     kind: Kind
     clock: str
@@ -56,103 +63,108 @@ class RaceRecord(StrictModel):
 
 
 @dataclass
-class Racer:
-    """A choice of plans (:data:`~nostall.fusion.codegen.generate.Choice`) by measurement.
+class Autotuner:
+    """A choice of plans (:data:`~nostall.fusion.codegen.generate.PlanChooser`) by measurement.
 
-    ``most`` of the modelled best plans of each kernel race beside the best of every scheme; the
+    ``max_candidates`` of the modelled best plans of each kernel race beside the best of every scheme; the
     comparison that confirms a winner takes about ``seconds``.  Records lie in ``folder``, by
-    default that of the store; ``told`` grows with every race.
+    default that of the store; ``records`` grows with every race.
     """
 
     clock: Clock
-    most: int = CANDIDATES
-    seconds: float = SECONDS
+    max_candidates: int = MAX_CANDIDATES
+    seconds: float = COMPARISON_SECONDS
     folder: Path | None = None
-    told: list[RaceRecord] = field(default_factory=list)
+    records: list[TuningRecord] = field(default_factory=list)
 
     def __call__(self, of: Schedule) -> KernelPlan:
         """The plan that runs.  Whatever fails leaves the modelled first choice.
 
         The winner meets its neighbours, which the model thought less of, and so on: at most
-        :data:`HEATS` times in all.
+        :data:`MAX_ROUNDS` times in all.
         """
-        every = candidates(of, self.most)
-        winner, met = self.between(of, every), set(every)
-        for _ in range(1, HEATS):
+        every = candidates(of, self.max_candidates)
+        winner, met = self.fastest_of(of, every), set(every)
+        for _ in range(1, MAX_ROUNDS):
             near = [plan for plan in neighbours(of, winner) if plan not in met]
-            faster = self.between(of, (winner, *near))
+            faster = self.fastest_of(of, (winner, *near))
             if faster == winner:
                 break
             winner, met = faster, met | set(near)
         return winner
 
-    def between(self, of: Schedule, every: Sequence[KernelPlan]) -> KernelPlan:
+    def fastest_of(self, of: Schedule, every: Sequence[KernelPlan]) -> KernelPlan:
         """The same, where the candidates are known."""
         if len(every) == 1:
             return every[0]
         programs = [emit(of, plan) for plan in every]
-        place = self._place(programs)
-        found = _kept(place)
+        place = self._record_path(programs)
+        found = _read_record(place)
         if found is None or found.plans != tuple(map(str, every)):
-            found = self._raced(programs)
-            write_result_file(place, found.model_dump_json(indent=1).encode())
-        self.told.append(found)
+            found = self._compare(programs)
+            write_result_file(place, found.model_dump_json(indent=1, by_alias=True).encode())
+        self.records.append(found)
         return every[found.winner]
 
-    def _raced(self, programs: Sequence[Program]) -> RaceRecord:
+    def _compare(self, programs: Sequence[Program]) -> TuningRecord:
         plans = tuple(str(program.plan) for program in programs)
-        record = RaceRecord(plans=plans, kind=self.clock.kind, clock=self.clock.name)
+        record = TuningRecord(plans=plans, kind=self.clock.kind, clock=self.clock.name)
         try:
             # Whoever compiles may have fake tensors about.
             with _disable_current_modes(), torch.no_grad():
-                return self._measured(programs, record)
+                return self._measure(programs, record)
         except Exception as error:  # memory, a compiler: a race is worth no failure
             reason = (str(error).strip().splitlines() or [""])[0]
             return record.model_copy(update={"failure": f"{type(error).__name__}: {reason[:200]}"})
 
-    def _measured(self, programs: Sequence[Program], record: RaceRecord) -> RaceRecord:
+    def _measure(self, programs: Sequence[Program], record: TuningRecord) -> TuningRecord:
         name = programs[0].key
-        runs = _runs([load(program, self.folder) for program in programs])
+        runs = _make_runs([load_kernel(program, self.folder) for program in programs])
         samples = self.clock.samples(name, [*runs, runs[0]], self.seconds / 2)
-        winner = likeliest(samples)
+        winner = most_promising(samples)
         again: list[list[float]] = []
         if winner:
             again = self.clock.samples(name, [runs[0], runs[winner], runs[0]], self.seconds)
-            winner = winner if fastest(again, record.kind) else 0
+            winner = winner if fastest_measured(again, record.kind) else 0
         update = {
             "samples": tuple(map(tuple, samples)),
-            "again": tuple(map(tuple, again)),
+            "confirmation": tuple(map(tuple, again)),
             "winner": winner,
         }
         return record.model_copy(update=update)
 
-    def _place(self, programs: Sequence[Program]) -> Path:
+    def _record_path(self, programs: Sequence[Program]) -> Path:
         """Where the answer is kept: by the content of all candidates and by who runs them."""
         lines = [triton.__version__, _device_name()]
-        lines += [f"{program.key} {program.launches}" for program in programs]
+        lines += [f"{program.key} {_launches_text(program)}" for program in programs]
         key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         return (self.folder or home() / "fusion") / "races" / f"{key}.json"
 
 
-def _kept(place: Path) -> RaceRecord | None:
+def _launches_text(program: Program) -> str:
+    """The launches of a program as text. Stored records are found by it, so it must not change."""
+    return str(program.launches).replace("specializes_counts=", "specialised=")
+
+
+def _read_record(place: Path) -> TuningRecord | None:
     try:
-        return RaceRecord.model_validate_json(place.read_bytes())
+        return TuningRecord.model_validate_json(place.read_bytes())
     except (OSError, ValidationError):
         return None
 
 
-def _runs(kernels: Sequence[StitchedKernel]) -> list[Run]:
+def _make_runs(kernels: Sequence[StitchedKernel]) -> list[Run]:
     """Launches of kernels that do the same, on common memory; they allocate nothing."""
     graph = kernels[0].program.graph
     device = torch.device(_device())
     # The program's own random numbers go on as if nothing had been run.
     draw = torch.Generator(device).manual_seed(0)
-    inputs = [filled(empty(graph[i], device), draw) for i in kernels[0].program.inputs]
-    outputs = [empty(graph[i], device) for i in kernels[0].program.outputs]
-    return [_run(kernel, inputs, outputs, device) for kernel in kernels]
+    inputs = [fill_tensor(empty_tensor(graph[i], device), draw) for i in kernels[0].program.inputs]
+    outputs = [empty_tensor(graph[i], device) for i in kernels[0].program.outputs]
+    return [_make_run(kernel, inputs, outputs, device) for kernel in kernels]
 
 
-def _run(
+def _make_run(
     kernel: StitchedKernel, inputs: list[Tensor], outputs: list[Tensor], device: torch.device
 ) -> Callable[[], object]:
     spaces = {
@@ -162,7 +174,7 @@ def _run(
     return lambda: kernel.launch(inputs, outputs, spaces)
 
 
-def filled(value: Tensor, draw: torch.Generator) -> Tensor:
+def fill_tensor(value: Tensor, draw: torch.Generator) -> Tensor:
     """Numbers as they come in programs; those of integers are small, as places in a row."""
     if not value.is_floating_point():
         return value.random_(0, 2, generator=draw)

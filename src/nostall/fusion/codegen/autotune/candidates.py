@@ -8,61 +8,65 @@ from itertools import product
 from statistics import median
 
 from nostall.core.measurement import Comparison, Kind
-from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
+from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans, refusal
-from nostall.fusion.codegen.tiling.plan_variants import early, in_one_chunk
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason, plans
+from nostall.fusion.codegen.tiling.plan_variants import single_chunk_plans, with_eager_loads
 
-HOPELESS = 1.5
+MAX_SLOWDOWN = 1.5
 """Plans that would take this many times as long as the first choice, *modelled*, do not run."""
 
 
-WORTH = 1.001
+MIN_GAIN = 1.001
 """Gains that are smaller are not looked at again."""
-FEW = 4
+LAZY_CANDIDATES = 4
 """In a race of more plans as many as there are more run a second time, as early ones."""
 
 
 def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
-    """The :func:`favourites` of the model, its first choice first, and the first ones again where
-    they can be :func:`~nostall.fusion.codegen.tiling.plan_variants.early`.  Raises :class:`BadInput` where no plan
+    """The :func:`fastest_modelled` of the model, its first choice first, and the first ones again where
+    they can be :func:`~nostall.fusion.codegen.tiling.plan_variants.with_eager_loads`.  Raises :class:`BadInput` where no plan
     is legal."""
     times = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
     if not times:
-        return (first_choice(of),)
-    found = favourites(times, most)
-    twins = [twin for plan in found if (twin := early(of, plan)) is not None]
-    return (*found, *twins[: max(0, most - FEW)])
+        return (default_plan(of),)
+    found = fastest_modelled(times, most)
+    twins = [twin for plan in found if (twin := with_eager_loads(of, plan)) is not None]
+    return (*found, *twins[: max(0, most - LAZY_CANDIDATES)])
 
 
 def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
     """The plans that differ from one in a single respect: half or twice its rows, warps or columns
     of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not,
     streamed or not; and the ones of its rows
-    :func:`~nostall.fusion.codegen.tiling.plan_variants.in_one_chunk`, early or not."""
+    :func:`~nostall.fusion.codegen.tiling.plan_variants.single_chunk_plans`, early or not."""
     legal = plans(of).legal
     every = (
-        replace(other, early=is_early, streamed=is_streamed)
+        replace(other, eager_loads=is_early, evict_first=is_streamed)
         for is_streamed, is_early in product((False, True), repeat=2)
         for other in legal
     )
-    near = [other for other in every if _apart(plan, other) == 1 and refusal(of, other) is None]
-    for wide in in_one_chunk(of, plan):
-        twins = (replace(wide, early=False), replace(wide, early=True))
-        near += [one for one in twins if one not in near and refusal(of, one) is None]
+    near = [
+        other
+        for other in every
+        if _plan_distance(plan, other) == 1 and illegal_reason(of, other) is None
+    ]
+    for wide in single_chunk_plans(of, plan):
+        twins = (replace(wide, eager_loads=False), replace(wide, eager_loads=True))
+        near += [one for one in twins if one not in near and illegal_reason(of, one) is None]
     return tuple(near)
 
 
-def _apart(one: KernelPlan, other: KernelPlan) -> int:
+def _plan_distance(one: KernelPlan, other: KernelPlan) -> int:
     """In how many respects two plans differ; 2 for more than a step in one of them."""
-    kinds = {(_kind(plan), plan.demoted, plan.peeled) for plan in (one, other)}
+    kinds = {(_scheme_family(plan), plan.rematerialized, plan.peeled) for plan in (one, other)}
     if len(kinds) > 1:
         return 2
     # Two numbers, and by what factor the next one is another; of parts there are few.
     counts = [
         (one.rows, other.rows, 2),
         (one.num_warps, other.num_warps, 2),
-        (one.parts, other.parts, 4),
+        (one.splits, other.splits, 4),
     ]
     turns = len(one.chunks) == len(other.chunks) == 1
     if turns:
@@ -71,19 +75,19 @@ def _apart(one: KernelPlan, other: KernelPlan) -> int:
         return 2
     flags = (
         not turns and one.chunks != other.chunks,
-        one.ahead != other.ahead,
-        one.early != other.early,
-        one.streamed != other.streamed,
+        one.async_copies != other.async_copies,
+        one.eager_loads != other.eager_loads,
+        one.evict_first != other.evict_first,
     )
     return sum(a != b for a, b, _ in counts) + sum(flags)
 
 
-def _kind(plan: KernelPlan) -> str:
+def _scheme_family(plan: KernelPlan) -> str:
     """The scheme; rows in registers are one, whatever has more of them: rows or warps."""
     return "held" if plan.scheme in ("warp", "block") else plan.scheme
 
 
-def favourites(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:
+def fastest_modelled(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:
     """The plan with the least time of every scheme and the ``most`` with the least time of all,
     fastest first.
 
@@ -91,27 +95,27 @@ def favourites(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan
     is faster the model knows least.
     """
     ranked = sorted(times, key=lambda plan: (times[plan], plan.rows, str(plan)))
-    ranked = [plan for plan in ranked if times[plan] <= HOPELESS * times[ranked[0]]]
+    ranked = [plan for plan in ranked if times[plan] <= MAX_SLOWDOWN * times[ranked[0]]]
     of_schemes = {plan.scheme: plan for plan in reversed(ranked)}
     kept = {*of_schemes.values(), *ranked[:most]}
     return tuple(plan for plan in ranked if plan in kept)
 
 
-def likeliest(samples: Sequence[Sequence[float]]) -> int:
+def most_promising(samples: Sequence[Sequence[float]]) -> int:
     """Which of several candidates is worth a comparison beside the first one alone: the one with
-    the largest gain, if that is :data:`WORTH` and more than the null's; 0 where none is.
+    the largest gain, if that is :data:`MIN_GAIN` and more than the null's; 0 where none is.
 
-    ``samples`` as for :func:`fastest`, whose intervals are wide where many candidates share the
+    ``samples`` as for :func:`fastest_measured`, whose intervals are wide where many candidates share the
     time: what they leave open a longer comparison answers.
     """
     first, *others, null = samples
     gains = [median(a / b for a, b in zip(first, other, strict=True)) for other in others]
     best = max(range(len(gains)), key=gains.__getitem__)
     beside = median(a / b for a, b in zip(first, null, strict=True))
-    return best + 1 if gains[best] > max(WORTH, beside) else 0
+    return best + 1 if gains[best] > max(MIN_GAIN, beside) else 0
 
 
-def fastest(samples: Sequence[Sequence[float]], kind: Kind) -> int:
+def fastest_measured(samples: Sequence[Sequence[float]], kind: Kind) -> int:
     """Which of several candidates runs: the first one, unless another is faster by the rules of all
     comparisons (its whole interval above 1 and above the null).
 

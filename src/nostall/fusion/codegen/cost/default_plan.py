@@ -7,29 +7,29 @@ how long that takes is said in ``demand`` and ``sm``.
 from __future__ import annotations
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.gpu import seconds
-from nostall.fusion.codegen.cost.kernel import demands
+from nostall.fusion.codegen.cost.gpu import kernel_seconds
+from nostall.fusion.codegen.cost.kernel import kernel_costs
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 
 
-def first_choice(of: Schedule) -> KernelPlan:
+def default_plan(of: Schedule) -> KernelPlan:
     """The plan with the least modelled time.  Raises :class:`BadInput` where none is legal."""
     found = plans(of)
     if not found.legal:
-        reasons = "; ".join(f"{r.plan}: {r.reason}" for r in found.refused[:3])
+        reasons = "; ".join(f"{r.plan}: {r.reason}" for r in found.illegal[:3])
         raise BadInput(
-            f"none of {len(found.refused)} plans fits ({reasons}); make smaller kernels of these "
+            f"none of {len(found.illegal)} plans fits ({reasons}); make smaller kernels of these "
             "operators"
         )
-    return min(found.legal, key=lambda plan: rank(of, plan))
+    return min(found.legal, key=lambda plan: sort_key(of, plan))
 
 
-def rank(of: Schedule, plan: KernelPlan) -> tuple[float, int, str]:
+def sort_key(of: Schedule, plan: KernelPlan) -> tuple[float, int, str]:
     """What orders plans: the modelled time, then the fewest rows, which share less."""
     return modelled_seconds(of, plan), plan.rows, str(plan)
 
 
 def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
     """Seconds that the kernels of a plan would take on an H200, *modelled*."""
-    return sum(seconds(demand) for demand in demands(of, plan))
+    return sum(kernel_seconds(demand) for demand in kernel_costs(of, plan))

@@ -9,45 +9,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from nostall.fusion.codegen.cost.gpu import Demand
-from nostall.fusion.codegen.cost.thread_layout import ACCESS_BYTES, spread
-from nostall.fusion.codegen.cost.tile import COUNTS, Counts, cost_of
-from nostall.fusion.codegen.loops.dot_axes import groups_of, sides
-from nostall.fusion.codegen.loops.mapping import Operand, used
+from nostall.fusion.codegen.cost.gpu import KernelCost
+from nostall.fusion.codegen.cost.thread_layout import ACCESS_BYTES, thread_layout
+from nostall.fusion.codegen.cost.tile import COEFFICIENTS, CostCoefficients, operator_cost
+from nostall.fusion.codegen.loops.dot_axes import dot_loops, find_groups
+from nostall.fusion.codegen.loops.mapping import Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import REGISTERS_OTHER, WARP, KernelPlan
-from nostall.fusion.codegen.tiling.tile_sizes import matrix_widths
+from nostall.fusion.codegen.tiling.kernel_plan import BASE_REGISTERS, WARP_SIZE, KernelPlan
+from nostall.fusion.codegen.tiling.tile_sizes import group_lanes
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
-_MMA = 16 * 8 * 16
+_MMA_PRODUCTS = 16 * 8 * 16
 """Products of one tensor-core instruction of a warp (``mma.m16n8k16``)."""
 _MMA_ROWS = 16
 """Rows of a product that a warp has of one such instruction.  Triton gives the warps of a program
 different rows, and those beyond the last row repeat the work of others."""
 _FACTOR_BYTES = 2
 """Of an element of a factor in shared memory, for tensor cores."""
-_FACTORS_AT_ONCE = ACCESS_BYTES // _FACTOR_BYTES
-TOLD = 2.0
+_FACTORS_PER_ACCESS = ACCESS_BYTES // _FACTOR_BYTES
+SHUFFLE_INSTRUCTIONS = 2.0
 """Instructions by which half of the lanes tell the other half their parts: one goes, one puts
 together."""
 
 
-def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Demand:
+def dot_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients = COEFFICIENTS) -> KernelCost:
     """That of the only kernel of a ``matrix`` plan."""
     mapping, graph = of.mapping, of.mapping.graph
-    threads, apart = WARP * plan.num_warps, WARP * _warps_apart(of, plan)
+    threads, apart = WARP_SIZE * plan.num_warps, WARP_SIZE * _warps_with_distinct_rows(of, plan)
     instructions, barriers, phases, shared = counts.program, 0, 0, 0
     outside: set[Operand] = set()
     for index in mapping.operators:
-        operands, gone = mapping.operands[index], mapping.reduced.get(index, frozenset())
-        outside.update(one for one in operands if mapping.is_outside(one))
+        operands, gone = mapping.operands[index], mapping.reduced_loops.get(index, frozenset())
+        outside.update(one for one in operands if mapping.is_in_memory(one))
         each = max(1.0, _lanes(of, mapping.loops[index] | gone) / apart)
-        if graph[index].kind == "dot" and all(sides(mapping, index)):
-            factors = sum(_lanes(of, used(one.places)) for one in operands)
+        if graph[index].kind == "dot" and all(dot_loops(mapping, index)):
+            factors = sum(_lanes(of, loops_used(one.accesses)) for one in operands)
             of_tensor_cores = graph[index].dtype != "float32"
-            instructions += each * WARP / _MMA if of_tensor_cores else each
+            instructions += each * WARP_SIZE / _MMA_PRODUCTS if of_tensor_cores else each
             # Written and read again, as many at once as an access takes.
-            instructions += 2 * counts.access * factors / threads / _FACTORS_AT_ONCE
+            instructions += 2 * counts.access * factors / threads / _FACTORS_PER_ACCESS
             shared = max(shared, _FACTOR_BYTES * factors if of_tensor_cores else 0)
             barriers += 2
             phases += 1
@@ -55,53 +55,62 @@ def dot_demand(of: Schedule, plan: KernelPlan, counts: Counts = COUNTS) -> Deman
             # A product as well, where it is a dot with one long axis or two.
             instructions += each * (2 if graph[index].kind == "dot" else 1)
             kept, lost = _lanes(of, mapping.loops[index]), _lanes(of, gone)
-            widest = _neighbours(of, index, threads) if graph[index].kind == "dot" else threads
-            lies = spread(kept, lost, plan.num_warps, min(widest, _FACTORS_AT_ONCE))
-            meet = lies.warps > 1
-            each_row = TOLD * math.log2(lies.lanes) + counts.across_warps * meet
-            instructions += each_row * lies.rows
+            widest = (
+                _contiguous_per_thread(of, index, threads)
+                if graph[index].kind == "dot"
+                else threads
+            )
+            lies = thread_layout(kept, lost, plan.num_warps, min(widest, _FACTORS_PER_ACCESS))
+            meet = lies.warps_per_row > 1
+            each_row = (
+                SHUFFLE_INSTRUCTIONS * math.log2(lies.lanes_per_row) + counts.cross_warp * meet
+            )
+            instructions += each_row * lies.rows_per_thread
             barriers += 2 * meet
             phases += 1
         else:
-            instructions += cost_of(of, index, False, counts.operators) * each
-    instructions += counts.access * _accesses(of, outside, threads)
+            instructions += operator_cost(of, index, False, counts.operators) * each
+    instructions += counts.access * _access_count(of, outside, threads)
     moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
-    return Demand(
+    return KernelCost(
         programs=of.row_count,
         warps=plan.num_warps,
         instructions=instructions,
-        registers=REGISTERS_OTHER + counts.live * of.live_values * sum(plan.chunks) / apart,
-        moved=moved / of.row_count,
-        phases=phases,
+        registers=BASE_REGISTERS
+        + counts.live_share * of.peak_live_values * sum(plan.chunks) / apart,
+        memory_bytes=moved / of.row_count,
+        reduction_phases=phases,
         barriers=barriers if plan.num_warps > 1 else 0,
-        shared=shared,
+        shared_bytes=shared,
     )
 
 
-def _neighbours(of: Schedule, index: int, threads: int) -> int:
+def _contiguous_per_thread(of: Schedule, index: int, threads: int) -> int:
     """Elements of a thread beside each other in a sum of products.  A vector that is read lies as
     the matrix does if it has fewer elements than there are threads, else the matrix lies as the
     vector does (seen with Triton 3.6)."""
     operands = of.mapping.operands[index]
-    read = [_lanes(of, used(one.places)) for one in operands if of.mapping.is_outside(one)]
+    read = [
+        _lanes(of, loops_used(one.accesses)) for one in operands if of.mapping.is_in_memory(one)
+    ]
     vector = min(read, default=0)
     return threads if vector < threads else vector // threads
 
 
-def _warps_apart(of: Schedule, plan: KernelPlan) -> int:
+def _warps_with_distinct_rows(of: Schedule, plan: KernelPlan) -> int:
     """The warps of a program that have elements of their own: all, or as tensor cores share out the
     rows of the largest product."""
     graph, rows = of.mapping.graph, 0
     for index in of.mapping.operators:
         if graph[index].kind == "dot" and graph[index].dtype != "float32":
-            found = sides(of.mapping, index)
+            found = dot_loops(of.mapping, index)
             rows = max(rows, _lanes(of, found[0]) if all(found) else 0)
     return min(plan.num_warps, max(1, rows // _MMA_ROWS)) if rows else plan.num_warps
 
 
-def _accesses(of: Schedule, outside: Iterable[Operand], threads: int) -> float:
+def _access_count(of: Schedule, outside: Iterable[Operand], threads: int) -> float:
     """Of a thread, to what is read from outside and what is written."""
-    read = [(one.source, used(one.places)) for one in outside]
+    read = [(one.source, loops_used(one.accesses)) for one in outside]
     written = [(index, of.mapping.loops[index]) for index in of.mapping.outputs]
     found = 0.0
     for node, loops in (*read, *written):
@@ -112,5 +121,5 @@ def _accesses(of: Schedule, outside: Iterable[Operand], threads: int) -> float:
 
 def _lanes(of: Schedule, loops: frozenset[int]) -> int:
     """Of a tensor that counts through these loops."""
-    widths = matrix_widths(of)
-    return math.prod(widths[at] for at in groups_of(loops, of.groups))
+    widths = group_lanes(of)
+    return math.prod(widths[at] for at in find_groups(loops, of.loop_groups))

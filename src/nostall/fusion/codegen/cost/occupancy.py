@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.tiling.kernel_plan import WARP
+from nostall.fusion.codegen.tiling.kernel_plan import WARP_SIZE
 from nostall.fusion.hardware import H200
 
 # Vendor's figures for compute capability 9.0.
-BLOCKS_SM = 32
-SHARED_RESERVED = 1024
+MAX_BLOCKS_PER_SM = 32
+RESERVED_SHARED_BYTES = 1024
 """Bytes that the system takes for every block."""
-SHARED_SM = H200.shared_bytes + SHARED_RESERVED
+SHARED_BYTES_PER_SM = H200.shared_bytes + RESERVED_SHARED_BYTES
 """One block cannot have all of it: its own reserved part is off."""
-REGISTERS_STEP = 8
+REGISTER_GRANULARITY = 8
 """Registers of a thread come in multiples of this."""
 
 
 def blocks_per_sm(warps: int, registers_thread: int, shared_bytes: int) -> int:
     """Blocks of so many warps, registers of each thread and bytes of shared memory; 0 where not
     even one fits."""
-    granted = -(-registers_thread // REGISTERS_STEP) * REGISTERS_STEP
+    granted = -(-registers_thread // REGISTER_GRANULARITY) * REGISTER_GRANULARITY
     return min(
-        BLOCKS_SM,
+        MAX_BLOCKS_PER_SM,
         H200.max_warps // warps,
-        H200.registers // (WARP * warps * granted),
-        SHARED_SM // (shared_bytes + SHARED_RESERVED),
+        H200.registers // (WARP_SIZE * warps * granted),
+        SHARED_BYTES_PER_SM // (shared_bytes + RESERVED_SHARED_BYTES),
     )

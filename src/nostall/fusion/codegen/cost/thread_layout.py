@@ -9,36 +9,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.tiling.kernel_plan import WARP
+from nostall.fusion.codegen.tiling.kernel_plan import WARP_SIZE
 
 ACCESS_BYTES = 16
 """The widest access of one thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Elements and rows that one thread has, of them ``vector`` neighbours; ``lanes`` of a warp and
-    ``warps`` share a row."""
+class ThreadLayout:
+    """Elements and rows that one thread has, of them ``vector`` neighbours; ``lanes_per_row`` of a warp and
+    ``warps_per_row`` share a row."""
 
-    elements: int
-    rows: int
+    elements_per_thread: int
+    rows_per_thread: int
     vector: int
-    lanes: int
-    warps: int
+    lanes_per_row: int
+    warps_per_row: int
 
 
-def spread(rows: int, columns: int, warps: int, widest: int, along_rows: bool = False) -> Spread:
+def thread_layout(
+    rows: int, columns: int, warps: int, widest: int, along_rows: bool = False
+) -> ThreadLayout:
     """A tile of rows by columns, both powers of two; ``widest``: elements that one access takes.
 
     ``along_rows``: neighbours in memory are those of one column.
     """
     fast, slow = (rows, columns) if along_rows else (columns, rows)
-    vector = max(1, min(widest, fast, rows * columns // (WARP * warps)))
-    lanes = min(WARP, max(1, fast // vector))
+    vector = max(1, min(widest, fast, rows * columns // (WARP_SIZE * warps)))
+    lanes = min(WARP_SIZE, max(1, fast // vector))
     beside = min(warps, max(1, fast // (vector * lanes)))
-    others, below = WARP // lanes, warps // beside
+    others, below = WARP_SIZE // lanes, warps // beside
     of_fast = max(vector, fast // (lanes * beside))
     of_slow = max(1, slow // (others * below))
     if along_rows:
-        return Spread(of_fast * of_slow, of_fast, vector, others, min(below, -(-slow // others)))
-    return Spread(of_fast * of_slow, of_slow, vector, lanes, beside)
+        return ThreadLayout(
+            of_fast * of_slow, of_fast, vector, others, min(below, -(-slow // others))
+        )
+    return ThreadLayout(of_fast * of_slow, of_slow, vector, lanes, beside)

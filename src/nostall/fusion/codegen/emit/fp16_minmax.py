@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nostall.fusion.codegen.expressions.templates import Reduction, reduction
+from nostall.fusion.codegen.expressions.templates import Reduction, make_reduction
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 
-def running(of: Schedule, index: int) -> Reduction:
+def accumulator(of: Schedule, index: int) -> Reduction:
     """How a walk over columns keeps the running value of a reduction."""
     mapping, graph = of.mapping, of.mapping.graph
-    how = reduction(graph[index])
+    how = make_reduction(graph[index])
     if graph[index].op not in ("amax", "amin"):
         return how
     (operand,) = mapping.operands[index]
@@ -23,5 +23,5 @@ def running(of: Schedule, index: int) -> Reduction:
         if graph[operand.source].dtype != "float32":
             return how
         (operand,) = mapping.operands[operand.source]
-    is_narrow = mapping.is_outside(operand) and graph[operand.source].dtype == "float16"
+    is_narrow = mapping.is_in_memory(operand) and graph[operand.source].dtype == "float16"
     return replace(how, dtype="float16") if is_narrow else how

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from nostall.fusion.codegen.emit.program import Language
-from nostall.fusion.codegen.loops.addresses import ZERO
+from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 
 LAYOUT = "row"
 """What kernels call the layout of their tensors."""
@@ -35,11 +35,11 @@ _ONLY_IN_TRITON = ("PropagateNan", "target_info", "extra")
 _NAME = re.compile(rf"\btl\.(?!(?:{'|'.join(_ONLY_IN_TRITON)})\b)")
 
 
-def in_gluon(text: str) -> str:
+def translate_to_gluon(text: str) -> str:
     """Lines of Triton as Gluon."""
-    zero = f"{ZERO[:-1]}, {LAYOUT})"
-    return _NAME.sub("gl.", text.replace(ZERO, zero)).replace("@triton.jit", "@gluon.jit")
+    zero = f"{ZERO_TENSOR[:-1]}, {LAYOUT})"
+    return _NAME.sub("gl.", text.replace(ZERO_TENSOR, zero)).replace("@triton.jit", "@gluon.jit")
 
 
-GLUON = Language(HEAD, in_gluon)
-GLUON_WITH_COPIES = Language(HEAD + COPIES, in_gluon)
+GLUON = Language(HEAD, translate_to_gluon)
+GLUON_WITH_COPIES = Language(HEAD + COPIES, translate_to_gluon)

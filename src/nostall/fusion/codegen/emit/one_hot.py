@@ -6,14 +6,14 @@ columns takes the value as it is; nothing is added.
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.expressions.templates import constant
-from nostall.fusion.codegen.loops.mapping import Operand, used
+from nostall.fusion.codegen.expressions.templates import constant_value
+from nostall.fusion.codegen.loops.mapping import Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
-def picked(of: Schedule, index: int) -> tuple[Operand, Operand] | None:
+def one_hot_operands(of: Schedule, index: int) -> tuple[Operand, Operand] | None:
     """Which column a sum has and what it has of it, as operands of the ``where`` that it reads;
     None of other reductions."""
     mapping, graph = of.mapping, of.mapping.graph
@@ -21,11 +21,13 @@ def picked(of: Schedule, index: int) -> tuple[Operand, Operand] | None:
     if graph[index].op != "sum" or chosen not in mapping.operands or graph[chosen].op != "where":
         return None
     condition, value, other = mapping.operands[chosen]
-    is_zero = graph[other.source].kind == "constant" and constant(graph[other.source]).number == 0
-    return (condition, value) if is_zero and is_of_one_column(of, condition.source) else None
+    is_zero = (
+        graph[other.source].kind == "constant" and constant_value(graph[other.source]).number == 0
+    )
+    return (condition, value) if is_zero and is_one_hot(of, condition.source) else None
 
 
-def is_of_one_column(of: Schedule, index: int) -> bool:
+def is_one_hot(of: Schedule, index: int) -> bool:
     """Whether a condition compares the number of each column with one that a row has."""
     mapping, graph = of.mapping, of.mapping.graph
     if graph[index].op != "eq" or index not in mapping.operands:
@@ -34,9 +36,10 @@ def is_of_one_column(of: Schedule, index: int) -> bool:
     others = [o for o in mapping.operands[index] if graph[o.source].op != "iota"]
     # A counter of fewer bits may begin again.
     numbered = [
-        used(one.places) == frozenset(of.columns) and graph[one.source].dtype in ("int32", "int64")
+        loops_used(one.accesses) == frozenset(of.columns)
+        and graph[one.source].dtype in ("int32", "int64")
         for one in counters
     ]
     # As floats two columns beyond 2^24 would be equal.
     whole = all(graph[one.source].dtype in _INTEGERS for one in others)
-    return numbered == [True] and whole and not any(map(of.reads_columns, others))
+    return numbered == [True] and whole and not any(map(of.operand_has_columns, others))

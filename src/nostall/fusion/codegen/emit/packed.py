@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
-from nostall.fusion.codegen.emit.emit import tensors, write_body
-from nostall.fusion.codegen.emit.program import Launch, Names, Program, assembled
-from nostall.fusion.codegen.emit.prologue import is_specialised
+from nostall.fusion.codegen.emit.emit import tensor_arguments, write_body
+from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Program, assemble_file
+from nostall.fusion.codegen.emit.prologue import specializes_counts
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan, plans
@@ -23,7 +23,7 @@ PACKABLE = ("thread", "warp", "block", "looped")
 """Schemes of one kernel, without partial results."""
 
 
-def pieces(graph: Graph, operators: Iterable[int]) -> list[tuple[int, ...]]:
+def independent_parts(graph: Graph, operators: Iterable[int]) -> list[tuple[int, ...]]:
     """The parts of a set that neither pass data to each other nor read a common source."""
     parts: list[tuple[set[int], set[int]]] = []
     for index in sorted(operators):
@@ -52,12 +52,12 @@ def packed_plan(parts: Sequence[Schedule]) -> PackedPlan:
             f"{len(parts)} parts have no single kernel with the same number of warps; make them "
             "separate kernels"
         )
-    chosen = [[_best(of, number) for of in parts] for number in sorted(warps)]
+    chosen = [[_fastest_plan(of, number) for of in parts] for number in sorted(warps)]
     least = min(chosen, key=lambda found: sum(seconds for seconds, _, _ in found))
     return PackedPlan(tuple(plan for _, _, plan in least))
 
 
-def _best(of: Schedule, warps: int) -> tuple[float, str, KernelPlan]:
+def _fastest_plan(of: Schedule, warps: int) -> tuple[float, str, KernelPlan]:
     """The plan of a part with this many warps and the least modelled time."""
     fitting = [p for p in plans(of).legal if p.scheme in PACKABLE and p.num_warps == warps]
     ranked = ((modelled_seconds(of, plan), str(plan), plan) for plan in fitting)
@@ -73,14 +73,16 @@ def emit_packed(parts: Sequence[Schedule], plan: PackedPlan) -> Program:
     blocks: list[int] = []
     with main.block():
         main("pid = tl.program_id(0)")
-        for at, (of, own) in enumerate(zip(parts, plan.parts, strict=True)):
+        for at, (of, own) in enumerate(zip(parts, plan.plans, strict=True)):
             lines = Lines()
             with lines.block():
                 blocks.append(write_body(of, own, lines))
-            signature = ", ".join(("pid", *tensors(of), "count"))
+            signature = ", ".join(("pid", *tensor_arguments(of), "count"))
             functions.append(f"\n\n@triton.jit\ndef _part_{at}({signature}):\n{lines}")
             before = " + ".join(f"blocks{n}" for n in range(at))
-            given = ", ".join((f"pid - ({before})" if at else "pid", *tensors(of), f"count{at}"))
+            given = ", ".join(
+                (f"pid - ({before})" if at else "pid", *tensor_arguments(of), f"count{at}")
+            )
             if at < len(parts) - 1:
                 end = " + ".join(f"blocks{n}" for n in range(at + 1))
                 head = f"{'elif' if at else 'if'} pid < {end}:"
@@ -88,21 +90,21 @@ def emit_packed(parts: Sequence[Schedule], plan: PackedPlan) -> Program:
                 head = "else:"
             with main.block(head):
                 main(f"_part_{at}({given})")
-            counts += [of.counted, blocks[-1]]
+            counts += [of.outer_row_count, blocks[-1]]
             names += [f"count{at}", f"blocks{at}"]
     launch = Launch(
         f"stitched_packed_{len(parts)}",
-        tuple(dict.fromkeys(name for of in parts for name in tensors(of))),
+        tuple(dict.fromkeys(name for of in parts for name in tensor_arguments(of))),
         tuple(counts),
         (Total(blocks), 1),
-        plan.parts[0].num_warps,
-        any(is_specialised(of) for of in parts),
+        plan.plans[0].num_warps,
+        any(specializes_counts(of) for of in parts),
         tuple(names),
     )
     inputs = tuple(dict.fromkeys(index for of in parts for index in of.mapping.inputs))
     outputs = tuple(dict.fromkeys(index for of in parts for index in of.mapping.outputs))
-    numbers = Names(inputs)
-    source, launches = assembled(str(plan), [(main, launch)], numbers, "".join(functions))
+    numbers = NodeNumbering(inputs)
+    source, launches = assemble_file(str(plan), [(main, launch)], numbers, "".join(functions))
     graph = parts[0].mapping.graph
-    called = numbers.tensors((*inputs, *outputs))
+    called = numbers.tensor_arguments((*inputs, *outputs))
     return Program(graph, plan, source, inputs, outputs, called, launches)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nostall.fusion.codegen.loops.addresses import Offset, offset
-from nostall.fusion.codegen.loops.mapping import Loops, Place
+from nostall.fusion.codegen.loops.addresses import Offset, tensor_offset
+from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops
 from nostall.fusion.graph.graph import Node
 from nostall.fusion.graph.shapes import contiguous
 
 
-def counted(
-    node: Node, places: Sequence[Place], sizes: Sequence[int], sides: Sequence[Loops]
+def counter_offsets(
+    node: Node, places: Sequence[AxisAccess], sizes: Sequence[int], sides: Sequence[Loops]
 ) -> tuple[Offset, ...]:
     """What the template of a random tensor at ``places`` takes: the number of each element where
     ``words`` is 1, else (first, place), ``words * first + place`` being that number.
@@ -26,14 +26,14 @@ def counted(
     ``sides``: the loops of each counter of the kernel.  What goes in steps of whole counters
     through one of them is in ``first``: the rest is short, and a compiler sees who shares one.
     """
-    number = offset(places, contiguous(node.shape), sizes)
+    number = tensor_offset(places, contiguous(node.shape), sizes)
     words = node["words"]
     assert isinstance(words, int)
     if words == 1:
         return (number,)
-    weights = number.weights
+    weights = number.strides
     whole = [side for side in sides if all(weights.get(loop, 0) % words == 0 for loop in side)]
     apart = {loop for side in whole for loop in side}
     first = {loop: weight // words for loop, weight in weights.items() if loop in apart}
     place = {loop: weight for loop, weight in weights.items() if loop not in apart}
-    return Offset(weights=first), Offset(weights=place)
+    return Offset(strides=first), Offset(strides=place)

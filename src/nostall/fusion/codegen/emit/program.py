@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nostall.fusion.codegen.expressions.helpers import called
+from nostall.fusion.codegen.expressions.helpers import used_helpers
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.loops.mapping import Mapping
+from nostall.fusion.codegen.loops.mapping import LoopMapping
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph
@@ -26,11 +26,11 @@ class Language:
     """What a file of kernels begins with, and how a line of Triton is written in it."""
 
     head: str
-    said: Callable[[str], str]
+    translate: Callable[[str], str]
 
 
 TRITON = Language(HEAD, str)
-RELEASE = "_release()"
+LAUNCH_DEPENDENTS = "_release()"
 """The line from which on the next kernel may begin, in kernels that do not begin with it.  No
 compiler moves what is read above it below."""
 
@@ -46,9 +46,9 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel.  ``arguments`` name tensors (``names`` of the program, or workspaces), ``counts``
+    """One kernel.  ``arguments`` name tensors (``argument_names`` of the program, or workspaces), ``counts``
     are the 32-bit integers that follow them; counts and grid are those of the graph's own sizes.
-    ``specialised``: Triton compiles again for counts that are multiples of 16.  ``aligned``:
+    ``specializes_counts``: Triton compiles again for counts that are multiples of 16.  ``aligned``:
     tensors begin at multiples of 16 bytes, or it cannot be compiled.  ``follows``: it waits for the
     kernel before by itself, and may be launched before that one has ended (programmatic dependent
     launch)."""
@@ -58,7 +58,7 @@ class Launch:
     counts: tuple[int, ...]
     grid: tuple[int, int]
     num_warps: int
-    specialised: bool = False
+    specializes_counts: bool = False
     count_names: tuple[str, ...] = ("count", "span")
     aligned: bool = False
     follows: bool = False
@@ -67,30 +67,30 @@ class Launch:
 @dataclass(frozen=True)
 class Program:
     """Source and launches of one stitched pattern; ``inputs`` and ``outputs`` are graph nodes,
-    ``names`` what kernels call those, inputs first."""
+    ``argument_names`` what kernels call those, inputs first."""
 
     graph: Graph = field(repr=False)
     plan: KernelPlan | PackedPlan
     source: str = field(repr=False)
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    names: tuple[str, ...]
+    argument_names: tuple[str, ...]
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
 
     @property
-    def tensors(self) -> dict[str, int]:
+    def nodes_by_argument(self) -> dict[str, int]:
         """The nodes by the names of the kernels' arguments, inputs first."""
-        return dict(zip(self.names, (*self.inputs, *self.outputs), strict=True))
+        return dict(zip(self.argument_names, (*self.inputs, *self.outputs), strict=True))
 
     @property
     def key(self) -> str:
         """sha256 of the source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
-    def size_of(self, inputs: Sequence[Sized]) -> int | None:
+    def dynamic_size(self, inputs: Sequence[Sized]) -> int | None:
         """The varying size that tensors for ``inputs`` have; None where nothing varies."""
-        return size_of(self.graph, self.inputs, inputs)
+        return find_dynamic_size(self.graph, self.inputs, inputs)
 
 
 class Sized(Protocol):
@@ -100,8 +100,8 @@ class Sized(Protocol):
     def shape(self) -> Sequence[int]: ...
 
 
-def size_of(graph: Graph, inputs: Sequence[int], tensors: Sequence[Sized]) -> int | None:
-    """The varying size of a graph, as the first of ``tensors`` that has it says (they are given for
+def find_dynamic_size(graph: Graph, inputs: Sequence[int], tensors: Sequence[Sized]) -> int | None:
+    """The varying size of a graph, as the first of ``tensor_arguments`` that has it says (they are given for
     the nodes ``inputs``); None where nothing varies or no tensor has it."""
     for index, tensor in zip(inputs, tensors, strict=False):
         for planned, size in zip(graph[index].shape, tensor.shape, strict=False):
@@ -110,30 +110,30 @@ def size_of(graph: Graph, inputs: Sequence[int], tensors: Sequence[Sized]) -> in
     return None
 
 
-def base_name(mapping: Mapping, plan: KernelPlan) -> str:
+def kernel_name(mapping: LoopMapping, plan: KernelPlan) -> str:
     """A name for profiles: the first operators that are not trivial, and the scheme."""
     ops = [mapping.graph[i] for i in mapping.operators]
     telling = [n.op for n in ops if n.kind != "light"] or [n.op for n in ops]
     return "_".join(["stitched", *list(dict.fromkeys(telling))[:4], plan.scheme])
 
 
-def program(
-    mapping: Mapping,
+def assemble_program(
+    mapping: LoopMapping,
     plan: KernelPlan,
     kernels: Sequence[tuple[Lines, Launch]],
     workspaces: Sequence[Workspace] = (),
     language: Language = TRITON,
 ) -> Program:
     """Put the kernels of one pattern, whose ``Lines`` are their bodies, together as one file."""
-    names = Names(mapping.inputs)
-    source, launches = assembled(str(plan), kernels, names, language=language)
-    spaces = tuple(replace(space, name=names.of(space.name)) for space in workspaces)
+    names = NodeNumbering(mapping.inputs)
+    source, launches = assemble_file(str(plan), kernels, names, language=language)
+    spaces = tuple(replace(space, name=names.renumber(space.name)) for space in workspaces)
     inputs, outputs = mapping.inputs, mapping.outputs
-    called = names.tensors((*inputs, *outputs))
+    called = names.tensor_arguments((*inputs, *outputs))
     return Program(mapping.graph, plan, source, inputs, outputs, called, launches, spaces)
 
 
-class Names:
+class NodeNumbering:
     """Numbers of a kernel's own in place of those of a graph's nodes, so that equal patterns of
     one graph are one kernel: its inputs, then what else it names, in the order of the text."""
 
@@ -141,25 +141,25 @@ class Names:
     _NUMBERED = re.compile(r"(?<![\w.])([pwxvsat%])(\d+)")
 
     def __init__(self, inputs: Iterable[int]) -> None:
-        self._place = {str(index): at for at, index in enumerate(inputs)}
+        self._numbers = {str(index): at for at, index in enumerate(inputs)}
 
-    def of(self, text: str) -> str:
+    def renumber(self, text: str) -> str:
         """The text with each node in names such as ``v12_0``, ``x3at1`` and ``%7`` renumbered."""
-        return self._NUMBERED.sub(self._renamed, text)
+        return self._NUMBERED.sub(self._renumber_match, text)
 
-    def tensors(self, nodes: Iterable[int]) -> tuple[str, ...]:
+    def tensor_arguments(self, nodes: Iterable[int]) -> tuple[str, ...]:
         """What kernels call the memory of these nodes."""
-        return tuple(self.of(f"p{index}") for index in nodes)
+        return tuple(self.renumber(f"p{index}") for index in nodes)
 
-    def _renamed(self, found: re.Match[str]) -> str:
+    def _renumber_match(self, found: re.Match[str]) -> str:
         kind, node = found.groups()
-        return f"{kind}{self._place.setdefault(node, len(self._place))}"
+        return f"{kind}{self._numbers.setdefault(node, len(self._numbers))}"
 
 
-def assembled(
+def assemble_file(
     title: str,
     kernels: Sequence[tuple[Lines, Launch]],
-    names: Names,
+    names: NodeNumbering,
     parts: str = "",
     language: Language = TRITON,
 ) -> tuple[str, tuple[Launch, ...]]:
@@ -169,10 +169,10 @@ def assembled(
     ones never share a name.
     """
     head = [language.head]
-    parts = names.of(parts)
-    texts = [_begun(names.of(str(lines))) for lines, _ in kernels]
+    parts = names.renumber(parts)
+    texts = [_with_wait(names.renumber(str(lines))) for lines, _ in kernels]
     bodies = parts + "".join(texts)
-    helpers = [f"\n\n{text}" for text in called(_calls(bodies))]
+    helpers = [f"\n\n{text}" for text in used_helpers(_helper_calls(bodies))]
     if "libdevice." in "".join([*helpers, bodies]):
         head.append("from triton.language.extra import libdevice\n")
     head.append(f"\n# {title}\n")
@@ -183,19 +183,19 @@ def assembled(
     text = "".join(head)
     for body, (_, launch) in zip(texts, kernels, strict=True):
         name = f"{launch.name}_{digest}"
-        arguments = tuple(map(names.of, launch.arguments))
+        arguments = tuple(map(names.renumber, launch.arguments))
         signature = ", ".join([*arguments, *_count_names(launch)])
-        text += f"\n\n@triton.jit{_unspecialised(launch)}\ndef {name}({signature}):\n{body}"
+        text += f"\n\n@triton.jit{_jit_options(launch)}\ndef {name}({signature}):\n{body}"
         launches.append(replace(launch, name=name, arguments=arguments, follows=True))
-    return language.said(text), tuple(launches)
+    return language.translate(text), tuple(launches)
 
 
-def _begun(body: str) -> str:
+def _with_wait(body: str) -> str:
     """A body behind the wait for the kernel before: ahead of it no memory may be touched."""
-    return f"    {'_behind' if RELEASE in body else '_follow'}()\n{body}"
+    return f"    {'_behind' if LAUNCH_DEPENDENTS in body else '_follow'}()\n{body}"
 
 
-def _calls(bodies: str) -> str:
+def _helper_calls(bodies: str) -> str:
     # tl.reduce names its function without calling it.
     return (
         bodies.replace(", _max,", ", _max(")
@@ -208,9 +208,9 @@ def _count_names(launch: Launch) -> tuple[str, ...]:
     return launch.count_names[: len(launch.counts)]
 
 
-def _unspecialised(launch: Launch) -> str:
+def _jit_options(launch: Launch) -> str:
     # Otherwise Triton compiles again for a batch of 1 and for multiples of 16.
-    if launch.specialised:
+    if launch.specializes_counts:
         return ""
     names = ", ".join(f'"{name}"' for name in _count_names(launch))
     return f"(do_not_specialize=[{names}])" if names else ""

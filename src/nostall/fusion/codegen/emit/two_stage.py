@@ -10,184 +10,213 @@ Plans that are ``ahead`` copy the rows of the next turns meanwhile (``stages``).
 
 from __future__ import annotations
 
-from nostall.fusion.codegen.emit.program import Launch, Program, Workspace, base_name, program
-from nostall.fusion.codegen.emit.prologue import is_zero, whole_row
-from nostall.fusion.codegen.emit.tile import Chunk, Entry, Rows, Tile
+from nostall.fusion.codegen.emit.program import (
+    Launch,
+    Program,
+    Workspace,
+    assemble_program,
+    kernel_name,
+)
+from nostall.fusion.codegen.emit.prologue import write_row_chunks, zero_condition
+from nostall.fusion.codegen.emit.tile import Chunk, Rows, Tile, TileValue
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, Reduction, Value, reduction
-from nostall.fusion.codegen.loops.addresses import ZERO
+from nostall.fusion.codegen.expressions.templates import (
+    TRITON_DTYPES,
+    Reduction,
+    Value,
+    make_reduction,
+)
+from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.async_copies import turns
-from nostall.fusion.codegen.tiling.kernel_plan import WARP, KernelPlan
-from nostall.fusion.codegen.tiling.tile_sizes import power_above
+from nostall.fusion.codegen.tiling.async_copies import loop_range
+from nostall.fusion.codegen.tiling.kernel_plan import WARP_SIZE, KernelPlan
+from nostall.fusion.codegen.tiling.tile_sizes import next_power_of_two
 from nostall.fusion.graph.dynamic_size import Extent
 
 FINISH_TILE = 4096
 """Partial results that one program of the second kernel loads at once."""
-LEAST_FINISH_WIDTH = 8
+MIN_FINISH_WIDTH = 8
 """Its columns: fewer would not fill the 32 bytes that L2 gives at once."""
-LEAST_FINISH_WARPS, MOST_FINISH_EACH = 4, 64
+MIN_FINISH_WARPS, MAX_FINISH_ELEMENTS = 4, 64
 """Its warps, and what a thread has at most of the tile."""
 
 
 def finish_tile(parts: int, results: int) -> tuple[int, int]:
     """Columns and warps of a program of the second kernel."""
-    width = min(power_above(results), max(LEAST_FINISH_WIDTH, FINISH_TILE // parts))
-    return width, max(LEAST_FINISH_WARPS, width * parts // (WARP * MOST_FINISH_EACH))
+    width = min(next_power_of_two(results), max(MIN_FINISH_WIDTH, FINISH_TILE // parts))
+    return width, max(MIN_FINISH_WARPS, width * parts // (WARP_SIZE * MAX_FINISH_ELEMENTS))
 
 
-def emit_column(of: Schedule, plan: KernelPlan) -> Program:
-    tails = [_Tail(of, index) for index in of.tails]
-    first, last = _walk(of, plan, tails), _finish(of, plan, tails)
+def emit_two_stage(of: Schedule, plan: KernelPlan) -> Program:
+    tails = [_RowReduction(of, index) for index in of.row_reductions]
+    first, last = _first_stage(of, plan, tails), _second_stage(of, plan, tails)
     workspaces = tuple(
-        Workspace(f"w{tail.index}", tail.how.dtype, plan.parts * tail.results) for tail in tails
+        Workspace(f"w{tail.index}", tail.reduction.dtype, plan.splits * tail.results)
+        for tail in tails
     )
-    return program(of.mapping, plan, [first, last], workspaces)
+    return assemble_program(of.mapping, plan, [first, last], workspaces)
 
 
-class _Tail:
-    """A reduction over rows.  ``wide``: it keeps the columns."""
+class _RowReduction:
+    """A reduction over rows.  ``keeps_columns``: it keeps the columns."""
 
     def __init__(self, of: Schedule, index: int) -> None:
         self.index = index
-        self.how: Reduction = reduction(of.mapping.graph[index])
+        self.reduction: Reduction = make_reduction(of.mapping.graph[index])
         (operand,) = of.mapping.operands[index]
-        self.over_columns = bool(of.mapping.reduced[index] & set(of.columns))
-        self.reads_columns = of.reads_columns(operand)
-        self.wide = self.reads_columns and not self.over_columns
-        self.kept = of.count(_kept(of))
-        self.results = self.kept * (of.column_count if self.wide else 1)
+        self.over_columns = bool(of.mapping.reduced_loops[index] & set(of.columns))
+        self.reads_columns = of.operand_has_columns(operand)
+        self.keeps_columns = self.reads_columns and not self.over_columns
+        self.result_rows = of.count(_result_rows(of))
+        self.results = self.result_rows * (of.column_count if self.keeps_columns else 1)
 
 
-def _kept(of: Schedule) -> tuple[int, ...]:
-    return of.rows[: len(of.rows) - len(of.summed)]
+def _result_rows(of: Schedule) -> tuple[int, ...]:
+    return of.rows[: len(of.rows) - len(of.reduced_rows)]
 
 
-def _walk(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, Launch]:
+def _first_stage(
+    of: Schedule, plan: KernelPlan, tails: list[_RowReduction]
+) -> tuple[Lines, Launch]:
     lines = Lines()
-    summed = of.count(of.summed)
-    span = Extent(summed, plan.rows * plan.parts, plan.rows)
-    kept = of.count(_kept(of))
+    summed = of.count(of.reduced_rows)
+    span = Extent(summed, plan.rows * plan.splits, plan.rows)
+    kept = of.count(_result_rows(of))
     with lines.block():
         lines("kept = tl.program_id(0)")
         lines("group = tl.program_id(1)")
-        chunks = whole_row(of, plan, lines)
+        chunks = write_row_chunks(of, plan, lines)
         for tail in tails:
-            for chunk in chunks if tail.wide else (None,):
+            for chunk in chunks if tail.keeps_columns else (None,):
                 shape = f"({plan.rows}, {chunk.width if chunk else 1})"
-                dtype = TRITON_DTYPES[tail.how.dtype]
-                lines(f"{_held(tail, chunk)} = tl.full({shape}, {tail.how.neutral}, {dtype})")
+                dtype = TRITON_DTYPES[tail.reduction.dtype]
+                lines(
+                    f"{_accumulator(tail, chunk)} = tl.full({shape}, {tail.reduction.neutral}, {dtype})"
+                )
         lines("start = group * span")
         above = Tile(of, of.columns, Rows((), 1, "0", None, ""), chunks, lines)
-        if plan.ahead:
+        if plan.async_copies:
             # In the loop it would be copied again and again.
-            above.load_ahead((*of.body, *of.tails), by_row=False)
+            above.preload((*of.body, *of.row_reductions), by_row=False)
         stop = "tl.minimum(start + span, count)"
-        with lines.block(f"for first in {turns('start', stop, plan.rows, plan.ahead)}:"):
-            tile = above.inside(_rows_of_group(of, plan, lines))
+        with lines.block(
+            f"for first in {loop_range('start', stop, plan.rows, plan.async_copies)}:"
+        ):
+            tile = above.with_rows(_rows_of_group(of, plan, lines))
             tile.write(of.body)
             for tail in tails:
                 _accumulate(tile, tail)
         for tail in tails:
-            for chunk in chunks if tail.wide else (None,):
-                text = _held(tail, chunk)
-                text = tail.how.along(text, 0) if plan.rows > 1 else text
+            for chunk in chunks if tail.keeps_columns else (None,):
+                text = _accumulator(tail, chunk)
+                text = tail.reduction.reduce(text, 0) if plan.rows > 1 else text
                 _store_partial(lines, tail, chunk, kept, of.column_count, text)
     stores = [i for i in of.body if i in of.mapping.outputs]
-    reads = of.mapping.read_by((*of.body, *of.tails))
+    reads = of.mapping.inputs_of((*of.body, *of.row_reductions))
     arguments = (*(f"p{i}" for i in [*reads, *stores]), *(f"w{t.index}" for t in tails))
-    name = f"{base_name(of.mapping, plan)}_0"
-    return lines, Launch(name, arguments, (summed, span), (kept, plan.parts), plan.num_warps)
+    name = f"{kernel_name(of.mapping, plan)}_0"
+    return lines, Launch(name, arguments, (summed, span), (kept, plan.splits), plan.num_warps)
 
 
 def _rows_of_group(of: Schedule, plan: KernelPlan, lines: Lines) -> Rows:
     """``count`` rows are summed for each kept one."""
     if plan.rows == 1:
-        lines(f"r = kept * count + first + {ZERO}")
-        return Rows(of.rows, 1, "r", None, is_zero("kept + first"))
+        lines(f"r = kept * count + first + {ZERO_TENSOR}")
+        return Rows(of.rows, 1, "r", None, zero_condition("kept + first"))
     lines(f"m = first + tl.arange(0, {plan.rows})[:, None]")
     lines("live = m < count")
     lines("r = kept * count + m")
-    return Rows(of.rows, plan.rows, "r", "live", is_zero("kept + first"))
+    return Rows(of.rows, plan.rows, "r", "live", zero_condition("kept + first"))
 
 
-def _held(tail: _Tail, chunk: Chunk | None) -> str:
+def _accumulator(tail: _RowReduction, chunk: Chunk | None) -> str:
     return f"a{tail.index}{chunk.suffix if chunk else ''}"
 
 
-def _accumulate(tile: Tile, tail: _Tail) -> None:
+def _accumulate(tile: Tile, tail: _RowReduction) -> None:
     tile.lines(f"# {tile.graph.told(tail.index)}")
-    if tail.wide:
+    if tail.keeps_columns:
         for chunk in tile.chunks:
-            text, has_rows = tile.partial(tail.index, tail.how, chunk)
-            _add(tile, tail, _held(tail, chunk), text, has_rows, chunk.width)
+            text, has_rows = tile.partial_result(tail.index, tail.reduction, chunk)
+            _add(tile, tail, _accumulator(tail, chunk), text, has_rows, chunk.width)
         return
     if not tail.over_columns:
-        entry = tile.operand(tile.mapping.operands[tail.index][0], None)
-        _add(tile, tail, _held(tail, None), tail.how.partial(entry.value), entry.rows, 1)
+        entry = tile.operand_value(tile.mapping.operands[tail.index][0], None)
+        _add(
+            tile,
+            tail,
+            _accumulator(tail, None),
+            tail.reduction.to_partial(entry.value),
+            entry.has_rows,
+            1,
+        )
         return
-    total, has_rows = tile.over_columns(tail.index, tail.how)
-    _add(tile, tail, _held(tail, None), total, has_rows, 1)
+    total, has_rows = tile.reduce_columns(tail.index, tail.reduction)
+    _add(tile, tail, _accumulator(tail, None), total, has_rows, 1)
 
 
-def _add(tile: Tile, tail: _Tail, held: str, text: str, has_rows: bool, width: int) -> None:
+def _add(tile: Tile, tail: _RowReduction, held: str, text: str, has_rows: bool, width: int) -> None:
     """Put the rows of this block to what a tail holds; rows that do not exist are neutral."""
     if tile.rows.mask:
         if not has_rows:
             text = f"tl.broadcast_to({text}, ({tile.rows.count}, {width}))"
-        text = f"tl.where({tile.rows.mask}, {text}, {tail.how.neutral})"
-    tile.lines(f"{held} = {tail.how.both(held, text)}")
+        text = f"tl.where({tile.rows.mask}, {text}, {tail.reduction.neutral})"
+    tile.lines(f"{held} = {tail.reduction.combine(held, text)}")
 
 
 def _store_partial(
-    lines: Lines, tail: _Tail, chunk: Chunk | None, kept: int, columns: int, text: str
+    lines: Lines, tail: _RowReduction, chunk: Chunk | None, kept: int, columns: int, text: str
 ) -> None:
     group = f"(group * {kept} + kept)" if kept > 1 else "group"
     if chunk is None:
-        lines(f"tl.store(w{tail.index} + {group} + {ZERO}, {text})")
+        lines(f"tl.store(w{tail.index} + {group} + {ZERO_TENSOR}, {text})")
         return
     mask = f", mask={chunk.mask}" if chunk.mask else ""
     lines(f"tl.store(w{tail.index} + {group} * {columns} + {chunk.counter}, {text}{mask})")
 
 
-def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, Launch]:
-    kept = _kept(of)
+def _second_stage(
+    of: Schedule, plan: KernelPlan, tails: list[_RowReduction]
+) -> tuple[Lines, Launch]:
+    kept = _result_rows(of)
     # Results are walked over as one long row: kept rows, and columns where a tail has them.
-    loops = kept + (of.columns if any(tail.wide for tail in tails) else ())
+    loops = kept + (of.columns if any(tail.keeps_columns for tail in tails) else ())
     results = of.count(loops)
-    width, warps = finish_tile(plan.parts, results)
+    width, warps = finish_tile(plan.splits, results)
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")
         lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
         lines(f"inside = c < {results}")
-        lines(f"group = tl.arange(0, {plan.parts})[:, None]")
-        rows = Rows((), 1, "0", None, is_zero("pid"))
+        lines(f"group = tl.arange(0, {plan.splits})[:, None]")
+        rows = Rows((), 1, "0", None, zero_condition("pid"))
         tile = Tile(of, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
         for tail in tails:
-            _total(tile, tail, results)
-        tile.write(of.after)
-    outputs = [i for i in (*of.tails, *of.after) if i in of.mapping.outputs]
-    reads = of.mapping.read_by(of.after)
+            _write_total(tile, tail, results)
+        tile.write(of.epilogue)
+    outputs = [i for i in (*of.row_reductions, *of.epilogue) if i in of.mapping.outputs]
+    reads = of.mapping.inputs_of(of.epilogue)
     arguments = (*(f"p{i}" for i in [*reads, *outputs]), *(f"w{t.index}" for t in tails))
-    name = f"{base_name(of.mapping, plan)}_1"
+    name = f"{kernel_name(of.mapping, plan)}_1"
     grid = (-(-results // width), 1)
     return lines, Launch(name, arguments, (), grid, warps)
 
 
-def _total(tile: Tile, tail: _Tail, results: int) -> None:
+def _write_total(tile: Tile, tail: _RowReduction, results: int) -> None:
     lines, index = tile.lines, tail.index
     lines(f"# {tile.graph.told(index)}")
     if tail.results == results:
         where, mask = "c", ", mask=inside"
     elif tail.results == 1:
-        where, mask = ZERO, ""
+        where, mask = ZERO_TENSOR, ""
     else:
         where, mask = f"c // {results // tail.results}", ", mask=inside"
     lines(f"a{index} = tl.load(w{index} + group * {tail.results} + {where}{mask})")
-    result = tail.how.result(tail.how.along(f"a{index}", 0))
+    result = tail.reduction.from_partial(tail.reduction.reduce(f"a{index}", 0))
     lines(f"v{index} = {result.text}")
-    entry = Entry(Value(f"v{index}", result.dtype), rows=False, columns=tail.results > 1)
-    tile.entries[index, ""] = entry
+    entry = TileValue(
+        Value(f"v{index}", result.dtype), has_rows=False, has_columns=tail.results > 1
+    )
+    tile.values[index, ""] = entry
     if index in tile.mapping.outputs:
         tile.store(index)

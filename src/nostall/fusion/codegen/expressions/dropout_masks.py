@@ -12,16 +12,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nostall.fusion.codegen.expressions.templates import Value, computed, converted, drawn, tensor
+from nostall.fusion.codegen.expressions.templates import (
+    Value,
+    as_tensor,
+    compute_dtype,
+    convert,
+    random_call,
+)
 from nostall.fusion.graph.graph import Graph, Node
 
-_HALVES = 2**16
-_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_HALF_VALUES = 2**16
+_MIRRORED_COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
-def masked(node: Node, operands: Sequence[Value]) -> Value | None:
+def mask_expression(node: Node, operands: Sequence[Value]) -> Value | None:
     """A comparison or a product of what was left to it; None of other values."""
-    return comparison(node, operands) or product(node, operands)
+    return half_comparison(node, operands) or scaled_product(node, operands)
 
 
 # -- comparisons -----------------------------------------------------------------------------------
@@ -35,67 +41,70 @@ def is_only_compared(graph: Graph, index: int) -> bool:
     if index in graph.outputs or not readers:
         return False
     return all(
-        graph[reader].op in _MIRRORED
+        graph[reader].op in _MIRRORED_COMPARISONS
         and any(graph[source].op == "constant" for source in graph[reader].inputs)
         for reader in readers
     )
 
 
-def halves(operands: Sequence[Value]) -> str:
+def random_halves(operands: Sequence[Value]) -> str:
     """Such numbers as what :attr:`Value.half` names."""
-    return drawn("_half", operands)
+    return random_call("_half", operands)
 
 
-def of_halves(name: str) -> Value:
-    """What ``name``, where :func:`halves` are, is for those that read it."""
-    return Value(f"_number_of({name})", "float32", half=name)
+def half_value(name: str) -> Value:
+    """What ``name``, where :func:`random_halves` are, is for those that read it."""
+    return Value(f"_number_of({name})", "float32", half_text=name)
 
 
-def comparison(node: Node, operands: Sequence[Value]) -> Value | None:
+def half_comparison(node: Node, operands: Sequence[Value]) -> Value | None:
     """A comparison of 16-bit random numbers with a number; None of others."""
-    if node.op not in _MIRRORED:
+    if node.op not in _MIRRORED_COMPARISONS:
         return None
-    for op, (value, other) in ((node.op, operands), (_MIRRORED[node.op], operands[::-1])):
-        if value.half and other.number is not None:
-            return Value(_compared(op, value.half, float(other.number)), "bool")
+    for op, (value, other) in (
+        (node.op, operands),
+        (_MIRRORED_COMPARISONS[node.op], operands[::-1]),
+    ):
+        if value.half_text and other.number is not None:
+            return Value(_comparison_text(op, value.half_text, float(other.number)), "bool")
     return None
 
 
-def _compared(op: str, name: str, number: float) -> str:
+def _comparison_text(op: str, name: str, number: float) -> str:
     if math.isnan(number):
         return f"{name} < 0"
-    count, upper = below(number, op in ("le", "gt")), op in ("gt", "ge")
-    if count == _HALVES:  # which is more than a word can be
+    count, upper = count_below(number, op in ("le", "gt")), op in ("gt", "ge")
+    if count == _HALF_VALUES:  # which is more than a word can be
         upper, count = not upper, 0
-    return f"{name} {'>=' if upper else '<'} {count * _HALVES}"
+    return f"{name} {'>=' if upper else '<'} {count * _HALF_VALUES}"
 
 
-def below(number: float, or_equal: bool) -> int:
+def count_below(number: float, or_equal: bool) -> int:
     """How many of the 65,536 random numbers are less than a number rounded to fp32, or equal."""
     # All that is said here is exact: the number has 24 bits, and half of one more is added.
-    place = float(np.float32(min(max(number, -1.0), 2.0))) * _HALVES
+    place = float(np.float32(min(max(number, -1.0), 2.0))) * _HALF_VALUES
     count = math.floor(place + 0.5) if or_equal else math.ceil(place - 0.5)
-    return min(max(count, 0), _HALVES)
+    return min(max(count, 0), _HALF_VALUES)
 
 
 # -- products --------------------------------------------------------------------------------------
 
 
-def is_left_to_scale(graph: Graph, index: int) -> bool:
+def is_deferred_product(graph: Graph, index: int) -> bool:
     """Whether a node is a product of a mask and a float, and what reads it, once, multiplies it
     with a positive number."""
     readers = graph.users[index]
-    if not _is_masked(graph, index) or index in graph.outputs or len(readers) != 1:
+    if not _is_mask_product(graph, index) or index in graph.outputs or len(readers) != 1:
         return False
     reader = graph[readers[0]]
     numbers = [graph[i]["value"] for i in reader.inputs if graph[i].op == "constant"]
-    wanted = reader.op == "mul" and computed(reader.dtype) == "float32" and len(numbers) == 1
+    wanted = reader.op == "mul" and compute_dtype(reader.dtype) == "float32" and len(numbers) == 1
     return wanted and _is_scale(numbers[0])
 
 
-def _is_masked(graph: Graph, index: int) -> bool:
+def _is_mask_product(graph: Graph, index: int) -> bool:
     node = graph[index]
-    if node.op != "mul" or computed(node.dtype) != "float32":
+    if node.op != "mul" or compute_dtype(node.dtype) != "float32":
         return False
     if any(graph[graph.base(source)].kind == "constant" for source in node.inputs):
         return False
@@ -106,21 +115,23 @@ def _is_scale(number: object) -> bool:
     return isinstance(number, (int, float)) and 0 < number < math.inf
 
 
-def left_to_scale(operands: Sequence[Value]) -> Value:
+def deferred_product(operands: Sequence[Value]) -> Value:
     """What such a product is for what reads it: with k it is that of the value and k or 0."""
     mask, value = operands if operands[0].dtype == "bool" else operands[::-1]
-    told, factor = converted(mask, "bool"), converted(value, "float32")
-    product = f"{converted(mask, 'float32')} * {factor}"
-    return Value(f"({product})", "float32", scaled=f"tl.where({told}, {{}}, 0.0) * {factor}")
+    told, factor = convert(mask, "bool"), convert(value, "float32")
+    product = f"{convert(mask, 'float32')} * {factor}"
+    return Value(
+        f"({product})", "float32", scaled_template=f"tl.where({told}, {{}}, 0.0) * {factor}"
+    )
 
 
-def product(node: Node, operands: Sequence[Value]) -> Value | None:
+def scaled_product(node: Node, operands: Sequence[Value]) -> Value | None:
     """The product of a number and a value that was left to it in this loop; None of others.
 
     It is the same to the bit: (1 x) k and x k, (0 x) k and x 0, whatever x is.
     """
     if node.op == "mul":
         for value, number in (operands, operands[::-1]):
-            if value.scaled and _is_scale(number.number):
-                return Value(value.scaled.format(tensor(number, "float32")), "float32")
+            if value.scaled_template and _is_scale(number.number):
+                return Value(value.scaled_template.format(as_tensor(number, "float32")), "float32")
     return None

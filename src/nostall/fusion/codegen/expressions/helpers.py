@@ -148,7 +148,7 @@ last bits only (by ``//``; with ``>>`` it misses some).  ``_online`` subtracts a
 """
 
 
-def called(text: str) -> list[str]:
+def used_helpers(text: str) -> list[str]:
     """The helpers that a text calls, and those that they call, in the order of the table."""
     found: set[str] = set()
     texts = [text]

@@ -9,31 +9,31 @@ import math
 
 from nostall.fusion.graph.graph import Graph, Node
 
-APART = "libdevice.sub_rn({}, {})"
+SUBTRACT = "libdevice.sub_rn({}, {})"
 """A difference that does not become one operation (FMA) with a product before it: the largest x
 less itself has to be 0.  Of a product x = a b an FMA would give a b less its own rounding instead,
 which for large numbers is anything."""
-SHARE = "libdevice.fast_expf({})"
+EXP = "libdevice.fast_expf({})"
 """exp without subnormals: what is below 2**-126 is 0, which beside the maximum's 1 is nothing.
 In sm_90 code these are two instructions, ``tl.exp`` is five."""
-SHARED_OUT = "{} * (1.0 / {})"
+NORMALIZE = "{} * (1.0 / {})"
 """A share of a sum that is at least 1 and at most the number of columns, with one reciprocal for a
 row: off by 2.5 units in the last place at most, Triton's division by 2."""
 
 
-def template(graph: Graph, index: int) -> str | None:
+def softmax_template(graph: Graph, index: int) -> str | None:
     """How a float operator of a softmax is written; None where it is none."""
     node = graph[index]
-    if node.op == "sub" and _taken_away(graph, node, ("amax", "amin")) is not None:
-        return APART
-    if node.op == "exp" and _maximum(graph, node) is not None:
-        return SHARE
-    if node.op == "div" and _is_shared_out(graph, node):
-        return SHARED_OUT
+    if node.op == "sub" and _subtracted_extreme(graph, node, ("amax", "amin")) is not None:
+        return SUBTRACT
+    if node.op == "exp" and _softmax_maximum(graph, node) is not None:
+        return EXP
+    if node.op == "div" and _is_normalization(graph, node):
+        return NORMALIZE
     return None
 
 
-def _taken_away(graph: Graph, difference: Node, extremes: tuple[str, ...]) -> Node | None:
+def _subtracted_extreme(graph: Graph, difference: Node, extremes: tuple[str, ...]) -> Node | None:
     """The maximum or minimum that is subtracted; None where something else is."""
     taken = graph[graph.base(difference.inputs[1])]
     if taken.op == "where":  # as logsumexp guards it
@@ -41,7 +41,7 @@ def _taken_away(graph: Graph, difference: Node, extremes: tuple[str, ...]) -> No
     return taken if taken.op in extremes else None
 
 
-def _maximum(graph: Graph, power: Node) -> Node | None:
+def _softmax_maximum(graph: Graph, power: Node) -> Node | None:
     """The m of exp(x - m), or of exp(x - m - log(sum)) as a log-softmax has it, where m is the
     maximum of the same x in the same row; None elsewhere."""
     difference = graph[power.inputs[0]]
@@ -49,10 +49,10 @@ def _maximum(graph: Graph, power: Node) -> Node | None:
         difference = graph[difference.inputs[0]]
     if difference.op != "sub":
         return None
-    found = _taken_away(graph, difference, ("amax",))
+    found = _subtracted_extreme(graph, difference, ("amax",))
     if found is None or found.inputs[0] != difference.inputs[0]:
         return None
-    return found if _of_each_row(graph, difference.inputs[1], found) else None
+    return found if _is_row_result(graph, difference.inputs[1], found) else None
 
 
 def _is_log_of_sum(graph: Graph, difference: int, taken: int) -> bool:
@@ -65,18 +65,18 @@ def _is_log_of_sum(graph: Graph, difference: int, taken: int) -> bool:
     return power.op == "exp" and power.inputs[0] == difference
 
 
-def _is_shared_out(graph: Graph, quotient: Node) -> bool:
+def _is_normalization(graph: Graph, quotient: Node) -> bool:
     """Whether shares are divided by their sum, with the maximum's 1 among them."""
     power, total = graph[quotient.inputs[0]], graph[graph.base(quotient.inputs[1])]
     if power.op != "exp" or total.op != "sum" or total.inputs[0] != power.index:
         return False
-    found = _maximum(graph, power)
+    found = _softmax_maximum(graph, power)
     if found is None or graph[power.inputs[0]].inputs[0] != found.inputs[0]:
         return False
-    return total.dims == found.dims and _of_each_row(graph, quotient.inputs[1], total)
+    return total.dims == found.dims and _is_row_result(graph, quotient.inputs[1], total)
 
 
-def _of_each_row(graph: Graph, index: int, reduced: Node) -> bool:
+def _is_row_result(graph: Graph, index: int, reduced: Node) -> bool:
     """Whether an operand is the result of a reduction, where its row is: along axes of 1."""
     whole = graph[reduced.inputs[0]].shape
     kept = tuple(1 if axis in reduced.dims else size for axis, size in enumerate(whole))
@@ -87,14 +87,14 @@ def _of_each_row(graph: Graph, index: int, reduced: Node) -> bool:
         return False
     while index != reduced.index:
         node = graph[index]
-        is_it = node.op == "view" or (node.op == "where" and _is_guard(graph, node))
+        is_it = node.op == "view" or (node.op == "where" and _is_infinity_guard(graph, node))
         if not is_it or node.shape not in (kept, gone):
             return False
         index = node.inputs[-1]
     return True
 
 
-def _is_guard(graph: Graph, chosen: Node) -> bool:
+def _is_infinity_guard(graph: Graph, chosen: Node) -> bool:
     """Whether a value is where(it is infinite, 0, it)."""
     told, zero, value = (graph[index] for index in chosen.inputs)
     if zero.op != "constant" or zero["value"] != 0:

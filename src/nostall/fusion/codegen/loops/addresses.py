@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nostall.fusion.codegen.loops.mapping import Loops, Place
+from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops
 
-ZERO = "tl.zeros((1, 1), tl.int32)"
+ZERO_TENSOR = "tl.zeros((1, 1), tl.int32)"
 """Added to a number to make it a tensor: every value of a kernel has two axes."""
 
 
@@ -17,10 +17,12 @@ class Offset:
     """Elements from the start of a tensor: a constant and a weight for each loop."""
 
     start: int = 0
-    weights: dict[int, int] = field(default_factory=dict)
+    strides: dict[int, int] = field(default_factory=dict)
 
 
-def offset(places: Iterable[Place], strides: Iterable[int], sizes: Sequence[int]) -> Offset:
+def tensor_offset(
+    places: Iterable[AxisAccess], strides: Iterable[int], sizes: Sequence[int]
+) -> Offset:
     """Where a tensor with these strides is read at ``places``."""
     start = 0
     weights: dict[int, int] = {}
@@ -33,7 +35,7 @@ def offset(places: Iterable[Place], strides: Iterable[int], sizes: Sequence[int]
     return Offset(start, {loop: weight for loop, weight in weights.items() if weight})
 
 
-def terms(of: Offset, order: Loops, sizes: Sequence[int], counter: str) -> list[str]:
+def offset_terms(of: Offset, order: Loops, sizes: Sequence[int], counter: str) -> list[str]:
     """The part of an offset that depends on the loops of ``order``, through their ``counter``.
 
     Neighbouring loops that lie in memory as in the counter are one term.
@@ -43,19 +45,19 @@ def terms(of: Offset, order: Loops, sizes: Sequence[int], counter: str) -> list[
     while at:
         last = at
         at -= 1
-        weight = of.weights.get(order[at])
+        weight = of.strides.get(order[at])
         if weight is None:
             continue
         whole = weight * sizes[order[at]]
-        while at and of.weights.get(order[at - 1]) == whole:
+        while at and of.strides.get(order[at - 1]) == whole:
             at -= 1
             whole *= sizes[order[at]]
-        index = _part(order, at, last, sizes, counter)
+        index = _counter_part(order, at, last, sizes, counter)
         found.append(index if weight == 1 else f"{index} * {weight}")
     return found[::-1]
 
 
-def first_of_missing(
+def missing_loop_masks(
     present: Iterable[int], order: Loops, sizes: Sequence[int], counter: str
 ) -> list[str]:
     """Conditions under which all loops of ``order`` that are not ``present`` stand at 0."""
@@ -67,12 +69,12 @@ def first_of_missing(
         while at < len(order) and order[at] not in there:
             at += 1
         if at > first:
-            found.append(f"({_part(order, first, at, sizes, counter)} == 0)")
+            found.append(f"({_counter_part(order, first, at, sizes, counter)} == 0)")
         at += 1
     return found
 
 
-def _part(order: Loops, first: int, last: int, sizes: Sequence[int], counter: str) -> str:
+def _counter_part(order: Loops, first: int, last: int, sizes: Sequence[int], counter: str) -> str:
     """The number that loops ``first`` to ``last`` (without) of ``order`` form in the counter."""
     inner = math.prod(sizes[loop] for loop in order[last:])
     text = counter if inner == 1 else f"({counter} // {inner})"

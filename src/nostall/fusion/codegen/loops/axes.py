@@ -12,89 +12,89 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
-class Mismatch(Exception):
+class AxisMismatch(Exception):
     """Two rows of axes have no common factors: (6, 4) seen as (4, 6)."""
 
 
 @dataclass(eq=False)
 class Axis:
-    """A loop of ``size`` steps; once ``parts`` are known it stands for them, outermost first."""
+    """A loop of ``size`` steps; once ``factors`` are known it stands for them, outermost first."""
 
     size: int
-    parts: tuple[Axis, ...] = ()
+    factors: tuple[Axis, ...] = ()
 
 
-Row = tuple[Axis, ...]
+AxisGroup = tuple[Axis, ...]
 """Loops that together count through one axis of a tensor, outermost first; () where it is 1."""
 
 
-def fresh(size: int) -> Row:
+def new_axes(size: int) -> AxisGroup:
     """An axis about which nothing is known yet."""
     return () if size == 1 else (Axis(size),)
 
 
-def leaves(row: Iterable[Axis]) -> Row:
+def factors(row: Iterable[Axis]) -> AxisGroup:
     """The loops that ``row`` stands for by now."""
     found: list[Axis] = []
     for axis in row:
-        found.extend(leaves(axis.parts) if axis.parts else (axis,))
+        found.extend(factors(axis.factors) if axis.factors else (axis,))
     return tuple(found)
 
 
 def unify(left: Iterable[Axis], right: Iterable[Axis]) -> None:
     """Make two rows of equal length the same loops.
 
-    Raises :class:`Mismatch`, with what was unified until then left in place, where they have no
+    Raises :class:`AxisMismatch`, with what was unified until then left in place, where they have no
     common factors.
     """
-    a, b = list(leaves(left)), list(leaves(right))
+    a, b = list(factors(left)), list(factors(right))
     while a and b:
         one, two = a.pop(), b.pop()
         if one is two:
             continue
         if one.size == two.size:
-            two.parts = (one,)
+            two.factors = (one,)
         elif one.size > two.size:
-            a.append(_split(one, two.size))
-            two.parts = (one.parts[-1],)
+            a.append(_split_axis(one, two.size))
+            two.factors = (one.factors[-1],)
         else:
-            b.append(_split(two, one.size))
-            one.parts = (two.parts[-1],)
+            b.append(_split_axis(two, one.size))
+            one.factors = (two.factors[-1],)
         # Whatever was linked may stand in the rest of the rows too.
-        a, b = list(leaves(a)), list(leaves(b))
+        a, b = list(factors(a)), list(factors(b))
     if a or b:
-        raise Mismatch
+        raise AxisMismatch
 
 
-def _split(axis: Axis, inner: int) -> Axis:
+def _split_axis(axis: Axis, inner: int) -> Axis:
     """Split ``axis`` into an outer part, which is returned, and an inner one of ``inner`` steps."""
     if axis.size % inner:
-        raise Mismatch
+        raise AxisMismatch
     outer = Axis(axis.size // inner)
-    axis.parts = (outer, Axis(inner))
+    axis.factors = (outer, Axis(inner))
     return outer
 
 
-def regroup(row: Iterable[Axis], sizes: Sequence[int]) -> list[Row]:
+def regroup(row: Iterable[Axis], sizes: Sequence[int]) -> list[AxisGroup]:
     """The loops of ``row`` as axes of the given sizes, which have the same product.
 
-    Raises :class:`Mismatch` where an axis would need a part of a loop that has no such part.
+    Raises :class:`AxisMismatch` where an axis would need a part of a loop that has no such part.
     """
-    rest = list(leaves(row))
-    groups: list[Row] = []
+    rest = list(factors(row))
+    groups: list[AxisGroup] = []
     for size in reversed(sizes):
         group: list[Axis] = []
         need = size
         while need > 1:
             if not rest:
-                raise Mismatch
+                raise AxisMismatch
             axis = rest.pop()
             if need % axis.size:
-                rest.append(_split(axis, need))
-                axis = axis.parts[-1]
+                rest.append(_split_axis(axis, need))
+                axis = axis.factors[-1]
             group.append(axis)
             need //= axis.size
         groups.append(tuple(reversed(group)))
     if rest:
-        raise Mismatch
+        raise AxisMismatch
     return groups[::-1]

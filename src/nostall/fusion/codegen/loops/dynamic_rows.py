@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nostall.fusion.codegen.loops.addresses import offset
-from nostall.fusion.codegen.loops.mapping import Place
+from nostall.fusion.codegen.loops.addresses import tensor_offset
+from nostall.fusion.codegen.loops.mapping import AxisAccess
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.dynamic_size import varies
@@ -18,13 +18,13 @@ from nostall.fusion.graph.graph import Node
 from nostall.fusion.graph.shapes import Shape, contiguous
 
 
-def check_varying(of: Schedule) -> None:
+def check_dynamic_size(of: Schedule) -> None:
     """Raises :class:`BadFusion` where a kernel's source would depend on the varying size."""
     mapping, varying = of.mapping, of.mapping.graph.varying
     if varying is None:
         return
-    loops = [loop for loop, size in enumerate(mapping.sizes) if varies(size, varying)]
-    if len(loops) > 1 or any(varies(mapping.sizes[n] // varying, varying) for n in loops):
+    loops = [loop for loop, size in enumerate(mapping.loop_sizes) if varies(size, varying)]
+    if len(loops) > 1 or any(varies(mapping.loop_sizes[n] // varying, varying) for n in loops):
         raise BadFusion("several loops vary with the dynamic size; leave them to PyTorch")
     if any(loop in of.columns for loop in loops):
         raise BadFusion("a dynamic size is reduced; leave it to PyTorch")
@@ -33,31 +33,31 @@ def check_varying(of: Schedule) -> None:
             "the dynamic size is not the slowest axis in memory; put it first and make tensors "
             "contiguous"
         )
-    if of.tails and loops and of.summed != of.rows:
+    if of.row_reductions and loops and of.reduced_rows != of.rows:
         raise BadFusion(
             "sums over a part of the rows beside a dynamic number of them; give them a kernel of "
             "their own"
         )
     for node, places, strides in _addresses(of):
-        found = offset(places, strides, mapping.sizes)
-        if any(varies(n, varying) for n in (found.start, *found.weights.values())):
+        found = tensor_offset(places, strides, mapping.loop_sizes)
+        if any(varies(n, varying) for n in (found.start, *found.strides.values())):
             raise BadFusion(
                 f"{node}: strides depend on the dynamic size; put it first and make tensors "
                 "contiguous"
             )
 
 
-def _addresses(of: Schedule) -> Iterator[tuple[Node, tuple[Place, ...], Shape]]:
+def _addresses(of: Schedule) -> Iterator[tuple[Node, tuple[AxisAccess, ...], Shape]]:
     """Whatever the source counts from a place: memory that is read or written, and counters."""
     mapping = of.mapping
     graph = mapping.graph
     for index in mapping.outputs:
-        yield graph[index], mapping.places[index], graph[index].strides
+        yield graph[index], mapping.accesses[index], graph[index].strides
     for index in mapping.operators:
         if graph[index].op == "random":
-            yield graph[index], mapping.places[index], contiguous(graph[index].shape)
+            yield graph[index], mapping.accesses[index], contiguous(graph[index].shape)
     for operand in dict.fromkeys(o for i in mapping.operators for o in mapping.operands[i]):
-        if mapping.is_outside(operand):
-            yield graph[operand.source], operand.places, graph[operand.source].strides
+        if mapping.is_in_memory(operand):
+            yield graph[operand.source], operand.accesses, graph[operand.source].strides
         elif graph[operand.source].op == "iota":
-            yield graph[operand.source], operand.places, (1,)
+            yield graph[operand.source], operand.accesses, (1,)

@@ -16,30 +16,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nostall.fusion.codegen.expressions.templates import computed
-from nostall.fusion.codegen.loops.mapping import Mapping, Operand
+from nostall.fusion.codegen.expressions.templates import compute_dtype
+from nostall.fusion.codegen.loops.mapping import LoopMapping, Operand
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Reductions of one ``x`` with one walk: equal ``maxima``, and ``sums`` of exp(x - maximum).
+class OnlinePair:
+    """Reductions of one ``operand`` with one walk: equal ``maxima``, and ``sums`` of exp(x - maximum).
 
-    ``guarded``: those sums that subtract 0 where the maximum is infinite, as logsumexp does.  The
+    ``guarded_sums``: those sums that subtract 0 where the maximum is infinite, as logsumexp does.  The
     first maximum and the first sum have the running values of all.
     """
 
-    x: Operand
+    operand: Operand
     maxima: tuple[int, ...]
     sums: tuple[int, ...]
-    guarded: frozenset[int]
+    guarded_sums: frozenset[int]
 
     @property
-    def maximum(self) -> int:
+    def first_maximum(self) -> int:
         return self.maxima[0]
 
     @property
-    def total(self) -> int:
+    def first_sum(self) -> int:
         return self.sums[0]
 
     @property
@@ -48,62 +48,64 @@ class Pair:
 
 
 @lru_cache(maxsize=32)
-def pairs(of: Schedule) -> tuple[Pair, ...]:
+def online_pairs(of: Schedule) -> tuple[OnlinePair, ...]:
     """The pairs that save a walk over the columns, by themselves or together."""
-    kept = tuple(_candidates(of)) if of.online else ()
-    fewest = _walks(of, kept)
+    kept = tuple(_pair_candidates(of)) if of.allow_online_softmax else ()
+    fewest = _count_passes(of, kept)
     for pair in kept:
         others = tuple(other for other in kept if other is not pair)
-        if _walks(of, others) <= fewest:
+        if _count_passes(of, others) <= fewest:
             kept = others
     return kept
 
 
-def sums_of(found: Iterable[Pair]) -> frozenset[int]:
+def pair_sums(found: Iterable[OnlinePair]) -> frozenset[int]:
     """The reductions that end in the walk of the maximum that they need."""
     return frozenset(index for pair in found for index in pair.sums)
 
 
-def _walks(of: Schedule, found: Iterable[Pair]) -> int:
+def _count_passes(of: Schedule, found: Iterable[OnlinePair]) -> int:
     """How many passes over the columns there are: those that reduce, and those that write."""
-    level, mapping = of.levels(sums_of(found)), of.mapping
-    reducing = {level[i] - 1 for i in of.body if mapping.reduced.get(i)}
-    return len(reducing | {level[i] for i in of.body if i in mapping.outputs and of.is_wide(i)})
+    level, mapping = of.reduction_levels(pair_sums(found)), of.mapping
+    reducing = {level[i] - 1 for i in of.body if mapping.reduced_loops.get(i)}
+    return len(reducing | {level[i] for i in of.body if i in mapping.outputs and of.has_columns(i)})
 
 
-def _candidates(of: Schedule) -> Iterator[Pair]:
+def _pair_candidates(of: Schedule) -> Iterator[OnlinePair]:
     maxima: dict[Operand, list[int]] = {}
     for index in of.body:
-        if _is(of.mapping, index, "amax") and of.mapping.reduced.get(index):
+        if _is_float_operator(of.mapping, index, "amax") and of.mapping.reduced_loops.get(index):
             maxima.setdefault(of.mapping.operands[index][0], []).append(index)
     for x, alike in maxima.items():
-        found = {i: guarded for i in of.body if (guarded := _sum_of(of, i, x, alike)) is not None}
+        found = {
+            i: guarded for i in of.body if (guarded := _is_guarded_sum(of, i, x, alike)) is not None
+        }
         if found:
-            yield Pair(x, tuple(alike), tuple(found), frozenset(i for i in found if found[i]))
+            yield OnlinePair(x, tuple(alike), tuple(found), frozenset(i for i in found if found[i]))
 
 
-def _sum_of(of: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
+def _is_guarded_sum(of: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
     """Whether a sum of exp(x - maximum) is guarded; None where an operator is no such sum."""
     mapping = of.mapping
-    if not (_is(mapping, index, "sum") and mapping.reduced.get(index)):
+    if not (_is_float_operator(mapping, index, "sum") and mapping.reduced_loops.get(index)):
         return None
     (power,) = mapping.operands[index]
-    if not _is(mapping, power.source, "exp"):
+    if not _is_float_operator(mapping, power.source, "exp"):
         return None
     (difference,) = mapping.operands[power.source]
-    if not _is(mapping, difference.source, "sub"):
+    if not _is_float_operator(mapping, difference.source, "sub"):
         return None
     left, right = mapping.operands[difference.source]
     if left != x:
         return None
     if right.source in maxima:
         return False
-    return True if _guarded(mapping, right.source) in maxima else None
+    return True if _guarded_maximum(mapping, right.source) in maxima else None
 
 
-def _guarded(mapping: Mapping, index: int) -> int | None:
+def _guarded_maximum(mapping: LoopMapping, index: int) -> int | None:
     """The m of where(abs(m) == inf, 0, m); None for other values."""
-    if not _is(mapping, index, "where"):
+    if not _is_float_operator(mapping, index, "where"):
         return None
     told, zero, value = mapping.operands[index]
     if not _is_constant(mapping, zero, 0.0) or not _is_infinite(mapping, told.source, value):
@@ -111,9 +113,9 @@ def _guarded(mapping: Mapping, index: int) -> int | None:
     return value.source
 
 
-def _is_infinite(mapping: Mapping, index: int, value: Operand) -> bool:
+def _is_infinite(mapping: LoopMapping, index: int, value: Operand) -> bool:
     """Whether an operator tells if a value is infinite."""
-    if index not in mapping.places:
+    if index not in mapping.accesses:
         return False
     operands = mapping.operands[index]
     if mapping.graph[index].op == "isinf":
@@ -122,16 +124,16 @@ def _is_infinite(mapping: Mapping, index: int, value: Operand) -> bool:
         return False
     left, right = operands
     size = mapping.operands.get(left.source, ())
-    is_size = _is(mapping, left.source, "abs") and size == (value,)
+    is_size = _is_float_operator(mapping, left.source, "abs") and size == (value,)
     return is_size and _is_constant(mapping, right, float("inf"))
 
 
-def _is(mapping: Mapping, index: int, op: str) -> bool:
+def _is_float_operator(mapping: LoopMapping, index: int, op: str) -> bool:
     """Whether a node is such an operator of the pattern, on floats."""
     node = mapping.graph[index]
-    return index in mapping.places and node.op == op and computed(node.dtype) == "float32"
+    return index in mapping.accesses and node.op == op and compute_dtype(node.dtype) == "float32"
 
 
-def _is_constant(mapping: Mapping, operand: Operand, number: float) -> bool:
+def _is_constant(mapping: LoopMapping, operand: Operand, number: float) -> bool:
     node = mapping.graph[operand.source]
     return node.op == "constant" and node["value"] == number

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from nostall.fusion.codegen.loops.dot_axes import grouped, has_dots
-from nostall.fusion.codegen.loops.mapping import Loops, Mapping, Operand, used
+from nostall.fusion.codegen.loops.dot_axes import group_loops, has_dots
+from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, loops_used
 from nostall.fusion.errors import BadFusion
 
 
@@ -23,55 +23,55 @@ from nostall.fusion.errors import BadFusion
 class Schedule:
     """The pattern's loops as rows and columns, slowest first.
 
-    ``summed`` are the row loops that the tails remove (the last ones of ``rows``); ``tails`` are
-    those reductions and ``after`` what is computed from them.  ``groups``: the columns of a pattern
+    ``reduced_rows`` are the row loops that the tails remove (the last ones of ``rows``); ``row_reductions`` are
+    those reductions and ``epilogue`` what is computed from them.  ``loop_groups``: the columns of a pattern
     with small dots, by the axes of its matrices (:mod:`nostall.fusion.codegen.loops.dot_axes`).
-    ``online``: whether reductions may share a walk (:mod:`nostall.fusion.codegen.loops.online_softmax`).
+    ``allow_online_softmax``: whether reductions may share a walk (:mod:`nostall.fusion.codegen.loops.online_softmax`).
     """
 
-    mapping: Mapping
+    mapping: LoopMapping
     rows: Loops
     columns: Loops
-    summed: Loops = ()
-    tails: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    groups: tuple[Loops, ...] = ()
-    online: bool = True
+    reduced_rows: Loops = ()
+    row_reductions: tuple[int, ...] = ()
+    epilogue: tuple[int, ...] = ()
+    loop_groups: tuple[Loops, ...] = ()
+    allow_online_softmax: bool = True
 
     @property
     def kind(self) -> Literal["flat", "rows", "dual", "dots"]:
-        if self.groups:
+        if self.loop_groups:
             return "dots"
-        if self.tails:
+        if self.row_reductions:
             return "dual"
         return "rows" if self.columns else "flat"
 
     def count(self, loops: Loops) -> int:
-        return math.prod(self.mapping.sizes[loop] for loop in loops)
+        return math.prod(self.mapping.loop_sizes[loop] for loop in loops)
 
     @property
     def row_count(self) -> int:
         return self.count(self.rows)
 
     @property
-    def counted(self) -> int:
-        """Steps of the slowest row loop: what kernels are told, each with :attr:`row_step` rows."""
+    def outer_row_count(self) -> int:
+        """Steps of the slowest row loop: what kernels are told, each with :attr:`inner_row_count` rows."""
         return self.count(self.rows[:1])
 
     @property
-    def row_step(self) -> int:
+    def inner_row_count(self) -> int:
         return self.count(self.rows[1:])
 
     @property
-    def along_rows(self) -> bool:
+    def is_column_major(self) -> bool:
         """Whether neighbours in memory are those of one column."""
-        return len(self.mapping.sizes) - 1 in self.rows
+        return len(self.mapping.loop_sizes) - 1 in self.rows
 
     @property
     def column_count(self) -> int:
         return self.count(self.columns)
 
-    def is_of_block(self, loops: Collection[int], rows: int) -> bool:
+    def is_block_uniform(self, loops: Collection[int], rows: int) -> bool:
         """Whether what changes along ``loops`` does so from row to row, but is the same for all of
         ``rows`` that begin at a multiple of their number."""
         changing = [at for at, loop in enumerate(self.rows) if loop in loops]
@@ -80,45 +80,45 @@ class Schedule:
     @cached_property
     def body(self) -> tuple[int, ...]:
         """The operators of the tile: all but the tails and what follows them."""
-        apart = {*self.tails, *self.after}
+        apart = {*self.row_reductions, *self.epilogue}
         return tuple(i for i in self.mapping.operators if i not in apart)
 
     @cached_property
-    def level(self) -> dict[int, int]:
+    def reduction_level(self) -> dict[int, int]:
         """Of every operator of the body, how many reductions in a row its value waits for."""
-        return self.levels()
+        return self.reduction_levels()
 
-    def levels(self, beside: Collection[int] = ()) -> dict[int, int]:
-        """As :attr:`level`, where the reductions ``beside`` run along with those they need."""
+    def reduction_levels(self, beside: Collection[int] = ()) -> dict[int, int]:
+        """As :attr:`reduction_level`, where the reductions ``beside`` run along with those they need."""
         found: dict[int, int] = {}
         for index in self.body:
             above = [found.get(o.source, 0) for o in self.mapping.operands[index]]
-            waits = index in self.mapping.reduced and index not in beside
+            waits = index in self.mapping.reduced_loops and index not in beside
             found[index] = max(above, default=0) + waits
         return found
 
     @cached_property
-    def shared_late(self) -> frozenset[Operand]:
+    def late_broadcast_operands(self) -> frozenset[Operand]:
         """What all rows read alike, column by column, where a reduction is over: a norm's weights,
         say."""
         rows, columns = set(self.rows), set(self.columns)
-        late = (index for index in self.body if self.level[index])
+        late = (index for index in self.body if self.reduction_level[index])
         read = {operand for index in late for operand in self.mapping.operands[index]}
-        loops = {one: used(one.places) for one in read if self.mapping.is_outside(one)}
+        loops = {one: loops_used(one.accesses) for one in read if self.mapping.is_in_memory(one)}
         return frozenset(one for one in loops if loops[one] & columns and not loops[one] & rows)
 
-    def is_wide(self, index: int) -> bool:
+    def has_columns(self, index: int) -> bool:
         """Whether an operator has one value for each column, or one for all of them."""
         return bool(self.mapping.loops[index] & set(self.columns))
 
-    def reads_columns(self, operand: Operand) -> bool:
+    def operand_has_columns(self, operand: Operand) -> bool:
         """Whether an operand has one value for each column, made here or in memory."""
-        if operand.source in self.mapping.places:
-            return self.is_wide(operand.source)
-        return bool(used(operand.places) & set(self.columns))
+        if operand.source in self.mapping.accesses:
+            return self.has_columns(operand.source)
+        return bool(loops_used(operand.accesses) & set(self.columns))
 
     @cached_property
-    def live_values(self) -> int:
+    def peak_live_values(self) -> int:
         """How many values of the whole tile are live at once in the order they are emitted."""
         mapping = self.mapping
         order = {index: at for at, index in enumerate(mapping.operators)}
@@ -127,34 +127,38 @@ class Schedule:
         for index in mapping.operators:
             for operand in mapping.operands[index]:
                 inside = operand.source in order
-                if inside and not self.is_wide(operand.source):
+                if inside and not self.has_columns(operand.source):
                     continue
                 if mapping.graph[operand.source].kind == "constant":
                     continue
                 value: object = operand.source if inside else operand
                 first.setdefault(value, order[index])
                 last[value] = order[index]
-            if self.is_wide(index):
+            if self.has_columns(index):
                 first[index] = order[index]
                 last.setdefault(index, order[index])
-        accumulators = sum(self.reads_columns(o) for i in self.tails for o in mapping.operands[i])
+        accumulators = sum(
+            self.operand_has_columns(o) for i in self.row_reductions for o in mapping.operands[i]
+        )
         peak = max(
             (sum(first[v] <= at <= last[v] for v in first) for at in order.values()), default=1
         )
         return max(1, peak + accumulators)
 
 
-def schedule(mapping: Mapping) -> Schedule:
+def build_schedule(mapping: LoopMapping) -> Schedule:
     """Rows and columns for a mapping.
 
     Raises :class:`BadFusion` where its reductions remove loops that do not go together.
     """
-    everything = tuple(range(len(mapping.sizes)))
+    everything = tuple(range(len(mapping.loop_sizes)))
     if has_dots(mapping):
-        batch, groups = grouped(mapping)
+        batch, groups = group_loops(mapping)
         matrix = tuple(loop for loop in everything if loop not in batch)
-        return Schedule(mapping, batch, matrix, groups=groups)
-    families = sorted({frozenset(r) for r in mapping.reduced.values()}, key=sorted, reverse=True)
+        return Schedule(mapping, batch, matrix, loop_groups=groups)
+    families = sorted(
+        {frozenset(r) for r in mapping.reduced_loops.values()}, key=sorted, reverse=True
+    )
     # A reduction of axes that are all 1 removes no loop: it is a copy.
     families = [family for family in families if family]
     if not families:
@@ -167,15 +171,17 @@ def schedule(mapping: Mapping) -> Schedule:
     # The fastest loops come first in `families`: rows are best read along them.
     for columns in families:
         try:
-            return _with_tails(mapping, everything, columns)
+            return _build_dual_schedule(mapping, everything, columns)
         except BadFusion as error:
             reasons.append(str(error))
     raise BadFusion(reasons[0])
 
 
-def _with_tails(mapping: Mapping, everything: Loops, columns: frozenset[int]) -> Schedule:
-    tails = tuple(i for i, r in mapping.reduced.items() if r and r != columns)
-    summed = {frozenset(mapping.reduced[i] - columns) for i in tails}
+def _build_dual_schedule(
+    mapping: LoopMapping, everything: Loops, columns: frozenset[int]
+) -> Schedule:
+    tails = tuple(i for i, r in mapping.reduced_loops.items() if r and r != columns)
+    summed = {frozenset(mapping.reduced_loops[i] - columns) for i in tails}
     names = ", ".join(str(mapping.graph[i]) for i in tails)
     if len(summed) > 1 or frozenset() in summed:
         raise BadFusion(
@@ -186,9 +192,9 @@ def _with_tails(mapping: Mapping, everything: Loops, columns: frozenset[int]) ->
     after: list[int] = []
     apart = set(tails)
     for index in mapping.operators:
-        inside = {o.source for o in mapping.operands[index] if o.source in mapping.places}
+        inside = {o.source for o in mapping.operands[index] if o.source in mapping.accesses}
         if index in tails:
-            whole = mapping.reduced[index]
+            whole = mapping.reduced_loops[index]
             if inside & apart or (whole & columns and not columns <= whole):
                 raise BadFusion(
                     f"{mapping.graph[index]} is not a last step; give it its own kernel"
@@ -196,7 +202,7 @@ def _with_tails(mapping: Mapping, everything: Loops, columns: frozenset[int]) ->
             continue
         if not inside & apart:
             continue
-        if not inside <= apart or index in mapping.reduced or mapping.loops[index] & gone:
+        if not inside <= apart or index in mapping.reduced_loops or mapping.loops[index] & gone:
             raise BadFusion(
                 f"{mapping.graph[index]} needs a sum over rows within the rows; give it its own "
                 "kernel"
@@ -206,6 +212,6 @@ def _with_tails(mapping: Mapping, everything: Loops, columns: frozenset[int]) ->
     kept = tuple(loop for loop in everything if loop not in columns and loop not in gone)
     last = tuple(sorted(gone))
     found = Schedule(mapping, kept + last, tuple(sorted(columns)), last, tails, tuple(after))
-    if not any(mapping.reduced.get(i) for i in found.body):
+    if not any(mapping.reduced_loops.get(i) for i in found.body):
         raise BadFusion(f"{names} would be all reductions; there is nothing they run beside")
     return found

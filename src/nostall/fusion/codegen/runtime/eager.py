@@ -15,12 +15,12 @@ from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import ELEMENTWISE, OPERATIONS
 
 
-def run(node: Node, operands: Sequence[Tensor]) -> Tensor:
+def run_operator(node: Node, operands: Sequence[Tensor]) -> Tensor:
     """The value of an operator, with the dtype and strides of ``node``.
 
     Raises :class:`BadFusion` for opaque nodes.
     """
-    value = _value(node, operands).to(getattr(torch, node.dtype))
+    value = _compute(node, operands).to(getattr(torch, node.dtype))
     if value.shape == torch.Size(node.shape) and value.stride() == node.strides:
         return value
     result: Tensor = torch.empty_strided(
@@ -29,7 +29,7 @@ def run(node: Node, operands: Sequence[Tensor]) -> Tensor:
     return result.copy_(value)
 
 
-def read(
+def read_value(
     graph: Graph, index: int, computed: Mapping[int, Any], size: int | None, device: torch.device
 ) -> Any:
     """A value that is computed, a view of one, or a constant; ``size`` is what varies.
@@ -41,11 +41,11 @@ def read(
         return computed[index]
     node = graph[index].at(graph.varying, size)
     if node.kind == "layout":
-        return view(node, read(graph, node.inputs[0], computed, size, device))
-    return known(node, device)
+        return apply_view(node, read_value(graph, node.inputs[0], computed, size, device))
+    return constant_value(node, device)
 
 
-def view(node: Node, below: Tensor) -> Tensor:
+def apply_view(node: Node, below: Tensor) -> Tensor:
     """What a layout node shows of ``below``."""
     found: Tensor
     if node.op == "permute":
@@ -62,7 +62,7 @@ def view(node: Node, below: Tensor) -> Tensor:
     return found
 
 
-def known(node: Node, device: torch.device) -> Tensor:
+def constant_value(node: Node, device: torch.device) -> Tensor:
     """The value of a constant or a counter."""
     dtype = getattr(torch, node.dtype)
     found: Tensor
@@ -111,26 +111,26 @@ def _philox(seed: Tensor, count: int) -> list[Tensor]:
     return [one, two, three, four]
 
 
-def _value(node: Node, operands: Sequence[Tensor]) -> Tensor:
+def _compute(node: Node, operands: Sequence[Tensor]) -> Tensor:
     found: Tensor
-    if node.op in _SAME:
+    if node.op in _TORCH_NAMES:
         found = getattr(torch, node.op)(*operands)
-    elif node.op in _OTHERS:
-        found = _OTHERS[node.op](node, *operands)
+    elif node.op in _TORCH_FUNCTIONS:
+        found = _TORCH_FUNCTIONS[node.op](node, *operands)
     else:
         raise BadFusion(f"{node} cannot be run here; run opaque nodes where the graph comes from")
     return found
 
 
 # Every other elementwise operator has PyTorch's own name.
-_SAME = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENTWISE) - {
+_TORCH_NAMES = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENTWISE) - {
     "cast",
     "copy",
     "random",
 }
 
 
-def _one_by_one(node: Node, value: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
+def _reduce_by_axis(node: Node, value: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
     """A reduction that PyTorch does along one axis, along several; narrow floats are not rounded in
     between, where they might overflow."""
     value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
@@ -139,7 +139,7 @@ def _one_by_one(node: Node, value: Tensor, function: Callable[[Tensor, int], Ten
     return value.reshape(node.shape)
 
 
-_OTHERS: Mapping[str, Callable[..., Any]] = {
+_TORCH_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "random": lambda node, x: uniform_numbers(
         x, node.shape, getattr(torch, node.dtype), node["words"]
     ),
@@ -149,7 +149,7 @@ _OTHERS: Mapping[str, Callable[..., Any]] = {
     "sum": lambda node, x: x.sum(node.dims, keepdim=node.keepdim),
     "amax": lambda node, x: x.amax(node.dims, keepdim=node.keepdim),
     "amin": lambda node, x: x.amin(node.dims, keepdim=node.keepdim),
-    "prod": lambda node, x: _one_by_one(node, x, lambda v, axis: v.prod(axis)),
-    "any": lambda node, x: _one_by_one(node, x, lambda v, axis: v.any(axis)),
-    "all": lambda node, x: _one_by_one(node, x, lambda v, axis: v.all(axis)),
+    "prod": lambda node, x: _reduce_by_axis(node, x, lambda v, axis: v.prod(axis)),
+    "any": lambda node, x: _reduce_by_axis(node, x, lambda v, axis: v.any(axis)),
+    "all": lambda node, x: _reduce_by_axis(node, x, lambda v, axis: v.all(axis)),
 }

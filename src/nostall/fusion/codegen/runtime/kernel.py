@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program
     from nostall.fusion.graph.graph import Node
 
-ALIGNED = 16
+ALIGNMENT_BYTES = 16
 """Bytes: where an address is a multiple of it Triton may say so to the compiler, and does."""
 
 
@@ -45,12 +45,13 @@ class StitchedKernel:
         not said.  Raises :class:`BadTensor` where the inputs are not those of ``program.inputs``.
         """
         if size is None:
-            size = self.program.size_of(inputs)
+            size = self.program.dynamic_size(inputs)
         self._check(inputs, size)
         device = inputs[0].device if inputs else torch.device("cuda")
         graph = self.program.graph
         outputs = tuple(
-            empty(graph[index].at(graph.varying, size), device) for index in self.program.outputs
+            empty_tensor(graph[index].at(graph.varying, size), device)
+            for index in self.program.outputs
         )
         workspaces = {
             space.name: torch.empty(
@@ -73,14 +74,14 @@ class StitchedKernel:
         """Run the kernels on memory that is there; nothing is checked or allocated."""
         varying = self.program.graph.varying
         tensors = dict(workspaces)
-        tensors.update(zip(self.program.tensors, (*inputs, *outputs), strict=True))
+        tensors.update(zip(self.program.nodes_by_argument, (*inputs, *outputs), strict=True))
         for function, launch in zip(self.functions, self.program.launches, strict=True):
             arguments = [tensors[name] for name in launch.arguments]
             if launch.aligned:
-                arguments = [aligned(tensor) for tensor in arguments]
+                arguments = [align_tensor(tensor) for tensor in arguments]
             counts = [resized(count, varying, size) for count in launch.counts]
             grid = tuple(resized(blocks, varying, size) for blocks in launch.grid)
-            function[grid](*arguments, *counts, **options(launch))
+            function[grid](*arguments, *counts, **launch_options(launch))
 
     def _check(self, inputs: Sequence[Tensor], size: int | None) -> None:
         if len(inputs) != len(self.program.inputs):
@@ -107,7 +108,7 @@ class StitchedKernel:
                 )
 
 
-class Launched(Protocol):
+class LaunchLike(Protocol):
     """A launch, or the record of one."""
 
     @property
@@ -117,7 +118,7 @@ class Launched(Protocol):
     def follows(self) -> bool: ...
 
 
-def options(launch: Launched) -> dict[str, Any]:
+def launch_options(launch: LaunchLike) -> dict[str, Any]:
     """How Triton is asked for a kernel on the current device: other options are other binaries."""
     import triton.language as tl
 
@@ -129,23 +130,23 @@ def options(launch: Launched) -> dict[str, Any]:
     return found
 
 
-def empty(node: Node, device: torch.device) -> Tensor:
+def empty_tensor(node: Node, device: torch.device) -> Tensor:
     """Memory for a node's value, with its strides."""
     dtype: torch.dtype = getattr(torch, node.dtype)
     found: Tensor = torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
     return found
 
 
-def aligned(tensor: Tensor) -> Tensor:
+def align_tensor(tensor: Tensor) -> Tensor:
     """The tensor, or a copy where it begins at an odd place: outputs, which are ours, never do."""
-    if tensor.data_ptr() % ALIGNED == 0:
+    if tensor.data_ptr() % ALIGNMENT_BYTES == 0:
         return tensor
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     ).copy_(tensor)
 
 
-def load(program: Program, folder: Path | None = None) -> StitchedKernel:
+def load_kernel(program: Program, folder: Path | None = None) -> StitchedKernel:
     """Write the source into ``folder`` (the store's, where none is given) and import it.
 
     Files are named by their content; one that is there is checked, not trusted.
@@ -158,17 +159,17 @@ def load(program: Program, folder: Path | None = None) -> StitchedKernel:
 def load_source(
     source: str, names: Sequence[str], folder: Path | None = None
 ) -> tuple[Path, tuple[Any, ...]]:
-    """The file of a source as in :func:`load`, and the kernels of these names in it."""
-    needs_triton()
+    """The file of a source as in :func:`load_kernel`, and the kernels of these names in it."""
+    check_triton()
     artefacts = Artefacts(folder if folder is not None else home() / "fusion")
     name = artefacts.put(source.encode(), "py")
     artefacts.get(name, "py")
-    module = _imported(artefacts.path(name, "py"))
+    module = _import_source(artefacts.path(name, "py"))
     return artefacts.path(name, "py"), tuple(getattr(module, one) for one in names)
 
 
 @functools.cache
-def _imported(path: Path) -> Any:
+def _import_source(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"nostall_stitched_{path.stem[:16]}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -176,13 +177,13 @@ def _imported(path: Path) -> Any:
     return module
 
 
-def forget_sources() -> None:
+def clear_source_cache() -> None:
     """Import every source anew: Triton keeps what it has compiled for one in memory."""
-    _imported.cache_clear()
+    _import_source.cache_clear()
 
 
 @functools.cache
-def needs_triton() -> None:
+def check_triton() -> None:
     """Raises :class:`MissingPart` where there is no Triton, or one that is not known."""
     allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"
     try:

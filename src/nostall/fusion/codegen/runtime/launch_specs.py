@@ -6,7 +6,7 @@ from nostall.core.launch import Buffer, DType, LaunchSpec, Scalar
 from nostall.fusion.codegen.emit.program import Launch, Program
 
 # All that kernels read and write.  A bool in memory is a byte; kernels compare it with 0.
-DTYPES: dict[str, DType] = {
+SPEC_DTYPES: dict[str, DType] = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
@@ -28,16 +28,16 @@ def launch_specs(program: Program) -> dict[str, LaunchSpec]:
 
 def _spec(program: Program, launch: Launch) -> LaunchSpec:
     spaces = {space.name: space for space in program.workspaces}
-    tensors = program.tensors
+    tensors = program.nodes_by_argument
     buffers = []
     for name in launch.arguments:
         if name in spaces:
             shape: tuple[int, ...] = (spaces[name].elements,)
-            dtype, role = DTYPES[spaces[name].dtype], "scratch"
+            dtype, role = SPEC_DTYPES[spaces[name].dtype], "scratch"
         else:
             node = program.graph[tensors[name]]
             extent = sum((n - 1) * s for n, s in zip(node.shape, node.strides, strict=True)) + 1
-            shape, dtype = (extent,), DTYPES[node.dtype]
+            shape, dtype = (extent,), SPEC_DTYPES[node.dtype]
             role = "out" if node.index in program.outputs else "in"
         bound = 2 if dtype[0] in "iu" else None
         buffers.append(

@@ -19,32 +19,32 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.loops.addresses import offset, terms
-from nostall.fusion.codegen.loops.mapping import Operand, Place
+from nostall.fusion.codegen.loops.addresses import offset_terms, tensor_offset
+from nostall.fusion.codegen.loops.mapping import AxisAccess, Operand
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
-WHOLE_BYTES = 16
+VECTOR_BYTES = 16
 """Of an access as wide as a thread can have it."""
 
 
 @dataclass(frozen=True)
-class Peeled:
-    """Tensors whose rows lie ``stride`` elements apart; ``step`` elements of the narrowest of them
-    are 16 bytes.  ``is_whole``: all lanes of a turn are columns, and no access is cut."""
+class Peeling:
+    """Tensors whose rows lie ``row_stride`` elements apart; ``vector_elements`` elements of the narrowest of them
+    are 16 bytes.  ``is_interior``: all lanes of a turn are columns, and no access is cut."""
 
-    stride: int
-    step: int
-    is_whole: bool = False
+    row_stride: int
+    vector_elements: int
+    is_interior: bool = False
 
     @property
-    def row(self) -> str:
+    def row_offset(self) -> str:
         """Where a row begins, as addresses have it."""
-        return f"r * {self.stride}"
+        return f"r * {self.row_stride}"
 
-    def write_row(self, lines: Lines, columns: int, rows: str) -> None:
+    def write_row_bounds(self, lines: Lines, columns: int, rows: str) -> None:
         """Where the lanes of a program's row, number ``pid`` of ``rows``, begin and end."""
-        step, stride = self.step, self.stride
+        step, stride = self.vector_elements, self.row_stride
         lines(f"base = pid * {stride} // {step} * {step}")
         lines(f"ahead = pid * {stride} - base")
         lines(f"lowest = (ahead + {step - 1}) // {step} * {step}")
@@ -52,39 +52,39 @@ class Peeled:
         lines(f"behind = (({rows} - 1) * {stride} + {columns} - base) // {step} * {step}")
         lines(f"whole = tl.minimum((ahead + {columns + step - 1}) // {step} * {step}, behind)")
 
-    def write_lanes(self, lines: Lines, columns: int, lanes: str) -> None:
-        """The lanes of one turn, which columns they are, and which of these exist; ``lanes`` are
+    def write_lane_indices(self, lines: Lines, columns: int, lanes: str) -> None:
+        """The lanes of one turn, which columns they are, and which of these exist; ``lanes_per_row`` are
         those of a turn that begins at 0."""
         lines(f"lane = first + {lanes}")
         lines("c = lane - ahead")
-        if not self.is_whole:
+        if not self.is_interior:
             lines(f"inside = (c >= 0) & (c < {columns})")
 
-    def load(self, lines: Lines, name: str, memory: str, columns: int) -> None:
+    def write_load(self, lines: Lines, name: str, memory: str, columns: int) -> None:
         """``name``: what lies in ``memory`` at the lanes of a turn."""
-        if self.is_whole:
+        if self.is_interior:
             lines(f"{name} = tl.load({memory} + base + lane)")
             return
         lines(f"{name} = tl.load({memory} + base + lane, mask=lane < whole)")
-        with lines.block(self.has_beyond(columns)):
-            lines(f"{name} = tl.where(lane < whole, {name}, {self.beyond(memory)})")
+        with lines.block(self.tail_condition(columns)):
+            lines(f"{name} = tl.where(lane < whole, {name}, {self.tail_load(memory)})")
 
-    def copy(self, lines: Lines, place: str, memory: str) -> None:
-        """Send what :meth:`load` loads at once on its way to a ``place`` in shared memory."""
+    def write_async_copy(self, lines: Lines, place: str, memory: str) -> None:
+        """Send what :meth:`write_load` loads at once on its way to a ``place`` in shared memory."""
         lines(f"copy_ahead({place}, {memory} + base + lane, mask=lane < whole)")
 
-    def has_beyond(self, columns: int) -> str:
+    def tail_condition(self, columns: int) -> str:
         """The head of what is done where a row has elements that are loaded one by one: fewer than
-        ``step``, all of one turn."""
+        ``vector_elements``, all of one turn."""
         return f"if whole < ahead + {columns}:"
 
-    def beyond(self, memory: str) -> str:
+    def tail_load(self, memory: str) -> str:
         """Those elements, at their lanes."""
         return f"tl.load({memory} + base + lane, mask=inside & (lane >= whole))"
 
-    def store(self, lines: Lines, memory: str, text: str, width: int) -> None:
+    def write_store(self, lines: Lines, memory: str, text: str, width: int) -> None:
         """Put a value into ``memory``."""
-        if self.is_whole:
+        if self.is_interior:
             lines(f"tl.store({memory} + base + lane, {text})")
             return
         within = "(lane >= lowest) & (lane < highest)"
@@ -95,64 +95,64 @@ class Peeled:
 
 
 @lru_cache(maxsize=32)
-def peeled(of: Schedule) -> Peeled | None:
+def find_peeling(of: Schedule) -> Peeling | None:
     """How the rows of a schedule are peeled; None where they begin at multiples of 16 bytes, or
     where no tensor has its columns one after the other."""
     bytes_of: Counter[int] = Counter()
     narrowest: dict[int, int] = {}
-    for node, places in _tensors(of):
-        stride = _stride(of, node, places)
+    for node, places in _memory_tensors(of):
+        stride = _row_stride(of, node, places)
         if stride is not None:
             size = DTYPE_BYTES[of.mapping.graph[node].dtype]
             bytes_of[stride] += size
             narrowest[stride] = min(size, narrowest.get(stride, size))
-    odd = {s: count for s, count in bytes_of.items() if s * narrowest[s] % WHOLE_BYTES}
+    odd = {s: count for s, count in bytes_of.items() if s * narrowest[s] % VECTOR_BYTES}
     if of.kind != "rows" or not odd:
         return None
     stride = max(odd, key=lambda s: (odd[s], s))
-    return Peeled(stride, WHOLE_BYTES // narrowest[stride])
+    return Peeling(stride, VECTOR_BYTES // narrowest[stride])
 
 
-def lanes(of: Schedule, is_peeled: bool) -> int:
+def lanes_per_row(of: Schedule, is_peeled: bool) -> int:
     """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
-    lies = peeled(of) if is_peeled else None
-    return of.column_count + (lies.step - 1 if lies else 0)
+    lies = find_peeling(of) if is_peeled else None
+    return of.column_count + (lies.vector_elements - 1 if lies else 0)
 
 
-def widens(of: Schedule, neighbours: int) -> bool:
+def widens_accesses(of: Schedule, neighbours: int) -> bool:
     """Whether some accesses are wider by lanes than by columns, where each thread has so many
     elements side by side."""
-    lies = peeled(of)
+    lies = find_peeling(of)
     if lies is None:
         return False
-    together = math.gcd(lies.stride, of.column_count)
+    together = math.gcd(lies.row_stride, of.column_count)
     sizes = (
         DTYPE_BYTES[of.mapping.graph[node].dtype]
-        for node, places in _tensors(of)
-        if _stride(of, node, places) == lies.stride
+        for node, places in _memory_tensors(of)
+        if _row_stride(of, node, places) == lies.row_stride
     )
-    return any(together * size % min(WHOLE_BYTES, neighbours * size) for size in sizes)
+    return any(together * size % min(VECTOR_BYTES, neighbours * size) for size in sizes)
 
 
-def is_by_lanes(of: Schedule, operand: Operand) -> bool:
+def is_peeled_operand(of: Schedule, operand: Operand) -> bool:
     """Whether a tensor is read by lanes where rows are peeled."""
-    lies = peeled(of)
-    return lies is not None and _stride(of, operand.source, operand.places) == lies.stride
+    lies = find_peeling(of)
+    return lies is not None and _row_stride(of, operand.source, operand.accesses) == lies.row_stride
 
 
-def _tensors(of: Schedule) -> Iterator[tuple[int, tuple[Place, ...]]]:
+def _memory_tensors(of: Schedule) -> Iterator[tuple[int, tuple[AxisAccess, ...]]]:
     """What is read and written, and where."""
-    yield from ((operand.source, operand.places) for operand in of.mapping.reads)
-    yield from ((index, of.mapping.places[index]) for index in of.mapping.outputs)
+    yield from ((operand.source, operand.accesses) for operand in of.mapping.memory_operands)
+    yield from ((index, of.mapping.accesses[index]) for index in of.mapping.outputs)
 
 
-def _stride(of: Schedule, node: int, places: tuple[Place, ...]) -> int | None:
+def _row_stride(of: Schedule, node: int, places: tuple[AxisAccess, ...]) -> int | None:
     """From one row to the next, of a tensor whose rows and columns lie as they are counted."""
-    graph, sizes = of.mapping.graph, of.mapping.sizes
+    graph, sizes = of.mapping.graph, of.mapping.loop_sizes
     if graph[node].kind == "constant":
         return None
-    where = offset(places, graph[node].strides, sizes)
-    by_row, by_column = (terms(where, loops, sizes, "i") for loops in (of.rows, of.columns))
+    where = tensor_offset(places, graph[node].strides, sizes)
+    by_row, by_column = (offset_terms(where, loops, sizes, "i") for loops in (of.rows, of.columns))
     if where.start or by_column != ["i"] or len(by_row) != 1 or not by_row[0].startswith("i * "):
         return None
     return int(by_row[0].removeprefix("i * "))

@@ -23,209 +23,216 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from nostall.fusion.codegen.expressions.templates import computed
-from nostall.fusion.codegen.loops.dot_axes import groups_of, sides
-from nostall.fusion.codegen.loops.mapping import Operand, used
+from nostall.fusion.codegen.expressions.templates import compute_dtype
+from nostall.fusion.codegen.loops.dot_axes import dot_loops, find_groups
+from nostall.fusion.codegen.loops.mapping import Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node
 
-LEAST = 8
+MIN_TILE_POSITIONS = 8
 """Places of a turn at least: what a kernel by hand was fastest with, of a query 64 wide."""
-_NARROW = ("float16", "bfloat16")
+_16_BIT_FLOATS = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Walk:
+class SequenceTiling:
     """A pattern by turns along one ``group``, its operators in three parts.
 
-    ``results``: those ``during`` the turns that end behind them.  ``totals``: of each maximum that
-    runs along with powers the sum of these.  ``scaled``: of what is in units of a running maximum's
-    power that maximum, ``shared``: those of it that are still to be divided by the sum, ``bare``:
+    ``accumulated``: those ``in_loop`` the turns that end behind them.  ``softmax_sums``: of each maximum that
+    runs along with powers the sum of these.  ``scaled_by``: of what is in units of a running maximum's
+    power that maximum, ``needs_division``: those of it that are still to be divided by the sum, ``pass_through``:
     operators that leave their first operand as it is.
     """
 
     group: int
-    before: tuple[int, ...]
-    during: tuple[int, ...]
-    after: tuple[int, ...]
-    results: tuple[int, ...]
-    totals: dict[int, int]
-    scaled: dict[int, int]
-    shared: frozenset[int]
-    bare: frozenset[int]
+    before_loop: tuple[int, ...]
+    in_loop: tuple[int, ...]
+    after_loop: tuple[int, ...]
+    accumulated: tuple[int, ...]
+    softmax_sums: dict[int, int]
+    scaled_by: dict[int, int]
+    needs_division: frozenset[int]
+    pass_through: frozenset[int]
 
 
 @lru_cache(maxsize=32)
-def walk(of: Schedule) -> Walk | str:
+def find_sequence_tiling(of: Schedule) -> SequenceTiling | str:
     """The turns of a pattern with small dots, along the group that most reductions remove of those
     that allow for it; else the reason why there are none."""
     mapping = of.mapping
     for index in mapping.operators:
-        if mapping.graph[index].kind == "dot" and all(sides(mapping, index)):
+        if mapping.graph[index].kind == "dot" and all(dot_loops(mapping, index)):
             return f"{mapping.graph[index]} is a product of matrices; turns are for vectors"
-    gone = [groups_of(loops, of.groups) for loops in mapping.reduced.values()]
+    gone = [find_groups(loops, of.loop_groups) for loops in mapping.reduced_loops.values()]
     times = Counter(at for groups in gone for at in groups)
     reasons = []
-    for at in sorted(times, key=lambda at: (-times[at], -of.count(of.groups[at]))):
-        if of.count(of.groups[at]) > LEAST:
+    for at in sorted(times, key=lambda at: (-times[at], -of.count(of.loop_groups[at]))):
+        if of.count(of.loop_groups[at]) > MIN_TILE_POSITIONS:
             try:
-                return _Reading(of, at).walk()
+                return _SequenceAnalysis(of, at).run()
             except BadFusion as error:
                 reasons.append(str(error))
-    return reasons[0] if reasons else f"no axis of more than {LEAST} is added up"
+    return reasons[0] if reasons else f"no axis of more than {MIN_TILE_POSITIONS} is added up"
 
 
 @dataclass
-class _Reading:
+class _SequenceAnalysis:
     """What is known of the operators that were read so far, in their order."""
 
-    of: Schedule
+    schedule: Schedule
     group: int
-    before: list[int] = field(default_factory=list)
-    during: list[int] = field(default_factory=list)
-    after: list[int] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-    totals: dict[int, int] = field(default_factory=dict)
-    centred: dict[int, int] = field(default_factory=dict)
-    powers: set[int] = field(default_factory=set)
-    scaled: dict[int, int] = field(default_factory=dict)
-    shared: set[int] = field(default_factory=set)
-    bare: set[int] = field(default_factory=set)
+    before_loop: list[int] = field(default_factory=list)
+    in_loop: list[int] = field(default_factory=list)
+    after_loop: list[int] = field(default_factory=list)
+    accumulated: list[int] = field(default_factory=list)
+    softmax_sums: dict[int, int] = field(default_factory=dict)
+    centered: dict[int, int] = field(default_factory=dict)
+    exponentials: set[int] = field(default_factory=set)
+    scaled_by: dict[int, int] = field(default_factory=dict)
+    needs_division: set[int] = field(default_factory=set)
+    pass_through: set[int] = field(default_factory=set)
 
-    def walk(self) -> Walk:
-        for index in self.of.mapping.operators:
-            self._read(index)
-        alone = set(self.centred.values()) - self.totals.keys()
+    def run(self) -> SequenceTiling:
+        for index in self.schedule.mapping.operators:
+            self._add(index)
+        alone = set(self.centered.values()) - self.softmax_sums.keys()
         if alone:
             raise BadFusion(
                 f"{self._node(min(alone))} is taken away from what is not a softmax: its powers "
                 "have no sum"
             )
-        return Walk(
+        return SequenceTiling(
             self.group,
-            tuple(self.before),
-            tuple(self.during),
-            tuple(self.after),
-            tuple(self.results),
-            self.totals,
-            self.scaled,
-            frozenset(self.shared),
-            frozenset(self.bare),
+            tuple(self.before_loop),
+            tuple(self.in_loop),
+            tuple(self.after_loop),
+            tuple(self.accumulated),
+            self.softmax_sums,
+            self.scaled_by,
+            frozenset(self.needs_division),
+            frozenset(self.pass_through),
         )
 
-    def _read(self, index: int) -> None:
-        mapping, along = self.of.mapping, set(self.of.groups[self.group])
+    def _add(self, index: int) -> None:
+        mapping, along = self.schedule.mapping, set(self.schedule.loop_groups[self.group])
         operands = mapping.operands[index]
-        waits = any(o.source in self.results or o.source in self.after for o in operands)
-        special = [o for o in operands if o.source in self.scaled or o.source in self.centred]
-        if mapping.reduced.get(index, frozenset()) & along:
-            self._reduced(index, special, waits)
-            self.results.append(index)
-            self.during.append(index)
+        waits = any(o.source in self.accumulated or o.source in self.after_loop for o in operands)
+        special = [o for o in operands if o.source in self.scaled_by or o.source in self.centered]
+        if mapping.reduced_loops.get(index, frozenset()) & along:
+            self._add_reduction(index, special, waits)
+            self.accumulated.append(index)
+            self.in_loop.append(index)
         elif mapping.loops[index] & along:
             if waits or special:
-                self._of_softmax(index, waits)
-            self.during.append(index)
+                self._add_softmax_operator(index, waits)
+            self.in_loop.append(index)
         else:
-            (self.after if waits else self.before).append(index)
+            (self.after_loop if waits else self.before_loop).append(index)
 
-    def _reduced(self, index: int, special: list[Operand], waits: bool) -> None:
+    def _add_reduction(self, index: int, special: list[Operand], waits: bool) -> None:
         node = self._node(index)
         if waits:
-            raise self._too_late(node)
+            raise self._second_loop_error(node)
         if not special:
             return
         (first, *others) = special
-        if others or first.source not in self.scaled or node.op not in ("sum", "dot"):
+        if others or first.source not in self.scaled_by or node.op not in ("sum", "dot"):
             raise BadFusion(f"{node} is no sum of something times a softmax; it needs all places")
-        maximum = self.scaled[index] = self.scaled[first.source]
-        if not self.of.mapping.reduced[index] <= self.of.mapping.reduced[maximum]:
+        maximum = self.scaled_by[index] = self.scaled_by[first.source]
+        if (
+            not self.schedule.mapping.reduced_loops[index]
+            <= self.schedule.mapping.reduced_loops[maximum]
+        ):
             raise BadFusion(f"{node} adds up softmaxes of several rows; each is divided before")
-        if first.source in self.shared:
-            self.shared.add(index)
-        elif node.op == "sum" and first.source in self.powers:
-            same = self.of.mapping.reduced
+        if first.source in self.needs_division:
+            self.needs_division.add(index)
+        elif node.op == "sum" and first.source in self.exponentials:
+            same = self.schedule.mapping.reduced_loops
             if same[index] == same[maximum]:
-                self.totals.setdefault(maximum, index)
+                self.softmax_sums.setdefault(maximum, index)
 
-    def _of_softmax(self, index: int, waits: bool) -> None:
+    def _add_softmax_operator(self, index: int, waits: bool) -> None:
         """An operator that has places, and needs a result of all turns or what is scaled by one."""
-        node, operands = self._node(index), self.of.mapping.operands[index]
-        if index in self.of.mapping.outputs:
+        node, operands = self._node(index), self.schedule.mapping.operands[index]
+        if index in self.schedule.mapping.outputs:
             raise BadFusion(f"{node} is an output that needs all places first: a second walk")
-        if (maximum := self._taken_away(index)) is not None:
-            self.centred[index] = maximum
+        if (maximum := self._subtracted_maximum(index)) is not None:
+            self.centered[index] = maximum
             return
         first = operands[0].source
-        if node.op == "exp" and first in self.centred:
-            self.scaled[index] = self.centred[first]
-            self.powers.add(index)
+        if node.op == "exp" and first in self.centered:
+            self.scaled_by[index] = self.centered[first]
+            self.exponentials.add(index)
             return
         if node.op == "mul" and not waits:
-            found = [o.source for o in operands if o.source in self.scaled]
-            if len(found) == 1 and not any(o.source in self.centred for o in operands):
-                self._inherit(index, found[0])
+            found = [o.source for o in operands if o.source in self.scaled_by]
+            if len(found) == 1 and not any(o.source in self.centered for o in operands):
+                self._inherit_scale(index, found[0])
                 return
-        if self._is_share(index) or (first in self.scaled and self._leaves(node, first)):
+        if self._is_normalization(index) or (
+            first in self.scaled_by and self._is_pass_through(node, first)
+        ):
             if node.op == "div":
-                self.shared.add(index)
-            if first in self.powers:
+                self.needs_division.add(index)
+            if first in self.exponentials:
                 # Between 0 and 1, as the power was.
-                self.powers.add(index)
-            self.bare.add(index)
-            self._inherit(index, first)
+                self.exponentials.add(index)
+            self.pass_through.add(index)
+            self._inherit_scale(index, first)
             return
-        raise self._too_late(node)
+        raise self._second_loop_error(node)
 
-    def _taken_away(self, index: int) -> int | None:
+    def _subtracted_maximum(self, index: int) -> int | None:
         """The maximum of x in an x - maximum; None for other operators."""
-        node, operands = self._node(index), self.of.mapping.operands[index]
-        if node.op != "sub" or computed(node.dtype) != "float32":
+        node, operands = self._node(index), self.schedule.mapping.operands[index]
+        if node.op != "sub" or compute_dtype(node.dtype) != "float32":
             return None
         x, maximum = operands[0], operands[1].source
-        if maximum not in self.results or self._node(maximum).op != "amax":
+        if maximum not in self.accumulated or self._node(maximum).op != "amax":
             return None
-        return maximum if self.of.mapping.operands[maximum] == (x,) else None
+        return maximum if self.schedule.mapping.operands[maximum] == (x,) else None
 
-    def _is_share(self, index: int) -> bool:
+    def _is_normalization(self, index: int) -> bool:
         """Whether a power is divided by the sum of all."""
-        node, operands = self._node(index), self.of.mapping.operands[index]
-        if node.op != "div" or operands[0].source not in self.powers:
+        node, operands = self._node(index), self.schedule.mapping.operands[index]
+        if node.op != "div" or operands[0].source not in self.exponentials:
             return False
         first = operands[0].source
-        total = self.totals.get(self.scaled[first])
-        return first not in self.shared and operands[1].source == total
+        total = self.softmax_sums.get(self.scaled_by[first])
+        return first not in self.needs_division and operands[1].source == total
 
-    def _leaves(self, node: Node, first: int) -> bool:
+    def _is_pass_through(self, node: Node, first: int) -> bool:
         """Whether a value is as good as its operand: a copy, or a cast that would only round what
         is between 0 and 1."""
         if node.op == "copy" or (node.op == "cast" and node.dtype == "float32"):
             return True
-        return node.op == "cast" and node.dtype in _NARROW and first in self.powers
+        return node.op == "cast" and node.dtype in _16_BIT_FLOATS and first in self.exponentials
 
-    def _inherit(self, index: int, first: int) -> None:
-        self.scaled[index] = self.scaled[first]
-        if first in self.shared:
-            self.shared.add(index)
+    def _inherit_scale(self, index: int, first: int) -> None:
+        self.scaled_by[index] = self.scaled_by[first]
+        if first in self.needs_division:
+            self.needs_division.add(index)
 
-    def _too_late(self, node: Node) -> BadFusion:
+    def _second_loop_error(self, node: Node) -> BadFusion:
         return BadFusion(f"{node} needs all places before it has any: a second walk")
 
     def _node(self, index: int) -> Node:
-        return self.of.mapping.graph[index]
+        return self.schedule.mapping.graph[index]
 
 
-def has_places(of: Schedule, group: int, operand: Operand) -> bool:
+def has_positions(of: Schedule, group: int, operand: Operand) -> bool:
     """Whether an operand, made here or in memory, changes along a group."""
     loops = of.mapping.loops.get(operand.source)
-    return bool((used(operand.places) if loops is None else loops) & set(of.groups[group]))
+    return bool(
+        (loops_used(operand.accesses) if loops is None else loops) & set(of.loop_groups[group])
+    )
 
 
-def touching(of: Schedule, group: int) -> Iterable[frozenset[int]]:
+def tensor_loops_along(of: Schedule, group: int) -> Iterable[frozenset[int]]:
     """The loops of all tensors that change along a group."""
-    mapping, along = of.mapping, set(of.groups[group])
+    mapping, along = of.mapping, set(of.loop_groups[group])
     for index in mapping.operators:
-        found = [mapping.loops[index] | mapping.reduced.get(index, frozenset())]
-        found += [used(operand.places) for operand in mapping.operands[index]]
+        found = [mapping.loops[index] | mapping.reduced_loops.get(index, frozenset())]
+        found += [loops_used(operand.accesses) for operand in mapping.operands[index]]
         yield from (loops for loops in found if loops & along)

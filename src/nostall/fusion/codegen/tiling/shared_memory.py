@@ -23,56 +23,62 @@ Reuse = Literal["none", "dominance", "order"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Row-wide memory: left by pass ``first`` (``early``: there when it begins), read for the last
-    time by pass ``last``; ``element`` bytes for each column."""
+    """Row-wide memory: left by pass ``first_pass`` (``is_prefetched``: there when it begins), read for the last
+    time by pass ``last_pass``; ``element_bytes`` bytes for each column."""
 
     name: int
-    first: int
-    last: int
-    element: int
-    early: bool = False
+    first_pass: int
+    last_pass: int
+    element_bytes: int
+    is_prefetched: bool = False
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Buffers of ``chunks`` chunks of ``width`` columns each, and where they begin, in bytes."""
+    """Buffers of ``chunks`` chunks of ``chunk_lanes`` columns each, and where they begin, in bytes."""
 
     buffers: tuple[Buffer, ...]
     offsets: tuple[int, ...]
     chunks: int
-    width: int
+    chunk_lanes: int
 
     @property
-    def unit(self) -> int:
+    def alignment_bytes(self) -> int:
         """Bytes of a chunk of the widest element: the places of buffers are multiples of it."""
-        return self.width * max((b.element for b in self.buffers), default=1)
+        return self.chunk_lanes * max((b.element_bytes for b in self.buffers), default=1)
 
-    def size(self, buffer: Buffer) -> int:
+    def buffer_bytes(self, buffer: Buffer) -> int:
         """Bytes of a buffer, in whole units."""
-        return -(-self.chunks * self.width * buffer.element // self.unit) * self.unit
+        return (
+            -(-self.chunks * self.chunk_lanes * buffer.element_bytes // self.alignment_bytes)
+            * self.alignment_bytes
+        )
 
     @property
-    def bytes(self) -> int:
-        ends = (o + self.size(b) for b, o in zip(self.buffers, self.offsets, strict=True))
+    def total_bytes(self) -> int:
+        ends = (o + self.buffer_bytes(b) for b, o in zip(self.buffers, self.offsets, strict=True))
         return max(ends, default=0)
 
     @property
-    def least_bytes(self) -> int:
+    def peak_live_bytes(self) -> int:
         """The most that is live from one pass to the next: no assignment takes less."""
-        passes = range(max((b.last for b in self.buffers), default=0))
-        live = (sum(self.size(b) for b in self.buffers if b.first <= p < b.last) for p in passes)
+        passes = range(max((b.last_pass for b in self.buffers), default=0))
+        live = (
+            sum(self.buffer_bytes(b) for b in self.buffers if b.first_pass <= p < b.last_pass)
+            for p in passes
+        )
         return max(live, default=0)
 
-    def overlapping(self) -> list[tuple[Buffer, Buffer]]:
+    def overlapping_pairs(self) -> list[tuple[Buffer, Buffer]]:
         """Pairs that share memory, the one that is left first in front."""
         found = []
         for (a, x), (b, y) in combinations(zip(self.buffers, self.offsets, strict=True), 2):
-            if x < y + self.size(b) and y < x + self.size(a):
-                found.append((a, b) if a.first <= b.first else (b, a))
+            if x < y + self.buffer_bytes(b) and y < x + self.buffer_bytes(a):
+                found.append((a, b) if a.first_pass <= b.first_pass else (b, a))
         return found
 
 
-def arena(
+def allocate(
     buffers: Sequence[Buffer],
     chunks: int,
     width: int,
@@ -83,7 +89,7 @@ def arena(
 
     ``dominated``: pairs of names (a, b) where the maker of b dominates the maker of a.
     """
-    size = Arena(tuple(buffers), (0,) * len(buffers), chunks, width).size
+    size = Arena(tuple(buffers), (0,) * len(buffers), chunks, width).buffer_bytes
     places: dict[Buffer, int] = {}
 
     def fits(buffer: Buffer, at: int) -> bool:
@@ -93,7 +99,7 @@ def arena(
                 return False
         return True
 
-    for buffer in sorted(buffers, key=lambda b: (b.first, -b.element, b.name)):
+    for buffer in sorted(buffers, key=lambda b: (b.first_pass, -b.element_bytes, b.name)):
         ends = [there + size(other) for other, there in places.items()]
         places[buffer] = min(at for at in (0, *places.values(), *ends) if fits(buffer, at))
     offsets = tuple(places[buffer] for buffer in buffers)
@@ -106,13 +112,13 @@ def _may_share(
     """Whether a buffer may lie where an earlier one does; ``same``: at exactly its place."""
     if reuse == "none" or (reuse == "dominance" and (before.name, after.name) not in dominated):
         return False
-    if before.last < after.first:
+    if before.last_pass < after.first_pass:
         return True
-    in_place = same and before.element == after.element and not after.early
-    return before.last == after.first and in_place
+    in_place = same and before.element_bytes == after.element_bytes and not after.is_prefetched
+    return before.last_pass == after.first_pass and in_place
 
 
-def dominators(after: Sequence[Sequence[int]]) -> list[int]:
+def immediate_postdominators(after: Sequence[Sequence[int]]) -> list[int]:
     """Of every step of a graph the next one that all ways to the end go through; the end, which
     follows steps without successors, is ``len(after)``.
 

@@ -23,8 +23,8 @@ from nostall.attach.torch_compile.runtime import (  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.attach.torch_compile.store.records import BinariesRecord  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
-from nostall.fusion.codegen.runtime.kernel import forget_sources  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled  # noqa: E402
+from nostall.fusion.codegen.runtime.kernel import clear_source_cache  # noqa: E402
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
@@ -88,14 +88,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
     yield fake
     # Triton unloads binaries without references by the driver that is active then.
     custom_op.load_op.cache_clear()
-    forget_sources()
+    clear_source_cache()
     gc.collect()
 
 
 @pytest.fixture
 def kernel(gpu: Gpu) -> str:
     graph = layer_norm((64, 768), "float16")
-    program = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    program = emit(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
     name = KernelStore().put(program)
     outputs = KernelStore().load_kernel(name)[0].outputs
     shapes = [(output.shape, getattr(torch, output.dtype)) for output in outputs]
@@ -109,7 +109,7 @@ def run_twice(kernel: str, monkeypatch: pytest.MonkeyPatch, *, front_end: bool =
     ``front_end``: whether Triton's front end may be used.
     """
     custom_op.load_op.cache_clear()
-    forget_sources()
+    clear_source_cache()
     with monkeypatch.context() as patch:
         if not front_end:
             patch.setattr(custom_op, "load_source", lambda *_: pytest.fail("Triton was used"))

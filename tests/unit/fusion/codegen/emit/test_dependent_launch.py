@@ -12,8 +12,8 @@ import pytest
 
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.generate import generate, scheduled
-from nostall.fusion.codegen.runtime.kernel import options
+from nostall.fusion.codegen.generate import generate, schedule_operators
+from nostall.fusion.codegen.runtime.kernel import launch_options
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
@@ -43,11 +43,11 @@ PLANS: dict[str, tuple[Graph, KernelPlan]] = {
     "thread": (bias_gelu((64, 3000), "bfloat16"), KernelPlan("thread", 1, (1024,), 4)),
     "early thread": (
         bias_gelu((64, 3000), "bfloat16"),
-        KernelPlan("thread", 1, (1024,), 4, early=True),
+        KernelPlan("thread", 1, (1024,), 4, eager_loads=True),
     ),
     "early block": (
         masked_softmax((8, 1, 8, 3000), "float16"),
-        KernelPlan("block", 1, (1024,) * 3, 4, early=True),
+        KernelPlan("block", 1, (1024,) * 3, 4, eager_loads=True),
     ),
     "block": (layer_norm((64, 5000), "float16"), KernelPlan("block", 1, (1024,) * 5, 8)),
     "warp": (layer_norm((64, 768), "float16"), KernelPlan("warp", 1, (256,) * 3, 1)),
@@ -55,7 +55,7 @@ PLANS: dict[str, tuple[Graph, KernelPlan]] = {
     "looped": (layer_norm((64, 5000), "float16"), KernelPlan("looped", 1, (2048,), 8)),
     "copied ahead": (
         layer_norm((64, 12288), "float16"),
-        KernelPlan("shared", 1, (4096,), 16, ahead=True),
+        KernelPlan("shared", 1, (4096,), 16, async_copies=True),
     ),
     "two stages": (
         norm_backward((64, 768), "bfloat16"),
@@ -71,7 +71,7 @@ def program_of(name: str) -> Program:
         graph = PACKED["three"]()
         return generate(graph, graph.operators)
     graph, plan = PLANS[name]
-    return emit(scheduled(graph, graph.operators), plan)
+    return emit(schedule_operators(graph, graph.operators), plan)
 
 
 def cubins(program: Program, folder: Path, arch: str) -> Iterator[bytes]:
@@ -147,9 +147,9 @@ def test_only_a_kernel_that_waits_is_launched_early(
 ) -> None:
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver(backend, arch))
     (launch,) = program_of("thread").launches
-    assert options(launch).get("launch_pdl", False) is early
-    assert "launch_pdl" not in options(replace(launch, follows=False))
-    assert options(launch)["num_warps"] == launch.num_warps
+    assert launch_options(launch).get("launch_pdl", False) is early
+    assert "launch_pdl" not in launch_options(replace(launch, follows=False))
+    assert launch_options(launch)["num_warps"] == launch.num_warps
 
 
 def test_a_compiler_for_another_gpu_leaves_triton_with_the_one_that_is_there(

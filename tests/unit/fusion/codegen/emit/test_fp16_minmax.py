@@ -17,7 +17,7 @@ from tests.unit.fusion.codegen.sm90_code import opcodes_of
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-PLAN = KernelPlan("shared", 1, (1024,), 4, ahead=True)
+PLAN = KernelPlan("shared", 1, (1024,), 4, async_copies=True)
 SHAPE = (64, 4096)
 
 

@@ -18,7 +18,7 @@ from tests.unit.fusion.patterns import picked
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-PLAN = KernelPlan("shared", 1, (1024,), 4, ahead=True)
+PLAN = KernelPlan("shared", 1, (1024,), 4, async_copies=True)
 EACH = 8
 """Elements of a thread in a turn."""
 

@@ -9,8 +9,8 @@ import pytest
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.generate import scheduled
-from nostall.fusion.codegen.tiling.async_copies import STAGES, bytes_ahead
+from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.tiling.async_copies import NUM_STAGES, async_copy_bytes
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen import oldest_triton
@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 
 
 def written(graph: Graph, plan: KernelPlan) -> Program:
-    return emit(scheduled(graph, graph.operators), plan)
+    return emit(schedule_operators(graph, graph.operators), plan)
 
 
 def count(codes: list[str], *starts: str) -> int:
@@ -61,22 +61,22 @@ def test_a_counter_is_compared_in_32_bits(scheme: str, tmp_path: Path) -> None:
 
 def test_rows_of_the_next_turns_are_copied(tmp_path: Path) -> None:
     graph = norm_backward((64, 16, 4096), "float16")
-    plan = KernelPlan("column", 1, (4096,), 8, 16, ahead=True)
+    plan = KernelPlan("column", 1, (4096,), 8, 16, async_copies=True)
     program = written(graph, plan)
     codes = opcodes(program, tmp_path)
     # Two inputs of 4096 columns, 8 elements in each copy of a thread.
-    assert count(codes, "LDGSTS") >= STAGES * 2 * 4096 // (32 * 8 * 8)
+    assert count(codes, "LDGSTS") >= NUM_STAGES * 2 * 4096 // (32 * 8 * 8)
     # What is left are the weights, which are read once.
     assert count(codes, "LDG.") <= 4096 // (32 * 8 * 8)
     for _, shared in oldest_triton.compiled(program, tmp_path)[:1]:
-        assert shared >= bytes_ahead(scheduled(graph, graph.operators), 4096)
+        assert shared >= async_copy_bytes(schedule_operators(graph, graph.operators), 4096)
 
 
 @pytest.mark.parametrize(("width", "once"), [(128, True), (48, False)])
 def test_what_rows_of_a_block_share_is_read_once(width: int, once: bool, tmp_path: Path) -> None:
     graph = weighed_history((64, 200, width), "float16")
     pool = [index for index in graph.operators if graph[index].op in ("mul", "sum")][-2:]
-    program = emit(scheduled(graph, pool), KernelPlan("warp", 32, (256,), 4))
+    program = emit(schedule_operators(graph, pool), KernelPlan("warp", 32, (256,), 4))
     codes = opcodes(program, tmp_path)
     # Blocks of 32 rows are within one sequence of 128, not of 48.
     values, weights = 32 * 200 // (32 * 4 * 8) + 1, 256 // (32 * 4)
@@ -88,10 +88,10 @@ def test_rows_along_memory_are_copied_ahead(tmp_path: Path) -> None:
     dy, x = build.input((4096, 768), "float16"), build.input((4096, 768), "float16")
     product = build("mul", build("cast", dy, dtype="float32"), x)
     graph = build.graph(build("sum", product, dims=(0,), keepdim=False))
-    plan = KernelPlan("split", 64, (32,), 8, 16, ahead=True)
+    plan = KernelPlan("split", 64, (32,), 8, 16, async_copies=True)
     codes = opcodes(written(graph, plan), tmp_path)
     # 64 by 32 of each input are one access of 8 elements for each of 256 threads.
-    assert count(codes, "LDGSTS") >= STAGES * 2
+    assert count(codes, "LDGSTS") >= NUM_STAGES * 2
     assert not count(codes, "LDG.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nostall.fusion import Builder, Graph
-from nostall.fusion.codegen.emit.program import Names, Program
+from nostall.fusion.codegen.emit.program import NodeNumbering, Program
 from nostall.fusion.codegen.generate import generate
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore
@@ -55,11 +55,17 @@ def test_where_inputs_come_from_names_no_kernel() -> None:
     graph = build.graph(first, second)
     one, other = (generate(graph, (last - 1, last)) for last in (first, second))
     assert one.source == other.source and one.launches == other.launches
-    assert (one.names, one.inputs, other.inputs) == (("p0", "p1", "p3"), (x, row), (wall, row))
-    assert one.tensors == {"p0": x, "p1": row, "p3": first}
+    assert (one.argument_names, one.inputs, other.inputs) == (
+        ("p0", "p1", "p3"),
+        (x, row),
+        (wall, row),
+    )
+    assert one.nodes_by_argument == {"p0": x, "p1": row, "p3": first}
 
 
 def test_only_what_names_a_node_is_renumbered() -> None:
-    names = Names([7, 40])
+    names = NodeNumbering([7, 40])
     text = "v40_0 = x7at1 * 1e7 + tl.float8e5(a12) % 7 + count7  # %40 = exp(%12)"
-    assert names.of(text) == ("v1_0 = x0at1 * 1e7 + tl.float8e5(a2) % 7 + count7  # %1 = exp(%2)")
+    assert names.renumber(text) == (
+        "v1_0 = x0at1 * 1e7 + tl.float8e5(a2) % 7 + count7  # %1 = exp(%2)"
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nostall.fusion import BadFusion, Graph
-from nostall.fusion.codegen.emit.packed import packed_plan, pieces
+from nostall.fusion.codegen.emit.packed import independent_parts, packed_plan
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.generate import generate, refused, scheduled
+from nostall.fusion.codegen.generate import generate, no_kernel_reason, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
 from nostall.fusion.evaluate import Delta
 from nostall.fusion.explore import explore
@@ -22,7 +22,7 @@ def packed(name: str) -> tuple[Graph, Program]:
 
 def test_parts_exchange_nothing() -> None:
     graph, _ = packed("three")
-    parts = pieces(graph, graph.operators)
+    parts = independent_parts(graph, graph.operators)
     assert len(parts) == 3
     assert sorted(i for part in parts for i in part) == list(graph.operators)
     sources = [{s for i in part for s in (i, *graph.sources[i])} for part in parts]
@@ -33,7 +33,7 @@ def test_every_part_has_its_own_programs() -> None:
     graph, program = packed("three")
     (launch,) = program.launches
     assert isinstance(program.plan, PackedPlan)
-    assert {plan.num_warps for plan in program.plan.parts} == {launch.num_warps}
+    assert {plan.num_warps for plan in program.plan.plans} == {launch.num_warps}
     blocks = launch.counts[1::2]
     assert launch.grid == (sum(blocks), 1)
     assert "if pid < blocks0:" in program.source
@@ -56,8 +56,8 @@ def test_the_grid_grows_with_the_parts_that_vary() -> None:
 def test_parts_with_second_kernels_are_not_packed() -> None:
     """Rows that are only reachable through partial results in memory need two launches."""
     graph = together(layer_norm((5, 100), "float32"), PACKED["three"]())
-    parts = [scheduled(graph, part) for part in pieces(graph, graph.operators)]
-    assert all(plan.scheme != "split" for plan in packed_plan(parts).parts)
+    parts = [schedule_operators(graph, part) for part in independent_parts(graph, graph.operators)]
+    assert all(plan.scheme != "split" for plan in packed_plan(parts).plans)
 
 
 def test_the_explorer_packs_what_can_be_packed() -> None:
@@ -65,12 +65,12 @@ def test_the_explorer_packs_what_can_be_packed() -> None:
     found = explore(Delta(graph))
     assert len(found.connected.groups) == 2
     assert len(found.plan.groups) == 1
-    assert refused(graph, graph.operators) is None
+    assert no_kernel_reason(graph, graph.operators) is None
 
 
 def test_a_part_that_is_no_kernel_refuses_the_pack() -> None:
     graph = together(column_sum((530, 12), "float64"), layer_norm((5, 100), "float32"))
-    reason = refused(graph, graph.operators)
+    reason = no_kernel_reason(graph, graph.operators)
     assert reason is not None and "float64" in reason
     with pytest.raises(BadFusion, match="float64"):
         generate(graph, graph.operators)

@@ -12,11 +12,16 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans, refusal, turn_places
-from nostall.fusion.codegen.tiling.sequence_tiles import Walk, walk
+from nostall.fusion.codegen.tiling.kernel_plan import (
+    KernelPlan,
+    illegal_reason,
+    plans,
+    positions_per_tile,
+)
+from nostall.fusion.codegen.tiling.sequence_tiles import SequenceTiling, find_sequence_tiling
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
@@ -61,16 +66,16 @@ def test_damaged_kernels_are_found(interpreted: Any) -> None:
 
 
 def _of(graph: Graph) -> Schedule:
-    return scheduled(graph, graph.operators)
+    return schedule_operators(graph, graph.operators)
 
 
 def _reason(graph: Graph) -> str:
     """Why a graph is not taken by turns; it still is one kernel."""
     of = _of(graph)
-    found = walk(of)
+    found = find_sequence_tiling(of)
     assert isinstance(found, str)
     assert {plan.scheme for plan in plans(of).legal} == {"matrix"}
-    (refused,) = (one for one in plans(of).refused if one.plan.scheme == "turned")
+    (refused,) = (one for one in plans(of).illegal if one.plan.scheme == "turned")
     assert refused.reason == found
     with pytest.raises(BadFusion, match="does not fit"):
         emit(of, refused.plan)
@@ -79,31 +84,31 @@ def _reason(graph: Graph) -> str:
 
 def test_a_softmax_is_taken_apart() -> None:
     of = _of(attended(100, 64, "float16"))
-    found = walk(of)
-    assert isinstance(found, Walk)
+    found = find_sequence_tiling(of)
+    assert isinstance(found, SequenceTiling)
     ops = of.mapping.graph
-    assert of.count(of.groups[found.group]) == 100
-    assert [ops[index].op for index in found.results] == ["amax", "sum", "dot"]
-    assert [ops[index].op for index in sorted(found.bare)] == ["div", "cast"]
-    ((maximum, total),) = found.totals.items()
+    assert of.count(of.loop_groups[found.group]) == 100
+    assert [ops[index].op for index in found.accumulated] == ["amax", "sum", "dot"]
+    assert [ops[index].op for index in sorted(found.pass_through)] == ["div", "cast"]
+    ((maximum, total),) = found.softmax_sums.items()
     assert (ops[maximum].op, ops[total].op) == ("amax", "sum")
-    assert found.results[-1] in found.shared and total not in found.shared
+    assert found.accumulated[-1] in found.needs_division and total not in found.needs_division
 
 
 @pytest.mark.parametrize(("places", "turns"), [(7, []), (9, [8]), (32, [8, 16]), (99, [8, 16, 32])])
 def test_turns_have_fewer_places_than_there_are(places: int, turns: list[int]) -> None:
     graph = attended(places, 24, "float16")
     of = _of(graph)
-    assert [turn_places(of, plan) for plan in turned(graph)] == turns
+    assert [positions_per_tile(of, plan) for plan in turned(graph)] == turns
     assert any(plan.scheme == "matrix" for plan in plans(of).legal)
     assert sum(plan.scheme == "turned" for plan in plans(of).legal) <= 9
 
 
 def test_the_sequence_is_walked_over_also_where_it_is_short() -> None:
     of = _of(attended(9, 64, "float16"))
-    found = walk(of)
-    assert isinstance(found, Walk)
-    assert of.count(of.groups[found.group]) == 9
+    found = find_sequence_tiling(of)
+    assert isinstance(found, SequenceTiling)
+    assert of.count(of.loop_groups[found.group]) == 9
 
 
 def test_single_places_are_no_sequence() -> None:
@@ -125,9 +130,9 @@ def test_what_needs_all_places_first_is_not_taken_by_turns() -> None:
 
 
 def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
-    found = walk(_of(several_rows()))
-    assert isinstance(found, Walk)  # of the query's width
-    assert not found.scaled
+    found = find_sequence_tiling(_of(several_rows()))
+    assert isinstance(found, SequenceTiling)  # of the query's width
+    assert not found.scaled_by
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -156,7 +161,7 @@ def test_the_model_and_the_race_know_of_them() -> None:
     of = _of(attended(100, 64, "float16"))
     assert "turned" in {plan.scheme for plan in candidates(of, 1)}
     for plan in turned(of.mapping.graph):
-        assert refusal(of, plan) is None
+        assert illegal_reason(of, plan) is None
         assert 0 < modelled_seconds(of, plan) < 1
         assert str(plan) == f"turned 1x{plan.chunks[0]}, {plan.num_warps} warps"
     few, many = _of(attended(16, 64, "float16")), _of(attended(128, 64, "float16"))

@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from nostall.fusion import Builder
-from nostall.fusion.codegen.generate import scheduled
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, refusal
-from nostall.fusion.codegen.tiling.on_chip import MOST_BYTES, demotions
+from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
+from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerialization_options
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.sass import validate
 from tests.unit.fusion.codegen import oldest_triton
@@ -88,7 +88,7 @@ def test_rows_that_are_copied_ahead_arrive_before_they_are_read() -> None:
     x = build.input((32, 5000), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    program = program_of(graph, KernelPlan("shared", 1, (2048,), 4, ahead=True))
+    program = program_of(graph, KernelPlan("shared", 1, (2048,), 4, async_copies=True))
     source = program.source
     assert (
         source[source.index("    # pass 0\n") : source.index("    # pass 1")]
@@ -133,15 +133,15 @@ def test_a_row_that_fills_no_chunk_has_masks_only() -> None:
 def test_a_tensor_that_begins_at_an_odd_place_is_copied() -> None:
     import torch
 
-    from nostall.fusion.codegen.runtime.kernel import aligned
+    from nostall.fusion.codegen.runtime.kernel import align_tensor
 
     whole = torch.arange(66, dtype=torch.float16)
     odd = whole[1:].as_strided((4, 8), (16, 2))
-    moved = aligned(odd)
+    moved = align_tensor(odd)
     assert odd.data_ptr() % 16 and not moved.data_ptr() % 16
     assert moved.stride() == odd.stride()
     assert torch.equal(moved, odd)
-    assert aligned(whole) is whole
+    assert align_tensor(whole) is whole
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
@@ -156,7 +156,7 @@ def test_the_source_does_not_depend_on_the_number_of_rows() -> None:
         x = build.input((rows, 5000), "float16")
         total = build("sum", x, dims=(1,), keepdim=True)
         graph = build.graph(build("div", x, total))
-        return program_of(graph, KernelPlan("shared", 1, (2048,), 4, ahead=ahead)).source
+        return program_of(graph, KernelPlan("shared", 1, (2048,), 4, async_copies=ahead)).source
 
     for ahead in (False, True):
         assert source(13, ahead) == source(17, ahead)
@@ -180,8 +180,8 @@ def test_what_gluon_cannot_say_is_refused(change: object, reason: str) -> None:
     total = build("sum", value, dims=(1,), keepdim=True)
     least = build("amin", x, dims=(1,), keepdim=True)
     graph = build.graph(build("add", build("sub", x, total), least), value)
-    of = scheduled(graph, graph.operators)
-    assert reason in str(refusal(of, KernelPlan("shared", 1, (1024,), 4)))
+    of = schedule_operators(graph, graph.operators)
+    assert reason in str(illegal_reason(of, KernelPlan("shared", 1, (1024,), 4)))
 
 
 # -- cubins ----------------------------------------------------------------------------------------
@@ -208,7 +208,9 @@ def test_copies_are_the_hardware_s_and_of_16_bytes(tmp_path: Path) -> None:
     x = build.input((32, 16384), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    source = compiled(program_of(graph, KernelPlan("shared", 1, (4096,), 8, ahead=True)), tmp_path)
+    source = compiled(
+        program_of(graph, KernelPlan("shared", 1, (4096,), 8, async_copies=True)), tmp_path
+    )
     assert source.ptx is not None
     assert len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", source.ptx)) >= 2
     assert "ld.global" not in source.ptx
@@ -229,20 +231,26 @@ def test_passes_are_kept_apart_by_barriers(tmp_path: Path) -> None:
 
 def test_operators_of_every_kind_compile(tmp_path: Path) -> None:
     program = program_of(everything(), KernelPlan("shared", 1, (512,), 4))
-    held = demotions(scheduled(program.graph, program.graph.operators))[0].arena(512)
-    assert {buffer.element for buffer in held.buffers} == {1, 2, 4}
-    assert held.bytes <= shared_bytes(compiled(program, tmp_path)) <= held.bytes + 1024
+    held = rematerialization_options(schedule_operators(program.graph, program.graph.operators))[
+        0
+    ].arena(512)
+    assert {buffer.element_bytes for buffer in held.buffers} == {1, 2, 4}
+    assert held.total_bytes <= shared_bytes(compiled(program, tmp_path)) <= held.total_bytes + 1024
 
 
 def test_the_oldest_triton_compiles_it_to_as_many_bytes(tmp_path: Path) -> None:
     program = program_of(everything(), KernelPlan("shared", 1, (512,), 4))
-    held = demotions(scheduled(program.graph, program.graph.operators))[0].arena(512).bytes
+    held = (
+        rematerialization_options(schedule_operators(program.graph, program.graph.operators))[0]
+        .arena(512)
+        .total_bytes
+    )
     assert held <= oldest_triton.shared_bytes(program, tmp_path) <= held + 1024
 
 
 def test_the_widest_row_that_is_allowed_compiles(tmp_path: Path) -> None:
     build = Builder()
-    columns = MOST_BYTES // 4 // 1024 * 1024
+    columns = MAX_SHARED_BYTES // 4 // 1024 * 1024
     x = build.input((4, columns))
     total = build("sum", x, dims=(1,), keepdim=True)
     graph = build.graph(

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from nostall.fusion import Builder
 from nostall.fusion.codegen.cost.occupancy import blocks_per_sm
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.generate import scheduled
+from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
-from nostall.fusion.codegen.tiling.loop_peeling import Peeled
-from nostall.fusion.codegen.tiling.on_chip import demotions
+from nostall.fusion.codegen.tiling.loop_peeling import Peeling
+from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
 from tests.unit.fusion.codegen import oldest_triton
@@ -33,7 +33,7 @@ def test_rows_at_odd_places_are_copied_by_lanes() -> None:
     x = build.input((32, 5001), "float16")
     largest = build("amax", x, dims=(1,), keepdim=True)
     graph = build.graph(build("cast", build("sub", x, largest), dtype="float16"))
-    program = program_of(graph, KernelPlan("shared", 1, (1024,), 4, ahead=True, peeled=True))
+    program = program_of(graph, KernelPlan("shared", 1, (1024,), 4, async_copies=True, peeled=True))
     source = program.source
     assert (
         source[source.index("    base = ") : source.index("    v1 = ")]
@@ -97,7 +97,7 @@ def test_whole_chunks_lie_within_any_row(
 ) -> None:
     """And what is left for loads of one element each is in one chunk."""
     lines, stride = Lines(), columns + gap
-    Peeled(stride, step).write_row(lines, columns, "rows")
+    Peeling(stride, step).write_row_bounds(lines, columns, "rows")
     at: dict[str, Any] = {"pid": data.draw(st.integers(0, rows - 1)), "rows": rows}
     exec(str(lines).replace("tl.minimum", "min"), at)
     begin, end, whole = at["ahead"], at["ahead"] + columns, at["whole"]
@@ -117,7 +117,7 @@ def test_whole_chunks_lie_within_any_row(
 def test_rows_at_odd_places_are_kept_16_bytes_at_a_time(is_oldest: bool, tmp_path: Path) -> None:
     """And two of them on an SM; what is narrower is branched around."""
     graph = cross_entropy((64, 50257), "float16")
-    program = program_of(graph, KernelPlan("shared", 1, (2048,), 8, ahead=True, peeled=True))
+    program = program_of(graph, KernelPlan("shared", 1, (2048,), 8, async_copies=True, peeled=True))
     if is_oldest:
         ((cubin, shared),) = oldest_triton.compiled(program, tmp_path)
     else:
@@ -136,11 +136,13 @@ def test_rows_at_odd_places_are_kept_16_bytes_at_a_time(is_oldest: bool, tmp_pat
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_operators_of_every_kind_compile_in_rows_at_odd_places(ahead: bool, tmp_path: Path) -> None:
-    plan = KernelPlan("shared", 1, (512,), 4, ahead=ahead, peeled=True)
+    plan = KernelPlan("shared", 1, (512,), 4, async_copies=ahead, peeled=True)
     program = program_of(everything(3001), plan)
-    kept = demotions(scheduled(program.graph, program.graph.operators), ahead, is_peeled=True)[0]
-    assert kept.arena(512).bytes <= shared_bytes(compiled(program, tmp_path))
-    assert kept.arena(512).bytes <= oldest_triton.shared_bytes(program, tmp_path)
+    kept = rematerialization_options(
+        schedule_operators(program.graph, program.graph.operators), ahead, is_peeled=True
+    )[0]
+    assert kept.arena(512).total_bytes <= shared_bytes(compiled(program, tmp_path))
+    assert kept.arena(512).total_bytes <= oldest_triton.shared_bytes(program, tmp_path)
 
 
 @pytest.mark.parametrize("columns", [3072, 3001])
@@ -152,6 +154,8 @@ def test_bytes_beside_long_integers_are_not_copied(columns: int, tmp_path: Path)
     largest = build("amax", value, dims=(1,), keepdim=True)
     graph = build.graph(build("add", build("sub", value, largest), build("cast", x, dtype="int64")))
     is_peeled = columns % 16 != 0
-    (kept, *_) = demotions(scheduled(graph, graph.operators), True, is_peeled)
-    assert {(buffer.element, buffer.early) for buffer in kept.buffers} >= {(1, False)}
+    (kept, *_) = rematerialization_options(
+        schedule_operators(graph, graph.operators), True, is_peeled
+    )
+    assert {(buffer.element_bytes, buffer.is_prefetched) for buffer in kept.buffers} >= {(1, False)}
     compiled(program_of(graph, KernelPlan("shared", 1, (512,), 4, 1, 0, True, is_peeled)), tmp_path)

@@ -11,12 +11,12 @@ import pytest
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.expressions.dropout_masks import (
-    comparison,
-    is_left_to_scale,
+    half_comparison,
+    half_value,
+    is_deferred_product,
     is_only_compared,
-    of_halves,
 )
-from nostall.fusion.codegen.expressions.helpers import called
+from nostall.fusion.codegen.expressions.helpers import used_helpers
 from nostall.fusion.codegen.expressions.templates import Value
 from nostall.fusion.codegen.generate import generate
 from nostall.fusion.graph.graph import Graph
@@ -42,7 +42,7 @@ def _compared(op: str, *operands: Value) -> Any:
     build = Builder()
     one, two = build.input((4,)), build.input((4,))
     node = build.graph(build(op, one, two)).nodes[-1]
-    value = comparison(node, operands)
+    value = half_comparison(node, operands)
     assert value is not None and value.dtype == "bool"
     return eval(value.text, {"word": HALVES << 16 | OTHER_BITS})
 
@@ -54,9 +54,9 @@ def test_words_are_compared_as_their_numbers_would_be(op: str) -> None:
         with np.errstate(over="ignore"):
             small = np.float32(limit)
         right = OPS[op](NUMBERS, small)
-        assert (_compared(op, of_halves("word"), number) == right).all(), limit
+        assert (_compared(op, half_value("word"), number) == right).all(), limit
         turned = OPS[op](small, NUMBERS)
-        assert (_compared(op, number, of_halves("word")) == turned).all(), limit
+        assert (_compared(op, number, half_value("word")) == turned).all(), limit
 
 
 class _Words(np.ndarray[Any, Any]):
@@ -67,7 +67,7 @@ class _Words(np.ndarray[Any, Any]):
 
 def test_half_a_word_becomes_its_number_exactly() -> None:
     names: dict[str, Any] = {"tl": SimpleNamespace(float32=np.float32)}
-    (text,) = called("_number_of(")
+    (text,) = used_helpers("_number_of(")
     exec(text.replace("@triton.jit\n", ""), names)
     found = names["_number_of"]((HALVES << 16 | OTHER_BITS).view(_Words))
     assert found.dtype == np.float32 and (found == NUMBERS).all()
@@ -85,18 +85,18 @@ def _drawn(limit: float, kept_too: bool = False, scale: float = 1.25) -> tuple[G
 
 def test_no_number_is_made_of_what_is_compared_only() -> None:
     graph, drawn, masked = _drawn(0.25)
-    assert is_only_compared(graph, drawn) and is_left_to_scale(graph, masked)
+    assert is_only_compared(graph, drawn) and is_deferred_product(graph, masked)
     source = generate(graph, graph.operators).source
     assert "_number_of" not in source and f"v{drawn} >= {2**30}" in source
     kept, drawn, masked = _drawn(0.25, kept_too=True)
-    assert not is_only_compared(kept, drawn) and not is_left_to_scale(kept, masked)
+    assert not is_only_compared(kept, drawn) and not is_deferred_product(kept, masked)
     assert "_number_of" in generate(kept, kept.operators).source
 
 
 @pytest.mark.parametrize("scale", [0.0, -2.0, math.inf, math.nan])
 def test_what_is_dropped_is_scaled_apart_by_strange_numbers(scale: float) -> None:
     graph, _, masked = _drawn(0.25, scale=scale)
-    assert not is_left_to_scale(graph, masked)
+    assert not is_deferred_product(graph, masked)
 
 
 def test_one_product_is_what_two_are() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nostall.fusion.codegen.expressions.helpers import called
+from nostall.fusion.codegen.expressions.helpers import used_helpers
 
 Function = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
@@ -35,7 +35,7 @@ def helper(name: str, exp_off: float = 0.0, reciprocal_off: float = 0.0) -> Func
     )
     libdevice = SimpleNamespace(fast_dividef=np.divide, fast_expf=np.exp)
     names: dict[str, object] = {"tl": tl, "libdevice": libdevice}
-    for text in called(f"{name}("):
+    for text in used_helpers(f"{name}("):
         exec(text.replace("@triton.jit\n", ""), names)
     found = names[name]
     assert callable(found)

@@ -6,7 +6,7 @@ import pytest
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.runtime.stitched_graph import scheduled
+from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
 
@@ -15,7 +15,7 @@ SHAPE = (4, 96)
 
 
 def source(graph: Graph, plan: KernelPlan = FLAT, operators: tuple[int, ...] = ()) -> str:
-    return emit(scheduled(graph, operators or graph.operators), plan).source
+    return emit(schedule_operators(graph, operators or graph.operators), plan).source
 
 
 @pytest.mark.parametrize("op", ["tanh", "erf"])

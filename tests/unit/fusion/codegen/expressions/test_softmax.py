@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from nostall.fusion import Builder
-from nostall.fusion.codegen.expressions.softmax import APART, SHARE, SHARED_OUT, template
+from nostall.fusion.codegen.expressions.softmax import EXP, NORMALIZE, SUBTRACT, softmax_template
 from nostall.fusion.graph.graph import Graph
 
 SHAPE = (8, 8)
 
 
 def found(graph: Graph, op: str) -> list[str | None]:
-    return [template(graph, node.index) for node in graph if node.op == op]
+    return [softmax_template(graph, node.index) for node in graph if node.op == op]
 
 
 def softmax(build: Builder, x: int, highest: int, dims: tuple[int, ...] = (1,)) -> Graph:
@@ -24,9 +24,9 @@ def test_a_softmax() -> None:
     build = Builder()
     x = build.input(SHAPE)
     graph = softmax(build, x, build("amax", x, dims=(1,), keepdim=True))
-    assert found(graph, "sub") == [APART]
-    assert found(graph, "exp") == [SHARE]
-    assert found(graph, "div") == [SHARED_OUT]
+    assert found(graph, "sub") == [SUBTRACT]
+    assert found(graph, "exp") == [EXP]
+    assert found(graph, "div") == [NORMALIZE]
 
 
 def test_a_maximum_that_is_seen_through_views() -> None:
@@ -34,7 +34,7 @@ def test_a_maximum_that_is_seen_through_views() -> None:
     x = build.input(SHAPE)
     highest = build("view", build("amax", x, dims=(1,), keepdim=False), shape=(8, 1))
     graph = softmax(build, x, build("expand", highest, shape=SHAPE))
-    assert found(graph, "exp") == [SHARE]
+    assert found(graph, "exp") == [EXP]
 
 
 def test_a_log_softmax_and_its_gradient() -> None:
@@ -43,7 +43,7 @@ def test_a_log_softmax_and_its_gradient() -> None:
     below = build("sub", x, build("amax", x, dims=(1,), keepdim=True))
     total = build("sum", build("exp", below), dims=(1,), keepdim=True)
     graph = build.graph(build("exp", build("sub", below, build("log", total))))
-    assert found(graph, "exp") == [SHARE, SHARE]
+    assert found(graph, "exp") == [EXP, EXP]
 
 
 def test_a_logsumexp_subtracts_nothing_where_the_maximum_is_infinite() -> None:
@@ -52,7 +52,7 @@ def test_a_logsumexp_subtracts_nothing_where_the_maximum_is_infinite() -> None:
     highest = build("amax", x, dims=(1,), keepdim=True)
     told = build("eq", build("abs", highest), build.constant(float("inf")))
     guarded = build("where", told, build.constant(0.0), highest)
-    assert found(softmax(build, x, guarded), "exp") == [SHARE]
+    assert found(softmax(build, x, guarded), "exp") == [EXP]
 
 
 def _other_tensor(build: Builder, x: int) -> int:
@@ -101,7 +101,7 @@ def test_a_sum_without_a_maximum_of_its_own() -> None:
     build = Builder()
     x = build.input(SHAPE)
     graph = softmax(build, x, build("amax", x, dims=(0, 1), keepdim=True))
-    assert found(graph, "exp") == [SHARE]
+    assert found(graph, "exp") == [EXP]
     assert found(graph, "div") == [None]
 
 

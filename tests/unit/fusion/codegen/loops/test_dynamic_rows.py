@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nostall.fusion import BadFusion, BadGraph, Builder, Graph
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.loops.dynamic_rows import check_varying
+from nostall.fusion.codegen.loops.dynamic_rows import check_dynamic_size
 from nostall.fusion.codegen.loops.mapping import map_pattern
-from nostall.fusion.codegen.loops.schedule import Schedule, schedule
+from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 from nostall.fusion.graph.dynamic_size import Extent, resized, stand_in
 from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
@@ -22,8 +22,8 @@ ONE, OTHER = 17, 23
 
 
 def scheduled(graph: Graph, operators: tuple[int, ...]) -> Schedule:
-    of = schedule(map_pattern(graph, operators))
-    check_varying(of)
+    of = build_schedule(map_pattern(graph, operators))
+    check_dynamic_size(of)
     return of
 
 

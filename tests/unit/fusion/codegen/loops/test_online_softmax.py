@@ -13,13 +13,13 @@ import pytest
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.generate import scheduled
-from nostall.fusion.codegen.loops.online_softmax import pairs
+from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.loops.online_softmax import online_pairs
 from nostall.fusion.codegen.loops.reduction_levels import passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
-from nostall.fusion.codegen.tiling.loop_peeling import Peeled, peeled
+from nostall.fusion.codegen.tiling.loop_peeling import Peeling, find_peeling
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
@@ -67,7 +67,7 @@ def test_damaged_kernels_are_found(interpreted: Any) -> None:
 
 
 def _of(graph: Graph) -> Schedule:
-    return scheduled(graph, graph.operators)
+    return schedule_operators(graph, graph.operators)
 
 
 def _walks(of: Schedule) -> int:
@@ -78,11 +78,11 @@ def _walks(of: Schedule) -> int:
 def test_rows_are_read_twice(make: Callable[..., Graph]) -> None:
     of = _of(make(WIDE, "float16"))
     assert _walks(of) == 2
-    (pair,) = pairs(of)
+    (pair,) = online_pairs(of)
     assert len(pair.maxima) == len(pair.sums) == (1 if make is cross_entropy else 2)
     split = emit(of, KernelPlan("split", 1, (1024,), 4, 16))
     assert len(split.launches) == len(passes(of))
-    assert _walks(replace(of, online=False)) == 3
+    assert _walks(replace(of, allow_online_softmax=False)) == 3
     looped = emit(of, KernelPlan("looped", 1, (1024,), 4)).source
     assert looped.count("for first in range(0, ") == 2
     assert looped.count("for first in") == 4  # whole turns, and what is left of the columns
@@ -93,9 +93,9 @@ def test_what_is_written_between_maximum_and_sum_needs_a_walk_of_its_own() -> No
     build = Builder()
     _, centred, total = softmax(build, build.input(WIDE))
     graph = build.graph(build("div", centred, total))
-    assert len(pairs(_of(graph))) == 1
+    assert len(online_pairs(_of(graph))) == 1
     graph = build.graph(build("exp", centred), total)
-    assert pairs(_of(graph)) == ()
+    assert online_pairs(_of(graph)) == ()
     assert _walks(_of(graph)) == 2
 
 
@@ -110,7 +110,7 @@ def test_other_sums_are_no_pairs(other: str) -> None:
     centred = build("sub", y if other == "another value" else x, shift)
     powers = build("exp2" if other == "exp2" else "exp", centred)
     graph = build.graph(reduced(build, "sum", powers), build("add", x, y))
-    assert pairs(_of(graph)) == ()
+    assert online_pairs(_of(graph)) == ()
 
 
 def test_two_softmaxes_need_each_other_to_save_a_walk() -> None:
@@ -119,7 +119,7 @@ def test_two_softmaxes_need_each_other_to_save_a_walk() -> None:
     totals = [softmax(build, value)[2] for value in (x, y)]
     difference = build("sub", build("div", x, totals[0]), build("div", y, totals[1]))
     of = _of(build.graph(reduced(build, "sum", difference)))
-    assert len(pairs(of)) == 2
+    assert len(online_pairs(of)) == 2
     assert _walks(of) == 2
 
 
@@ -170,9 +170,9 @@ def test_whole_turns_have_no_masks(scheme: str, is_peeled: bool) -> None:
 
 def test_aligned_rows_are_not_peeled() -> None:
     even = _of(cross_entropy((64, 50304), "float16"))
-    assert peeled(even) is None
+    assert find_peeling(even) is None
     assert not any(plan.peeled for plan in plans(even).legal)
     odd = _of(cross_entropy(WIDE, "float16"))
-    assert peeled(odd) == Peeled(50257, 8)
+    assert find_peeling(odd) == Peeling(50257, 8)
     assert {plan.rows for plan in plans(odd).legal if plan.peeled} == {1}
     assert str(KernelPlan("looped", 1, (4096,), 16, peeled=True)).endswith("16 warps, peeled")

@@ -14,23 +14,28 @@ from hypothesis import strategies as st
 
 from nostall.fusion import BadFusion, Builder
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.loops.axes import Axis, Mismatch, fresh, leaves, regroup, unify
+from nostall.fusion.codegen.loops.axes import Axis, AxisMismatch, factors, new_axes, regroup, unify
 from nostall.fusion.codegen.loops.mapping import map_pattern
-from nostall.fusion.codegen.loops.schedule import Schedule, schedule
-from nostall.fusion.codegen.loops.views import Draft, _walked
+from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
+from nostall.fusion.codegen.loops.views import AccessDraft, _merge_axes
 from nostall.fusion.codegen.tiling.kernel_plan import (
-    LEAST_CHUNK,
-    MOST_IDLE,
-    VECTOR,
+    MAX_IDLE_SHARE,
+    MIN_CHUNK,
+    VECTOR_ELEMENTS,
     KernelPlan,
-    cut,
-    even,
-    first_refusal,
+    equal_chunks,
+    first_illegal_reason,
     idle_share,
+    mixed_chunks,
     plans,
 )
-from nostall.fusion.codegen.tiling.plan_variants import early, in_one_chunk, streamed, with_twins
-from nostall.fusion.codegen.tiling.tile_sizes import power_above
+from nostall.fusion.codegen.tiling.plan_variants import (
+    plans_with_variants,
+    single_chunk_plans,
+    with_eager_loads,
+    with_evict_first,
+)
+from nostall.fusion.codegen.tiling.tile_sizes import next_power_of_two
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.patterns import (
     PATTERNS,
@@ -43,7 +48,7 @@ from tests.unit.fusion.patterns import (
 
 
 def scheduled(graph: Graph) -> Schedule:
-    return schedule(map_pattern(graph, graph.operators))
+    return build_schedule(map_pattern(graph, graph.operators))
 
 
 # -- loops -----------------------------------------------------------------------------------------
@@ -52,14 +57,14 @@ def scheduled(graph: Graph) -> Schedule:
 def test_axes_split_at_their_common_factors() -> None:
     wide, batch, heads, width = Axis(24), Axis(5), Axis(4), Axis(6)
     unify((batch, wide), (Axis(5), heads, width))
-    assert [axis.size for axis in leaves((batch, wide))] == [5, 4, 6]
-    assert leaves((wide,)) == leaves((heads, width))
+    assert [axis.size for axis in factors((batch, wide))] == [5, 4, 6]
+    assert factors((wide,)) == factors((heads, width))
 
 
 def test_axes_without_common_factors_do_not_fit() -> None:
-    with pytest.raises(Mismatch):
+    with pytest.raises(AxisMismatch):
         unify((Axis(6), Axis(4)), (Axis(4), Axis(6)))
-    with pytest.raises(Mismatch):
+    with pytest.raises(AxisMismatch):
         regroup((Axis(6), Axis(4)), (4, 6))
 
 
@@ -71,12 +76,12 @@ def test_groups_of_loops_are_the_same_loops(sizes: list[int], random: object) ->
         whole = Axis(whole.size * axis.size)
     groups = regroup((whole,), sizes)
     assert [axis.size for group in groups for axis in group] == sizes
-    assert leaves((whole,)) == tuple(axis for group in groups for axis in group)
+    assert factors((whole,)) == tuple(axis for group in groups for axis in group)
 
 
 def test_a_view_in_the_middle_splits_loops() -> None:
     of = scheduled(PATTERNS["heads"]())
-    assert [of.mapping.sizes[loop] for loop in of.columns] == [16]
+    assert [of.mapping.loop_sizes[loop] for loop in of.columns] == [16]
     assert of.row_count == 2 * 4
 
 
@@ -103,7 +108,7 @@ def test_an_early_thread_reads_all_it_needs_before_it_lets_the_next_kernel_begin
     x, y = build.input((64, 128)), build.input((64, 128))
     of = scheduled(build.graph(build("mul", build("tanh", build("exp", x)), y)))
     plain = KernelPlan("thread", 1, (128,), 1)
-    twin = early(of, plain)
+    twin = with_eager_loads(of, plain)
     assert twin is not None and str(twin) == "thread 1x128, 1 warps, early"
     lines = emit(of, twin).source.splitlines()
     body = [line.strip() for line in lines[lines.index("    _behind()") :]]
@@ -115,7 +120,7 @@ def test_an_early_thread_reads_all_it_needs_before_it_lets_the_next_kernel_begin
 def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:
     """Their products are unrolled."""
     wide = scheduled(attention_backward((64, 8, 64, 64), "float32"))
-    assert "products in fp32" in str(first_refusal(wide))
+    assert "products in fp32" in str(first_illegal_reason(wide))
     narrow = scheduled(attention_backward((64, 8, 64, 64), "float16"))
     assert {plan.scheme for plan in plans(narrow).legal} == {"matrix"}
 
@@ -131,14 +136,14 @@ def test_places_on_several_axes_are_walked_in_equal_steps_or_not_at_all(
     run, places = [], [0]
     for size, start, step, count in axes:
         long = start + step * (count - 1) + size
-        run.append((long, Draft(fresh(count), start, step)))
+        run.append((long, AccessDraft(new_axes(count), start, step)))
         places = [at * long + start + step * i for at in places for i in range(count)]
-    found = _walked(run)
+    found = _merge_axes(run)
     steps = {b - a for a, b in pairwise(places)}
     if found is None:
         assert len(steps) > 1
     else:
-        count = math.prod(axis.size for axis in found.row)
+        count = math.prod(axis.size for axis in found.axes)
         assert places == [found.start + found.step * i for i in range(count)]
 
 
@@ -208,9 +213,9 @@ def test_sums_over_rows_are_tails() -> None:
     graph = norm_backward((3, 7, 80), "float16")
     of = scheduled(graph)
     assert of.kind == "dual"
-    assert {graph[i].op for i in of.tails} == {"sum"}
-    assert len(of.tails) == 2
-    assert {graph[i].op for i in of.after} == {"cast"}
+    assert {graph[i].op for i in of.row_reductions} == {"sum"}
+    assert len(of.row_reductions) == 2
+    assert {graph[i].op for i in of.epilogue} == {"cast"}
 
 
 def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
@@ -240,20 +245,20 @@ def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
     ],
 )
 def test_odd_rows_are_cut_into_powers_of_two(columns: int, chunks: tuple[int, ...]) -> None:
-    assert cut(columns) == chunks
+    assert mixed_chunks(columns) == chunks
 
 
 @given(st.integers(1, 1 << 20))
 def test_cuts_leave_few_lanes_idle_and_mask_the_last_chunk_only(columns: int) -> None:
-    assert idle_share(columns, cut(columns)) <= MOST_IDLE
-    if even(columns)[0] > LEAST_CHUNK:
-        assert idle_share(columns, even(columns)) <= MOST_IDLE
-    for chunks in (cut(columns), even(columns)):
+    assert idle_share(columns, mixed_chunks(columns)) <= MAX_IDLE_SHARE
+    if equal_chunks(columns)[0] > MIN_CHUNK:
+        assert idle_share(columns, equal_chunks(columns)) <= MAX_IDLE_SHARE
+    for chunks in (mixed_chunks(columns), equal_chunks(columns)):
         assert sum(chunks[:-1]) < columns
         assert list(chunks) == sorted(chunks, reverse=True)
         assert all(width.bit_count() == 1 for width in chunks)
-    assert len(set(even(columns))) == 1
-    assert len(even(columns)) < 2 / MOST_IDLE
+    assert len(set(equal_chunks(columns))) == 1
+    assert len(equal_chunks(columns)) < 2 / MAX_IDLE_SHARE
 
 
 def test_equal_chunks_are_put_together_before_threads_meet() -> None:
@@ -271,32 +276,32 @@ def test_the_table_in_the_docs_is_what_cut_does() -> None:
     assert len(rows) >= 8
     for columns, one, equal, idle, fewest, masked in rows:
         count = int(columns)
-        chunks = even(count)
+        chunks = equal_chunks(count)
         assert equal == (f"{len(chunks)} x {chunks[0]}" if len(chunks) > 1 else str(chunks[0]))
-        assert fewest == " + ".join(map(str, cut(count)))
-        assert one == f"{100 * idle_share(count, (power_above(count),)):.1f}"
+        assert fewest == " + ".join(map(str, mixed_chunks(count)))
+        assert one == f"{100 * idle_share(count, (next_power_of_two(count),)):.1f}"
         assert idle == f"{100 * idle_share(count, chunks):.1f}"
-        assert masked == f"{100 * idle_share(count, cut(count)):.1f}"
+        assert masked == f"{100 * idle_share(count, mixed_chunks(count)):.1f}"
 
 
 def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
     found = plans(scheduled(layer_norm((64, 3000), "float16")))
-    reasons = {r.reason for r in found.refused if r.plan.chunks == (4096,)}
+    reasons = {r.reason for r in found.illegal if r.plan.chunks == (4096,)}
     assert "27% of the lanes would be masked; 6.2% are possible" in reasons
     assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal}
 
 
 def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
     of = scheduled(layer_norm((64, 3000), "float16"))
-    plan = KernelPlan("block", 1, (1024,) * 3, 4, early=True)
-    wide, half = in_one_chunk(of, plan)
-    assert wide == KernelPlan("block", 1, (4096,), 16, early=True)
-    assert wide.elements_per_thread == VECTOR
+    plan = KernelPlan("block", 1, (1024,) * 3, 4, eager_loads=True)
+    wide, half = single_chunk_plans(of, plan)
+    assert wide == KernelPlan("block", 1, (4096,), 16, eager_loads=True)
+    assert wide.elements_per_thread == VECTOR_ELEMENTS
     assert half == replace(wide, num_warps=8)
-    assert replace(wide, early=False) not in plans(of).legal
+    assert replace(wide, eager_loads=False) not in plans(of).legal
     assert "mask=inside" in emit(of, wide).source
-    assert in_one_chunk(of, wide) == ()
-    assert in_one_chunk(of, KernelPlan("looped", 1, (1024,), 4)) == ()
+    assert single_chunk_plans(of, wide) == ()
+    assert single_chunk_plans(of, KernelPlan("looped", 1, (1024,), 4)) == ()
 
 
 def test_only_what_is_larger_than_l2_is_streamed() -> None:
@@ -305,25 +310,25 @@ def test_only_what_is_larger_than_l2_is_streamed() -> None:
     total = build("sum", x, dims=(1,), keepdim=True)
     graph = build.graph(total, build("add", x, total))
     of, plan = scheduled(graph), KernelPlan("block", 1, (2048,), 4)
-    twin = streamed(of, plan)
+    twin = with_evict_first(of, plan)
     assert twin is not None and str(twin) == "block 1x2048, 4 warps, streamed"
-    assert twin not in plans(of).legal and twin in with_twins(of)
+    assert twin not in plans(of).legal and twin in plans_with_variants(of)
     stores = [line for line in emit(of, twin).source.splitlines() if "tl.store(" in line]
     assert ["evict_first" in line for line in stores] == [False, True]
     assert "evict_first" not in emit(of, plan).source
-    assert streamed(of, KernelPlan("looped", 1, (1024,), 4)) is None
+    assert with_evict_first(of, KernelPlan("looped", 1, (1024,), 4)) is None
     fewer = scheduled(layer_norm((8192, 2048), "float16"))
-    assert streamed(fewer, plan) is None
+    assert with_evict_first(fewer, plan) is None
     with pytest.raises(BadFusion, match="outputs of more than 37 MB"):
-        emit(fewer, replace(plan, streamed=True))
+        emit(fewer, replace(plan, evict_first=True))
 
 
 def test_warps_without_rows_write_large_outputs_together() -> None:
     build = Builder()
     x = build.input((16384, 2048), "float16")
     graph = build.graph(build("exp", x), build("relu", x))
-    of, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, early=True)
-    lines = [line.strip() for line in emit(of, replace(plan, streamed=True)).source.splitlines()]
+    of, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, eager_loads=True)
+    lines = [line.strip() for line in emit(of, replace(plan, evict_first=True)).source.splitlines()]
     at = lines.index("tl.debug_barrier()")
     stores = [number for number, line in enumerate(lines) if line.startswith("tl.store(")]
     assert stores == [at + 1, at + 2]
@@ -334,14 +339,14 @@ def test_warps_without_rows_write_large_outputs_together() -> None:
 def test_a_row_of_32000_can_be_held_by_a_block() -> None:
     found = plans(scheduled(layer_norm((64, 32000), "float16")))
     assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal)
-    reasons = [r.reason for r in found.refused if r.plan == KernelPlan("block", 1, (32768,), 2)]
+    reasons = [r.reason for r in found.illegal if r.plan == KernelPlan("block", 1, (32768,), 2)]
     assert len(reasons) == 1
     assert "255 at 64 threads" in reasons[0]
 
 
 def test_a_plan_that_was_refused_is_not_emitted() -> None:
     of = scheduled(layer_norm((64, 3000), "float16"))
-    (plan,) = [r.plan for r in plans(of).refused if str(r.plan) == "warp 64x1024x3, 1 warps"]
+    (plan,) = [r.plan for r in plans(of).illegal if str(r.plan) == "warp 64x1024x3, 1 warps"]
     with pytest.raises(BadFusion, match="take one of"):
         emit(of, plan)
 
@@ -352,7 +357,7 @@ def test_a_plan_that_was_refused_is_not_emitted() -> None:
 def test_what_all_rows_share_may_be_read_with_the_row() -> None:
     of = scheduled(layer_norm((64, 128), "float16"))
     plan = KernelPlan("block", 1, (128,), 4)
-    twin = early(of, plan)
+    twin = with_eager_loads(of, plan)
     assert twin is not None and str(twin) == "block 1x128, 4 warps, early"
     lines = emit(of, twin).source.splitlines()
     at = [number for number, line in enumerate(lines) if "tl.load(" in line]
@@ -365,13 +370,13 @@ def test_what_all_rows_share_may_be_read_with_the_row() -> None:
 @pytest.mark.parametrize("scheme", ["looped", "shared", "split"])
 def test_rows_that_are_not_in_registers_have_nothing_early(scheme: str) -> None:
     of = scheduled(layer_norm((64, 1024), "float16"))
-    assert early(of, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
+    assert with_eager_loads(of, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
 
 
 def test_rows_that_share_nothing_are_read_before_the_next_kernel_may_begin() -> None:
     of = scheduled(softmax_outer((2, 24, 32), "float32"))
     plan = KernelPlan("warp", 8, (32,), 1)
-    twin = early(of, plan)
+    twin = with_eager_loads(of, plan)
     assert twin is not None
     lines = [line.strip() for line in emit(of, twin).source.splitlines()]
     at = lines.index("_release()")
