@@ -100,7 +100,7 @@ class Launcher:
         tensors = [*inputs, *allocated]
         binaries = [
             function[launch.grid](
-                *(align_tensor(tensors[i]) if launch.align_tensor else tensors[i] for i in order),
+                *(align_tensor(tensors[i]) if launch.aligned else tensors[i] for i in order),
                 *launch.counts,
                 **launch_options(launch),
             )

@@ -19,10 +19,10 @@ from nostall.attach.torch_compile.store.records import (  # noqa: E402
     StepRecord,
     TensorRecord,
 )
-from nostall.fusion.codegen.cost.default_plan import first_choice  # noqa: E402
+from nostall.fusion.codegen.cost.default_plan import default_plan  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.emit.program import Program  # noqa: E402
-from nostall.fusion.codegen.runtime.stitched_graph import generate, scheduled  # noqa: E402
+from nostall.fusion.codegen.runtime.stitched_graph import generate, schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans  # noqa: E402
 from nostall.fusion.graph.dynamic_size import resized  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
@@ -32,8 +32,8 @@ from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, layer_norm  # 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_stored_kernel_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
     graph = PATTERNS[name]()
-    schedule = scheduled(graph, graph.operators)
-    program = emit(schedule, first_choice(schedule))
+    schedule = schedule_operators(graph, graph.operators)
+    program = emit(schedule, default_plan(schedule))
     store = KernelStore(tmp_path)
     record, source = store.load_kernel(store.put(program))
     assert record == KernelRecord.from_program(program)
@@ -47,7 +47,7 @@ def test_a_stored_kernel_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
         (n.shape, n.strides, n.dtype) for n in nodes
     ]
     # The arguments of each launch are the same tensors by other names.
-    names = {f"p{i}": name for i, name in enumerate(program.names)}
+    names = {f"p{i}": name for i, name in enumerate(program.argument_names)}
     for stored, launch in zip(record.launches, program.launches, strict=True):
         assert tuple(names.get(a, a) for a in stored.arguments) == launch.arguments
 
@@ -58,7 +58,7 @@ def programs(name: str) -> list[Program]:
         graph = PACKED["dynamic"]()
         return [generate(graph, graph.operators)]
     graph = DYNAMIC[name]()
-    schedule = scheduled(graph, graph.operators)
+    schedule = schedule_operators(graph, graph.operators)
     return [emit(schedule, plan) for plan in plans(schedule).legal[::5]]
 
 
@@ -85,16 +85,16 @@ def test_a_record_with_a_size_equals_a_kernel_of_that_size(name: str, tmp_path: 
 
 def test_a_record_contains_whether_inputs_have_to_be_aligned() -> None:
     graph = layer_norm((64, 12288), "float16")
-    schedule = scheduled(graph, graph.operators)
+    schedule = schedule_operators(graph, graph.operators)
     for ahead in (False, True):
-        program = emit(schedule, KernelPlan("shared", 1, (4096,), 16, ahead=ahead))
+        program = emit(schedule, KernelPlan("shared", 1, (4096,), 16, async_copies=ahead))
         (launch,) = KernelRecord.from_program(program).launches
         assert launch.aligned == ahead
 
 
 def test_a_record_contains_dependent_launches_and_older_records_have_none() -> None:
     graph = layer_norm((64, 768), "float16")
-    program = emit(scheduled(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    program = emit(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
     record = KernelRecord.from_program(program)
     assert [launch.follows for launch in record.launches] == [True]
     older = json.loads(record.launches[0].json)
