@@ -9,10 +9,10 @@ import pytest
 from benchmarks.parallel.instances import LAYOUTS, random_chain, random_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nostall.parallel.planners.plan_space import PlanSpace
 
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
+from nostall.parallel.planners.plan_space import PlanSpace
 from nostall.parallel.simulate import (
     Timeline,
     costs,

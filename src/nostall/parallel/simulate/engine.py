@@ -76,7 +76,7 @@ class _Problem(NamedTuple):
     stage_count: int
     micro_batches: int
     operations: int
-    """3 x stages x micro-batches; events with higher numbers are transfers."""
+    """3 x stages x micro-batches; events from this number on are transfers."""
     splits_backward: bool
 
 
