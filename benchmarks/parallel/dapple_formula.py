@@ -49,7 +49,7 @@ def _two_stages(work: Workload) -> Iterable[Plan]:
 def _straight(work: Workload) -> Plan:
     """Even cuts, then moved while L gets less."""
     layers, stages = len(work.profile), len(work.cluster)
-    time = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
+    time = [f + b for f, b in zip(work.forward_s, work.backward_s, strict=True)]
     ends = [0]
     for s in range(1, stages):
         even = min(range(layers + 1), key=lambda j, s=s: abs(time[j] - s / stages * time[-1]))

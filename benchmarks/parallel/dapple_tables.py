@@ -186,7 +186,7 @@ def _published(work: Workload, row: Row) -> Plan:
     if stages == 2:
         plans = [_plan((end, layers), groups) for end in range(1, layers)]
         return min(plans, key=lambda plan: simulated_s(work, plan))
-    time = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
+    time = [f + b for f, b in zip(work.forward_s, work.backward_s, strict=True)]
     shares = [sum(row.sizes[: i + 1]) / sum(row.sizes) * time[-1] for i in range(stages)]
     ends = [min(range(layers + 1), key=lambda j, x=x: abs(time[j] - x)) for x in shares[:-1]]
     for i in range(len(ends)):
@@ -236,8 +236,8 @@ def _implied(folder: Path, row: Row) -> dict[str, Any]:
     """
     work = _work(folder, row.profile, row.cluster, row.global_batch)
     middle = len(work.profile) // 2
-    stage_s = work.forward[-1] / sum(row.sizes)  # a stage's share of layers over its GPUs
-    slice_bytes = work.cut[middle] / row.sizes[0]
+    stage_s = work.forward_s[-1] / sum(row.sizes)  # a stage's share of layers over its GPUs
+    slice_bytes = work.cut_bytes[middle] / row.sizes[0]
     port = float(work.cluster.ports[0])
     return {
         "row": row.where,

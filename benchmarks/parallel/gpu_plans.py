@@ -12,9 +12,9 @@ from typing import Any
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.parallel.cluster import Cluster
-from nostall.parallel.files import plan_document
-from nostall.parallel.outcome import outcome
+from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Policy, Workload
+from nostall.parallel.plan_file import plan_document
 from nostall.parallel.planners import Effort, make_plan
 from nostall.parallel.profile import Profile
 from nostall.parallel.simulate import simulated_s
@@ -106,7 +106,7 @@ def make_points(
         for planner, policy, engine in wanted:
             name = name_of(planner, policy, engine)
             try:
-                plan = make_plan(work, planner, Effort.of(work, seconds=4))
+                plan = make_plan(work, planner, Effort.for_workload(work, seconds=4))
             except BadInput as error:
                 print(f"{model} {links} {name}: {error}")
                 continue
@@ -119,7 +119,7 @@ def make_points(
                 continue
             seen[key] = len(points)
             path = folder / f"plan-{len(points)}.json"
-            document = plan_document(outcome(work, plan, planner))
+            document = plan_document(evaluate_plan(work, plan, planner))
             write_atomically(path, json.dumps(document).encode())
             seconds = simulated_s(work, plan)
             points.append(

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from benchmarks.parallel.gpu_models import MODELS
 from nostall.core.files import write_atomically
 from nostall.parallel.execute.measure_links import measured_cluster
-from nostall.parallel.execute.run import run_plan
-from nostall.parallel.execute.slow import SlowLinks
-from nostall.parallel.files import load_plan
+from nostall.parallel.execute.run import RunOptions, run_plan
+from nostall.parallel.execute.slow_links import SlowLinks
 from nostall.parallel.module import Model
-from nostall.parallel.module.measure import profile_model
+from nostall.parallel.module.profiler import profile_model
+from nostall.parallel.plan_file import load_plan
 from nostall.parallel.profile import save_profile
 
 WARM_UPS = 3
@@ -110,10 +110,7 @@ def _point(
         models[point["model"]],
         work,
         plan,
-        WARM_UPS + options["steps"],
-        device,
-        engine=point["engine"],
-        slow=slow,
+        RunOptions(WARM_UPS + options["steps"], device, engine=point["engine"], slow=slow),
     )
     if dist.get_rank() == 0:
         counted = sorted(ran.seconds[WARM_UPS:])

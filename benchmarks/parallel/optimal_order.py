@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.planners.exhaustive import mappings
-from nostall.parallel.planners.fitting import fitted
+from nostall.parallel.planners.memory_fit import fit_to_memory
 from nostall.parallel.simulate import Costs, costs, critical_path_s, load_bound_s, simulated_s
 
 TICK_S = 1e-6
@@ -42,12 +42,12 @@ def free_optimum(work: Workload, incumbent: float) -> FreeOptimum:
     bounded = []
     for stages in mappings(len(work.profile), len(work.cluster)):
         if len(stages) == 1:
-            if fitted(work, alone := Plan(stages)) is not None:
+            if fit_to_memory(work, alone := Plan(stages)) is not None:
                 best = min(best, simulated_s(work, alone))
             continue
         for policy in ("list", "zero-bubble"):  # the backward pass whole, or in two parts
             plan = Plan(stages, policy)
-            if fitted(work, plan) == plan:
+            if fit_to_memory(work, plan) == plan:
                 bounded.append((max(critical_path_s(work, plan), load_bound_s(work, plan)), plan))
     for bound, plan in sorted(bounded, key=lambda pair: pair[0]):
         if bound >= best * (1 - 1e-6):
@@ -69,19 +69,23 @@ def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bo
     top = round(limit / TICK_S)
     busy: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
     made = _Made(model, top, busy)
-    stages, split = len(found.forward), any(found.weight)
+    stages, split = len(found.forward), any(found.weight_gradient)
     ends: dict[tuple[str, int, int], Any] = {}
     for m in range(micro_batches):
         for s in range(stages):
-            after = [made.transfer(found.onward[s - 1], ends["F", s - 1, m])] if s else []
+            after = (
+                [made.transfer(found.forward_transfers[s - 1], ends["F", s - 1, m])] if s else []
+            )
             ends["F", s, m] = made.work(found.worker[s], found.forward[s], after)
         for s in reversed(range(stages)):
             after = [ends["F", s, m]]
             if s + 1 < stages:
-                after.append(made.transfer(found.back[s], ends["B", s + 1, m]))
+                after.append(made.transfer(found.backward_transfers[s], ends["B", s + 1, m]))
             ends["B", s, m] = made.work(found.worker[s], found.backward[s], after)
             if split:
-                ends["W", s, m] = made.work(found.worker[s], found.weight[s], [ends["B", s, m]])
+                ends["W", s, m] = made.work(
+                    found.worker[s], found.weight_gradient[s], [ends["B", s, m]]
+                )
     for (kind, s, m), end in ends.items():
         if m:
             model.add(end >= ends[kind, s, m - 1])

@@ -57,7 +57,7 @@ def _problem(layers: int, servers: int, gpus: int) -> Workload:
 
 def _planned(work: Workload, planner: str) -> dict[str, Any]:
     start = perf_counter()
-    plan = make_plan(work, planner, Effort.of(work))
+    plan = make_plan(work, planner, Effort.for_workload(work))
     seconds = perf_counter() - start
     modelled = simulated_s(work, plan)
     return {
@@ -77,11 +77,11 @@ def _merged(most: int) -> dict[str, Any]:
     work = _problem(100, 2, 8)
     # By name, because the package exports a function called dapple.
     module = importlib.import_module("nostall.parallel.planners.dapple")
-    kept, module.MOST_CUTS = module.MOST_CUTS, most
+    kept, module.MAX_CUTS = module.MAX_CUTS, most
     start = perf_counter()
-    plan = make_plan(work, "dapple", Effort.of(work, seconds=120))
+    plan = make_plan(work, "dapple", Effort.for_workload(work, seconds=120))
     seconds = perf_counter() - start
-    module.MOST_CUTS = kept
+    module.MAX_CUTS = kept
     return {
         "cuts": most,
         "planning_seconds": round(seconds, 2),

@@ -23,7 +23,7 @@ import torch
 from tests.unit.parallel.ranks import CASES, STEPS, Case
 
 from benchmarks.harness.result_file import save
-from nostall.parallel.execute.private import lacking
+from nostall.parallel.execute.torch_internals import missing_part
 
 LOSS_TOLERANCE = 1e-9
 SECONDS = 540
@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> None:
     save(
         options.out / f"parallel_torch_{version.partition('+')[0]}.json",
         kind="measured",
-        about={"torch": version, "lacking": lacking(), "steps": STEPS},
+        about={"torch": version, "lacking": missing_part(), "steps": STEPS},
         same=f"{same} of {len(records)}",
         exit_code=done.returncode,
         said=done.stderr[-2000:] if done.returncode else "",

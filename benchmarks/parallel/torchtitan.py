@@ -25,9 +25,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.harness.result_file import save
 from nostall.parallel.cluster import parse_cluster
-from nostall.parallel.export import export_torchtitan
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.profile.layers import Layer, chain
+from nostall.parallel.torchtitan_export import export_torchtitan
 
 WIDTH, TOKENS, LAYERS, BATCH, MICRO = 16, 32, 5, 8, 2
 NAMES = ("tok_embeddings", *(f"layers.{i}" for i in range(LAYERS)), "norm", "lm_head")

@@ -1,4 +1,4 @@
-"""``nostall plan module.py:build`` and ``nostall launch`` as a user runs them, on gloo."""
+"""End-to-end tests of ``nostall plan module.py:build`` and ``nostall launch`` on gloo."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ gpus = 2
 memory_gib = 4
 link = { bandwidth_gbytes = 10, latency_us = 10 }
 """
-FAST = {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An even split of the chain over two processes."""
+    """Plan file of an even split of the chain over two processes."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "two.toml").write_text(CLUSTER)
     path = folder / "plan.json"
     done = nostall(
         "plan", f"{JOBS}:chain", "--cluster", folder / "two.toml", "--planner", "even",
         "--global-batch", 8, "--micro-batch", 2, "--device", "cpu", "--format", "json",
-        "--out", path, **FAST,
+        "--out", path, **ENVIRONMENT,
     )  # fmt: skip
     assert done.code == 0, done.err
     assert done.json["module"] == f"{JOBS}:chain"
@@ -40,48 +40,55 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_plan_of_a_module_is_run_and_checked(planned: Path) -> None:
+def test_a_planned_module_is_run_and_checked(planned: Path) -> None:
     done = nostall(
-        "launch", planned, "--steps", 3, "--device", "cpu", "--check", "--format", "json", **FAST
+        "launch",
+        planned,
+        "--steps",
+        3,
+        "--device",
+        "cpu",
+        "--check",
+        "--format",
+        "json",
+        **ENVIRONMENT,
     )
     assert done.code == 0, done.err
-    found = done.json
-    assert found["engine"] == "torch"
-    assert found["losses"] == pytest.approx(found["reference_losses"], rel=1e-9)
-    assert found["worst_gradient"] <= 1
-    assert found["measured_iteration_s"] > 0 and found["predicted_iteration_s"] > 0
+    result = done.json
+    assert result["engine"] == "torch"
+    assert result["losses"] == pytest.approx(result["reference_losses"], rel=1e-9)
+    assert result["worst_gradient"] <= 1
+    assert result["measured_iteration_s"] > 0 and result["predicted_iteration_s"] > 0
 
 
-def test_a_rank_that_has_done_its_work_does_not_fail_at_its_end(
-    planned: Path, tmp_path: Path
-) -> None:
+def test_an_abort_at_finalization_does_not_fail_the_run(planned: Path, tmp_path: Path) -> None:
     done = nostall(
-        "launch", planned, "--module", f"{JOBS}:ends_badly", "--steps", 1, "--device", "cpu",
-        "--logs", tmp_path, "--format", "json", **FAST,
+        "launch", planned, "--module", f"{JOBS}:aborts_at_finalization", "--steps", 1,
+        "--device", "cpu", "--logs", tmp_path, "--format", "json", **ENVIRONMENT,
     )  # fmt: skip
     assert done.code == 0, done.err
     printed = [path.read_text() for path in tmp_path.rglob("stdout.log")]
-    assert printed == ["a thread's last\nasked for at the end\n"] * 2
+    assert printed == ["from the thread\nfrom the exit handler\n"] * 2
 
 
 def test_a_killed_rank_ends_the_run_with_one_line(planned: Path, tmp_path: Path) -> None:
-    began = time.monotonic()
+    start = time.monotonic()
     done = nostall(
-        "launch", planned, "--module", f"{JOBS}:dies", "--steps", 5, "--device", "cpu",
-        "--deadline", 60, "--logs", tmp_path, **FAST,
+        "launch", planned, "--module", f"{JOBS}:killed_in_step_2", "--steps", 5, "--device", "cpu",
+        "--deadline", 60, "--logs", tmp_path, **ENVIRONMENT,
     )  # fmt: skip
-    said = refused(done, 3)
-    assert "rank 1 was killed by SIGKILL" in said and str(tmp_path) in said
-    assert time.monotonic() - began < 55  # found out at once, not by the deadline
+    message = refused(done, 3)
+    assert "rank 1 was killed by SIGKILL" in message and str(tmp_path) in message
+    assert time.monotonic() - start < 55  # detected at once, not by the deadline
 
 
 def test_plans_that_cannot_be_run_end_with_one_line(planned: Path, tmp_path: Path) -> None:
-    none = nostall("launch", planned, "--module", tmp_path / "none.py:build")
-    assert "a file that is there" in refused(none)
+    no_file = nostall("launch", planned, "--module", tmp_path / "none.py:build")
+    assert "an existing file" in refused(no_file)
     record = json.loads(planned.read_text())
-    nameless = tmp_path / "plan.json"
-    nameless.write_text(json.dumps(record | {"module": None}))
-    assert "names no module" in refused(nostall("launch", nameless))
+    without_module = tmp_path / "plan.json"
+    without_module.write_text(json.dumps(record | {"module": None}))
+    assert "names no module" in refused(nostall("launch", without_module))
     assert "--endpoint" in refused(nostall("launch", planned, "--nodes", 2))
 
 

@@ -1,4 +1,4 @@
-"""``nostall plan`` and ``nostall simulate`` as a user runs them."""
+"""End-to-end tests of ``nostall plan`` and ``nostall simulate``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ CLUSTER = EXAMPLES / "clusters" / "dapple-a-2x8.toml"
 
 
 def _graph(layers: int = 20, **changes: str) -> str:
+    """Graph text of a chain; ``changes`` replace fields of layer 2, "" removes a field."""
     lines = []
     for i in range(1, layers + 1):
         fields = {
@@ -36,7 +37,7 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_is_made_written_and_simulated_again(profile: Path, tmp_path: Path) -> None:
+def test_a_plan_is_written_and_simulated_again(profile: Path, tmp_path: Path) -> None:
     plan, figure = tmp_path / "plan.json", tmp_path / "plan.svg"
     done = nostall(
         "plan", profile, "--cluster", CLUSTER, "--planner", "dapple", "--format", "json",
@@ -46,7 +47,7 @@ def test_a_plan_is_made_written_and_simulated_again(profile: Path, tmp_path: Pat
     assert list(done.json)[:3] == ["planner", "predicted_iteration_s", "predicted_speedup"]
     assert done.json["planner"] == "dapple"
     assert done.json["kind"] == "modelled"
-    assert done.json["micro_batches"] == 32  # 128 samples, 4 a micro-batch
+    assert done.json["micro_batches"] == 32  # 128 samples, 4 per micro-batch
     assert 1 < done.json["predicted_speedup"] < 16
     assert done.json["fits"] == "unknown"
     assert json.loads(plan.read_text()) == done.json
@@ -58,7 +59,9 @@ def test_a_plan_is_made_written_and_simulated_again(profile: Path, tmp_path: Pat
     assert slower.json["predicted_iteration_s"] >= done.json["predicted_iteration_s"]
 
 
-def test_the_table_says_modelled_and_what_is_not_known(profile: Path, tmp_path: Path) -> None:
+def test_the_table_states_that_times_are_modelled_and_memory_is_a_bound(
+    profile: Path, tmp_path: Path
+) -> None:
     page = tmp_path / "plan.html"
     done = nostall("plan", profile, "--cluster", CLUSTER, "--seconds", 3, "--gantt", page)
     assert done.code == 0, done.err
@@ -70,39 +73,42 @@ def test_the_table_says_modelled_and_what_is_not_known(profile: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"forward_compute_time": "-1"}, "forward_compute_time=-1"),
         ({"backward_compute_time": ""}, "backward_compute_time is missing"),
         ({"parameter_size": "1e13"}, "memory"),
     ],
 )
-def test_bad_profiles_end_with_one_line(tmp_path: Path, changes: dict[str, str], said: str) -> None:
+def test_invalid_profiles_end_with_one_line(
+    tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
     path = tmp_path / "bad-pbs-4.txt"
     path.write_text(_graph(**changes))
-    assert said in refused(nostall("plan", path, "--cluster", CLUSTER, "--planner", "dapple"))
+    assert message in refused(nostall("plan", path, "--cluster", CLUSTER, "--planner", "dapple"))
 
 
-def test_other_bad_input_ends_with_one_line(profile: Path, tmp_path: Path) -> None:
-    apart = tmp_path / "apart.toml"
-    apart.write_text('name = "apart"\n[[servers]]\ngpus = 2\nmemory_gib = 16\n')
-    assert "cannot reach" in refused(nostall("plan", profile, "--cluster", apart))
-    circle = tmp_path / "circle-pbs-4.txt"
-    circle.write_text(_graph() + "\n\tnode9 -- node3")
-    assert "cycle" in refused(nostall("plan", circle, "--cluster", CLUSTER))
+def test_other_invalid_input_ends_with_one_line(profile: Path, tmp_path: Path) -> None:
+    unconnected = tmp_path / "unconnected.toml"
+    unconnected.write_text('name = "unconnected"\n[[servers]]\ngpus = 2\nmemory_gib = 16\n')
+    assert "cannot reach" in refused(nostall("plan", profile, "--cluster", unconnected))
+    cyclic = tmp_path / "cyclic-pbs-4.txt"
+    cyclic.write_text(_graph() + "\n\tnode9 -- node3")
+    assert "cycle" in refused(nostall("plan", cyclic, "--cluster", CLUSTER))
     short = tmp_path / "short-pbs-4.txt"
     short.write_text(_graph(3))
-    few = nostall("plan", short, "--cluster", CLUSTER, "--planner", "even")
-    assert "16 stages wanted for 3 layers" in refused(few)
-    nameless = tmp_path / "model.txt"
-    nameless.write_text(_graph())
-    assert "--micro-batch" in refused(nostall("plan", nameless, "--cluster", CLUSTER))
+    too_few_layers = nostall("plan", short, "--cluster", CLUSTER, "--planner", "even")
+    assert "16 stages wanted for 3 layers" in refused(too_few_layers)
+    without_batch = tmp_path / "model.txt"
+    without_batch.write_text(_graph())
+    assert "--micro-batch" in refused(nostall("plan", without_batch, "--cluster", CLUSTER))
     unknown = nostall("plan", profile, "--cluster", CLUSTER, "--planner", "alpa")
     assert "allowed are nostall, dapple" in refused(unknown)
-    ending = nostall(
+    extension = nostall(
         "plan", profile, "--cluster", CLUSTER, "--planner", "gpipe", "--gantt", tmp_path / "g.png"
     )
-    assert ".svg and .html" in refused(ending)
+    assert ".svg and .html" in refused(extension)
     assert "cannot read" in refused(nostall("simulate", tmp_path / "none.json"))
-    apart.write_text("{}")
-    assert "planner" in refused(nostall("simulate", apart))
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    assert "planner" in refused(nostall("simulate", empty))

@@ -1,4 +1,4 @@
-"""``nostall launch``: train by a plan, one process a GPU, and compare with what was predicted."""
+"""The command ``nostall launch``: train by a plan and compare measured with modelled times."""
 
 from __future__ import annotations
 
@@ -13,105 +13,142 @@ import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.core.errors import BadInput
-from nostall.parallel.files import load_plan, planned_module
 from nostall.parallel.plan import Plan, Workload
+from nostall.parallel.plan_file import load_plan, load_planned_module
 from nostall.parallel.simulate import simulated_s
 from nostall.report.units import Scale
 
 if TYPE_CHECKING:
-    from nostall.parallel.execute.order import Engine, Ran
+    from nostall.parallel.execute.launch import Nodes
+    from nostall.parallel.execute.run_config import Engine, RunConfig, RunResult
 
 ENGINES = ("auto", "p2p", "torch")
 
+PlanArgument = Annotated[Path, typer.Argument(help="Plan file of nostall plan --out.")]
+ModuleOption = Annotated[
+    str | None,
+    typer.Option(help="Module as path.py:build; default: the module that was planned."),
+]
+StepsOption = Annotated[int, typer.Option(min=1, help="Iterations.")]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cpu or cuda; default: cuda if there is a GPU.")
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        help="torch (torch.distributed.pipelining, equal replication), p2p (any plan), or auto: "
+        "torch if it supports the plan, else p2p."
+    ),
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option(help="Train in a single process, too, and compare losses and gradients."),
+]
+DeadlineOption = Annotated[
+    float, typer.Option(help="Seconds that a rank may wait for another rank.")
+]
+NodesOption = Annotated[
+    int, typer.Option(min=1, help="Number of machines; run the same command on each.")
+]
+EndpointOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of the first machine; needed with --nodes above 1.")
+]
+LogsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the ranks' output; default: it is kept only after a failure."),
+]
+
 
 def launch(
-    plan: Annotated[Path, typer.Argument(help="A plan file of nostall plan.")],
-    module: Annotated[
-        str | None,
-        typer.Option(help="path.py:build; by default the one that the plan was made from."),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Iterations.")] = 10,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="torch (torch.distributed.pipelining, equal replication), p2p (any plan), or "
-            "auto: the former where it can."
-        ),
-    ] = "auto",
-    check: Annotated[
-        bool,
-        typer.Option(help="Train in a single process too, and compare losses and gradients."),
-    ] = False,
-    deadline: Annotated[
-        float, typer.Option(help="Seconds that a rank may wait for another one.")
-    ] = 300.0,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines; run the command on each.")] = 1,
-    endpoint: Annotated[
-        str | None, typer.Option(help="HOST:PORT of the first machine, for several.")
-    ] = None,
-    logs: Annotated[
-        Path | None, typer.Option(help="Keep what the ranks print here; else only of failures.")
-    ] = None,
+    plan: PlanArgument,
+    module: ModuleOption = None,
+    steps: StepsOption = 10,
+    device: DeviceOption = None,
+    engine: EngineOption = "auto",
+    check: CheckOption = False,
+    deadline: DeadlineOption = 300.0,
+    nodes: NodesOption = 1,
+    endpoint: EndpointOption = None,
+    logs: LogsOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Train by a plan with torchrun underneath; every iteration's time is measured.
+    """Train by a plan with torchrun's agent, one process per GPU, and measure each iteration.
 
-    Exit code 1 when --check finds a difference, 3 when a rank dies or hangs.
+    Exit code 1 if --check finds a difference, 3 if a rank dies or hangs.
     """
+    _check_options(engine, deadline, nodes, endpoint)
+    workload, loaded, _ = load_plan(plan)
+    target = _target_module(plan, module)
+    from nostall.parallel.execute.run_config import RunConfig, resolve_device
+
+    config = RunConfig(
+        str(plan.resolve()),
+        target,
+        steps,
+        resolve_device(device),
+        cast("Engine", engine),
+        check,
+        deadline,
+    )
+    from nostall.parallel.execute.launch import Nodes
+
+    machines = Nodes(nodes, endpoint, plan.stem) if endpoint else Nodes()
+    result = _run(config, len(workload.cluster), logs, machines)
+    if result is None:
+        out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
+        return
+    _show(result, workload, loaded, format)
+    if result.worst_gradient is not None and result.worst_gradient > 1:
+        raise typer.Exit(1)
+
+
+def _check_options(engine: str, deadline: float, nodes: int, endpoint: str | None) -> None:
     if engine not in ENGINES:
         raise BadInput(f"engine {engine!r} is unknown; allowed are {', '.join(ENGINES)}")
     if not 0 < deadline < float("inf"):
         raise BadInput(f"--deadline {deadline}; allowed is a number of seconds above 0")
     if nodes > 1 and endpoint is None:
         raise BadInput(f"--nodes {nodes} needs --endpoint HOST:PORT, the same on each machine")
-    work, given, _ = load_plan(plan)
-    target = module or planned_module(plan)
+
+
+def _target_module(plan: Path, module: str | None) -> str:
+    """The ``path.py:build`` to train; raises :class:`BadInput` if it is unknown or has no file."""
+    target = module or load_planned_module(plan)
     if target is None:
         raise BadInput(
             f"{plan} was made from a profile file and names no module; give --module path.py:build"
         )
     file = Path(target.rpartition(":")[0])
     if file.suffix != ".py" or not file.is_file():
-        raise BadInput(f"module {target!r}; allowed is path.py:build with a file that is there")
-    from nostall.parallel.execute.launch import Nodes, launch_ranks
-    from nostall.parallel.execute.order import Order, device_of
+        raise BadInput(f"module {target!r}; allowed is path.py:build with an existing file")
+    return target
 
-    order = Order(
-        str(plan.resolve()),
-        target,
-        steps,
-        device_of(device),
-        cast("Engine", engine),
-        check,
-        deadline,
-    )
+
+def _run(config: RunConfig, gpus: int, logs: Path | None, nodes: Nodes) -> RunResult | None:
+    """Run all ranks of this machine; without ``logs``, a successful run leaves no files."""
+    from nostall.parallel.execute.launch import launch_ranks
+
     folder = logs or Path(tempfile.mkdtemp(prefix="nostall-launch-"))
-    machines = Nodes(nodes, endpoint, plan.stem) if endpoint else Nodes()
-    ran = launch_ranks(order, len(work.cluster), folder, machines)
+    result = launch_ranks(config, gpus, folder, nodes)
     if logs is None:
         shutil.rmtree(folder, ignore_errors=True)
-    if ran is None:
-        out.print("this machine's ranks are done; the machine with rank 0 says what was measured")
-        return
-    _show(ran, work, given, format)
-    if ran.worst_gradient is not None and ran.worst_gradient > 1:
-        raise typer.Exit(1)
+    return result
 
 
-def _show(ran: Ran, work: Workload, plan: Plan, format: Format) -> None:
-    """Measured beside modelled; the first iteration is left out where there are more."""
-    counted = ran.seconds[1:] or ran.seconds
-    measured, modelled = statistics.median(counted), simulated_s(work, plan)
+def _show(result: RunResult, workload: Workload, plan: Plan, format: Format) -> None:
+    """Print measured and modelled times.
+
+    The measured iteration is a median; it leaves out the first iteration if there are several.
+    """
+    counted = result.seconds[1:] or result.seconds
+    measured, modelled = statistics.median(counted), simulated_s(workload, plan)
     document: dict[str, Any] = {
         "measured_iteration_s": measured,
         "predicted_iteration_s": modelled,
         "kind": "measured",
         "split": plan.split,
         "policy": plan.policy,
-        **asdict(ran),
+        **asdict(result),
     }
     if format is Format.JSON:
         show_json(document)
@@ -119,16 +156,17 @@ def _show(ran: Ran, work: Workload, plan: Plan, format: Format) -> None:
     time = Scale("s", measured)
     rows = [
         (step, f"{loss:.6g}", time(seconds))
-        for step, (loss, seconds) in enumerate(zip(ran.losses, ran.seconds, strict=True))
+        for step, (loss, seconds) in enumerate(zip(result.losses, result.seconds, strict=True))
     ]
-    show_table(f"{work.profile.name} on {work.cluster.name}", ("step", "loss", "measured"), rows)
+    title = f"{workload.profile.name} on {workload.cluster.name}"
+    show_table(title, ("step", "loss", "measured"), rows)
     out.print(
         f"measured iteration {time(measured)} (median), modelled {time(modelled)}: "
-        f"{plan.split}, order {plan.policy}, engine {ran.engine}"
+        f"{plan.split}, order {plan.policy}, engine {result.engine}"
     )
-    if ran.worst_gradient is not None:
-        word = "equal to" if ran.worst_gradient <= 1 else "DIFFERENT from"
+    if result.worst_gradient is not None:
+        word = "equal to" if result.worst_gradient <= 1 else "DIFFERENT from"
         out.print(
             f"gradients {word} those of a single process: largest difference "
-            f"{ran.worst_gradient:.3g} of what is allowed"
+            f"{result.worst_gradient:.3g} of the tolerance"
         )

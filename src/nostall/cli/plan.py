@@ -1,107 +1,168 @@
-"""``nostall plan`` and ``nostall simulate``: where to cut a model, and what that would cost."""
+"""The command ``nostall plan``: find a pipeline plan for a model on a cluster."""
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, cast
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json, show_table
+from nostall.cli.console import Format, FormatOption, QuietOption, err
+from nostall.cli.plan_output import GanttOption, write_and_show
 from nostall.core.errors import BadInput
-from nostall.core.files import write_atomically
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.export import export_torchtitan
-from nostall.parallel.files import load_plan, plan_document, planned_module
-from nostall.parallel.outcome import Outcome, outcome
-from nostall.parallel.plan import POLICIES, Policy, Workload
-from nostall.parallel.plan.workload import ADAM_FP32, DEFAULT_GLOBAL_BATCH, HALF
+from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
+from nostall.parallel.plan import Workload
+from nostall.parallel.plan.workload import (
+    ADAM_STATE_FACTOR,
+    DEFAULT_GLOBAL_BATCH,
+    DEFAULT_WEIGHT_GRADIENT_SHARE,
+)
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
 from nostall.parallel.profile import Profile, load_profile
-from nostall.report.plan.gantt import write_gantt
-from nostall.report.plan.text import sentences, stage_table
 
-_PYTHON = re.compile(r"\.py(:|$)")
+_PYTHON_FILE = re.compile(r"\.py(:|$)")
 
-GanttOption = Annotated[
-    Path | None, typer.Option(help="Write the schedule as a figure (.svg or .html).")
+ProfileArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Profile (PipeDream graph text or JSON), or a module to measure: path.py:build."
+    ),
+]
+ClusterOption = Annotated[
+    Path,
+    typer.Option(
+        help="Cluster file (TOML, see examples/clusters), or the output of nvidia-smi topo -m."
+    ),
+]
+PlannerOption = Annotated[str, typer.Option(help=f"One of {', '.join(PLANNERS)}.")]
+GlobalBatchOption = Annotated[int, typer.Option(min=1, help="Samples of an iteration.")]
+MicroBatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Samples of a micro-batch; default: the profile's batch.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Write the plan file, for simulate and launch.")
+]
+SecondsOption = Annotated[
+    float | None,
+    typer.Option(help="Time limit of planning; default: depends on layers and GPUs."),
+]
+EvaluationsOption = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of plans that a search simulates.")
+]
+SeedOption = Annotated[int, typer.Option(help="Random seed of searches.")]
+RecomputeOption = Annotated[
+    bool, typer.Option(help="Re-compute activations if no other plan fits into memory.")
+]
+StateFactorOption = Annotated[
+    float,
+    typer.Option(
+        help="Bytes of parameters, gradients and optimiser state, per byte of parameters."
+    ),
+]
+WeightGradientShareOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Assumed share of weight gradients in the backward time, if the profile lacks it.",
+    ),
+]
+LayersOption = Annotated[
+    str,
+    typer.Option(
+        help="Layers of a module: block (elements of lists), or leaf (also cut inside blocks)."
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(help="Device that measures a module: cpu or cuda; default: cuda if available."),
+]
+GpuMemoryOption = Annotated[
+    float | None,
+    typer.Option(help="GiB of memory of each GPU, if --cluster is the output of nvidia-smi."),
 ]
 
 
+@dataclass(frozen=True)
+class _ModuleProfiling:
+    """How the profile of a module is measured."""
+
+    micro_batch: int | None
+    layers: str
+    device: str | None
+
+
 def plan(
-    profile: Annotated[
-        str,
-        typer.Argument(
-            help="Profile (PipeDream graph text or JSON), or a module to measure: path.py:build."
-        ),
-    ],
-    cluster: Annotated[
-        Path,
-        typer.Option(help="Cluster (TOML, see examples/clusters; or nvidia-smi topo -m's text)."),
-    ],
-    planner: Annotated[str, typer.Option(help=f"One of {', '.join(PLANNERS)}.")] = "nostall",
-    global_batch: Annotated[
-        int, typer.Option(min=1, help="Samples of an iteration.")
-    ] = DEFAULT_GLOBAL_BATCH,
-    micro_batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a micro-batch; the profile's own.")
-    ] = None,
-    out_file: Annotated[
-        Path | None, typer.Option("--out", help="Write the plan, for nostall simulate.")
-    ] = None,
+    profile: ProfileArgument,
+    cluster: ClusterOption,
+    planner: PlannerOption = "nostall",
+    global_batch: GlobalBatchOption = DEFAULT_GLOBAL_BATCH,
+    micro_batch: MicroBatchOption = None,
+    out_file: OutOption = None,
     gantt: GanttOption = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Time limit; by default due to the size.")
-    ] = None,
-    evaluations: Annotated[
-        int | None, typer.Option(min=1, help="Plans that searches may simulate.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of searches.")] = 0,
-    recompute: Annotated[
-        bool, typer.Option(help="Re-compute activations where nothing else fits.")
-    ] = True,
-    state_factor: Annotated[
-        float,
-        typer.Option(help="Bytes of parameters, gradients, optimiser per parameter byte."),
-    ] = ADAM_FP32,
-    weight_gradient_share: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Assumed where the profile has no weight gradients."),
-    ] = HALF,
-    layers: Annotated[
-        str, typer.Option(help="How a module is cut: block, or leaf (inside blocks too).")
-    ] = "block",
-    device: Annotated[
-        str | None,
-        typer.Option(help="Where a module is measured: cpu or cuda; cuda where there is a GPU."),
-    ] = None,
-    gpu_memory: Annotated[
-        float | None, typer.Option(help="GiB of each GPU, for a topology, which does not say it.")
-    ] = None,
+    seconds: SecondsOption = None,
+    evaluations: EvaluationsOption = None,
+    seed: SeedOption = 0,
+    recompute: RecomputeOption = True,
+    state_factor: StateFactorOption = ADAM_STATE_FACTOR,
+    weight_gradient_share: WeightGradientShareOption = DEFAULT_WEIGHT_GRADIENT_SHARE,
+    layers: LayersOption = "block",
+    device: DeviceOption = None,
+    gpu_memory: GpuMemoryOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Decide where to cut a model, where each stage runs, how often, and in which order."""
-    if planner not in PLANNERS:
-        raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
-    machines = load_cluster(cluster, gpu_memory)
-    module = profile if _PYTHON.search(profile) else None
-    measured = _measured(profile, micro_batch, layers, device) if module else None
-    work = Workload(
-        measured or load_profile(Path(profile)),
-        machines,
+    """Find a pipeline plan: stages, their GPUs and replication, and the micro-batch order."""
+    _check_options(planner, seconds)
+    gpus = load_cluster(cluster, gpu_memory)
+    module = profile if _PYTHON_FILE.search(profile) else None
+    profiling = _ModuleProfiling(micro_batch, layers, device)
+    workload = Workload(
+        _measure(module, profiling) if module else load_profile(Path(profile)),
+        gpus,
         global_batch,
         micro_batch,
         state_factor,
         weight_gradient_share,
     )
+    effort = Effort.for_workload(
+        workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
+    )
+    evaluation = _plan_with_progress(workload, planner, effort, quiet)
+    write_and_show(evaluation, out_file, gantt, format, module)
+
+
+def _check_options(planner: str, seconds: float | None) -> None:
+    if planner not in PLANNERS:
+        raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
+
+
+def _measure(target: str, profiling: _ModuleProfiling) -> Profile:
+    """Measure the profile of a module on this machine, with the samples of a micro-batch."""
+    from nostall.parallel.execute.run_config import resolve_device
+
+    device = resolve_device(profiling.device)
+    from nostall.parallel.module import load_job, profile_job
+    from nostall.parallel.module.layering import Granularity
+
+    return profile_job(
+        load_job(target),
+        samples=profiling.micro_batch,
+        device=device,
+        granularity=cast(Granularity, profiling.layers),
+    )
+
+
+def _plan_with_progress(
+    workload: Workload, planner: str, effort: Effort, quiet: bool
+) -> PlanEvaluation:
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -112,78 +173,7 @@ def plan(
     )
     with bar:
         task = bar.add_task("planning", total=1.0)
-        effort = Effort.of(
-            work,
-            seconds=seconds,
-            evaluations=evaluations,
-            seed=seed,
-            recompute=recompute,
-            report=lambda part, what: bar.update(task, completed=part, description=what),
+        effort = effort.with_progress(
+            lambda fraction, step: bar.update(task, completed=fraction, description=step)
         )
-        found = outcome(work, make_plan(work, planner, effort), planner)
-    _finish(found, out_file, gantt, format, module)
-
-
-def _measured(target: str, micro_batch: int | None, layers: str, device: str | None) -> Profile:
-    """The profile of a module, measured here at the micro-batch's size."""
-    from nostall.parallel.execute.order import device_of
-
-    kind = device_of(device)
-    from nostall.parallel.module import load_job, profile_job
-    from nostall.parallel.module.layering import Granularity
-
-    job = load_job(target)
-    return profile_job(job, samples=micro_batch, device=kind, granularity=cast(Granularity, layers))
-
-
-def simulate(
-    plan: Annotated[Path, typer.Argument(help="A plan file of nostall plan.")],
-    policy: Annotated[
-        str | None, typer.Option(help=f"Another order: one of {', '.join(POLICIES)}.")
-    ] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write the plan anew.")] = None,
-    gantt: GanttOption = None,
-    torchtitan: Annotated[
-        Path | None,
-        typer.Option(help="Write schedule.csv and module names for torchtitan to this folder."),
-    ] = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
-    """Simulate a plan again, or the same stages in another order."""
-    work, given, planner = load_plan(plan)
-    if policy is not None:
-        if policy not in get_args(Policy):
-            raise BadPlan(f"policy {policy!r} is unknown; allowed are {', '.join(POLICIES)}")
-        given = replace(given, policy=cast(Policy, policy), in_flight=None)
-    if torchtitan is not None:
-        export_torchtitan(work, given, torchtitan)
-    _finish(outcome(work, given, planner), out_file, gantt, format, planned_module(plan))
-
-
-def _finish(
-    found: Outcome,
-    out_file: Path | None,
-    gantt: Path | None,
-    format: Format,
-    module: str | None,
-) -> None:
-    if gantt is not None:
-        write_gantt(found, gantt)
-    document = plan_document(found, module)
-    if out_file is not None:
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
-    if format is Format.JSON:
-        show_json(document)
-        return
-    _show(found)
-    for path, what in ((gantt, "schedule"), (out_file, "plan")):
-        if path is not None:
-            out.print(f"{what + ':':10}{path}")
-
-
-def _show(found: Outcome) -> None:
-    columns, rows = stage_table(found)
-    show_table(f"{found.work.profile.name} on {found.work.cluster.name}", columns, rows)
-    for line in sentences(found):
-        out.print(line)
+        return evaluate_plan(workload, make_plan(workload, planner, effort), planner)

@@ -23,7 +23,7 @@ VERBS = {
     "characterize": "characterize:characterize",
     "report": "report:report",
     "plan": "plan:plan",
-    "simulate": "plan:simulate",
+    "simulate": "simulate:simulate",
     "launch": "launch:launch",
     "store": "store:app",
 }

@@ -1,10 +1,10 @@
-"""Pipeline plans: where to cut a model, where each part runs, how often, and in which order."""
+"""Pipeline plans: stages, their GPUs and replication, the micro-batch order, and modelled times."""
 
 from nostall.parallel.cluster import Cluster, load_cluster
 from nostall.parallel.errors import BadCluster, BadPlan, BadProfile, Infeasible
-from nostall.parallel.files import load_plan, plan_document
-from nostall.parallel.outcome import Outcome, outcome
+from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
+from nostall.parallel.plan_file import load_plan, plan_document
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
 from nostall.parallel.profile import Layer, Profile, Tensor, load_profile, save_profile
 from nostall.parallel.simulate import simulate
@@ -18,17 +18,17 @@ __all__ = [
     "Effort",
     "Infeasible",
     "Layer",
-    "Outcome",
     "Plan",
+    "PlanEvaluation",
     "Profile",
     "Stage",
     "Tensor",
     "Workload",
+    "evaluate_plan",
     "load_cluster",
     "load_plan",
     "load_profile",
     "make_plan",
-    "outcome",
     "plan_document",
     "save_profile",
     "simulate",

@@ -1,4 +1,4 @@
-"""What can be wrong with a profile, cluster, plan or module (exit code 2), or with a run (3)."""
+"""Errors of ``nostall.parallel``: rejected inputs (exit code 2) and failed runs (exit code 3)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from nostall.core.errors import BadInput, NostallError
 
 
 class BadProfile(BadInput):
-    """A model's profile cannot be read, or its numbers make no sense."""
+    """A profile of a model cannot be read, or a number in it is not allowed."""
 
 
 class BadCluster(BadInput):
-    """A cluster description cannot be read, or its GPUs cannot reach each other."""
+    """A cluster description cannot be read, or some of its GPUs are not connected."""
 
 
 class BadPlan(BadInput):
-    """A plan does not fit its profile or its cluster."""
+    """A plan does not match its profile or its cluster, or cannot be run as requested."""
 
 
 class Infeasible(BadInput):
-    """No plan, or not this one, fits into the memory of the GPUs."""
+    """No plan fits into the memory of the GPUs, or the plan that is evaluated does not fit."""
 
 
 class BadModel(BadInput):
-    """A module cannot be taken apart into stages, or the file that names it is not usable."""
+    """A PyTorch module cannot be split into stages, or the file that builds it is not usable."""
 
 
 class RunFailed(NostallError):
-    """A run of a plan ended early: a process died, or one waited longer than it may."""
+    """A run of a plan ended early: a rank died or waited longer than its deadline."""
 
     exit_code: ClassVar[int] = 3

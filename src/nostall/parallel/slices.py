@@ -1,7 +1,8 @@
-"""Who holds which samples, and what passes between two stages.
+"""Slices of micro-batches: the samples of each replica, and the messages between two stages.
 
-Micro-batches share the iteration's samples as evenly as whole numbers allow, and so do the replicas
-of a stage a micro-batch (DAPPLE, figure 8); a replica may get none.
+The micro-batches split the samples of the iteration as evenly as whole numbers allow, and the
+replicas of a stage split each micro-batch in the same way (DAPPLE, figure 8).  A replica's slice
+may be empty.
 """
 
 from __future__ import annotations
@@ -11,73 +12,79 @@ from dataclasses import dataclass
 
 from nostall.parallel.plan import Plan, Workload
 
-Range = tuple[int, int]
+SampleRange = tuple[int, int]
+"""First sample, and last sample plus 1."""
 
 
-def shares(first: int, end: int, parts: int) -> list[Range]:
-    """The range cut into that many parts, whose sizes differ by one at most."""
+def split_evenly(first: int, end: int, parts: int) -> list[SampleRange]:
+    """Split a range into ``parts`` ranges whose sizes differ by at most one."""
     size = end - first
-    ends = [first + i * size // parts for i in range(parts + 1)]
-    return list(itertools.pairwise(ends))
+    cuts = [first + i * size // parts for i in range(parts + 1)]
+    return list(itertools.pairwise(cuts))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Samples ``first`` to ``end`` go from replica ``source`` of a stage to ``target`` of the next.
+    """Samples that one replica of a stage sends to one replica of the next stage.
 
-    ``whole`` says that this message also carries the tensors that do not grow with samples; each
-    target gets those once.
+    A message back, with gradients, has the same samples and runs from ``target`` to ``source``.
     """
 
     source: int
+    """Replica number in the stage."""
     target: int
+    """Replica number in the next stage."""
     first: int
     end: int
-    whole: bool
+    carries_unbatched: bool
+    """Whether the message also has the tensors without a sample dimension, which each target
+    receives once."""
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Samples of each micro-batch, stage and replica.
+    """Samples of each micro-batch, stage and replica of a plan.
 
-    A plan of one stage is data parallelism: each replica cuts its share of the iteration into
-    micro-batches of its own, of about the size that was asked for.
+    A plan of one stage is data parallelism: each replica splits its share of the iteration into
+    micro-batches of its own, of about the requested size.
     """
 
-    work: Workload
+    workload: Workload
     plan: Plan
 
     @property
-    def alone(self) -> bool:
+    def is_data_parallel(self) -> bool:
+        """Whether the plan has one stage."""
         return len(self.plan.stages) == 1
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that a stage runs; for data parallelism those of the largest share."""
-        if not self.alone:
-            return self.work.micro_batches
-        largest = -(-self.work.global_batch // len(self.plan.stages[0].gpus))
-        return max(1, -(-largest // self.work.samples))
+        """Micro-batches that each replica of a stage runs; for data parallelism, of its share."""
+        if not self.is_data_parallel:
+            return self.workload.micro_batches
+        largest_share = -(-self.workload.global_batch // len(self.plan.stages[0].gpus))
+        return max(1, -(-largest_share // self.workload.micro_batch_samples))
 
-    def part(self, stage: int, replica: int, micro_batch: int) -> Range:
-        """Samples of the iteration that a replica computes in a micro-batch."""
-        replicas = len(self.plan.stages[stage].gpus)
-        if self.alone:
-            first, end = shares(0, self.work.global_batch, replicas)[replica]
-            return shares(first, end, self.micro_batches)[micro_batch]
-        whole = shares(0, self.work.global_batch, self.micro_batches)[micro_batch]
-        return shares(*whole, replicas)[replica]
+    def samples(self, stage: int, replica: int, micro_batch: int) -> SampleRange:
+        """Samples of the iteration that a replica of a stage computes in a micro-batch."""
+        global_batch, replicas = self.workload.global_batch, len(self.plan.stages[stage].gpus)
+        if self.is_data_parallel:
+            share = split_evenly(0, global_batch, replicas)[replica]
+            return split_evenly(*share, self.micro_batches)[micro_batch]
+        samples = split_evenly(0, global_batch, self.micro_batches)[micro_batch]
+        return split_evenly(*samples, replicas)[replica]
 
     def messages(self, boundary: int, micro_batch: int) -> list[Message]:
-        """What stage ``boundary`` sends to the next one, by source and then by target."""
-        found: list[Message] = []
-        served: set[int] = set()
+        """Messages from stage ``boundary`` to the next stage, sorted by source, then by target."""
+        messages: list[Message] = []
+        has_unbatched: set[int] = set()
         sources = len(self.plan.stages[boundary].gpus)
         targets = len(self.plan.stages[boundary + 1].gpus)
         for i, j in itertools.product(range(sources), range(targets)):
-            a, b = self.part(boundary, i, micro_batch)
-            c, d = self.part(boundary + 1, j, micro_batch)
-            if max(a, c) < min(b, d):
-                found.append(Message(i, j, max(a, c), min(b, d), j not in served))
-                served.add(j)
-        return found
+            a, b = self.samples(boundary, i, micro_batch)
+            c, d = self.samples(boundary + 1, j, micro_batch)
+            first, end = max(a, c), min(b, d)
+            if first < end:
+                messages.append(Message(i, j, first, end, j not in has_unbatched))
+                has_unbatched.add(j)
+        return messages

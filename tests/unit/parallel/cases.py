@@ -1,4 +1,4 @@
-"""Small profiles, clusters and plans whose times can be worked out by hand."""
+"""Small profiles, clusters and plans whose times can be computed by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.profile.layers import Layer, Profile, chain
 
 FREE = 1e12
-"""A link, in GB/s, that costs nothing."""
+"""Bandwidth in GB/s of a link whose transfers take practically no time."""
 
 
 def profile(
@@ -21,9 +21,9 @@ def profile(
     parameters: float = 0.0,
     stored: float | None = 1.0,
 ) -> Profile:
-    """Equal layers, batch 1."""
-    made = [Layer(f"l{i}", forward, backward, parameters, stored) for i in range(layers)]
-    return chain("even", made, [boundary] * (layers - 1), 1)
+    """A chain of equal layers with batch size 1; times in seconds, sizes in bytes."""
+    chain_layers = [Layer(f"l{i}", forward, backward, parameters, stored) for i in range(layers)]
+    return chain("even", chain_layers, [boundary] * (layers - 1), 1)
 
 
 def servers(
@@ -35,7 +35,7 @@ def servers(
     duplex: str = "full",
     memory: float = 16,
 ) -> Cluster:
-    """Servers of equal GPUs; bandwidths in GB/s."""
+    """A cluster of equal servers; bandwidths in GB/s, memory in GiB per GPU."""
     return parse_cluster(
         f'name = "test"\nduplex = "{duplex}"\n[[servers]]\ncount = {count}\ngpus = {gpus}\n'
         f"memory_gib = {memory}\nlink = {{ bandwidth_gbytes = {inside} }}\n"
@@ -43,13 +43,13 @@ def servers(
     )
 
 
-def straight(ends: Sequence[int], policy: Policy = "1f1b", **more: object) -> Plan:
-    """One GPU a stage."""
-    first = [0, *ends[:-1]]
-    stages = tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(zip(first, ends, strict=True)))
-    return Plan(stages, policy, **more)  # type: ignore[arg-type]
+def straight(ends: Sequence[int], policy: Policy = "1f1b", **fields: object) -> Plan:
+    """A plan with one GPU per stage, stage i on GPU i; ``ends`` are the ends of the stages."""
+    firsts = [0, *ends[:-1]]
+    stages = tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(zip(firsts, ends, strict=True)))
+    return Plan(stages, policy, **fields)  # type: ignore[arg-type]
 
 
 def pipeline(stages: int, micro_batches: int, **layer: float) -> Workload:
-    """As many equal layers and free-linked GPUs as stages."""
+    """A workload with one layer and one GPU per stage, and links that take no time."""
     return Workload(profile(stages, **layer), servers(1, stages), micro_batches)

@@ -1,6 +1,6 @@
-"""Small training jobs: a chain, a residual network whose skips cross cuts, and a GPT-2.
+"""Small training jobs: a chain, a residual network whose skip connections cross cuts, a GPT-2.
 
-Double precision, so that a difference from training in one process is a mistake, not rounding.
+They use double precision, so a difference from training in one process is an error, not rounding.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from nostall.parallel.module import Job
 
 
 def chain() -> Job:
+    """Linear layers of different widths with tanh."""
     torch.manual_seed(0)
     widths = (6, 10, 4, 8, 6, 5)
     layers = [
@@ -26,7 +27,7 @@ def chain() -> Job:
 
 
 class Residual(nn.Module):
-    """torchvision's BasicBlock, with a normalisation of the caller's choice."""
+    """torchvision's BasicBlock with a given normalization layer."""
 
     def __init__(self, inside: int, outside: int, stride: int, norm: Any) -> None:
         super().__init__()
@@ -65,18 +66,19 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(x, 1))
 
 
-def groups(channels: int) -> nn.Module:
+def group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(2, channels)
 
 
-def resnet(norm: Any = groups) -> Job:
+def resnet(norm: Any = group_norm) -> Job:
+    """A small ResNet; ``norm`` creates a normalization layer from the number of channels."""
     torch.manual_seed(0)
     images = torch.randn(9, 3, 6, 6).double()
     return Job(ResNet(norm).double(), (images,), torch.randint(0, 5, (9,)), F.cross_entropy)
 
 
 def gpt2() -> Job:
-    """The unmodified class of transformers; its embedding and its head share their weights."""
+    """The unmodified GPT-2 of transformers, whose embedding and head share their weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -97,12 +99,12 @@ def gpt2() -> Job:
 
 
 def next_token(output: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """The class's own loss would be in single precision."""
+    """Cross-entropy in double precision; the class's own loss is in single precision."""
     return F.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def dies() -> Job:
-    """Rank 1 is killed when it asks for the batch of step 2."""
+def killed_in_step_2() -> Job:
+    """The chain, but rank 1 kills itself when it loads the batch of step 2."""
     import os
     import signal
     from dataclasses import replace
@@ -112,13 +114,13 @@ def dies() -> Job:
     def batches(step: int) -> Any:
         if step == 2 and os.environ.get("RANK") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        return job.sized(8)
+        return job.example_batch(8)
 
     return replace(job, batches=batches)
 
 
-class _Last:
-    """Aborts when the interpreter lets go of everything."""
+class _AbortsWhenDeleted:
+    """Calls ``abort`` when the interpreter deletes it at finalization."""
 
     def __init__(self, abort: Any) -> None:
         self.abort = abort
@@ -127,15 +129,17 @@ class _Last:
         self.abort()
 
 
-def ends_badly() -> Job:
-    """The end of the interpreter aborts, as PyTorch's threads may have it; what was asked for at
-    the program's end is printed before, behind what threads still do."""
+def aborts_at_finalization() -> Job:
+    """The chain, in a process that aborts when the interpreter is finalized.
+
+    PyTorch's threads can cause that.  A thread and an exit handler each print a line before.
+    """
     import atexit
     import os
     import sys
     import threading
 
-    atexit.register(print, "asked for at the end")
-    threading.Timer(1.0, print, ["a thread's last"]).start()
-    sys.kept_to_the_end = _Last(os.abort)  # type: ignore[attr-defined]
+    atexit.register(print, "from the exit handler")
+    threading.Timer(1.0, print, ["from the thread"]).start()
+    sys.aborts_when_deleted = _AbortsWhenDeleted(os.abort)  # type: ignore[attr-defined]
     return chain()

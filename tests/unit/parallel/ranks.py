@@ -1,6 +1,8 @@
-"""Four ranks that run all cases; forked, so that PyTorch is loaded and models are traced once.
+"""Program that runs all plans of ``CASES`` on four ranks and writes one JSON file per case.
 
-python -m tests.unit.parallel.ranks FOLDER
+    python -m tests.unit.parallel.ranks FOLDER [fork|spawn]
+
+With fork, PyTorch is loaded and models are traced once for all ranks.
 """
 
 from __future__ import annotations
@@ -25,24 +27,27 @@ from tests.unit.parallel.cases import servers
 RANKS = 4
 STEPS = 5
 DEADLINE = 0.5
-"""Seconds of the wait that ends in vain."""
+"""Timeout in seconds of a message that is never sent."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan: where each stage ends as a part of the layers, and its GPUs."""
+    """A plan of a job and how it is run."""
 
     name: str
     job: str
+    """Name of a function of tests.unit.parallel.jobs."""
     stages: tuple[tuple[float, tuple[int, ...]], ...]
+    """Per stage, its end as a fraction of the layers, and its GPUs."""
     policy: Policy
     samples: int = 8
+    """Samples of an iteration."""
     micro_batch: int = 2
     engine: str = "p2p"
     recompute: bool = False
 
     def plan(self, layers: int) -> Plan:
-        ends = [round(part * layers) for part, _ in self.stages]
+        ends = [round(fraction * layers) for fraction, _ in self.stages]
         stages = tuple(
             Stage(first, end, gpus)
             for first, end, (_, gpus) in zip([0, *ends[:-1]], ends, self.stages, strict=True)
@@ -56,7 +61,7 @@ THREE = ((0.3, (0,)), (0.6, (1,)), (1.0, (2,)))
 TWO_TWO = ((0.4, (0, 1)), (1.0, (3, 2)))
 ONE_TWO_ONE = ((0.4, (2,)), (0.7, (0, 3)), (1.0, (1,)))
 THREE_ONE = ((0.6, (0, 1, 2)), (1.0, (3,)))
-DEALT = ((0.25, (0, 1)), (0.5, (2, 3)), (0.75, (0, 1)), (1.0, (2, 3)))
+ROTATION = ((0.25, (0, 1)), (0.5, (2, 3)), (0.75, (0, 1)), (1.0, (2, 3)))
 ALL = ((1.0, (0, 1, 2, 3)),)
 
 CASES = (
@@ -65,8 +70,8 @@ CASES = (
         for policy in ("gpipe", "pa", "pb", "1f1b", "list", "zero-bubble")
         for engine in ("p2p", "torch")
     ),
-    Case("chain interleaved p2p", "chain", DEALT, "interleaved"),
-    Case("chain interleaved torch", "chain", DEALT, "interleaved", engine="torch"),
+    Case("chain interleaved p2p", "chain", ROTATION, "interleaved"),
+    Case("chain interleaved torch", "chain", ROTATION, "interleaved", engine="torch"),
     Case("chain 2:2 torch", "chain", TWO_TWO, "pb", engine="torch"),
     Case("chain GPUs in any order torch", "chain", ANY_ORDER, "1f1b", engine="torch"),
     Case("chain one GPU idle", "chain", THREE, "pb", engine="torch"),
@@ -84,22 +89,22 @@ CASES = (
 
 
 def workload(model: Any, case: Case) -> Workload:
-    """Made-up times: they decide the order alone."""
-    from nostall.parallel.module.measure import tensors_of
+    """A workload with arbitrary times, which affect only the order of operations."""
+    from nostall.parallel.module.profiler import profile_tensors
 
-    layers = tuple(Layer(name, 1.0, 2.0, 1.0, 1.0) for name in model.names)
-    profile = Profile(case.job, layers, tensors_of(model, case.micro_batch), case.micro_batch)
+    layers = tuple(Layer(name, 1.0, 2.0, 1.0, 1.0) for name in model.layer_names)
+    profile = Profile(case.job, layers, profile_tensors(model, case.micro_batch), case.micro_batch)
     return Workload(profile, servers(1, RANKS), case.samples, case.micro_batch)
 
 
 def main(folder: Path, start: str = "fork") -> int:
-    """Start the ranks, and return the first exit code that is not 0.
+    """Start the ranks; returns the first exit code that is not 0.
 
-    ``fork`` prepares once, for all; ``spawn`` is slower, and does not hand a used PyTorch on: one
-    that was built for CUDA does not survive that where there is no driver.
+    ``spawn`` is slower than ``fork``, but it also works with a PyTorch built for CUDA on a machine
+    without a driver, which fails in a forked process.
     """
     context = multiprocessing.get_context(start)
-    models = prepared() if start == "fork" else None
+    models = traced_models() if start == "fork" else None
     ranks = [context.Process(target=run, args=(rank, folder, models)) for rank in range(RANKS)]
     for rank in ranks:
         rank.start()
@@ -108,11 +113,11 @@ def main(folder: Path, start: str = "fork") -> int:
     return next((abs(rank.exitcode or 0) for rank in ranks if rank.exitcode), 0)
 
 
-def prepared() -> dict[str, Any]:
-    """All models, with what the ranks will need of them traced."""
+def traced_models() -> dict[str, Any]:
+    """The models of all cases, with their stages traced for all slice sizes."""
     import torch
 
-    import nostall.parallel.execute.run  # noqa: F401 - before the fork, once for all
+    import nostall.parallel.execute.run  # noqa: F401 - imported before the fork
     from nostall.parallel.module import Model
     from tests.unit.parallel import jobs
 
@@ -129,21 +134,21 @@ def prepared() -> dict[str, Any]:
             for replica, m in itertools.product(
                 range(len(stage.gpus)), range(slices.micro_batches)
             ):
-                first, end = slices.part(s, replica, m)
+                first, end = slices.samples(s, replica, m)
                 if first < end:
-                    model.piece(stage.first, stage.end, end - first, torch.device("cpu"))
+                    model.segment(stage.first, stage.end, end - first, torch.device("cpu"))
         simulate(work, plan)
     return models
 
 
 def run(rank: int, folder: Path, models: dict[str, Any] | None) -> None:
-    """All cases on one rank; rank 0 writes what they were."""
+    """Run all cases on one rank; rank 0 writes the results."""
     import torch
     import torch.distributed as dist
 
-    from nostall.parallel.execute.run import run_plan
+    from nostall.parallel.execute.run import RunOptions, run_plan
 
-    models = models or prepared()
+    models = models or traced_models()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -151,35 +156,35 @@ def run(rank: int, folder: Path, models: dict[str, Any] | None) -> None:
         world_size=RANKS,
         timeout=timedelta(seconds=120),
     )
-    fresh = {name: copy.deepcopy(m.job.module.state_dict()) for name, m in models.items()}
+    initial = {name: copy.deepcopy(m.job.module.state_dict()) for name, m in models.items()}
     for number, case in enumerate(CASES):
         model = models[case.job]
-        model.job.module.load_state_dict(fresh[case.job])
+        model.job.module.load_state_dict(initial[case.job])
         work, plan = workload(model, case), case.plan(len(model))
-        device = torch.device("cpu")
-        ran = run_plan(model, work, plan, STEPS, device, engine=case.engine, check=True)
+        options = RunOptions(STEPS, torch.device("cpu"), engine=case.engine, check=True)
+        result = run_plan(model, work, plan, options)
         if rank == 0:
-            (folder / f"{number}.json").write_text(json.dumps(asdict(ran)))
-    _wait_in_vain(rank, folder)
+            (folder / f"{number}.json").write_text(json.dumps(asdict(result)))
+    _run_into_deadline(rank, folder)
     dist.destroy_process_group()
 
 
-def _wait_in_vain(rank: int, folder: Path) -> None:
-    """Rank 0 waits for a message that rank 1 never sends."""
+def _run_into_deadline(rank: int, folder: Path) -> None:
+    """Rank 0 waits for a message that rank 1 never sends, and writes the error's kind and time."""
     import torch
     import torch.distributed as dist
 
-    from nostall.parallel.execute.failures import failure_of
-    from nostall.parallel.execute.groups import Groups
+    from nostall.parallel.execute.failures import classify_error
+    from nostall.parallel.execute.process_groups import ProcessGroups
 
-    group = Groups(torch.device("cpu"), DEADLINE).of((0, 1), "onward", messages=True)
+    group = ProcessGroups(torch.device("cpu"), DEADLINE).get((0, 1), "forward", messages=True)
     if rank == 0:
-        began = monotonic()
+        start = monotonic()
         try:
             dist.recv(torch.zeros(1), 1, group=group)
         except RuntimeError as error:
-            said = {"kind": failure_of(error).kind, "seconds": monotonic() - began}
-            (folder / "late.json").write_text(json.dumps(said))
+            record = {"kind": classify_error(error).kind, "seconds": monotonic() - start}
+            (folder / "timeout.json").write_text(json.dumps(record))
     dist.barrier()
 
 

@@ -1,6 +1,6 @@
-"""GPUs, servers, and what it takes to move bytes between them."""
+"""Clusters: GPUs on servers, the links between them, and the time to move bytes over these."""
 
 from nostall.parallel.cluster.cluster import Cluster, Duplex
-from nostall.parallel.cluster.files import load_cluster, parse_cluster
+from nostall.parallel.cluster.cluster_file import load_cluster, parse_cluster
 
 __all__ = ["Cluster", "Duplex", "load_cluster", "parse_cluster"]

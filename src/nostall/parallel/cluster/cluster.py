@@ -1,7 +1,7 @@
-"""A cluster: GPUs on servers, a link matrix (latency, bandwidth) and the servers' network ports.
+"""A cluster: GPUs on servers, the latency and bandwidth between each pair, and network ports.
 
-Moving ``n`` bytes from GPU i to GPU j takes ``latency[i, j] + n / bandwidth[i, j]`` seconds when
-nothing else is under way; all traffic between servers also shares one port per server.
+Moving ``n`` bytes from GPU i to GPU j takes ``latency[i, j] + n / bandwidth[i, j]`` seconds if no
+other transfer is under way.  All traffic of a server with other servers shares its network port.
 """
 
 from __future__ import annotations
@@ -18,45 +18,53 @@ from nostall.parallel.errors import BadCluster
 
 Floats = NDArray[np.float64]
 Duplex = Literal["full", "half"]
+"""``half``: the two directions of a stage boundary, and of a network port, share its bandwidth one
+after the other, as in DAPPLE's formulas; ``full``: they are independent."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """``gpus`` GPUs; every array is indexed by GPU, ``ports`` by server.
+    """GPUs with the links between them.
 
-    ``memory`` in bytes; ``latency`` (gpus, gpus) in seconds; ``bandwidth`` and
-    ``allreduce_bandwidth`` (gpus, gpus) in bytes/s, point to point and per ring link of a
-    collective; ``ports`` in bytes/s, infinite where a server's traffic is not shared.  With
-    ``duplex="half"`` both directions of a stage boundary and of a port take turns, which is how
-    DAPPLE's formulas count them.  ``text`` is the TOML that the cluster was read from, if any.
+    Raises :class:`BadCluster` if there are no GPUs, if the shapes differ, or if a bandwidth or a
+    memory size is not above 0 or a latency is below 0.
     """
 
     name: str
     memory: tuple[float, ...]
+    """Bytes of each GPU."""
     server: tuple[int, ...]
+    """Number of the server that each GPU is in."""
     latency: Floats
+    """Seconds, shape (gpus, gpus)."""
     bandwidth: Floats
+    """Bytes/s of a point-to-point message, shape (gpus, gpus)."""
     allreduce_bandwidth: Floats
+    """Bytes/s of a link of a ring all-reduce, shape (gpus, gpus)."""
     ports: tuple[float, ...]
+    """Bytes/s of each server's network port; infinite if its traffic does not share a port."""
     duplex: Duplex = "full"
     text: str = ""
+    """The TOML text that the cluster was read from; empty if it was not read from TOML."""
 
     def __post_init__(self) -> None:
         n = len(self.memory)
         if n == 0:
-            raise BadCluster(f"cluster {self.name!r} has no GPUs; at least one is needed")
+            raise BadCluster(f"cluster {self.name!r} has no GPUs; give at least one GPU")
         shapes = {a.shape for a in (self.latency, self.bandwidth, self.allreduce_bandwidth)}
         if shapes != {(n, n)} or len(self.server) != n:
             raise BadCluster(
                 f"cluster {self.name!r} has {n} GPUs and matrices of shapes {sorted(shapes)}; "
                 f"allowed is ({n}, {n}); give one row and one column per GPU"
             )
-        off = ~np.eye(n, dtype=bool)
-        values = np.concatenate([self.bandwidth[off], self.allreduce_bandwidth[off], self.ports])
+        off_diagonal = ~np.eye(n, dtype=bool)
+        values = np.concatenate(
+            [self.bandwidth[off_diagonal], self.allreduce_bandwidth[off_diagonal], self.ports]
+        )
         if not (np.all(values > 0) and np.all(self.latency >= 0) and min(self.memory) > 0):
             raise BadCluster(
                 f"cluster {self.name!r} has a bandwidth or memory that is not above 0, or a "
-                "latency below 0; every pair of GPUs must reach each other; correct the file"
+                "latency below 0; every pair of GPUs must be connected; correct the file"
             )
 
     def __len__(self) -> int:
@@ -71,33 +79,35 @@ class Cluster:
         )
 
     @cached_property
-    def alike(self) -> bool:
-        """Whether exchanging two servers, or two GPUs of one, changes nothing."""
-        same = np.equal.outer(self.server, self.server)
-        off = ~np.eye(len(self), dtype=bool)
+    def is_symmetric(self) -> bool:
+        """Whether exchanging two servers, or two GPUs of one server, gives the same cluster."""
+        same_server = np.equal.outer(self.server, self.server)
+        off_diagonal = ~np.eye(len(self), dtype=bool)
         return (
             len({len(gpus) for gpus in self.servers}) == 1
             and len(set(self.memory)) == 1
             and all(
                 len(np.unique(matrix[block])) <= 1
                 for matrix in (self.latency, self.bandwidth, self.allreduce_bandwidth)
-                for block in (same & off, ~same)
+                for block in (same_server & off_diagonal, ~same_server)
             )
         )
 
     @cached_property
-    def twins(self) -> tuple[int, ...]:
-        """Of each GPU the first one of its server that it can change places with unnoticed."""
-        found = list(range(len(self)))
-        for g in found:
+    def representatives(self) -> tuple[int, ...]:
+        """For each GPU, the first GPU of its server with which it is interchangeable."""
+        representatives = list(range(len(self)))
+        for g in representatives:
             for first in self.servers[self.server[g]]:
-                if first == g or (found[first] == first and self._same(first, g)):
-                    found[g] = first
+                if first == g or (
+                    representatives[first] == first and self._are_interchangeable(first, g)
+                ):
+                    representatives[g] = first
                     break
-        return tuple(found)
+        return tuple(representatives)
 
-    def _same(self, a: int, b: int) -> bool:
-        """Whether the cluster is the same with two GPUs exchanged."""
+    def _are_interchangeable(self, a: int, b: int) -> bool:
+        """Whether exchanging GPUs ``a`` and ``b`` gives the same cluster."""
         order = np.arange(len(self))
         order[[a, b]] = b, a
         return self.memory[a] == self.memory[b] and all(
@@ -108,7 +118,8 @@ class Cluster:
     def allreduce_s(self, gpus: Sequence[int], size: float) -> float:
         """Seconds of a ring all-reduce of ``size`` bytes: 2 (r - 1) steps of size / r bytes.
 
-        The ring visits the GPUs by server, so that each port carries one of its links.
+        The ring visits the GPUs server by server, so only one of its links in each direction uses
+        a server's port.
         """
         r = len(gpus)
         if r < 2 or size <= 0:
@@ -120,16 +131,20 @@ class Cluster:
 
 
 def widest_paths(latency: Floats, bandwidth: Floats) -> tuple[Floats, Floats]:
-    """Fill in pairs without a link by the widest path of links, latencies added up.
+    """Give each pair of GPUs without a link the latency and bandwidth of its widest path.
 
-    Both matrices are (gpus, gpus), bandwidth 0 where there is no link.  What relaying GPUs lose
-    is not counted.
+    Both matrices are (gpus, gpus); bandwidth 0 means that there is no link.  A path has the
+    smallest bandwidth and the sum of the latencies of its links.  The bandwidth that a path takes
+    from the links of relaying GPUs is not counted.
     """
     missing = bandwidth == 0
-    hops, widths = latency.copy(), bandwidth.copy()
-    for via in range(len(bandwidth)):
-        through = np.minimum(widths[:, via, None], widths[None, via, :])
-        sums = hops[:, via, None] + hops[None, via, :]
-        better = through > widths
-        widths[better], hops[better] = through[better], sums[better]
-    return np.where(missing, hops, latency), np.where(missing, widths, bandwidth)
+    path_latency, path_bandwidth = latency.copy(), bandwidth.copy()
+    for relay in range(len(bandwidth)):
+        relayed_bandwidth = np.minimum(
+            path_bandwidth[:, relay, None], path_bandwidth[None, relay, :]
+        )
+        relayed_latency = path_latency[:, relay, None] + path_latency[None, relay, :]
+        better = relayed_bandwidth > path_bandwidth
+        path_bandwidth[better] = relayed_bandwidth[better]
+        path_latency[better] = relayed_latency[better]
+    return np.where(missing, path_latency, latency), np.where(missing, path_bandwidth, bandwidth)

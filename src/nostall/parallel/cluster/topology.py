@@ -1,7 +1,8 @@
-"""A server as ``nvidia-smi topo -m`` prints it, turned into a cluster file.
+"""Converter from the output of ``nvidia-smi topo -m`` to a cluster file with one server.
 
-The matrix says how two GPUs are linked, not how fast the link is: bandwidths are *assumed* from
-NVIDIA's figures for each kind and stand in the file, where they can be corrected.
+The matrix names the kind of each link, not its speed.  Bandwidths and latencies are *assumed* from
+the kind of link (NVIDIA's figures) and are written to the cluster file, where a user can correct
+them.
 """
 
 from __future__ import annotations
@@ -13,28 +14,33 @@ import re
 from nostall.parallel.errors import BadCluster
 
 NVLINK_GBYTES = 25.0
-"""Per link and direction on NVLink 2 to 4 (Volta to Hopper); Blackwell has 50."""
-PATHS = {"PIX": 22.0, "PXB": 20.0, "PHB": 16.0, "NODE": 14.0, "SYS": 10.0}
-"""GB/s assumed for PCIe 4.0 x16: one switch, several, a host bridge, a NUMA node, sockets."""
-NVLINK_LATENCY_US, PATH_LATENCY_US = 5.0, 10.0
-_HEAD = re.compile(r"^\s*GPU0\b")
+"""GB/s per link and direction on NVLink 2 to 4 (Volta to Hopper); Blackwell has 50."""
+PCIE_GBYTES = {"PIX": 22.0, "PXB": 20.0, "PHB": 16.0, "NODE": 14.0, "SYS": 10.0}
+"""GB/s assumed for PCIe 4.0 x16 through one switch, several switches, a host bridge, several host
+bridges of a NUMA node, and the link between sockets."""
+NVLINK_LATENCY_US, PCIE_LATENCY_US = 5.0, 10.0
+_HEADER = re.compile(r"^\s*GPU0\b")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_topology(text: str) -> bool:
-    """Whether the text looks like the matrix."""
+    """Whether the text starts with the header line of a topology matrix."""
     lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
-    return bool(lines) and _HEAD.match(lines[0]) is not None
+    return bool(lines) and _HEADER.match(lines[0]) is not None
 
 
 def topology_toml(text: str, name: str, memory_gib: float | None) -> str:
-    """A cluster file with one server; raises :class:`BadCluster`."""
+    """Convert a topology matrix to the TOML text of a cluster file.
+
+    ``memory_gib`` is the memory of each GPU.  Raises :class:`BadCluster` if it is missing, or if
+    the matrix is incomplete or has an unknown kind of link.
+    """
     if memory_gib is None or not 0 < memory_gib < math.inf:
         raise BadCluster(
-            f"{name}: a topology does not say how much memory a GPU has (got {memory_gib}); give "
+            f"{name}: a topology does not contain the memory of a GPU (got {memory_gib}); give "
             "--gpu-memory GIB, a number above 0"
         )
-    kinds = _kinds(text, name)
+    kinds = _parse_matrix(text, name)
     count = len(kinds)
     lines = [
         "# From nvidia-smi topo -m; bandwidths are assumed from the kinds of links.",
@@ -45,18 +51,18 @@ def topology_toml(text: str, name: str, memory_gib: float | None) -> str:
     ]
     for a in range(count):
         for b in range(a + 1, count):
-            speed, latency = _link(kinds[a][b], f"{name}: GPU{a} to GPU{b}")
+            bandwidth, latency = _assumed_speed(kinds[a][b], f"{name}: GPU{a} to GPU{b}")
             lines += [
                 "[[links]]",
                 f"gpus = [{a}, {b}]  # {kinds[a][b]}",
-                f"bandwidth_gbytes = {speed}",
+                f"bandwidth_gbytes = {bandwidth}",
                 f"latency_us = {latency}",
             ]
     return "\n".join(lines) + "\n"
 
 
-def _kinds(text: str, name: str) -> list[list[str]]:
-    """The GPU part of the matrix, row by row."""
+def _parse_matrix(text: str, name: str) -> list[list[str]]:
+    """Kinds of links between GPUs, row by row, without the columns of NICs and affinities."""
     lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
     columns = re.findall(r"GPU\d+", lines[0].partition("CPU")[0].partition("NIC")[0])
     rows: dict[int, list[str]] = {}
@@ -67,15 +73,18 @@ def _kinds(text: str, name: str) -> list[list[str]]:
     count = len(columns)
     if sorted(rows) != list(range(count)) or any(len(row) != count for row in rows.values()):
         raise BadCluster(
-            f"{name}: the matrix has {count} columns and {len(rows)} rows of GPUs; give all that "
-            "nvidia-smi topo -m printed"
+            f"{name}: the matrix has {count} columns and {len(rows)} rows of GPUs; give the whole "
+            "output of nvidia-smi topo -m"
         )
     return [rows[g] for g in range(count)]
 
 
-def _link(kind: str, where: str) -> tuple[float, float]:
+def _assumed_speed(kind: str, link: str) -> tuple[float, float]:
+    """Assumed bandwidth (GB/s) and latency (microseconds) of a kind of link."""
     if match := re.fullmatch(r"NV(\d+)", kind):
         return NVLINK_GBYTES * int(match[1]), NVLINK_LATENCY_US
-    if kind in PATHS:
-        return PATHS[kind], PATH_LATENCY_US
-    raise BadCluster(f"{where}: {kind!r} is unknown; allowed are NV#, {', '.join(PATHS)}")
+    if kind in PCIE_GBYTES:
+        return PCIE_GBYTES[kind], PCIE_LATENCY_US
+    raise BadCluster(
+        f"{link}: the kind of link {kind!r} is unknown; allowed are NV#, {', '.join(PCIE_GBYTES)}"
+    )

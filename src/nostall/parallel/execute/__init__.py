@@ -1,6 +1,6 @@
-"""Running a plan on PyTorch: one process a GPU, over torch.distributed (gloo or NCCL).
+"""Execution of plans with PyTorch: one process per GPU over torch.distributed (gloo or NCCL).
 
-Needs PyTorch.  ``run.run_plan`` is one rank's part in a process group of the caller's own;
-``launch.launch_ranks`` (``nostall launch``) starts all ranks.  Nothing is imported here, so that
-the launcher does not load what only ranks need.
+``run.run_plan`` is one rank's part of a run, in a process group that the caller has set up;
+``launch.launch_ranks`` (``nostall launch``) starts the processes of all ranks.  This file imports
+nothing, so the launcher does not load modules that only ranks need.
 """

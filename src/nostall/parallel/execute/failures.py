@@ -1,7 +1,7 @@
-"""Why a run ended early: what each rank said and how it exited, boiled down to one error.
+"""Root cause of a failed run: one error from what each rank reported and how it exited.
 
-One failure makes others: the ranks that are left lose their connections, wait in vain, or are
-stopped.  The one that came first is worth telling.
+One failure causes others: the remaining ranks lose their connections, wait until a timeout, or are
+stopped by the launcher.  The failure that came first is reported.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Literal
 from nostall.core.errors import BadInput, MissingPart, NostallError
 from nostall.parallel.errors import RunFailed
 
-_BAD_INPUT = 2
-_TIMED_OUT = ("timed out", "timeout")
-_LOST = (
+_BAD_INPUT_CODE = 2
+_TIMEOUT_PHRASES = ("timed out", "timeout")
+_CONNECTION_LOST_PHRASES = (
     "connection reset",
     "connection closed",
     "connection was closed",
@@ -25,103 +25,114 @@ _LOST = (
     "socket closed",
     "remote process",
 )
-"""What gloo, NCCL and the store say when the other side is gone, in lower case."""
-_AGENT_KILLS_AFTER_S = 20.0
-"""The agent kills (SIGKILL) 30 s after the first failure what does not end by itself."""
+"""What messages of gloo, NCCL and torch's store contain, in lower case, if the peer is gone."""
+_LAUNCHER_KILLS_AFTER_S = 20.0
+"""torchrun's agent kills (SIGKILL) ranks that have not ended 30 s after the first failure; a rank
+killed at least this many seconds after the first exit counts as killed by the agent."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What stopped a rank, in its own words.
-
-    ``code`` is the exit code of one of nostall's own errors.  Else it is None, and ``kind`` says
-    whether the rank waited too long, lost another one, or stopped for a reason of its own.
-    """
+class RankFailure:
+    """The error that stopped a rank, as the rank reported it."""
 
     text: str
     code: int | None = None
+    """Exit code of an error of nostall's own; None for any other error."""
     kind: Literal["own", "timeout", "lost"] = "own"
+    """Whether the rank stopped for a reason of its own, waited too long for another rank, or lost
+    the connection to another rank."""
 
 
 @dataclass(frozen=True)
-class Exit:
-    """How a rank's process ended: exit code (below 0 a signal), when, and the end of what it
-    printed."""
+class RankExit:
+    """How the process of a rank ended."""
 
     code: int
+    """Exit code; below 0 it is the negative number of a signal."""
     time: float
+    """End of the process, in seconds since the epoch."""
     printed: str = ""
+    """The last part of its standard error."""
 
 
-def failure_of(error: Exception) -> Failure:
-    """One of torch's errors, which have no classes for what happened."""
-    return _sorted(f"{type(error).__name__}: {error}")
+def classify_error(error: Exception) -> RankFailure:
+    """Failure from an error of torch, whose kind can be recognised only by its message."""
+    return _classify_text(f"{type(error).__name__}: {error}")
 
 
-def _sorted(text: str) -> Failure:
-    said = text.lower()
-    if any(word in said for word in _TIMED_OUT):
-        return Failure(text, kind="timeout")
-    return Failure(text, kind="lost" if any(word in said for word in _LOST) else "own")
+def _classify_text(text: str) -> RankFailure:
+    message = text.lower()
+    if any(phrase in message for phrase in _TIMEOUT_PHRASES):
+        return RankFailure(text, kind="timeout")
+    is_lost = any(phrase in message for phrase in _CONNECTION_LOST_PHRASES)
+    return RankFailure(text, kind="lost" if is_lost else "own")
 
 
-def cause(
-    told: Mapping[int, Failure], exits: Mapping[int, Exit], deadline: float, logs: str
+def root_cause(
+    reported: Mapping[int, RankFailure], exits: Mapping[int, RankExit], deadline: float, logs: str
 ) -> NostallError:
-    """The one error worth telling, by rank: ``deadline`` in seconds, ``logs`` where to look.
+    """The error to raise for a failed run; ``reported`` and ``exits`` are by rank.
 
-    Bad input first, then who was killed, then who stopped for a reason of its own, then who waited
-    too long, and only then who lost another rank.
+    In order of priority: an error of nostall's own, a killed rank, a rank that stopped for a reason
+    of its own, an exit code without a report, a timeout, and a lost connection.  ``deadline`` is in
+    seconds; ``logs`` is the folder that the message names.
     """
-    for _, failure in sorted(told.items()):
+    for _, failure in sorted(reported.items()):
         if failure.code is not None:
-            kind = BadInput if failure.code == _BAD_INPUT else MissingPart
+            kind = BadInput if failure.code == _BAD_INPUT_CODE else MissingPart
             return kind(failure.text)
-    if (rank := _killed(exits)) is not None:
+    if (rank := _first_killed(exits)) is not None:
         name = signal.Signals(-exits[rank].code).name
         return RunFailed(
             f"rank {rank} was killed by {name}; the other ranks were stopped; see {logs}, and "
             "start again"
         )
-    found = dict(told) | {
-        rank: _sorted(_last_words(end.printed))
+    failures = dict(reported) | {
+        rank: _classify_text(_abort_message(end.printed))
         for rank, end in exits.items()
-        if rank not in told and end.code == -signal.SIGABRT
+        if rank not in reported and end.code == -signal.SIGABRT
     }
-    for rank, failure in sorted(found.items()):
+    for rank, failure in sorted(failures.items()):
         if failure.kind == "own":
             line = failure.text.strip().partition("\n")[0][:300] or "it was aborted"
             return RunFailed(f"rank {rank} stopped: {line}; see {logs}")
     for rank, end in sorted(exits.items()):
-        if rank not in found and end.code > 0:
+        if rank not in failures and end.code > 0:
             return RunFailed(f"rank {rank} ended with exit code {end.code}; see {logs}")
-    for rank, failure in sorted(found.items()):
+    for rank, failure in sorted(failures.items()):
         if failure.kind == "timeout":
             return RunFailed(
                 f"rank {rank} waited for another rank for more than {deadline:g} s; a rank hangs, "
                 f"or --deadline is too short; see {logs}"
             )
-    who = f"rank {min(found)}" if found else "a rank"
+    rank_name = f"rank {min(failures)}" if failures else "a rank"
     return RunFailed(
-        f"{who} lost its connection to another rank, which ended without a word here; if the run "
-        f"has several machines, the others say why; see {logs}"
+        f"{rank_name} lost its connection to another rank, which ended without an error report on "
+        "this machine; if the run has several machines, another one reports the error; see "
+        f"{logs}"
     )
 
 
-def _killed(exits: Mapping[int, Exit]) -> int | None:
-    """The rank that a signal from outside ended first; aborts are the process's own doing."""
-    own = (signal.SIGTERM, signal.SIGABRT)
+def _first_killed(exits: Mapping[int, RankExit]) -> int | None:
+    """The rank that was first killed from outside; None if none was.
+
+    SIGABRT comes from the process itself, SIGTERM from the launcher.
+    """
+    not_outside = (signal.SIGTERM, signal.SIGABRT)
     first = min((end.time for end in exits.values()), default=0.0)
-    dead = [
+    killed = [
         (end.time, rank)
         for rank, end in exits.items()
-        if end.code < 0 and -end.code not in own and end.time - first < _AGENT_KILLS_AFTER_S
+        if end.code < 0
+        and -end.code not in not_outside
+        and end.time - first < _LAUNCHER_KILLS_AFTER_S
     ]
-    return min(dead)[1] if dead else None
+    return min(killed)[1] if killed else None
 
 
-def _last_words(printed: str) -> str:
-    """Of what an aborted process printed, the line that says why: C++'s ``what()``, or the last."""
+def _abort_message(printed: str) -> str:
+    """The reason that an aborted process printed: the text after C++'s ``what():``, or its last
+    line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     what = [line for line in lines if "what():" in line]
     return (what or lines or [""])[-1].rpartition("what():")[2].strip()

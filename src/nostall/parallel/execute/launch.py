@@ -1,4 +1,4 @@
-"""Starting a run: one process a GPU under torchrun's agent, and one clear error when it fails."""
+"""Launcher of a run: starts one process per GPU with torchrun's agent and reports one error."""
 
 from __future__ import annotations
 
@@ -19,84 +19,97 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan, RunFailed
-from nostall.parallel.execute.failures import Exit, Failure, cause
-from nostall.parallel.execute.order import Order, Ran, error_file, result_file
+from nostall.parallel.execute.failures import RankExit, RankFailure, root_cause
+from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
 
-_LOCAL = "localhost:0"
-_TAIL = 20_000
-"""Characters of a rank's output that are looked at when it fails."""
+_LOCAL_ENDPOINT = "localhost:0"
+_MAX_STDERR_CHARACTERS = 20_000
+"""Last characters of a failed rank's standard error that are searched for the cause."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Machines of a run; ``endpoint`` is host:port of the first one where there are several."""
+    """Machines of a run."""
 
     count: int = 1
-    endpoint: str = _LOCAL
-    run: str = ""
+    endpoint: str = _LOCAL_ENDPOINT
+    """``host:port`` of the first machine, the same on all."""
+    run_id: str = ""
+    """Identifier of the run, the same on all machines; empty for a random one."""
 
 
-def launch_ranks(order: Order, gpus: int, folder: Path, nodes: Nodes | None = None) -> Ran | None:
-    """Run on ``gpus`` processes; None on machines other than the one with rank 0.
+def launch_ranks(
+    config: RunConfig, gpus: int, folder: Path, nodes: Nodes | None = None
+) -> RunResult | None:
+    """Run a plan on ``gpus`` processes, this machine's share of them here.
 
-    Raises what stopped the first rank: :class:`BadInput`, :class:`MissingPart`, or
-    :class:`RunFailed` for a rank that died or waited longer than the deadline.
+    ``folder`` holds the config, results and logs.  Returns None on machines other than that of rank
+    0.  Raises the root cause if a rank fails: :class:`BadInput`, :class:`MissingPart`, or
+    :class:`RunFailed` if a rank died or waited longer than the deadline.
     """
     nodes = nodes or Nodes()
     if gpus % nodes.count:
-        raise BadPlan(f"{gpus} GPUs on {nodes.count} nodes; allowed is a whole number on each")
+        raise BadPlan(
+            f"{gpus} GPUs on {nodes.count} nodes; the number of GPUs must be a multiple of --nodes"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for old in (result_file(folder), *(error_file(folder, rank) for rank in range(gpus))):
         old.unlink(missing_ok=True)
-    given = folder / "order.json"
-    write_atomically(given, (json.dumps(asdict(order)) + "\n").encode())
-    config = LaunchConfig(
+    config_path = folder / "run_config.json"
+    write_atomically(config_path, (json.dumps(asdict(config)) + "\n").encode())
+    launch_config = LaunchConfig(
         min_nodes=nodes.count,
         max_nodes=nodes.count,
         nproc_per_node=gpus // nodes.count,
-        run_id=nodes.run or uuid.uuid4().hex,
+        run_id=nodes.run_id or uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=nodes.endpoint,
-        rdzv_configs={"join_timeout": max(1, round(order.deadline))},
+        rdzv_configs={"join_timeout": max(1, round(config.deadline))},
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
     )
-    # The agent's own account of a failure is a page long; ours is one line and names the logs.
+    # The agent's report of a failure is a page long; nostall's error is one line and names the
+    # logs.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    launch = elastic_launch(launch_config, sys.executable)
     try:
-        elastic_launch(config, sys.executable)("-m", "nostall.parallel.execute.worker", str(given))
-    except ChildFailedError as failed:
-        raise _cause(failed, order, folder, gpus) from failed
-    except SignalException as stopped:  # the agent turns signals into these
-        if stopped.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from stopped
-        raise SystemExit(128 + stopped.sigval) from stopped
-    except (RendezvousError, DistError) as lost:
-        line = str(lost).partition("\n")[0][:300]
+        launch("-m", "nostall.parallel.execute.worker", str(config_path))
+    except ChildFailedError as error:
+        raise _root_cause(error, config, folder, gpus) from error
+    except SignalException as error:  # the agent converts signals to these
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from error
+        raise SystemExit(128 + error.sigval) from error
+    except (RendezvousError, DistError) as error:
+        line = str(error).partition("\n")[0][:300]
         raise RunFailed(
-            f"the machines of the run did not come together: {line}; run the same command on "
+            f"the machines of the run did not connect: {line}; run the same command on "
             f"{nodes.count} machines, with an --endpoint ({nodes.endpoint}) that all can reach"
-        ) from lost
+        ) from error
     if not result_file(folder).exists():
         return None
-    return Ran(**json.loads(result_file(folder).read_text(encoding="utf-8")))
+    return RunResult(**json.loads(result_file(folder).read_text(encoding="utf-8")))
 
 
-def _cause(failed: ChildFailedError, order: Order, folder: Path, gpus: int) -> NostallError:
-    told = {
-        rank: Failure(**json.loads(error_file(folder, rank).read_text(encoding="utf-8")))
+def _root_cause(
+    error: ChildFailedError, config: RunConfig, folder: Path, gpus: int
+) -> NostallError:
+    reported = {
+        rank: RankFailure(**json.loads(error_file(folder, rank).read_text(encoding="utf-8")))
         for rank in range(gpus)
         if error_file(folder, rank).exists()
     }
     exits = {
-        rank: Exit(end.exitcode, end.timestamp, _printed(folder, end.local_rank))
-        for rank, end in failed.failures.items()
+        rank: RankExit(end.exitcode, end.timestamp, _stderr_tail(folder, end.local_rank))
+        for rank, end in error.failures.items()
     }
-    return cause(told, exits, order.deadline, str(folder / "logs"))
+    return root_cause(reported, exits, config.deadline, str(folder / "logs"))
 
 
-def _printed(folder: Path, local_rank: int) -> str:
-    """The end of what a rank wrote to its standard error."""
+def _stderr_tail(folder: Path, local_rank: int) -> str:
+    """The last characters that a rank wrote to its standard error."""
     files = sorted((folder / "logs").glob(f"*/attempt_0/{local_rank}/stderr.log"))
-    return files[-1].read_text(encoding="utf-8", errors="replace")[-_TAIL:] if files else ""
+    if not files:
+        return ""
+    return files[-1].read_text(encoding="utf-8", errors="replace")[-_MAX_STDERR_CHARACTERS:]

@@ -1,7 +1,9 @@
-"""Training by a plan in a process group that is already there: the part of one rank."""
+"""Training by a plan in an existing process group: one rank's part."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import perf_counter
 from typing import get_args
 
@@ -9,116 +11,131 @@ import torch
 import torch.distributed as dist
 
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.execute.check import Reference, optimizer_of
 from nostall.parallel.execute.executor import Executor
-from nostall.parallel.execute.groups import Groups
-from nostall.parallel.execute.order import Engine, Ran
-from nostall.parallel.execute.pipelining import TorchPipeline, stands_against
-from nostall.parallel.execute.slow import SlowLinks
-from nostall.parallel.module.job import on_device
+from nostall.parallel.execute.p2p import P2PExecutor
+from nostall.parallel.execute.pipelining import PipeliningExecutor, unsupported_reason
+from nostall.parallel.execute.process_groups import ProcessGroups
+from nostall.parallel.execute.reference import Reference, make_optimizer
+from nostall.parallel.execute.run_config import Engine, RunResult
+from nostall.parallel.execute.slow_links import SlowLinks
+from nostall.parallel.module.job import to_device
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-"""``torch``: torch.distributed.pipelining, for equal replication; ``p2p``: nostall's own executor,
-for any plan; ``auto``: the former where it can."""
 
 
-def run_plan(
-    model: Model,
-    work: Workload,
-    plan: Plan,
-    steps: int,
-    device: torch.device,
-    *,
-    engine: Engine = "auto",
-    slow: SlowLinks | None = None,
-    check: bool = False,
-    deadline: float | None = None,
-) -> Ran:
-    """Train for some steps; every rank calls this, with rank r on GPU r of the plan's cluster.
+@dataclass(frozen=True)
+class RunOptions:
+    """How a plan is run."""
 
-    ``deadline`` in seconds: the longest wait for another rank within a step; None is torch's own
-    for new process groups.  Raises :class:`BadPlan` for a plan of another model, or one that the
-    engine cannot run.
+    steps: int
+    """Iterations."""
+    device: torch.device
+    """Device of this rank."""
+    engine: Engine = "auto"
+    slow: SlowLinks | None = None
+    """Slow links to emulate; ``auto`` then takes the ``p2p`` engine."""
+    check: bool = False
+    """Whether to train in a single process, too, and compare losses and gradients."""
+    deadline: float | None = None
+    """Longest wait for another rank within an iteration, in seconds; None for torch's default
+    timeout of new process groups."""
+
+
+def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) -> RunResult:
+    """Train by a plan; every rank calls this, and rank r is GPU r of the plan's cluster.
+
+    Raises :class:`BadPlan` if the plan was made for another model or the engine cannot run it.
     """
-    check_fits(model, work)
-    reference = Reference(model.job, device) if check else None
-    groups = Groups(device, deadline)
-    runner = _engine(engine, slow, model, work, plan)(model, work, plan, groups, slow)
-    names = {
-        name: p
-        for name, p in model.parameters.items()
-        if any(p is own for own in runner.gradients.own)
-    }
-    own = list({id(p): p for p in names.values()}.values())
-    optimizer = optimizer_of(model.job, own) if own else None
-    ran = Ran("torch" if isinstance(runner, TorchPipeline) else "p2p")
+    check_layers(model, workload)
+    device = options.device
+    reference = Reference(model.job, device) if options.check else None
+    groups = ProcessGroups(device, options.deadline)
+    executor = _make_executor(model, workload, plan, groups, options)
+    parameters = _held_parameters(model, executor)
+    distinct = list({id(p): p for p in parameters.values()}.values())
+    optimizer = make_optimizer(model.job, distinct) if distinct else None
+    result = RunResult(executor.engine)
     worst = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    for step in range(steps):
-        inputs, targets = model.job.batch(step, work.global_batch)
-        inputs, targets = on_device((inputs, targets), device)
-        _wait(device)
+    for step in range(options.steps):
+        inputs, targets = model.job.batch(step, workload.global_batch)
+        inputs, targets = to_device((inputs, targets), device)
+        _synchronize(device)
         dist.barrier()
         start = perf_counter()
-        loss = runner.step(inputs, targets)
-        _wait(device)
-        ran.seconds.append(perf_counter() - start)
+        loss = executor.step(inputs, targets)
+        _synchronize(device)
+        result.seconds.append(perf_counter() - start)
         dist.all_reduce(loss)
-        ran.losses.append(float(loss))
+        result.losses.append(float(loss))
         if reference is not None:
-            ran.reference_losses.append(reference.step(inputs, targets))
-            worst = max(worst, reference.worst(names))
+            result.reference_losses.append(reference.step(inputs, targets))
+            worst = max(worst, reference.gradient_error(parameters))
             reference.update()
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
-    _gather(ran, worst if check else None, device)
+    _combine_ranks(result, worst if options.check else None, device)
     groups.close()
-    return ran
+    return result
 
 
-def check_fits(model: Model, work: Workload) -> None:
-    """Raise :class:`BadPlan` unless the plan's profile has the model's layers."""
-    planned = tuple(layer.name for layer in work.profile.layers)
-    if planned != model.names:
+def check_layers(model: Model, workload: Workload) -> None:
+    """Raise :class:`BadPlan` unless the plan's profile has the layers of the model."""
+    planned = tuple(layer.name for layer in workload.profile.layers)
+    actual = model.layer_names
+    if planned != actual:
         at = next(
-            (i for i, (a, b) in enumerate(zip(planned, model.names, strict=False)) if a != b),
-            min(len(planned), len(model.names)),
+            (i for i, (a, b) in enumerate(zip(planned, actual, strict=False)) if a != b),
+            min(len(planned), len(actual)),
         )
-        here = model.names[at] if at < len(model.names) else "nothing"
-        there = planned[at] if at < len(planned) else "nothing"
+        in_plan = planned[at] if at < len(planned) else "nothing"
+        in_module = actual[at] if at < len(actual) else "nothing"
         raise BadPlan(
-            f"the plan is for {len(planned)} layers and the module has {len(model.names)}; the "
-            f"first difference is layer {at}: {there} in the plan, {here} in the module; plan "
-            "from the module itself (nostall plan module.py:build), with the same --layers"
+            f"the plan is for {len(planned)} layers and the module has {len(actual)}; the "
+            f"first difference is layer {at}: {in_plan} in the plan, {in_module} in the module; "
+            "plan from the module itself (nostall plan module.py:build), with the same --layers"
         )
 
 
-def _engine(
-    engine: Engine, slow: SlowLinks | None, model: Model, work: Workload, plan: Plan
-) -> type[Executor] | type[TorchPipeline]:
+def _held_parameters(model: Model, executor: Executor) -> Mapping[str, torch.nn.Parameter]:
+    """The model's parameters that this rank holds, by name."""
+    return {
+        name: p
+        for name, p in model.parameters.items()
+        if any(p is held for held in executor.gradients.parameters)
+    }
+
+
+def _make_executor(
+    model: Model, workload: Workload, plan: Plan, groups: ProcessGroups, options: RunOptions
+) -> Executor:
+    engine, slow = options.engine, options.slow
     if engine not in ENGINES:
         raise BadPlan(f"engine {engine!r} is unknown; allowed are {', '.join(ENGINES)}")
-    if engine == "p2p" or (engine == "auto" and slow is not None):
-        return Executor
-    return TorchPipeline if engine == "torch" or not stands_against(model, work, plan) else Executor
+    if engine == "auto":
+        is_p2p = slow is not None or bool(unsupported_reason(model, workload, plan))
+        engine = "p2p" if is_p2p else "torch"
+    if engine == "p2p":
+        return P2PExecutor(model, workload, plan, groups, slow)
+    return PipeliningExecutor(model, workload, plan, groups, slow)
 
 
-def _gather(ran: Ran, worst: float | None, device: torch.device) -> None:
-    """The slowest rank's seconds, every rank's memory, the worst gradient of all."""
-    seconds = torch.tensor([*ran.seconds, worst or 0.0], dtype=torch.float64, device=device)
+def _combine_ranks(result: RunResult, worst: float | None, device: torch.device) -> None:
+    """Combine the ranks' results: slowest times, largest gradient error, each rank's memory."""
+    seconds = torch.tensor([*result.seconds, worst or 0.0], dtype=torch.float64, device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    *ran.seconds, highest = seconds.tolist()
-    ran.worst_gradient = None if worst is None else highest
+    *result.seconds, highest = seconds.tolist()
+    result.worst_gradient = None if worst is None else highest
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     peaks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(peaks, torch.tensor([peak], dtype=torch.int64, device=device))
-    ran.peak_bytes = [int(p) for p in peaks] if device.type == "cuda" else []
+    result.peak_bytes = [int(p) for p in peaks] if device.type == "cuda" else []
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

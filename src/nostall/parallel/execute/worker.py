@@ -1,6 +1,7 @@
-"""One rank of ``nostall launch``, started by torchrun: ``python -m ...execute.worker ORDER.json``.
+"""Process of one rank of ``nostall launch``, started by torchrun's agent with a config file.
 
-What went wrong is written to the order's folder, where the launcher looks for it.
+Command: ``python -m nostall.parallel.execute.worker CONFIG.json``.  Errors and results are written
+to the folder of the config file, where the launcher reads them.
 """
 
 from __future__ import annotations
@@ -21,97 +22,100 @@ import torch.distributed as dist
 from nostall.core.errors import NostallError
 from nostall.core.files import write_atomically
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.execute.failures import Failure, failure_of
-from nostall.parallel.execute.order import Order, Ran, error_file, result_file
-from nostall.parallel.execute.run import check_fits, run_plan
-from nostall.parallel.files import load_plan
+from nostall.parallel.execute.failures import RankFailure, classify_error
+from nostall.parallel.execute.run import RunOptions, check_layers, run_plan
+from nostall.parallel.execute.run_config import RunConfig, RunResult, error_file, result_file
 from nostall.parallel.module.job import load_job
 from nostall.parallel.module.layering import GRANULARITIES
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Workload
+from nostall.parallel.plan_file import load_plan
 
 
-def main(order: Order, folder: Path) -> None:
-    """Run this rank; exits with the code of the error that stopped it."""
+def main(config: RunConfig, folder: Path) -> None:
+    """Run this rank and write its error or result; an error of nostall's sets the exit code."""
     rank = int(os.environ["RANK"])
     try:
-        ran = work(order)
+        result = run_rank(config)
     except NostallError as error:
-        _report(error_file(folder, rank), asdict(Failure(str(error), error.exit_code)))
+        _write(error_file(folder, rank), asdict(RankFailure(str(error), error.exit_code)))
         sys.exit(error.exit_code)
-    except Exception as error:  # torch's own errors: a lost peer, a time-out, no memory
-        _report(error_file(folder, rank), asdict(failure_of(error)))
+    except Exception as error:  # any error of torch or of the user's code is reported, then raised
+        _write(error_file(folder, rank), asdict(classify_error(error)))
         raise
     if rank == 0:
-        _report(result_file(folder), asdict(ran))
+        _write(result_file(folder), asdict(result))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def work(order: Order) -> Ran:
-    """Join the group, build the job, train."""
-    # Streams that share a queue wait for each other: messages for ones that wait for them.
+def run_rank(config: RunConfig) -> RunResult:
+    """Join the process group, build the job and train by the plan."""
+    # CUDA streams that share a hardware queue wait for each other, so a message could wait for one
+    # that can complete only after it.  More queues make this less likely.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
-    planned, plan, _ = load_plan(Path(order.plan))
-    device = _device(order)
+    workload, plan, _ = load_plan(Path(config.plan))
+    device = _local_device(config)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    more: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-    dist.init_process_group(backend, timeout=timedelta(seconds=order.deadline), **more)
-    if dist.get_world_size() != len(planned.cluster):
+    device_id: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    dist.init_process_group(backend, timeout=timedelta(seconds=config.deadline), **device_id)
+    if dist.get_world_size() != len(workload.cluster):
         raise BadPlan(
             f"{dist.get_world_size()} processes run and the plan's cluster has "
-            f"{len(planned.cluster)} GPUs; start one process a GPU"
+            f"{len(workload.cluster)} GPUs; start one process per GPU"
         )
-    job = load_job(order.module)
-    model = _model(job, planned)
-    return run_plan(
-        model,
-        planned,
-        plan,
-        order.steps,
+    model = _planned_model(load_job(config.module), workload)
+    options = RunOptions(
+        config.steps,
         device,
-        engine=order.engine,
-        check=order.check,
-        deadline=order.deadline,
+        engine=config.engine,
+        check=config.check,
+        deadline=config.deadline,
     )
+    return run_plan(model, workload, plan, options)
 
 
-def _model(job: Any, planned: Workload) -> Model:
-    """The job in the layers that the plan speaks of, whichever way of cutting gives them."""
-    names = tuple(layer.name for layer in planned.profile.layers)
+def _planned_model(job: Any, workload: Workload) -> Model:
+    """The job with the layers of the plan's profile, at the granularity that gives these layers.
+
+    Raises :class:`BadPlan` if no granularity does.
+    """
+    names = tuple(layer.name for layer in workload.profile.layers)
     models = (Model(job, granularity) for granularity in GRANULARITIES)
     first = next(models)
-    if first.names == names:
+    if first.layer_names == names:
         return first
-    found = next((model for model in models if model.names == names), None)
-    check_fits(found or first, planned)
-    return found or first
+    matching = next((model for model in models if model.layer_names == names), None)
+    check_layers(matching or first, workload)
+    return matching or first
 
 
-def _device(order: Order) -> torch.device:
+def _local_device(config: RunConfig) -> torch.device:
     local = int(os.environ["LOCAL_RANK"])
-    if order.device == "cpu":
+    if config.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available() or torch.cuda.device_count() <= local:
         raise BadPlan(
-            f"rank {os.environ['RANK']} wants GPU {local} of {torch.cuda.device_count()} here; "
-            "give --device cpu, or more --nodes"
+            f"rank {os.environ['RANK']} needs GPU {local} and this machine has "
+            f"{torch.cuda.device_count()} GPUs; give --device cpu, or more --nodes"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
 
-def _report(path: Path, record: dict[str, Any]) -> None:
+def _write(path: Path, record: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(record) + "\n").encode())
 
 
-def _end() -> NoReturn:
-    """What jobs have to finish, without the end of the interpreter: in that a rank aborts now and
-    then that has done all its work, as where threads of PyTorch come back to an interpreter that is
-    gone (Python before 3.14)."""
-    shutdown: Any = getattr(threading, "_shutdown")  # noqa: B009, typeshed does not know it
-    shutdown()  # waits for threads, and has pools end theirs
+def _exit_without_finalizing() -> NoReturn:
+    """Wait for threads, run exit handlers and end the process without finalizing the interpreter.
+
+    Finalizing can abort a rank whose work is done: PyTorch's threads may return to an interpreter
+    that no longer exists (Python before 3.14).
+    """
+    shutdown: Any = getattr(threading, "_shutdown")  # noqa: B009, missing in typeshed
+    shutdown()  # waits for non-daemon threads and ends thread pools
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -119,6 +123,6 @@ def _end() -> NoReturn:
 
 
 if __name__ == "__main__":
-    given = Path(sys.argv[1])
-    main(Order(**json.loads(given.read_text(encoding="utf-8"))), given.parent)
-    _end()
+    config_path = Path(sys.argv[1])
+    main(RunConfig(**json.loads(config_path.read_text(encoding="utf-8"))), config_path.parent)
+    _exit_without_finalizing()

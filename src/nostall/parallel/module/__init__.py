@@ -1,10 +1,10 @@
-"""A PyTorch module as layers that can be cut apart, measured and run in pieces.
+"""PyTorch modules as sequences of layers that can be profiled and run as separate segments.
 
-Needs PyTorch; nothing outside this package and ``nostall.parallel.execute`` does.
+Needs PyTorch; only this package and ``nostall.parallel.execute`` do.
 """
 
 from nostall.parallel.module.job import Job, load_job
-from nostall.parallel.module.measure import profile_job
 from nostall.parallel.module.model import Model
+from nostall.parallel.module.profiler import profile_job
 
 __all__ = ["Job", "Model", "load_job", "profile_job"]

@@ -1,8 +1,8 @@
-"""A job as a graph: one forward pass with its loss, traced by ``torch.export`` at a batch size.
+"""Traced graph of a job: one forward pass with its loss, from ``torch.export`` at one batch size.
 
-The graph has static shapes, so that whatever can be exported at all can be traced; other batch
-sizes are traced anew, and :class:`~nostall.parallel.module.model.Model` sees to it that their
-graphs have the same nodes.
+The graph has static shapes, because more modules can be exported with these.  Other batch sizes are
+traced separately; :class:`~nostall.parallel.module.model.Model` checks that their graphs have the
+same operations.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from torch.fx import Node
 from nostall.parallel.errors import BadModel
 from nostall.parallel.module.job import Job
 
-Source = Literal["parameter", "buffer", "constant", "input"]
+SourceKind = Literal["parameter", "buffer", "constant", "input"]
 _ROOT = "module"
-_DROPPED = ("_assert", "sym_constrain", "_guards")
+"""Attribute of :class:`_ModuleWithLoss` with the job's module; prefix of names in the graph."""
+_CHECKS = ("_assert", "sym_constrain", "_guards")
+"""Parts of the names of operations that only check values; the graph does without them."""
 
 
-class _Whole(torch.nn.Module):  # type: ignore[misc]
-    """Module and loss in one, so that the loss belongs to the last layer."""
+class _ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]
+    """A job's module followed by its loss, so that the loss belongs to the last layer."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -36,51 +38,50 @@ class _Whole(torch.nn.Module):  # type: ignore[misc]
         self.compute_loss = job.loss
 
     def forward(self, inputs: Any, targets: Any) -> torch.Tensor:
-        named = isinstance(inputs, Mapping)
-        output = self.module(**inputs) if named else self.module(*inputs)
+        is_named = isinstance(inputs, Mapping)
+        output = self.module(**inputs) if is_named else self.module(*inputs)
         loss: torch.Tensor = self.compute_loss(output, targets)
         return loss
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
-    """The graph of a job at ``samples`` samples.
-
-    ``sources`` says of every placeholder what it stands for: a parameter, buffer or constant with
-    its name, or the number of a leaf of (inputs, targets).  ``nodes`` are the operations that the
-    loss needs, in an order in which they can run.
-    """
+class TracedJob:
+    """The graph of a job at one batch size."""
 
     samples: int
-    program: torch.fx.GraphModule
-    sources: dict[str, tuple[Source, Any]]
+    graph_module: torch.fx.GraphModule
+    sources: dict[str, tuple[SourceKind, Any]]
+    """What each placeholder stands for: a parameter, buffer or constant with its name, or an input
+    with its number among the leaves of (inputs, targets)."""
     nodes: tuple[Node, ...]
+    """Operations that the loss depends on, in an order in which they can run."""
     loss: Node
     constants: dict[str, torch.Tensor]
 
     @cached_property
-    def trained(self) -> frozenset[str]:
-        """Operations whose value depends on a parameter, or on chance.
+    def layer_operations(self) -> frozenset[str]:
+        """Names of operations that depend on a parameter or on random numbers.
 
-        Everything else is computed anew in each stage that needs it, from the model's inputs.
+        Each of these belongs to one layer.  All others are computed from the model's inputs in each
+        stage that needs them.
         """
-        found: set[str] = set()
+        names: set[str] = set()
         for node in self.nodes:
-            for before in node.all_input_nodes:
-                kind = self.sources.get(before.name, ("", None))[0]
-                if kind == "parameter" or before.name in found:
-                    found.add(node.name)
-            if _random(node):
-                found.add(node.name)
-        return frozenset(found)
+            for argument in node.all_input_nodes:
+                kind = self.sources.get(argument.name, ("", None))[0]
+                if kind == "parameter" or argument.name in names:
+                    names.add(node.name)
+            if _is_random(node):
+                names.add(node.name)
+        return frozenset(names)
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size | None]:
-        """Shape of what each operation returns; None where that is no tensor."""
+        """Shape of each operation's result; None if the result is not a tensor."""
         return {node.name: getattr(node.meta.get("val"), "shape", None) for node in self.nodes}
 
-    def path(self, node: Node) -> str:
-        """The module in whose forward pass the operation was called, '' for the outermost."""
+    def module_path(self, node: Node) -> str:
+        """Name of the module in whose forward pass an operation is called; empty for the root."""
         stack = node.meta.get("nn_module_stack") or {}
         name = str(list(stack.values())[-1][0]) if stack else ""
         if name != _ROOT and not name.startswith(f"{_ROOT}."):
@@ -88,21 +89,36 @@ class Traced:
         return name.removeprefix(_ROOT).removeprefix(".").partition("@")[0]
 
 
-def trace(job: Job, samples: int) -> Traced:
-    """Export the job at that many samples; raises :class:`BadModel` saying what stands against it.
+def trace(job: Job, samples: int) -> TracedJob:
+    """Trace a job with ``samples`` samples.
 
-    Buffers that the forward pass changes are refused: pieces on several ranks would each change
-    their own copy.
+    Raises :class:`BadModel` if ``torch.export`` cannot trace it, if the loss is not a scalar, or if
+    the forward pass changes a parameter or buffer: segments on several ranks would each change a
+    copy of their own.
     """
-    whole = _Whole(job)
-    whole.train(job.module.training)
+    exported = _export(job, samples)
+    sources = _placeholder_sources(exported)
+    _make_functional(exported.graph, sources)
+    (loss,) = exported.graph.output_node().args[0]
+    if not isinstance(loss, Node) or loss.meta["val"].dim() != 0:
+        raise BadModel("the loss is no scalar tensor; return a mean or a sum over samples")
+    needed = _with_predecessors(loss)
+    nodes = tuple(n for n in exported.graph.nodes if n in needed and n.op == "call_function")
+    constants = {k: v for k, v in exported.constants.items() if isinstance(v, torch.Tensor)}
+    return TracedJob(samples, exported.graph_module, sources, nodes, loss, constants)
+
+
+def _export(job: Job, samples: int) -> torch.export.ExportedProgram:
+    """Export the module with its loss; the training modes of its submodules stay as they are."""
+    module = _ModuleWithLoss(job)
+    module.train(job.module.training)
     modes = {name: part.training for name, part in job.module.named_modules()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with _on_cpu(job.module):
-                exported = torch.export.export(whole, job.sized(samples), strict=False)
-    except Exception as error:  # whatever torch.export has to say about the user's code
+                return torch.export.export(module, job.example_batch(samples), strict=False)
+    except Exception as error:  # torch.export and the user's code raise errors of any class
         first = str(error).strip().splitlines() or [""]
         raise BadModel(
             f"torch.export cannot trace the module with its loss at {samples} samples: "
@@ -112,75 +128,71 @@ def trace(job: Job, samples: int) -> Traced:
     finally:
         for name, part in job.module.named_modules():
             part.training = modes[name]
-    sources = _sources(exported)
-    _make_functional(exported.graph, sources)
-    (loss,) = exported.graph.output_node().args[0]
-    if not isinstance(loss, Node) or loss.meta["val"].dim() != 0:
-        raise BadModel("the loss is no scalar tensor; return a mean or a sum over samples")
-    needed = _needed(loss)
-    nodes = tuple(n for n in exported.graph.nodes if n in needed and n.op == "call_function")
-    constants = {k: v for k, v in exported.constants.items() if isinstance(v, torch.Tensor)}
-    return Traced(samples, exported.graph_module, sources, nodes, loss, constants)
 
 
 @contextmanager
 def _on_cpu(module: torch.nn.Module) -> Iterator[None]:
-    """Parameters on the processor, without their values, as long as the example is.
+    """Replace parameters and buffers on a GPU by uninitialized CPU tensors, temporarily.
 
-    Tracing needs no values, and pieces made before may have moved some of them to a GPU.
+    The example batch is on the CPU, and tracing needs no values.  Parameters may be on a GPU
+    because segments that were created earlier moved them.
     """
-    away = [t for t in (*module.parameters(), *module.buffers()) if t.device.type != "cpu"]
-    kept = [tensor.data for tensor in away]
+    on_gpu = [t for t in (*module.parameters(), *module.buffers()) if t.device.type != "cpu"]
+    gpu_data = [tensor.data for tensor in on_gpu]
     try:
-        for tensor in away:
+        for tensor in on_gpu:
             tensor.data = torch.empty_like(tensor.data, device="cpu")
         yield
     finally:
-        for tensor, data in zip(away, kept, strict=True):
+        for tensor, data in zip(on_gpu, gpu_data, strict=True):
             tensor.data = data
 
 
-def _sources(exported: torch.export.ExportedProgram) -> dict[str, tuple[Source, Any]]:
-    kinds: dict[InputKind, Source] = {
+def _placeholder_sources(
+    exported: torch.export.ExportedProgram,
+) -> dict[str, tuple[SourceKind, Any]]:
+    kinds: dict[InputKind, SourceKind] = {
         InputKind.PARAMETER: "parameter",
         InputKind.BUFFER: "buffer",
         InputKind.CONSTANT_TENSOR: "constant",
     }
-    found: dict[str, tuple[Source, Any]] = {}
+    sources: dict[str, tuple[SourceKind, Any]] = {}
     leaf = 0
     for spec in exported.graph_signature.input_specs:
         name = getattr(spec.arg, "name", "")
         if spec.kind is InputKind.USER_INPUT:
-            found[name] = ("input", leaf)
+            sources[name] = ("input", leaf)
             leaf += 1
         elif spec.kind in kinds:
             target = str(spec.target)
             if spec.kind is not InputKind.CONSTANT_TENSOR:
                 target = target.removeprefix(f"{_ROOT}.")
-            found[name] = (kinds[spec.kind], target)
-    return found
+            sources[name] = (kinds[spec.kind], target)
+    return sources
 
 
-def _needed(loss: Node) -> set[Node]:
-    needed, waiting = set(), [loss]
-    while waiting:
-        node = waiting.pop()
+def _with_predecessors(loss: Node) -> set[Node]:
+    needed, stack = set(), [loss]
+    while stack:
+        node = stack.pop()
         if node not in needed:
             needed.add(node)
-            waiting.extend(node.all_input_nodes)
+            stack.extend(node.all_input_nodes)
     return needed
 
 
-def _make_functional(graph: torch.fx.Graph, sources: Mapping[str, tuple[Source, Any]]) -> None:
-    """Replace operations in place by those that return a new tensor, and drop checks.
+def _make_functional(graph: torch.fx.Graph, sources: Mapping[str, tuple[SourceKind, Any]]) -> None:
+    """Replace in-place operations by ones that return a new tensor, and remove checks.
 
-    A tensor that was sent to another stage cannot be changed in place there.
+    A tensor that was sent to another stage cannot be changed in place there.  Raises
+    :class:`BadModel` if an operation changes a view, a tensor that has views, or a parameter,
+    buffer or input, or if it has no functional variant.
     """
-    place = {node: i for i, node in enumerate(graph.nodes)}
+    position = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if any(part in str(node.target) for part in _DROPPED):
+        if any(part in str(node.target) for part in _CHECKS):
             if not node.users:
                 graph.erase_node(node)
             continue
@@ -188,22 +200,24 @@ def _make_functional(graph: torch.fx.Graph, sources: Mapping[str, tuple[Source, 
         if schema is None or not schema.is_mutable:
             continue
         changed = node.args[0]
-        plain = _without_side_effect(node.target)
-        aliased = isinstance(changed, Node) and (
-            _is_view(changed) or any(_is_view(u) for u in changed.users if place[u] < place[node])
+        functional = _functional_variant(node.target)
+        is_aliased = isinstance(changed, Node) and (
+            _is_view(changed)
+            or any(_is_view(u) for u in changed.users if position[u] < position[node])
         )
         kind = sources.get(changed.name, ("", ""))[0] if isinstance(changed, Node) else ""
-        if plain is None or aliased or kind:
+        if functional is None or is_aliased or kind:
             what = f"the {kind} {sources[changed.name][1]}" if kind else "a tensor in place"
             raise BadModel(
-                f"{node.target} changes {what}; a stage can change only values of its own; "
+                f"{node.target} changes {what}; a stage can change only its own values; "
                 "write that part of the forward pass without changing tensors"
             )
-        node.target = plain
-        changed.replace_all_uses_with(node, lambda user, node=node: place[user] > place[node])
+        node.target = functional
+        changed.replace_all_uses_with(node, lambda user, node=node: position[user] > position[node])
 
 
-def _without_side_effect(target: Any) -> Any:
+def _functional_variant(target: Any) -> Any:
+    """``aten.add.Tensor`` for ``aten.add_.Tensor``; None if there is none."""
     name = target._schema.name.removeprefix("aten::")
     if not target._schema.name.startswith("aten::") or not name.endswith("_"):
         return None
@@ -220,5 +234,5 @@ def _is_view(node: Node) -> bool:
     )
 
 
-def _random(node: Node) -> bool:
+def _is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

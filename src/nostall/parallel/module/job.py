@@ -1,6 +1,6 @@
-"""What a user hands over: a module, an example batch, and a loss.
+"""Training jobs: a module, an example batch and a loss, built by a function of the user's.
 
-``path.py:build`` names a function without arguments that returns a :class:`Job`, or the tuple
+``path.py:build`` names a function without arguments that returns a :class:`Job` or the tuple
 ``(module, inputs, targets, loss)``.
 """
 
@@ -25,28 +25,33 @@ except ImportError as error:
     ) from error
 
 SEED = 0
-"""Set before ``build`` is called, so that every process builds the same parameters."""
+"""torch's seed when ``build`` is called, so that every process builds the same parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
     """One training job.
 
-    ``inputs`` are the positional (sequence) or named (mapping) arguments of the module,
-    ``targets`` whatever ``loss(output, targets)`` wants; tensors whose first dimension has as many
-    entries as that of the first tensor are cut into samples, all others are given whole.  The loss
-    is a scalar, a mean over samples (``reduction="mean"``) or a sum.  ``batches(step)`` gives
-    (inputs, targets) of a whole iteration; without it the example is repeated.
-    ``optimizer(parameters)`` makes the optimiser; without it SGD with a rate of 0.01.
+    A tensor of the batch whose first dimension is as long as that of the first tensor is sliced by
+    samples; all other values are passed unchanged to every replica.  Raises :class:`BadModel` if a
+    field has a wrong type, the example batch has no samples, or a module computes its statistics
+    over the batch, as BatchNorm in training mode does.
     """
 
     module: torch.nn.Module
     inputs: Sequence[Any] | Mapping[str, Any]
+    """Arguments of the module: positional for a sequence, by name for a mapping."""
     targets: Any
+    """Second argument of the loss."""
     loss: Callable[[Any, Any], torch.Tensor]
+    """Function of (output, targets) that returns a scalar."""
     reduction: Literal["mean", "sum"] = "mean"
+    """Whether the loss is a mean or a sum over samples."""
     batches: Callable[[int], tuple[Any, Any]] | None = None
+    """Function of the iteration's number that returns (inputs, targets) of the whole iteration;
+    None repeats the example batch."""
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
+    """Function that creates the optimiser of some parameters; None for SGD with rate 0.01."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, torch.nn.Module):
@@ -66,7 +71,7 @@ class Job:
             )
         _ = self.samples
         for name, part in self.module.named_modules():
-            if _batch_statistics(part):
+            if _has_batch_statistics(part):
                 raise BadModel(
                     f"{name} is a {type(part).__name__} that takes its statistics from the batch: "
                     "over slices of a micro-batch they differ from those of the whole; put it "
@@ -75,32 +80,35 @@ class Job:
 
     @property
     def samples(self) -> int:
-        """Samples of the example."""
-        return samples_of((self.inputs, self.targets))
+        """Number of samples of the example batch."""
+        return count_samples((self.inputs, self.targets))
 
     def batch(self, step: int, samples: int) -> tuple[Any, Any]:
-        """(inputs, targets) of an iteration, with exactly that many samples."""
+        """Inputs and targets of an iteration of ``samples`` samples.
+
+        Raises :class:`BadModel` if ``batches`` returns another number of samples.
+        """
         if self.batches is None:
-            return self.sized(samples)
+            return self.example_batch(samples)
         inputs, targets = self.batches(step)
-        found = samples_of((inputs, targets))
-        if found != samples:
+        actual = count_samples((inputs, targets))
+        if actual != samples:
             raise BadModel(
-                f"batches({step}) has {found} samples; allowed is {samples}, the plan's global "
+                f"batches({step}) has {actual} samples; allowed is {samples}, the plan's global "
                 "batch; plan with --global-batch as large as the batches are"
             )
         return inputs, targets
 
-    def sized(self, samples: int) -> tuple[Any, Any]:
-        """The example, repeated or shortened to that many samples."""
-        pick = torch.arange(samples) % self.samples
-        both = (self.inputs, self.targets)
-        sized: tuple[Any, Any] = _mapped(both, self.samples, lambda tensor: tensor[pick])
-        return sized
+    def example_batch(self, samples: int) -> tuple[Any, Any]:
+        """Inputs and targets of the example batch, repeated or truncated to ``samples`` samples."""
+        indices = torch.arange(samples) % self.samples
+        batch = (self.inputs, self.targets)
+        result: tuple[Any, Any] = _map_batched(batch, self.samples, lambda tensor: tensor[indices])
+        return result
 
 
-def samples_of(values: Any) -> int:
-    """Entries of the first dimension of the first tensor that has one."""
+def count_samples(values: Any) -> int:
+    """Size of the first dimension of the first tensor that has dimensions."""
     for leaf in tree_leaves(values):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
             return int(leaf.shape[0])
@@ -110,13 +118,13 @@ def samples_of(values: Any) -> int:
     )
 
 
-def part_of(values: Any, samples: int, first: int, end: int) -> Any:
-    """Samples ``first`` to ``end`` of values that have ``samples`` of them."""
-    return _mapped(values, samples, lambda tensor: tensor[first:end])
+def slice_samples(values: Any, samples: int, first: int, end: int) -> Any:
+    """Samples ``first`` to ``end`` (exclusive) of values that have ``samples`` samples."""
+    return _map_batched(values, samples, lambda tensor: tensor[first:end])
 
 
-def on_device(values: Any, device: torch.device) -> Any:
-    """The tensors among the values on a device; everything else as it is."""
+def to_device(values: Any, device: torch.device) -> Any:
+    """Move the tensors among the values to a device; other values stay the same."""
 
     def move(leaf: Any) -> Any:
         return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
@@ -124,15 +132,18 @@ def on_device(values: Any, device: torch.device) -> Any:
     return tree_map(move, values)
 
 
-def _mapped(values: Any, samples: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    def one(leaf: Any) -> Any:
-        batched = isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == samples
-        return change(leaf) if batched else leaf
+def _map_batched(values: Any, samples: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply ``change`` to the tensors whose first dimension has ``samples`` entries."""
 
-    return tree_map(one, values)
+    def change_if_batched(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        is_batched = is_tensor and leaf.dim() > 0 and leaf.shape[0] == samples
+        return change(leaf) if is_batched else leaf
+
+    return tree_map(change_if_batched, values)
 
 
-def _batch_statistics(part: torch.nn.Module) -> bool:
+def _has_batch_statistics(part: torch.nn.Module) -> bool:
     if not isinstance(part, torch.nn.modules.batchnorm._NormBase):
         return False
     if isinstance(part, torch.nn.modules.instancenorm._InstanceNorm):
@@ -141,34 +152,35 @@ def _batch_statistics(part: torch.nn.Module) -> bool:
 
 
 def load_job(target: str) -> Job:
-    """The job that ``path.py:function`` returns.
+    """Import ``path.py:function`` and call the function to build a job.
 
-    Raises :class:`BadModel` for a file or a function that is not there or does not return a job.
+    Raises :class:`BadModel` if the file or function does not exist, fails, or returns something
+    else, and :class:`MissingPart` if the file imports a package that is not installed.
     """
     path, colon, name = target.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise BadModel(f"{target!r} names no module; write path.py:build")
-    build = getattr(_imported(Path(path)), name, None)
+    build = getattr(_import_file(Path(path)), name, None)
     if not callable(build):
         raise BadModel(f"{path} has no function {name}; write path.py:FUNCTION")
     torch.manual_seed(SEED)
     try:
-        made = build()
+        job = build()
     except BadModel:
         raise
-    except Exception as error:  # the user's own code
+    except Exception as error:  # the user's function may raise any error
         raise BadModel(f"{target} failed: {type(error).__name__}: {error}; correct it") from error
-    if isinstance(made, tuple) and len(made) == 4:
-        made = Job(*made)
-    if not isinstance(made, Job):
+    if isinstance(job, tuple) and len(job) == 4:
+        job = Job(*job)
+    if not isinstance(job, Job):
         raise BadModel(
-            f"{target} returned a {type(made).__name__}; allowed is a nostall.parallel.module.Job "
+            f"{target} returned a {type(job).__name__}; allowed is a nostall.parallel.module.Job "
             "or the tuple (module, inputs, targets, loss)"
         )
-    return made
+    return job
 
 
-def _imported(path: Path) -> Any:
+def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise BadModel(f"cannot read {path}: there is no such file; give a Python file")
     name = f"nostall_job_{path.stem}"
@@ -182,7 +194,7 @@ def _imported(path: Path) -> Any:
         spec.loader.exec_module(module)
     except ImportError as error:
         raise MissingPart(f"{path} needs {error.name or error}; install it") from error
-    except Exception as error:  # the user's own code
+    except Exception as error:  # the user's file may raise any error
         raise BadModel(f"{path} failed: {type(error).__name__}: {error}; correct it") from error
     finally:
         sys.path.pop(0)

@@ -1,9 +1,9 @@
-"""A job as a row of layers that can be cut between any two.
+"""A job as a sequence of layers that can be cut between any two.
 
-Two traces at different batch sizes tell how each tensor between layers grows with the samples: in
-one dimension, entry by entry (slices of it can be sent to several replicas), or not at all (every
-replica gets it whole, and its gradients add up).  Where a tensor does neither, the layers on both
-sides of it are merged.
+Traces at two batch sizes show how each tensor between layers depends on the number of samples.
+Either one dimension counts samples, so slices of the tensor can be sent to several replicas, or no
+dimension does, so every replica receives the whole tensor and its gradients are summed.  If neither
+holds for a tensor that crosses a cut, the layers on both sides of the cut are merged.
 """
 
 from __future__ import annotations
@@ -15,100 +15,102 @@ import torch
 from torch.fx import Node
 
 from nostall.parallel.errors import BadModel
-from nostall.parallel.module.graph import Traced, trace
+from nostall.parallel.module.graph import TracedJob, trace
 from nostall.parallel.module.job import Job
-from nostall.parallel.module.layering import Granularity, runs, units
-from nostall.parallel.module.piece import Piece, make_piece
+from nostall.parallel.module.layering import Granularity, layer_modules, layer_names
+from nostall.parallel.module.segment import Segment, make_segment
 
-_SIZES = (2, 3)
-"""Batch sizes of the two traces; not 1, at which sizes that broadcast look alike."""
+_TRACED_SAMPLES = (2, 3)
+"""Batch sizes of the two traces; not 1, because dimensions of size 1 may come from broadcasting."""
 
-_UNCLEAR = -1
-_LEFT_OUT = "aten.contiguous.default"
-"""torch.export leaves it out where the tensor is contiguous, which depends on the batch size."""
+_UNKNOWN_DIM = -1
+_OPTIONAL_OPERATION = "aten.contiguous.default"
+"""torch.export omits this if the tensor is contiguous, which may depend on the batch size."""
 
 
 class Model:
     """The layers of a job.
 
-    ``names`` are the layers' names, ``layer`` the layer of each operation that depends on a
-    parameter, ``rows`` the dimension of its value that counts samples (None: no dimension does).
-    Raises :class:`BadModel` for what cannot be traced.
+    Raises :class:`BadModel` if the job cannot be traced, if its operations depend on the batch
+    size, or if its loss depends on no parameter.
     """
 
     def __init__(self, job: Job, granularity: Granularity = "block") -> None:
         self.job = job
         self.granularity = granularity
-        self._traces: dict[int, Traced] = {}
-        self._pieces: dict[tuple[int, int, int, str], Piece] = {}
-        base, other = (self._trace(size) for size in _SIZES)
-        self._nodes = _structure(base)
-        self._check(other)
+        self._traces: dict[int, TracedJob] = {}
+        self._segments: dict[tuple[int, int, int, str], Segment] = {}
+        base, larger = (self._trace(size) for size in _TRACED_SAMPLES)
+        self._operations = _operations(base)
+        self._check_operations(larger)
         self._base = base
-        self.rows = {
+        self.sample_dim: dict[str, int | None] = {
             name: dim
             for name, shape in base.shapes.items()
-            if (dim := _growth(shape, other.shapes.get(name))) != _UNCLEAR
-            and str(self._node[name].target) != _LEFT_OUT
+            if (dim := _sample_dim(shape, larger.shapes.get(name))) != _UNKNOWN_DIM
+            and str(self._node[name].target) != _OPTIONAL_OPERATION
         }
-        self.names, self.layer = self._layers()
+        """Per operation, the dimension of its value that counts samples; None if no dimension does.
+        Operations for which neither is certain are left out."""
+        self.layer_names, self.layer_of = self._assign_layers()
+        """Names of the layers, and the layer number of each operation that belongs to a layer."""
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.layer_names)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of layers and operations; equal on all ranks of a run."""
-        text = repr((self.names, self._nodes, self.layer))
+        """Hash of layers and operations; equal on all ranks of a run."""
+        text = repr((self.layer_names, self._operations, self.layer_of))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """By name; a parameter with two names is there under both."""
+        """Parameters by name; a parameter with two names is listed under both."""
         return dict(self.job.module.named_parameters(remove_duplicate=False))
 
     def crossing(self, cut: int) -> tuple[str, ...]:
-        """Operations before the cut whose values layers behind it need."""
-        return self._crossing(self.layer, cut)
+        """Names of the operations before the cut whose values layers after it need."""
+        return self._crossing(self.layer_of, cut)
 
     def shape(self, name: str, samples: int) -> tuple[int, ...]:
-        """Shape of an operation's value at that many samples."""
+        """Shape of an operation's value for ``samples`` samples."""
         shape = list(self._base.shapes[name] or ())
-        if (dim := self.rows[name]) is not None:
+        if (dim := self.sample_dim[name]) is not None:
             shape[dim] = samples
         return tuple(shape)
 
     def dtype(self, name: str) -> torch.dtype:
         """Element type of an operation's value."""
-        found: torch.dtype = self._node[name].meta["val"].dtype
-        return found
+        dtype: torch.dtype = self._node[name].meta["val"].dtype
+        return dtype
 
     @property
     def loss_dtype(self) -> torch.dtype:
         """Element type of the loss."""
-        found: torch.dtype = self._base.loss.meta["val"].dtype
-        return found
+        dtype: torch.dtype = self._base.loss.meta["val"].dtype
+        return dtype
 
-    def piece(self, first: int, end: int, samples: int, device: torch.device) -> Piece:
-        """The layers from ``first`` to ``end`` (exclusive) as a function, on a device."""
+    def segment(self, first: int, end: int, samples: int, device: torch.device) -> Segment:
+        """Layers ``first`` to ``end`` (exclusive) for ``samples`` samples on a device; cached."""
         key = (first, end, samples, str(device))
-        if key not in self._pieces:
+        if key not in self._segments:
             traced = self._trace(samples)
-            self._check(traced)
-            inside = {name for name, layer in self.layer.items() if first <= layer < end}
+            self._check_operations(traced)
+            inside = {name for name, layer in self.layer_of.items() if first <= layer < end}
             received = self.crossing(first) if first else ()
             sent = self.crossing(end) if end < len(self) else ()
-            self._pieces[key] = make_piece(self.job, traced, inside, received, sent, device)
-        return self._pieces[key]
+            self._segments[key] = make_segment(self.job, traced, inside, received, sent, device)
+        return self._segments[key]
 
     def stage_parameters(self, first: int, end: int) -> list[torch.nn.Parameter]:
-        """Parameters that these layers use, each once, in order of use."""
+        """Distinct parameters of layers ``first`` to ``end`` (exclusive), in order of use."""
         used = {
             id(p): p
             for node in self._base.nodes
-            if first <= self.layer.get(node.name, -1) < end
-            for before in node.all_input_nodes
-            if (p := self._parameter(before)) is not None
+            if first <= self.layer_of.get(node.name, -1) < end
+            for argument in node.all_input_nodes
+            if (p := self._parameter(argument)) is not None
         }
         return list(used.values())
 
@@ -120,57 +122,63 @@ class Model:
     def _node(self) -> dict[str, Node]:
         return {node.name: node for node in self._base.nodes}
 
-    def _trace(self, samples: int) -> Traced:
+    def _trace(self, samples: int) -> TracedJob:
         if samples not in self._traces:
             self._traces[samples] = trace(self.job, samples)
         return self._traces[samples]
 
-    def _check(self, other: Traced) -> None:
-        if _structure(other) != self._nodes:
+    def _check_operations(self, traced: TracedJob) -> None:
+        if _operations(traced) != self._operations:
             raise BadModel(
-                f"the forward pass does other operations at {other.samples} samples than at "
-                f"{_SIZES[0]}; pieces of it do not fit together; write it without branches on the "
-                "batch size"
+                f"the forward pass has other operations at {traced.samples} samples than at "
+                f"{_TRACED_SAMPLES[0]}, so segments for different batch sizes do not fit together; "
+                "write it without branches on the batch size"
             )
 
-    def _layers(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        trained = [n for n in self._base.nodes if n.name in self._base.trained]
-        if not trained:
+    def _assign_layers(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Names of the layers, and the layer number of each operation that belongs to a layer."""
+        nodes = [n for n in self._base.nodes if n.name in self._base.layer_operations]
+        if not nodes:
             raise BadModel("the loss depends on no parameter; there is nothing to train")
-        paths = [self._base.path(node) for node in trained]
-        named = runs(paths, units(self.job.module, self.granularity))
-        layer: dict[str, int] = {}
+        paths = [self._base.module_path(node) for node in nodes]
+        layers = layer_names(paths, layer_modules(self.job.module, self.granularity))
+        layer_of: dict[str, int] = {}
         names: list[str] = []
-        for node, name in zip(trained, named, strict=True):
+        for node, name in zip(nodes, layers, strict=True):
             if not names or names[-1] != name:
                 names.append(name)
-            layer[node.name] = len(names) - 1
+            layer_of[node.name] = len(names) - 1
         for cut in range(len(names) - 1, 0, -1):
-            if any(name not in self.rows for name in self._crossing(layer, cut)):
-                layer = {name: at - (at >= cut) for name, at in layer.items()}
+            if any(name not in self.sample_dim for name in self._crossing(layer_of, cut)):
+                layer_of = {name: layer - (layer >= cut) for name, layer in layer_of.items()}
                 del names[cut]
-        return tuple(names), layer
+        return tuple(names), layer_of
 
-    def _crossing(self, layer: dict[str, int], cut: int) -> tuple[str, ...]:
+    def _crossing(self, layer_of: dict[str, int], cut: int) -> tuple[str, ...]:
         return tuple(
             node.name
             for node in self._base.nodes
-            if layer.get(node.name, cut) < cut
-            and any(layer.get(user.name, -1) >= cut for user in node.users)
+            if layer_of.get(node.name, cut) < cut
+            and any(layer_of.get(user.name, -1) >= cut for user in node.users)
         )
 
 
-def _structure(traced: Traced) -> tuple[tuple[str, str], ...]:
+def _operations(traced: TracedJob) -> tuple[tuple[str, str], ...]:
+    """Name and target of each operation that is the same at every batch size."""
     targets = ((node.name, str(node.target)) for node in traced.nodes)
-    return tuple((name, target) for name, target in targets if target != _LEFT_OUT)
+    return tuple((name, target) for name, target in targets if target != _OPTIONAL_OPERATION)
 
 
-def _growth(shape: torch.Size | None, grown: torch.Size | None) -> int | None:
-    """The dimension that counts samples, None where no dimension does."""
-    if shape is None or grown is None or len(shape) != len(grown):
-        return _UNCLEAR
-    changed = [d for d in range(len(shape)) if shape[d] != grown[d]]
+def _sample_dim(shape: torch.Size | None, larger: torch.Size | None) -> int | None:
+    """The dimension that counts samples, from the shapes of a value at both traced batch sizes.
+
+    None if the shapes are equal, ``_UNKNOWN_DIM`` if they differ in any other way.
+    """
+    if shape is None or larger is None or len(shape) != len(larger):
+        return _UNKNOWN_DIM
+    changed = [d for d in range(len(shape)) if shape[d] != larger[d]]
     if not changed:
         return None
-    (dim, *more) = changed
-    return dim if not more and (shape[dim], grown[dim]) == _SIZES else _UNCLEAR
+    (dim, *others) = changed
+    is_sample_dim = not others and (shape[dim], larger[dim]) == _TRACED_SAMPLES
+    return dim if is_sample_dim else _UNKNOWN_DIM

@@ -1,4 +1,4 @@
-"""A plan: which layers run where, how often replicated, in which order."""
+"""Pipeline plans (stages, GPUs, micro-batch order) and the workloads that they are made for."""
 
 from nostall.parallel.plan.plan import POLICIES, Plan, Policy, Stage, check_plan
 from nostall.parallel.plan.workload import Workload

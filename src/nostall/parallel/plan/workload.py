@@ -1,4 +1,4 @@
-"""What is to be planned: a profile, a cluster, and how many samples make an iteration."""
+"""A planning problem: a model's profile, a cluster, and the batch sizes of an iteration."""
 
 from __future__ import annotations
 
@@ -13,40 +13,48 @@ from nostall.parallel.errors import BadProfile
 from nostall.parallel.profile import Profile
 
 DEFAULT_GLOBAL_BATCH = 128
-ADAM_FP32 = 4.0
-"""Parameters, gradients and Adam's two moments, each as large as the parameters."""
-HALF = 0.5
+ADAM_STATE_FACTOR = 4.0
+"""Parameters, gradients and Adam's two moments, all fp32: four times the parameters' bytes."""
+DEFAULT_WEIGHT_GRADIENT_SHARE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
     """One planning problem.
 
-    ``micro_batch`` None takes the profile's batch.  Times and sizes are linear in samples: a
-    micro-batch of b samples over r replicas takes b / (r x profile batch) of the profiled time.
-    That is the rule of DAPPLE's planner; slices below one sample are modelled only.
-    ``state_factor`` is bytes of parameters, gradients and optimiser state per parameter byte.
-    ``weight_gradient_share`` stands in for ``weight_gradient_s`` where the profile has none; it is
-    an assumption, and results that rest on it say so.
+    Times and sizes are modelled as linear in samples, as in DAPPLE's planner: a micro-batch of b
+    samples over r replicas takes b / (r x profile batch) of the profiled time.  The model also
+    allows slices of less than one sample, which no GPU can run.
+
+    Lists of sums below have one entry per cut: entry l covers the first l layers.  Raises
+    :class:`BadProfile` if a batch size is unknown or below 1, or if ``state_factor`` is below 1.
     """
 
     profile: Profile
     cluster: Cluster
     global_batch: int = DEFAULT_GLOBAL_BATCH
+    """Samples of an iteration."""
     micro_batch: int | None = None
-    state_factor: float = ADAM_FP32
-    weight_gradient_share: float = HALF
+    """Samples of a micro-batch; None for the profile's batch."""
+    state_factor: float = ADAM_STATE_FACTOR
+    """Bytes of parameters, gradients and optimiser state per byte of parameters."""
+    weight_gradient_share: float = DEFAULT_WEIGHT_GRADIENT_SHARE
+    """Share of the backward time assumed for weight gradients of layers whose profile has no
+    ``weight_gradient_s``; reports state this assumption."""
     _routes: dict[tuple[tuple[int, ...], tuple[int, ...]], Route] = field(
         default_factory=dict, repr=False
     )
-    _allreduce: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
+    _allreduce_costs: dict[tuple[int, ...], tuple[float, float]] = field(
+        default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         m = self.micro_batch if self.micro_batch is not None else self.profile.batch
         if m is None:
             raise BadProfile(
-                f"profile {self.profile.name!r} does not say for how many samples it was taken; "
-                "give --micro-batch (the profile then counts as one for that many samples)"
+                f"profile {self.profile.name!r} does not state for how many samples it was "
+                "measured; give --micro-batch (the profile's times are then taken for that many "
+                "samples)"
             )
         if m < 1 or self.global_batch < 1:
             raise BadProfile(
@@ -54,41 +62,42 @@ class Workload:
             )
         if not (math.isfinite(self.state_factor) and self.state_factor >= 1):
             raise BadProfile(
-                f"state factor {self.state_factor}: allowed is >= 1 (parameters alone are 1)"
+                f"state factor {self.state_factor}: allowed is >= 1 (1 is the parameters alone)"
             )
 
     @cached_property
-    def samples(self) -> int:
-        """Samples of a micro-batch that was asked for."""
-        wanted = self.micro_batch or self.profile.batch
-        assert wanted is not None  # checked above
-        return wanted
+    def micro_batch_samples(self) -> int:
+        """Requested samples of a micro-batch: ``micro_batch``, or the profile's batch."""
+        samples = self.micro_batch or self.profile.batch
+        assert samples is not None  # __post_init__ checks it
+        return samples
 
     @cached_property
     def micro_batches(self) -> int:
-        """M: micro-batches of an iteration, the last of which may be smaller."""
-        return max(1, math.ceil(self.global_batch / self.samples))
+        """M, the micro-batches of an iteration, which share its samples as evenly as possible."""
+        return max(1, math.ceil(self.global_batch / self.micro_batch_samples))
 
     @cached_property
     def scale(self) -> float:
-        """Mean samples of a micro-batch / samples of the profile."""
-        return self.global_batch / self.micro_batches / (self.profile.batch or self.samples)
+        """Mean samples of a micro-batch, divided by the samples of the profile."""
+        profile_batch = self.profile.batch or self.micro_batch_samples
+        return self.global_batch / self.micro_batches / profile_batch
 
     @cached_property
-    def forward(self) -> list[float]:
-        """Seconds of a micro-batch in the first 0, 1, ... layers on one GPU."""
-        return self._sums([layer.forward_s * self.scale for layer in self.profile.layers])
+    def forward_s(self) -> list[float]:
+        """Sums over layers of a micro-batch's forward time on one GPU."""
+        return _prefix_sums([layer.forward_s * self.scale for layer in self.profile.layers])
 
     @cached_property
-    def backward(self) -> list[float]:
-        """As :attr:`forward`, for the whole backward pass."""
-        return self._sums([layer.backward_s * self.scale for layer in self.profile.layers])
+    def backward_s(self) -> list[float]:
+        """Sums over layers of a micro-batch's whole backward time on one GPU."""
+        return _prefix_sums([layer.backward_s * self.scale for layer in self.profile.layers])
 
     @cached_property
-    def weight_gradient(self) -> list[float]:
-        """As :attr:`forward`, for the part of the backward pass that zero-bubble orders delay."""
+    def weight_gradient_s(self) -> list[float]:
+        """Sums over layers of the part of the backward time that zero-bubble orders delay."""
         share = self.weight_gradient_share
-        return self._sums(
+        return _prefix_sums(
             [
                 self.scale
                 * (
@@ -101,18 +110,18 @@ class Workload:
         )
 
     @cached_property
-    def parameters(self) -> list[float]:
-        """Bytes of parameters of the first 0, 1, ... layers."""
-        return self._sums([layer.parameter_bytes for layer in self.profile.layers])
+    def parameter_bytes(self) -> list[float]:
+        """Sums over layers of the parameters' bytes."""
+        return _prefix_sums([layer.parameter_bytes for layer in self.profile.layers])
 
     @cached_property
-    def stored(self) -> list[float]:
-        """Bytes that a micro-batch keeps for the backward pass in the first 0, 1, ... layers.
+    def stored_bytes(self) -> list[float]:
+        """Sums over layers of the bytes that a micro-batch keeps for the backward pass.
 
-        Where nobody measured it, a layer's output: a lower bound.
+        A layer without a measured value counts with its output, which is a lower bound.
         """
         pairs = zip(self.profile.layers, self.profile.output_bytes, strict=True)
-        return self._sums(
+        return _prefix_sums(
             [
                 self.scale * (layer.stored_bytes if layer.stored_bytes is not None else float(out))
                 for layer, out in pairs
@@ -120,43 +129,53 @@ class Workload:
         )
 
     @cached_property
-    def cut(self) -> list[float]:
-        """Bytes of a micro-batch that cross the cut at each position."""
+    def cut_bytes(self) -> list[float]:
+        """Bytes of a micro-batch's tensors that cross each cut."""
         return [float(size) * self.scale for size in self.profile.cut_bytes]
 
     @cached_property
-    def cut_back(self) -> list[float]:
-        """Bytes of gradients of a micro-batch that come back over the cut at each position."""
+    def gradient_bytes(self) -> list[float]:
+        """Bytes of a micro-batch's gradients that are sent back over each cut."""
         return [float(size) * self.scale for size in self.profile.gradient_bytes]
 
     @cached_property
     def sequential_s(self) -> float:
-        """Seconds of an iteration with all micro-batches one after another on one GPU."""
-        return self.micro_batches * (self.forward[-1] + self.backward[-1])
+        """Seconds of an iteration that runs all micro-batches one after another on one GPU."""
+        return self.micro_batches * (self.forward_s[-1] + self.backward_s[-1])
 
     def route(self, source: tuple[int, ...], target: tuple[int, ...]) -> Route:
-        """How a tensor gets from the replicas of one stage to those of the next."""
+        """The route from the replicas of one stage to those of the next; results are cached."""
         key = (source, target)
-        found = self._routes.get(key)
-        if found is None:
-            found = self._routes[key] = route(self.cluster, source, target)
-        return found
+        cached = self._routes.get(key)
+        if cached is None:
+            cached = self._routes[key] = route(self.cluster, source, target)
+        return cached
 
     def allreduce_s(self, gpus: tuple[int, ...], size: float) -> float:
-        """Seconds to sum ``size`` bytes of gradients over the replicas of a stage."""
+        """Seconds of an all-reduce of ``size`` bytes of gradients over the replicas of a stage.
+
+        The cluster's time is linear in the size, so its latency and seconds per byte are cached.
+        """
         if size <= 0 or len(gpus) < 2:
             return 0.0
-        found = self._allreduce.get(gpus)
-        if found is None:
-            one = self.cluster.allreduce_s(gpus, 1e9)
-            two = self.cluster.allreduce_s(gpus, 2e9)
-            found = self._allreduce[gpus] = (2 * one - two, (two - one) * 1e-9)
-        return found[0] + size * found[1]
+        cost = self._allreduce_costs.get(gpus)
+        if cost is None:
+            one_gb_s = self.cluster.allreduce_s(gpus, 1e9)
+            two_gb_s = self.cluster.allreduce_s(gpus, 2e9)
+            cost = (2 * one_gb_s - two_gb_s, (two_gb_s - one_gb_s) * 1e-9)
+            self._allreduce_costs[gpus] = cost
+        latency_s, s_per_byte = cost
+        return latency_s + size * s_per_byte
 
-    @staticmethod
-    def _sums(values: Sequence[float]) -> list[float]:
-        total, sums = 0.0, [0.0]
-        for value in values:
-            total += value
-            sums.append(total)
-        return sums
+    def allreduce_line(self, gpus: tuple[int, ...]) -> tuple[float, float]:
+        """Seconds of an all-reduce over ``gpus`` as (seconds at size 0, seconds per byte)."""
+        start_s = self.allreduce_s(gpus, 1e-9)
+        return start_s, (self.allreduce_s(gpus, 1e9) - start_s) * 1e-9
+
+
+def _prefix_sums(values: Sequence[float]) -> list[float]:
+    total, sums = 0.0, [0.0]
+    for value in values:
+        total += value
+        sums.append(total)
+    return sums

@@ -1,4 +1,4 @@
-"""Planners by name: the published ones, what they are compared with, and nostall's own."""
+"""Planners by name: DAPPLE, SPP, PipeDream, GPipe, simple baselines, and nostall's own."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ PLANNERS: dict[str, Planner] = {
 }
 
 
-def make_plan(work: Workload, planner: str = "nostall", effort: Effort | None = None) -> Plan:
-    """Plan with the named planner.
+def make_plan(workload: Workload, planner: str = "nostall", effort: Effort | None = None) -> Plan:
+    """Plan a workload with the named planner; ``effort`` defaults to one for the workload's size.
 
-    Raises :class:`BadPlan` for an unknown name, and what the planner raises.
+    Raises :class:`BadPlan` if the name is unknown or the planner has no plan for these numbers of
+    layers and GPUs, and :class:`Infeasible` if none of its plans fits into memory.
     """
     if planner not in PLANNERS:
         raise BadPlan(f"planner {planner!r} is unknown; allowed are {', '.join(PLANNERS)}")
-    return PLANNERS[planner](work, effort or Effort.of(work))
+    return PLANNERS[planner](workload, effort or Effort.for_workload(workload))
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What planners are compared with: even split, GPipe, pure data parallelism, PipeDream."""
+"""Baseline planners: even split, GPipe, pure data parallelism and PipeDream."""
 
 from __future__ import annotations
 
@@ -8,81 +8,91 @@ from collections.abc import Sequence
 
 from nostall.parallel.errors import BadPlan, Infeasible
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
-from nostall.parallel.planners.chain_dp import best_chains, grid
+from nostall.parallel.planners.chain_dp import best_partitions, search_grid
 from nostall.parallel.planners.effort import Effort
-from nostall.parallel.planners.fitting import fitted
+from nostall.parallel.planners.memory_fit import fit_to_memory
 
 
-def even(work: Workload, effort: Effort) -> Plan:
-    """One GPU a stage, the same number of layers in each, 1F1B."""
-    layers, n = len(work.profile), _straight(work)
+def even(workload: Workload, effort: Effort) -> Plan:
+    """One stage per GPU with the same number of layers each, in 1F1B order."""
+    layers, n = len(workload.profile), _stage_per_gpu(workload)
     cuts = [round(i * layers / n) for i in range(n + 1)]
-    return _fit(work, cuts, "1f1b", effort, "the even split")
+    return _straight_plan(workload, cuts, "1f1b", effort, "the even split")
 
 
-def gpipe(work: Workload, effort: Effort) -> Plan:
-    """One GPU a stage, about the same time in each, all forwards before all backwards."""
-    return _fit(work, balanced_cuts(work, _straight(work)), "gpipe", effort, "the GPipe plan")
+def gpipe(workload: Workload, effort: Effort) -> Plan:
+    """One stage per GPU with about the same time each, all forward passes first (GPipe)."""
+    cuts = balanced_cuts(workload, _stage_per_gpu(workload))
+    return _straight_plan(workload, cuts, "gpipe", effort, "the GPipe plan")
 
 
-def data_parallel(work: Workload, effort: Effort) -> Plan:
-    """The whole model on every GPU, the all-reduce overlapped with the last backward pass."""
-    alone = Stage(0, len(work.profile), tuple(range(len(work.cluster))))
-    return _first([fitted(work, Plan((alone,), "1f1b"))], "data parallelism")
+def data_parallel(workload: Workload, effort: Effort) -> Plan:
+    """The whole model on every GPU; the all-reduce overlaps with the last backward pass."""
+    stage = Stage(0, len(workload.profile), tuple(range(len(workload.cluster))))
+    return _first_feasible([fit_to_memory(workload, Plan((stage,), "1f1b"))], "data parallelism")
 
 
-def pipedream(work: Workload, effort: Effort) -> Plan:
-    """PipeDream's partitioning (SOSP'19), run synchronously with 1F1B.
+def pipedream(workload: Workload, effort: Effort) -> Plan:
+    """PipeDream's partition (SOSP'19), run synchronously in 1F1B order.
 
-    Least bottleneck of max(compute, weight synchronisation per micro-batch) / replicas, on GPUs
-    in the order of their numbers and with one level of bandwidths; the fewest stages among equals.
+    Minimises the bottleneck of max(compute, weight synchronisation per micro-batch) / replicas, on
+    GPUs in the order of their numbers and with one level of bandwidths.  Of plans with equal
+    bottlenecks, the one with the fewest stages is taken.
     """
-    found = best_chains(work, tuple(range(len(work.cluster))), grid(work), "hidden")
-    ranked = [stages for _, stages in sorted(found, key=lambda pair: (pair[0], len(pair[1])))]
-    return _first([fitted(work, Plan(stages, "1f1b")) for stages in ranked], "PipeDream's plan")
-
-
-def balanced_cuts(work: Workload, stages: int) -> list[int]:
-    """Positions at which stages of about equal time begin, and the end; each has a layer."""
-    time = [f + b for f, b in zip(work.forward, work.backward, strict=True)]
-    layers = len(work.profile)
-    cuts = [0]
-    for i in range(1, stages):
-        wanted = time[-1] * i / stages
-        at = bisect.bisect_left(time, wanted)
-        if at > 0 and wanted - time[at - 1] < time[at] - wanted:
-            at -= 1
-        cuts.append(max(cuts[-1] + 1, min(at, layers - (stages - i))))
-    return [*cuts, layers]
-
-
-def straight(cuts: Sequence[int]) -> tuple[Stage, ...]:
-    """Stages between the cuts, one GPU each, by number."""
-    return tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(itertools.pairwise(cuts)))
-
-
-def _straight(work: Workload) -> int:
-    if len(work.profile) < len(work.cluster):
-        raise BadPlan(
-            f"{len(work.cluster)} stages wanted for {len(work.profile)} layers; a stage needs at "
-            "least one; use fewer GPUs or a planner that replicates stages"
-        )
-    return len(work.cluster)
-
-
-def _fit(work: Workload, cuts: Sequence[int], policy: Policy, effort: Effort, what: str) -> Plan:
-    tries = (False, True) if effort.recompute else (False,)
-    return _first(
-        [fitted(work, Plan(straight(cuts), policy, recompute=recompute)) for recompute in tries],
-        what,
+    order = tuple(range(len(workload.cluster)))
+    partitions = best_partitions(workload, order, search_grid(workload), "hidden")
+    ranked = [stages for _, stages in sorted(partitions, key=lambda pair: (pair[0], len(pair[1])))]
+    return _first_feasible(
+        [fit_to_memory(workload, Plan(stages, "1f1b")) for stages in ranked], "PipeDream's plan"
     )
 
 
-def _first(plans: Sequence[Plan | None], what: str) -> Plan:
+def balanced_cuts(workload: Workload, stages: int) -> list[int]:
+    """Cuts 0 = c_0 < ... < c_stages = layers such that all stages take about equal time."""
+    time = [f + b for f, b in zip(workload.forward_s, workload.backward_s, strict=True)]
+    layers = len(workload.profile)
+    cuts = [0]
+    for i in range(1, stages):
+        ideal = time[-1] * i / stages
+        cut = bisect.bisect_left(time, ideal)
+        if cut > 0 and ideal - time[cut - 1] < time[cut] - ideal:
+            cut -= 1
+        cuts.append(max(cuts[-1] + 1, min(cut, layers - (stages - i))))
+    return [*cuts, layers]
+
+
+def straight_stages(cuts: Sequence[int]) -> tuple[Stage, ...]:
+    """Stages between consecutive cuts, stage i on GPU i."""
+    return tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(itertools.pairwise(cuts)))
+
+
+def _stage_per_gpu(workload: Workload) -> int:
+    """The number of GPUs; raises :class:`BadPlan` if there are fewer layers than GPUs."""
+    layers, gpus = len(workload.profile), len(workload.cluster)
+    if layers < gpus:
+        raise BadPlan(
+            f"{gpus} stages wanted for {layers} layers; a stage needs at least one layer; use "
+            "fewer GPUs or a planner that replicates stages"
+        )
+    return gpus
+
+
+def _straight_plan(
+    workload: Workload, cuts: Sequence[int], policy: Policy, effort: Effort, name: str
+) -> Plan:
+    stages = straight_stages(cuts)
+    plans = [
+        fit_to_memory(workload, Plan(stages, policy, recompute=recompute))
+        for recompute in effort.recompute_options
+    ]
+    return _first_feasible(plans, name)
+
+
+def _first_feasible(plans: Sequence[Plan | None], name: str) -> Plan:
     for plan in plans:
         if plan is not None:
             return plan
     raise Infeasible(
-        f"{what} does not fit into memory; use more GPUs, a smaller micro-batch, a smaller "
+        f"{name} does not fit into memory; use more GPUs, a smaller micro-batch, a smaller "
         "--state-factor or another planner"
     )

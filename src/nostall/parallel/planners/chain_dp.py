@@ -1,168 +1,194 @@
 """Partition, replication and mapping onto a row of GPUs, by dynamic programming.
 
-W(l, k, r, i): the least bottleneck over plans of the first l layers in k stages on the first i
-GPUs of the row, the last stage replicated r times on consecutive ones.  Loads are seconds per
-micro-batch: a stage's compute and its share of the all-reduce, a boundary's transfers.
+W(l, k, r, i) is the least bottleneck over plans of the first l layers in k stages on the first i
+GPUs of the row, with the last stage replicated on the last r of these.  The bottleneck is the
+largest load in seconds per micro-batch: of a stage, its compute and its share of the all-reduce; of
+a boundary, its transfers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from nostall.parallel.plan import Stage, Workload
-from nostall.parallel.planners.merging import candidate_cuts
+from nostall.parallel.planners.cut_positions import candidate_cuts
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
-Reduce = Literal["shared", "hidden"]
-"""How the all-reduce counts in a stage's load: a share of 1/M of it on top (synchronous
-training), or the larger of compute and all-reduce (PipeDream, once per micro-batch)."""
-WORK = 3e8
-"""Steps of the inner loop that are taken for exact; more are saved by merging layers and by
-trying powers of two as replicas."""
-MOST_STAGES = 16
+AllReduceModel = Literal["shared", "hidden"]
+"""How the all-reduce counts in a stage's load: ``shared`` adds 1/M of it (synchronous training);
+``hidden`` takes the larger of compute and all-reduce (PipeDream, once per micro-batch)."""
+MAX_STEPS = 3e8
+"""Steps of the inner loop that an exact search may take; a larger search merges layers and tries
+powers of two as numbers of replicas."""
+MAX_STAGES = 16
+"""Stages in a search that is not exact."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """What the search looks at; ``exact`` when nothing was left out."""
+class SearchGrid:
+    """What the dynamic programming searches."""
 
     cuts: tuple[int, ...]
+    """Positions at which a stage may begin."""
     replicas: tuple[int, ...]
-    stages: int
-    exact: bool
+    """Numbers of GPUs that a stage may have."""
+    max_stages: int
 
 
-def grid(work: Workload, limit: float = WORK, most_stages: int | None = None) -> Grid:
-    """All layers, replicas and stages if they fit into the limit, else the coarser choice."""
-    layers, n = len(work.profile), len(work.cluster)
-    stages = min(layers, n, most_stages or n)
+class StageArrays(NamedTuple):
+    """The workload at the candidate cuts; all but ``memory`` have shape (cuts + 1,)."""
 
-    def cost(cuts: int, replicas: int, stages: int) -> float:
+    time: Floats
+    """Seconds of forward and backward passes of the layers before each cut, on one GPU."""
+    parameters: Floats
+    """Bytes of parameters of the layers before each cut."""
+    stored: Floats
+    """Bytes that a micro-batch keeps in the layers before each cut."""
+    cut: Floats
+    """Bytes sent forward over each cut."""
+    gradient: Floats
+    """Bytes sent back over each cut."""
+    memory: Floats
+    """Bytes of each GPU of the row, shape (gpus,)."""
+
+
+class LinkArrays(NamedTuple):
+    """Communication costs for consecutive GPUs of the row; r and q are indices of replica counts.
+
+    Routes have shape (gpus + 1, replicas, replicas): [i, r, q] is the boundary before GPU i between
+    a stage with r and a stage with q replicas.  All-reduces have shape (gpus + 1, replicas): [i, r]
+    is that of the r GPUs that end before GPU i.
+    """
+
+    route_latency: Floats
+    route_s_per_byte: Floats
+    allreduce_start: Floats
+    allreduce_s_per_byte: Floats
+
+
+def search_grid(workload: Workload) -> SearchGrid:
+    """All layers, replicas and stages if at most ``MAX_STEPS`` steps suffice, else fewer."""
+    layers, n = len(workload.profile), len(workload.cluster)
+    stages = min(layers, n)
+
+    def steps(cuts: int, replicas: int, stages: int) -> float:
         return stages * cuts**2 / 2 * n * replicas**2
 
-    whole = tuple(range(1, n + 1))
-    if cost(layers, n, stages) / 2 <= limit:
-        return Grid(tuple(range(layers)), whole, stages, True)
-    powers = tuple(r for r in whole if r & (r - 1) == 0)
-    replicas = whole if n <= 16 else powers
-    stages = min(stages, MOST_STAGES)
-    cuts = int((2 * limit / (cost(1, len(replicas), stages) * 2)) ** 0.5)
-    chosen = tuple(candidate_cuts(work, max(2 * stages, min(layers, cuts))))
-    return Grid(chosen, replicas, stages, False)
+    all_counts = tuple(range(1, n + 1))
+    if steps(layers, n, stages) / 2 <= MAX_STEPS:
+        return SearchGrid(tuple(range(layers)), all_counts, stages)
+    powers = tuple(r for r in all_counts if r & (r - 1) == 0)
+    replicas = all_counts if n <= 16 else powers
+    stages = min(stages, MAX_STAGES)
+    cuts = int((2 * MAX_STEPS / (steps(1, len(replicas), stages) * 2)) ** 0.5)
+    positions = tuple(candidate_cuts(workload, max(2 * stages, min(layers, cuts))))
+    return SearchGrid(positions, replicas, stages)
 
 
-def best_chains(
-    work: Workload, order: Sequence[int], size: Grid, reduce: Reduce
+def best_partitions(
+    workload: Workload, order: Sequence[int], grid: SearchGrid, allreduce: AllReduceModel
 ) -> list[tuple[float, tuple[Stage, ...]]]:
-    """For each number of stages the plan with the least bottleneck, and that bottleneck.
+    """For each number of stages, the least bottleneck in seconds and the stages that reach it.
 
-    Numbers of stages for which nothing fits into memory are left out.
+    ``order`` is the row of GPUs.  Numbers of stages for which nothing fits into memory are left
+    out.
     """
-    at = [*size.cuts, len(work.profile)]
-    time = np.array(work.forward)[at] + np.array(work.backward)[at]
-    tables = _reduce_tables(work, order, size)
-    value, back = _solve(
-        size.stages,
-        len(order),
-        np.array(size.replicas, dtype=np.int64),
-        time,
-        np.array(work.parameters)[at],
-        np.array(work.stored)[at],
-        np.array(work.cut)[at],
-        np.array(work.cut_back)[at],
-        *_routes(work, order, size),
-        *tables,
-        1.0 / work.micro_batches if reduce == "shared" else 0.0,
-        work.cluster.duplex == "half",
-        work.state_factor,
-        np.array([work.cluster.memory[g] for g in order]),
+    cuts = [*grid.cuts, len(workload.profile)]
+    value, previous = _solve(
+        grid.max_stages,
+        np.array(grid.replicas, dtype=np.int64),
+        _stage_arrays(workload, order, cuts),
+        _link_arrays(workload, order, grid),
+        1.0 / workload.micro_batches if allreduce == "shared" else 0.0,
+        workload.cluster.duplex == "half",
+        workload.state_factor,
     )
-    found = []
-    for k in range(1, size.stages + 1):
-        ends = value[k, len(at) - 1]
-        i, r = np.unravel_index(int(np.argmin(ends)), ends.shape)
-        if np.isfinite(ends[i, r]):
-            stages = _trace(back, k, len(at) - 1, int(i), int(r), at, order, size.replicas)
-            found.append((float(ends[i, r]), stages))
-    return found
+    partitions = []
+    for k in range(1, grid.max_stages + 1):
+        complete = value[k, len(cuts) - 1]
+        i, r = np.unravel_index(int(np.argmin(complete)), complete.shape)
+        if np.isfinite(complete[i, r]):
+            stages = _trace_back(previous, (k, len(cuts) - 1, int(i), int(r)), cuts, order, grid)
+            partitions.append((float(complete[i, r]), stages))
+    return partitions
 
 
-def _routes(work: Workload, order: Sequence[int], size: Grid) -> tuple[Floats, Floats]:
-    """Latency and seconds per byte of the boundary before GPU i, shape (i, r', r)."""
-    n, count = len(order), len(size.replicas)
-    latency, per_byte = np.zeros((n + 1, count, count)), np.zeros((n + 1, count, count))
-    for i in range(1, n):
-        for a, r in enumerate(size.replicas):
-            for b, q in enumerate(size.replicas):
-                if r <= i and i + q <= n:
-                    way = work.route(tuple(order[i - r : i]), tuple(order[i : i + q]))
-                    latency[i, a, b], per_byte[i, a, b] = way.latency_s, way.s_per_byte
-    return latency, per_byte
+def _stage_arrays(workload: Workload, order: Sequence[int], cuts: Sequence[int]) -> StageArrays:
+    return StageArrays(
+        np.array(workload.forward_s)[cuts] + np.array(workload.backward_s)[cuts],
+        np.array(workload.parameter_bytes)[cuts],
+        np.array(workload.stored_bytes)[cuts],
+        np.array(workload.cut_bytes)[cuts],
+        np.array(workload.gradient_bytes)[cuts],
+        np.array([workload.cluster.memory[g] for g in order]),
+    )
 
 
-def _reduce_tables(work: Workload, order: Sequence[int], size: Grid) -> tuple[Floats, Floats]:
-    """All-reduce seconds at 0 and per byte for r GPUs that end before GPU i, shape (i, r)."""
-    shape = (len(order) + 1, len(size.replicas))
-    start, per_byte = np.zeros(shape), np.zeros(shape)
-    for i in range(1, len(order) + 1):
-        for a, r in enumerate(size.replicas):
-            if 1 < r <= i:
-                gpus = tuple(order[i - r : i])
-                start[i, a] = work.allreduce_s(gpus, 1e-9)
-                per_byte[i, a] = (work.allreduce_s(gpus, 1e9) - start[i, a]) * 1e-9
-    return start, per_byte
+def _link_arrays(workload: Workload, order: Sequence[int], grid: SearchGrid) -> LinkArrays:
+    n, count = len(order), len(grid.replicas)
+    latency, s_per_byte = np.zeros((n + 1, count, count)), np.zeros((n + 1, count, count))
+    allreduce_start, allreduce_s_per_byte = np.zeros((n + 1, count)), np.zeros((n + 1, count))
+    for i in range(1, n + 1):
+        for a, r in enumerate(grid.replicas):
+            if r > i:
+                continue
+            gpus = tuple(order[i - r : i])
+            if r > 1:
+                line = workload.allreduce_line(gpus)
+                allreduce_start[i, a], allreduce_s_per_byte[i, a] = line
+            for b, q in enumerate(grid.replicas):
+                if i + q <= n:
+                    route = workload.route(gpus, tuple(order[i : i + q]))
+                    latency[i, a, b], s_per_byte[i, a, b] = route.latency_s, route.s_per_byte
+    return LinkArrays(latency, s_per_byte, allreduce_start, allreduce_s_per_byte)
 
 
-def _trace(
-    back: Longs,
-    k: int,
-    end: int,
-    i: int,
-    r: int,
-    at: Sequence[int],
+def _trace_back(
+    previous: Longs,
+    last: tuple[int, int, int, int],
+    cuts: Sequence[int],
     order: Sequence[int],
-    replicas: Sequence[int],
+    grid: SearchGrid,
 ) -> tuple[Stage, ...]:
+    """The stages of a plan from the indices (k, cut, i, r) of its last stage."""
     stages: list[Stage] = []
+    k, end, i, r = last
     while k > 0:
-        first, before = (int(x) for x in back[k, end, i, r])
-        gpus = tuple(order[i - replicas[r] : i])
-        stages.append(Stage(at[first], at[end], gpus))
-        i -= replicas[r]
-        k, end, r = k - 1, first, before
+        first, r_before = (int(x) for x in previous[k, end, i, r])
+        gpus = tuple(order[i - grid.replicas[r] : i])
+        stages.append(Stage(cuts[first], cuts[end], gpus))
+        i -= grid.replicas[r]
+        k, end, r = k - 1, first, r_before
     return tuple(reversed(stages))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _solve(
-    stages: int,
-    n: int,
+    max_stages: int,
     replicas: Longs,
-    time: Floats,
-    parameters: Floats,
-    stored: Floats,
-    cut: Floats,
-    cut_back: Floats,
-    latency: Floats,
-    per_byte: Floats,
-    reduce_start: Floats,
-    reduce_byte: Floats,
-    share: float,
-    half: bool,
+    stages: StageArrays,
+    links: LinkArrays,
+    allreduce_share: float,
+    half_duplex: bool,
     state_factor: float,
-    memory: Floats,
 ) -> tuple[Floats, Longs]:
-    """Bottlenecks, shape (stages + 1, cuts + 1, gpus + 1, replicas), and (cut, r') before each."""
-    ends, count = time.shape[0], replicas.shape[0]
-    value = np.full((stages + 1, ends, n + 1, count), np.inf)
-    back = np.zeros((stages + 1, ends, n + 1, count, 2), np.int64)
+    """W and, for each entry, the cut and replica index of the stage before the last.
+
+    W has shape (stages + 1, cuts + 1, gpus + 1, replicas) and is infinite if nothing fits into
+    memory.  ``allreduce_share`` 0 stands for the ``hidden`` model.
+    """
+    time, parameters, stored, cut, gradient, memory = stages
+    latency, s_per_byte, allreduce_start, allreduce_s_per_byte = links
+    n, ends, count = memory.shape[0], time.shape[0], replicas.shape[0]
+    value = np.full((max_stages + 1, ends, n + 1, count), np.inf)
+    previous = np.zeros((max_stages + 1, ends, n + 1, count, 2), np.int64)
     for i in range(1, n + 1):
         for a in range(count):
             r = replicas[a]
@@ -175,8 +201,13 @@ def _solve(
                     if state_factor * size + (stored[end] - stored[first]) / r > room:
                         break
                     load = (time[end] - time[first]) / r
-                    reduce = reduce_start[i, a] + size * reduce_byte[i, a] if size > 0 else 0.0
-                    load = load + share * reduce if share > 0 else max(load, reduce)
+                    allreduce = 0.0
+                    if size > 0:
+                        allreduce = allreduce_start[i, a] + size * allreduce_s_per_byte[i, a]
+                    if allreduce_share > 0:
+                        load = load + allreduce_share * allreduce
+                    else:
+                        load = max(load, allreduce)
                     if first == 0:
                         if load < value[1, end, i, a]:
                             value[1, end, i, a] = load
@@ -185,13 +216,14 @@ def _solve(
                         if replicas[b] > i - r:
                             continue
                         wait = latency[i - r, b, a]
-                        one = wait + cut[first] * per_byte[i - r, b, a]
-                        two = wait + cut_back[first] * per_byte[i - r, b, a]
-                        floor = max(load, one + two if half else max(one, two))
-                        for k in range(2, stages + 1):
-                            w = max(floor, value[k - 1, first, i - r, b])
-                            if w < value[k, end, i, a]:
-                                value[k, end, i, a] = w
-                                back[k, end, i, a, 0] = first
-                                back[k, end, i, a, 1] = b
-    return value, back
+                        forward = wait + cut[first] * s_per_byte[i - r, b, a]
+                        back = wait + gradient[first] * s_per_byte[i - r, b, a]
+                        transfer = forward + back if half_duplex else max(forward, back)
+                        floor = max(load, transfer)
+                        for k in range(2, max_stages + 1):
+                            bottleneck = max(floor, value[k - 1, first, i - r, b])
+                            if bottleneck < value[k, end, i, a]:
+                                value[k, end, i, a] = bottleneck
+                                previous[k, end, i, a, 0] = first
+                                previous[k, end, i, a, 1] = b
+    return value, previous

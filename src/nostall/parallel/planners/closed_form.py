@@ -1,8 +1,8 @@
 """DAPPLE's closed form of a plan's latency (section 4, equations 1 and 2, algorithm 1).
 
-Compute stages and the network stages between them form one row; the pivot is the one with the
-least bubble.  ``L = warm-up + steady + ending``; bubbles inside the pivot are ignored, as the
-paper says, so only orders that hide transfers (PB) come close to it.
+Compute stages and the network stages between them form one sequence; the pivot stage is the one
+with the least bubble.  ``L = warm-up + steady + ending``.  Bubbles inside the pivot stage are
+ignored, as the paper states, so the formula is close only for orders that hide transfers (PB).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The three parts in seconds; ``pivot`` counts compute and network stages from 0."""
+    """The three phases of an iteration, modelled, in seconds."""
 
     warm_up_s: float
     steady_s: float
     ending_s: float
     pivot: int
+    """Number of the pivot stage, counting compute and network stages from 0."""
 
     @property
     def total_s(self) -> float:
@@ -38,13 +39,13 @@ class Latency:
 def latency(
     forward: Floats, backward: Floats, allreduce: Floats, n: int, micro_batches: int
 ) -> tuple[float, float, float, int]:
-    """Warm-up, steady, ending and pivot of the first ``n`` entries of a row."""
+    """Warm-up, steady and ending seconds and the pivot of the first ``n`` stages of a sequence."""
     q = n - 1
     between = 0.0
     for s in range(n - 2, -1, -1):
-        mine = (micro_batches - 1) * (forward[s] + backward[s])
-        pivots = (micro_batches - 1) * (forward[q] + backward[q]) + between
-        if mine > pivots:
+        steady_s = (micro_batches - 1) * (forward[s] + backward[s])
+        steady_q = (micro_batches - 1) * (forward[q] + backward[q]) + between
+        if steady_s > steady_q:
             q = s
             between = 0.0
         else:
@@ -63,19 +64,19 @@ def latency(
     return warm_up, steady, ending, q
 
 
-def row(found: Costs) -> tuple[Floats, Floats, Floats]:
-    """Forward, backward and all-reduce seconds of stage 0, link 0, stage 1, link 1, ..."""
-    n = 2 * len(found.forward) - 1
+def stage_sequence(plan_costs: Costs) -> tuple[Floats, Floats, Floats]:
+    """Forward, backward and all-reduce seconds of stage 0, network stage 0, stage 1, ..."""
+    n = 2 * len(plan_costs.forward) - 1
     forward, backward, allreduce = np.zeros(n), np.zeros(n), np.zeros(n)
-    forward[::2] = found.forward
-    backward[::2] = np.array(found.backward) + np.array(found.weight)
-    allreduce[::2] = [t.seconds for t in found.allreduce]
-    forward[1::2] = [t.seconds for t in found.onward]
-    backward[1::2] = [t.seconds for t in found.back]
+    forward[::2] = plan_costs.forward
+    backward[::2] = np.array(plan_costs.backward) + np.array(plan_costs.weight_gradient)
+    allreduce[::2] = [t.seconds for t in plan_costs.allreduce]
+    forward[1::2] = [t.seconds for t in plan_costs.forward_transfers]
+    backward[1::2] = [t.seconds for t in plan_costs.backward_transfers]
     return forward, backward, allreduce
 
 
-def closed_form(work: Workload, plan: Plan) -> Latency:
-    """DAPPLE's L of a plan with one stage a worker."""
-    forward, backward, allreduce = row(costs(work, plan))
-    return Latency(*latency(forward, backward, allreduce, len(forward), work.micro_batches))
+def closed_form(workload: Workload, plan: Plan) -> Latency:
+    """DAPPLE's L of a plan with one stage per worker."""
+    forward, backward, allreduce = stage_sequence(costs(workload, plan))
+    return Latency(*latency(forward, backward, allreduce, len(forward), workload.micro_batches))

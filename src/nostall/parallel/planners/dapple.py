@@ -1,23 +1,26 @@
-"""DAPPLE's planner (arXiv:2007.01045, section 4): dynamic programming over (layers, GPUs).
+"""DAPPLE's planner (arXiv:2007.01045, section 4): dynamic programming over layers and GPUs.
 
-T(j, m, g) is the latency of a plan whose first j layers lie on the m GPUs g and whose other layers
-are one stage on all other GPUs (equations 4, 5).  A step splits that last stage at j' and gives
-the new front part m' GPUs, placed in each of three ways; the best plan of a state is kept.  Pure
-data parallelism with overlapped all-reduce is the plan without steps.
+T(j, m, g) is the latency of a plan whose first j layers are placed on the m GPUs g and whose other
+layers are one stage on all other GPUs (equations 4, 5).  A step splits that last stage at j' and
+gives the layers before j' to a new stage of m' GPUs, placed by each of three rules; each state
+keeps its best plan.  Pure data parallelism with overlapped all-reduce is the plan without steps.
 
-Our reading where the text is open: memory limits D to what fits (a stage that cannot hold one
-micro-batch is refused); the plan runs with PB warm-up, for which the closed form holds; and since
-the closed form knows nothing of boundaries that share a network port, there are four searches, of
-what each ranks first the simulator chooses: at most two stages ("as few stages as possible"), free,
-one server a stage (whose front parts T underrates, because it counts the other GPUs as one stage
-that reduces over the network), and one GPU a stage ("straight").
+The paper leaves some points open; this planner decides them as follows.
+
+- D is the number of micro-batches that fits into memory; a stage that cannot hold one is rejected.
+- The plan runs with PB warm-up, because the closed form holds for PB.
+- The closed form does not model boundaries that share a network port.  Therefore four searches run,
+  and the simulator chooses among the plans that they rank first: at most two stages ("as few stages
+  as possible"); any number of stages; one server per stage, because T overestimates partial plans
+  of this kind (it counts the remaining GPUs as one stage whose all-reduce crosses the network); and
+  one GPU per stage ("straight").
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -26,324 +29,364 @@ from numpy.typing import NDArray
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners.closed_form import closed_form, latency
+from nostall.parallel.planners.cut_positions import candidate_cuts
 from nostall.parallel.planners.effort import Effort
-from nostall.parallel.planners.fitting import fitted
-from nostall.parallel.planners.merging import candidate_cuts
-from nostall.parallel.planners.placement import RULES, Used, add, gpus_of, place
+from nostall.parallel.planners.memory_fit import fit_to_memory
+from nostall.parallel.planners.placement import RULES, GpuCounts, add_counts, place, placed_gpus
 from nostall.parallel.simulate import simulated_s
 
 Floats = NDArray[np.float64]
-_Sizes = Literal["any", "one", "server"]
+_GroupSizes = Literal["any", "one", "server"]
 """GPUs that a stage may get: any number, one, or as many as a server has."""
-MOST_CUTS, MANY_GPUS_CUTS = 400, 40
-"""Cut positions that are looked at, on clusters of up to ``ALL_SIZES`` GPUs and on larger ones;
-layers of longer models are merged."""
-BEAM = 64
-"""States, least latency first, that are extended at each cut on the larger clusters."""
-MOST_STAGES = 24
+MAX_CUTS, MAX_CUTS_LARGE_CLUSTER = 400, 40
+"""Cut positions that are tried on clusters of up to ``ALL_SIZES`` GPUs and on larger ones; layers
+of longer models are merged."""
+BEAM_WIDTH = 64
+"""States with the least latency that are extended at each cut on the larger clusters."""
+MAX_STAGES = 24
 FINALISTS = 40
-"""Plans of each search, least closed form first, that are simulated."""
+"""Plans of each search with the least closed-form latency that are simulated."""
 ALL_SIZES = 16
-"""Clusters up to this size try every number of GPUs for a stage, larger ones powers of two and
-whole servers."""
+"""Clusters of up to this many GPUs try every number of GPUs for a stage; larger ones try powers of
+two and whole servers."""
+
+
+class _CutArrays(NamedTuple):
+    """The workload at the candidate cuts; the last entry is the end.  Shape (cuts + 1,)."""
+
+    forward: Floats
+    """Seconds of a micro-batch's forward pass through the layers before each cut, on one GPU."""
+    backward: Floats
+    """Seconds of the backward pass, including the repeated forward pass of re-computation."""
+    parameters: Floats
+    """Bytes of parameters of the layers before each cut."""
+    held: Floats
+    """Bytes that a micro-batch keeps in the layers before each cut; 0 with re-computation."""
+    cut: Floats
+    """Bytes sent forward over each cut."""
+    gradient: Floats
+    """Bytes sent back over each cut."""
+    stage_input: Floats
+    """Bytes of its input that a stage which begins at the cut keeps; 0 without re-computation."""
+
+
+class _GroupCosts(NamedTuple):
+    """A group of GPUs that runs a stage."""
+
+    replicas: float
+    allreduce_start: float
+    """Seconds of an all-reduce at size 0."""
+    allreduce_s_per_byte: float
+    memory: float
+    """Bytes of the group's smallest GPU."""
+
+
+class _StepCosts(NamedTuple):
+    """A new stage, the stage of all remaining GPUs, and the route between them."""
+
+    new: _GroupCosts
+    rest: _GroupCosts
+    route_latency: float
+    route_s_per_byte: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One placement of a new stage: seconds per byte and per unit of work that it brings."""
+    """One placement of a new stage; all GPUs that are still unused run the last stage."""
 
-    after: Used
+    used: GpuCounts
+    """GPUs in use after the step, per server."""
     gpus: tuple[int, ...]
-    rest: tuple[int, ...]
+    """GPUs of the new stage."""
+    costs: _StepCosts
 
 
 @dataclass(slots=True)
 class _State:
-    """Per cut: the best latency found and the plan's front part."""
+    """The best partial plan up to each cut, among those with the same GPUs in use."""
 
     value: Floats
-    rows: NDArray[np.float64]
+    """T: latency in seconds with all other layers in one stage on all other GPUs, (cuts,)."""
+    sequences: Floats
+    """Forward, backward and all-reduce seconds of compute and network stages, (cuts, 3, n)."""
     stages: list[tuple[Stage, ...]]
 
-
-def dapple(work: Workload, effort: Effort) -> Plan:
-    """The plan with the least closed-form latency that fits into memory.
-
-    Raises :class:`Infeasible` when none does, with or without re-computation.
-    """
-    for recompute in (False, True) if effort.recompute else (False,):
-        found = _search(work, effort, recompute)
-        if found is not None:
-            return found
-    raise Infeasible(
-        "no DAPPLE plan fits into memory, the smallest of which is "
-        f"{min(work.cluster.memory) / 2**30:.3g} GiB a GPU; use more GPUs, a smaller micro-batch "
-        "or a smaller --state-factor"
-    )
-
-
-def _search(work: Workload, effort: Effort, recompute: bool) -> Plan | None:
-    everything = tuple(range(len(work.cluster)))
-    alone = Plan((Stage(0, len(work.profile), everything),), "pb", recompute=recompute)
-    plans = [plan for plan in [fitted(work, alone)] if plan is not None]
-    searches: list[tuple[int, _Sizes]] = [(2, "any"), (MOST_STAGES, "any")]
-    if 1 < len(work.cluster.servers) < min(len(everything), MOST_STAGES):
-        searches.append((len(work.cluster.servers), "server"))
-    if len(everything) <= MOST_STAGES:
-        searches.append((len(everything), "one"))
-    for most, sizes in searches:
-        bound = min((closed_form(work, plan).total_s for plan in plans), default=np.inf)
-        states = _states(work, effort, recompute, most, bound if sizes == "any" else np.inf, sizes)
-        ranked = sorted(_complete(work, states), key=lambda pair: pair[0])
-        if sizes == "one":
-            ranked = [pair for pair in ranked if len(pair[1]) == len(everything)]
-        for _, stages in ranked[:FINALISTS]:
-            plan = fitted(work, Plan(stages, "pb", recompute=recompute))
-            if plan is not None:
-                plans.append(plan)
-    return min(plans, key=lambda plan: simulated_s(work, plan), default=None)
-
-
-def _states(
-    work: Workload, effort: Effort, recompute: bool, most: int, bound: float, sizes: _Sizes
-) -> dict[Used, _State]:
-    """The best front part of at most ``most - 1`` stages for every (cut, GPUs in use).
-
-    ``bound`` is the latency of a known plan.  L is at least (M - 1) times the load of any stage, so
-    front parts with a heavier stage, or which leave too much for the other GPUs, are dropped.
-    """
-    many = len(work.cluster) > ALL_SIZES
-    cuts = candidate_cuts(work, MANY_GPUS_CUTS if many else MOST_CUTS)
-    tables = _Tables.of(work, cuts, recompute)
-    states = {tuple(0 for _ in work.cluster.servers): _start(len(cuts))}
-    steps: dict[Used, list[_Step]] = {}
-    for at in range(len(cuts)):
-        effort.tell(at / len(cuts), "dapple")
-        here = sorted(states, key=lambda used: float(states[used].value[at]))
-        for used in here[:BEAM] if many else here:
-            state = states[used]
-            if not np.isfinite(state.value[at]) or len(state.stages[at]) >= most - 1:
-                continue
-            left = tables.forward[-1] + tables.backward[-1]
-            left -= tables.forward[at] + tables.backward[at]
-            others = len(work.cluster) - sum(used)
-            if (work.micro_batches - 1) * left / others >= bound:
-                continue
-            actual = _used(work, state.stages[at])
-            if actual not in steps:
-                steps[actual] = list(_steps(work, actual, sizes))
-            for step in steps[actual]:
-                found = _extend(work, tables, cuts, states, state, at, step, bound)
-                bound = min(bound, found) if sizes == "any" else bound
-        if effort.over:
-            break
-    return states
-
-
-def _complete(
-    work: Workload, states: dict[Used, _State]
-) -> Iterator[tuple[float, tuple[Stage, ...]]]:
-    """Every kept front part with its last stage, and their latency."""
-    for state in states.values():
-        for at in np.flatnonzero(np.isfinite(state.value)):
-            front = state.stages[at]
-            if front:
-                taken = {g for s in front for g in s.gpus}
-                rest = tuple(g for g in range(len(work.cluster)) if g not in taken)
-                yield (
-                    float(state.value[at]),
-                    (*front, Stage(front[-1].end, len(work.profile), rest)),
-                )
-
-
-def _used(work: Workload, front: tuple[Stage, ...]) -> Used:
-    taken = [work.cluster.server[g] for s in front for g in s.gpus]
-    return tuple(taken.count(s) for s in range(len(work.cluster.servers)))
-
-
-def _start(cuts: int) -> _State:
-    state = _empty(cuts)
-    state.value[0] = 0.0  # nothing placed yet: a state to extend, not a plan
-    return state
-
-
-def _empty(cuts: int) -> _State:
-    rows = np.zeros((cuts, 3, 2 * MOST_STAGES + 3))
-    return _State(np.full(cuts, np.inf), rows, [()] * cuts)
-
-
-def _counts(work: Workload, left: int, sizes: _Sizes) -> Sequence[int]:
-    """Numbers of GPUs that a next stage may get of those that are left, fewer than all."""
-    cluster = work.cluster
-    servers = {sum(map(len, cluster.servers[:k])) for k in range(len(cluster.servers))}
-    if sizes == "any" and len(cluster) <= ALL_SIZES:
-        return range(1, left)
-    powers = {2**k for k in range(left.bit_length())}
-    each = set(map(len, cluster.servers))
-    wanted = {"any": powers | servers, "one": {1}, "server": each}[sizes]
-    return sorted(n for n in wanted if 0 < n < left)
-
-
-def _steps(work: Workload, used: Used, sizes: _Sizes) -> Iterator[_Step]:
-    """All placements of a next stage that leave at least one GPU for the last."""
-    cluster = work.cluster
-    seen = set()
-    for wanted in _counts(work, len(cluster) - sum(used), sizes):
-        for rule in RULES:
-            taken = place(cluster, used, wanted, rule)
-            if taken in seen:
-                continue
-            seen.add(taken)
-            after = add(used, taken)
-            full = tuple(len(s) for s in cluster.servers)
-            rest = tuple(f - a for f, a in zip(full, after, strict=True))
-            yield _Step(after, gpus_of(cluster, used, taken), gpus_of(cluster, after, rest))
+    @classmethod
+    def empty(cls, cuts: int) -> _State:
+        sequences = np.zeros((cuts, 3, 2 * MAX_STAGES + 3))
+        return cls(np.full(cuts, np.inf), sequences, [()] * cuts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tables:
-    """The workload at the candidate cuts, as arrays of shape (cuts + 1,): the last is the end."""
+class _Search:
+    """One search and its results so far."""
 
-    forward: Floats
-    backward: Floats
-    parameters: Floats
-    held: Floats
-    cut: Floats
-    back: Floats
-    input: Floats
-
-    @classmethod
-    def of(cls, work: Workload, cuts: Sequence[int], recompute: bool) -> _Tables:
-        at = [*cuts, len(work.profile)]
-        forward = np.array(work.forward)[at]
-        backward = np.array(work.backward)[at] + (forward if recompute else 0.0)
-        held = np.zeros(len(at)) if recompute else np.array(work.stored)[at]
-        cut, back = np.array(work.cut)[at], np.array(work.cut_back)[at]
-        return cls(
-            forward,
-            backward,
-            np.array(work.parameters)[at],
-            held,
-            cut,
-            back,
-            cut if recompute else np.zeros(len(at)),
-        )
+    workload: Workload
+    cuts: list[int]
+    arrays: _CutArrays
+    max_stages: int
+    sizes: _GroupSizes
+    states: dict[GpuCounts, _State] = field(default_factory=dict)
 
 
-def _extend(
-    work: Workload,
-    tables: _Tables,
-    cuts: Sequence[int],
-    states: dict[Used, _State],
-    state: _State,
-    at: int,
-    step: _Step,
-    bound: float,
-) -> float:
-    """Try every end of a new stage that begins at cut ``at``; keep what is better.
+def dapple(workload: Workload, effort: Effort) -> Plan:
+    """Of the plans with the least closed-form latency, the one with the least simulated time.
 
-    Returns the least latency of a plan whose last stage fits into memory.
+    Raises :class:`Infeasible` if no plan fits into memory, with or without re-computation.
     """
-    front = state.stages[at]
-    key = tuple(sorted(step.after)) if work.cluster.alike else step.after
-    target = states.get(key)
+    for recompute in effort.recompute_options:
+        plan = _best_plan(workload, effort, recompute)
+        if plan is not None:
+            return plan
+    raise Infeasible(
+        "no DAPPLE plan fits into memory, the smallest of which is "
+        f"{min(workload.cluster.memory) / 2**30:.3g} GiB per GPU; use more GPUs, a smaller "
+        "micro-batch or a smaller --state-factor"
+    )
+
+
+def _best_plan(workload: Workload, effort: Effort, recompute: bool) -> Plan | None:
+    gpus = tuple(range(len(workload.cluster)))
+    data_parallel = Plan((Stage(0, len(workload.profile), gpus),), "pb", recompute=recompute)
+    plans = [plan for plan in [fit_to_memory(workload, data_parallel)] if plan is not None]
+    for max_stages, sizes in _searches(workload):
+        bound = np.inf
+        if sizes == "any":
+            bound = min((closed_form(workload, plan).total_s for plan in plans), default=np.inf)
+        search = _new_search(workload, recompute, max_stages, sizes)
+        _run_search(search, effort, bound)
+        ranked = sorted(_complete_plans(search), key=lambda pair: pair[0])
+        if sizes == "one":
+            ranked = [pair for pair in ranked if len(pair[1]) == len(gpus)]
+        for _, stages in ranked[:FINALISTS]:
+            plan = fit_to_memory(workload, Plan(stages, "pb", recompute=recompute))
+            if plan is not None:
+                plans.append(plan)
+    return min(plans, key=lambda plan: simulated_s(workload, plan), default=None)
+
+
+def _searches(workload: Workload) -> list[tuple[int, _GroupSizes]]:
+    """Maximum number of stages and group sizes of each search."""
+    gpus, servers = len(workload.cluster), len(workload.cluster.servers)
+    searches: list[tuple[int, _GroupSizes]] = [(2, "any"), (MAX_STAGES, "any")]
+    if 1 < servers < min(gpus, MAX_STAGES):
+        searches.append((servers, "server"))
+    if gpus <= MAX_STAGES:
+        searches.append((gpus, "one"))
+    return searches
+
+
+def _new_search(
+    workload: Workload, recompute: bool, max_stages: int, sizes: _GroupSizes
+) -> _Search:
+    is_large = len(workload.cluster) > ALL_SIZES
+    cuts = candidate_cuts(workload, MAX_CUTS_LARGE_CLUSTER if is_large else MAX_CUTS)
+    search = _Search(workload, cuts, _cut_arrays(workload, cuts, recompute), max_stages, sizes)
+    start = _State.empty(len(cuts))
+    start.value[0] = 0.0  # nothing is placed: a state to extend, not a plan
+    search.states[tuple(0 for _ in workload.cluster.servers)] = start
+    return search
+
+
+def _cut_arrays(workload: Workload, cuts: Sequence[int], recompute: bool) -> _CutArrays:
+    at = [*cuts, len(workload.profile)]
+    forward = np.array(workload.forward_s)[at]
+    cut_bytes = np.array(workload.cut_bytes)[at]
+    return _CutArrays(
+        forward,
+        np.array(workload.backward_s)[at] + (forward if recompute else 0.0),
+        np.array(workload.parameter_bytes)[at],
+        np.zeros(len(at)) if recompute else np.array(workload.stored_bytes)[at],
+        cut_bytes,
+        np.array(workload.gradient_bytes)[at],
+        cut_bytes if recompute else np.zeros(len(at)),
+    )
+
+
+def _run_search(search: _Search, effort: Effort, bound: float) -> None:
+    """Fill ``search.states``: the best partial plan for every cut and GPUs in use.
+
+    ``bound`` is the latency of a known plan.  L is at least (M - 1) times the load of any stage, so
+    partial plans with a heavier stage, or that leave too much for the other GPUs, are dropped.
+    """
+    workload, arrays, states = search.workload, search.arrays, search.states
+    is_large = len(workload.cluster) > ALL_SIZES
+    steps: dict[GpuCounts, list[_Step]] = {}
+    for at in range(len(search.cuts)):
+        effort.report_progress(at / len(search.cuts), "dapple")
+        by_latency = sorted(states, key=lambda used: float(states[used].value[at]))
+        for used in by_latency[:BEAM_WIDTH] if is_large else by_latency:
+            state = states[used]
+            if not np.isfinite(state.value[at]) or len(state.stages[at]) >= search.max_stages - 1:
+                continue
+            remaining_s = arrays.forward[-1] + arrays.backward[-1]
+            remaining_s -= arrays.forward[at] + arrays.backward[at]
+            unused = len(workload.cluster) - sum(used)
+            if (workload.micro_batches - 1) * remaining_s / unused >= bound:
+                continue
+            actual = _used_gpus(workload, state.stages[at])
+            if actual not in steps:
+                steps[actual] = list(_steps(workload, actual, search.sizes))
+            for step in steps[actual]:
+                least = _extend(search, state, at, step, bound)
+                bound = min(bound, least) if search.sizes == "any" else bound
+        if effort.is_over:
+            break
+
+
+def _complete_plans(search: _Search) -> Iterator[tuple[float, tuple[Stage, ...]]]:
+    """Latency and stages of each partial plan with its last stage added."""
+    workload = search.workload
+    for state in search.states.values():
+        for at in np.flatnonzero(np.isfinite(state.value)):
+            placed = state.stages[at]
+            if placed:
+                used = {g for s in placed for g in s.gpus}
+                rest = tuple(g for g in range(len(workload.cluster)) if g not in used)
+                last = Stage(placed[-1].end, len(workload.profile), rest)
+                yield float(state.value[at]), (*placed, last)
+
+
+def _used_gpus(workload: Workload, stages: tuple[Stage, ...]) -> GpuCounts:
+    servers = [workload.cluster.server[g] for s in stages for g in s.gpus]
+    return tuple(servers.count(s) for s in range(len(workload.cluster.servers)))
+
+
+def _group_sizes(workload: Workload, unused: int, sizes: _GroupSizes) -> Sequence[int]:
+    """Numbers of GPUs that the next stage may get of ``unused`` ones, fewer than all."""
+    cluster = workload.cluster
+    whole_servers = {sum(map(len, cluster.servers[:k])) for k in range(len(cluster.servers))}
+    if sizes == "any" and len(cluster) <= ALL_SIZES:
+        return range(1, unused)
+    powers = {2**k for k in range(unused.bit_length())}
+    one_server = set(map(len, cluster.servers))
+    allowed = {"any": powers | whole_servers, "one": {1}, "server": one_server}[sizes]
+    return sorted(n for n in allowed if 0 < n < unused)
+
+
+def _steps(workload: Workload, used: GpuCounts, sizes: _GroupSizes) -> Iterator[_Step]:
+    """All distinct placements of a next stage that leave at least one GPU for the last stage."""
+    cluster = workload.cluster
+    seen = set()
+    for size in _group_sizes(workload, len(cluster) - sum(used), sizes):
+        for rule in RULES:
+            taken = place(cluster, used, size, rule)
+            if taken in seen:
+                continue
+            seen.add(taken)
+            used_after = add_counts(used, taken)
+            rest = tuple(len(s) - u for s, u in zip(cluster.servers, used_after, strict=True))
+            gpus = placed_gpus(cluster, used, taken)
+            rest_gpus = placed_gpus(cluster, used_after, rest)
+            yield _Step(used_after, gpus, _step_costs(workload, gpus, rest_gpus))
+
+
+def _step_costs(
+    workload: Workload, gpus: tuple[int, ...], rest_gpus: tuple[int, ...]
+) -> _StepCosts:
+    route = workload.route(gpus, rest_gpus)
+    return _StepCosts(
+        _group_costs(workload, gpus),
+        _group_costs(workload, rest_gpus),
+        route.latency_s,
+        route.s_per_byte,
+    )
+
+
+def _group_costs(workload: Workload, gpus: tuple[int, ...]) -> _GroupCosts:
+    memory = min(workload.cluster.memory[g] for g in gpus)
+    return _GroupCosts(float(len(gpus)), *workload.allreduce_line(gpus), memory)
+
+
+def _extend(search: _Search, state: _State, at: int, step: _Step, bound: float) -> float:
+    """Try every end of a new stage that begins at cut ``at``; keep what improves the target state.
+
+    Returns the least latency in seconds of a plan whose last stage fits into memory.
+    """
+    workload, arrays = search.workload, search.arrays
+    placed = state.stages[at]
+    key = tuple(sorted(step.used)) if workload.cluster.is_symmetric else step.used
+    target = search.states.get(key)
     if target is None:
-        target = states[key] = _empty(len(cuts))
-    row = state.rows[at].copy()
-    n = 2 * len(front)
-    if front:
-        way = work.route(front[-1].gpus, step.gpus)
-        row[0, n - 1] = way.latency_s + tables.cut[at] * way.s_per_byte
-        row[1, n - 1] = way.latency_s + tables.back[at] * way.s_per_byte
-    onward = work.route(step.gpus, step.rest)
-    memory = work.cluster.memory
-    better, least = _ends(
+        target = search.states[key] = _State.empty(len(search.cuts))
+    sequence = state.sequences[at].copy()
+    n = 2 * len(placed)
+    if placed:
+        route = workload.route(placed[-1].gpus, step.gpus)
+        sequence[0, n - 1] = route.latency_s + arrays.cut[at] * route.s_per_byte
+        sequence[1, n - 1] = route.latency_s + arrays.gradient[at] * route.s_per_byte
+    better, least = _improve(
         at,
         n,
-        work.micro_batches,
-        row,
-        target.value,
-        target.rows,
-        tables.forward,
-        tables.backward,
-        tables.parameters,
-        tables.held,
-        tables.cut,
-        tables.back,
-        tables.input,
-        np.array([onward.latency_s, onward.s_per_byte]),
-        np.array(_line(work, step.gpus)),
-        np.array(_line(work, step.rest)),
-        work.state_factor,
-        min(memory[g] for g in step.gpus),
-        min(memory[g] for g in step.rest),
+        workload.micro_batches,
         bound,
+        workload.state_factor,
+        sequence,
+        target.value,
+        target.sequences,
+        arrays,
+        step.costs,
     )
     for end in better:
-        target.stages[end] = (*front, Stage(cuts[at], cuts[end], step.gpus))
+        target.stages[end] = (*placed, Stage(search.cuts[at], search.cuts[end], step.gpus))
     return float(least)
 
 
-def _line(work: Workload, gpus: tuple[int, ...]) -> tuple[float, float, float]:
-    """Replicas, and the all-reduce's seconds at 0 and per byte."""
-    start = work.allreduce_s(gpus, 1e-9)
-    return float(len(gpus)), start, (work.allreduce_s(gpus, 1e9) - start) * 1e-9
-
-
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _ends(
+def _improve(
     at: int,
     n: int,
     micro_batches: int,
-    row: Floats,
-    value: Floats,
-    rows: Floats,
-    forward: Floats,
-    backward: Floats,
-    parameters: Floats,
-    held: Floats,
-    cut: Floats,
-    back: Floats,
-    input: Floats,
-    onward: Floats,
-    mine: Floats,
-    rest: Floats,
-    state_factor: float,
-    memory: float,
-    rest_memory: float,
     bound: float,
+    state_factor: float,
+    sequence: Floats,
+    value: Floats,
+    sequences: Floats,
+    cuts: _CutArrays,
+    step: _StepCosts,
 ) -> tuple[list[int], float]:
-    """The ends at which the state gets better; writes its value and row.
+    """Try every end of a stage that begins at cut ``at`` as entry ``n`` of ``sequence``.
 
-    Also the least latency among plans whose last stage fits.
+    Writes improvements to ``value`` and ``sequences``, the arrays of a :class:`_State`.  Returns
+    the ends that improved, and the least latency of a plan whose last stage fits into memory.
     """
+    new, rest = step.new, step.rest
     least = np.inf
-    found = [0 for _ in range(0)]
-    last = forward.shape[0] - 1
+    better = [0 for _ in range(0)]
+    last = cuts.forward.shape[0] - 1
     for end in range(at + 1, last):
-        size = parameters[end] - parameters[at]
-        one = (held[end] - held[at] + input[at]) / mine[0]
-        if state_factor * size + one > memory:
-            break  # a longer stage needs more
-        row[0, n] = (forward[end] - forward[at]) / mine[0]
-        row[1, n] = (backward[end] - backward[at]) / mine[0]
-        if (micro_batches - 1) * (row[0, n] + row[1, n]) >= bound:
-            break  # so does its latency
-        row[2, n] = mine[1] + size * mine[2] if mine[0] > 1 and size > 0 else 0.0
-        row[0, n + 1] = onward[0] + cut[end] * onward[1]
-        row[1, n + 1] = onward[0] + back[end] * onward[1]
-        row[2, n + 1] = 0.0
-        tail = parameters[last] - parameters[end]
-        row[0, n + 2] = (forward[last] - forward[end]) / rest[0]
-        row[1, n + 2] = (backward[last] - backward[end]) / rest[0]
-        row[2, n + 2] = rest[1] + tail * rest[2] if rest[0] > 1 and tail > 0 else 0.0
-        warm_up, steady, ending, _ = latency(row[0], row[1], row[2], n + 3, micro_batches)
+        size = cuts.parameters[end] - cuts.parameters[at]
+        held = (cuts.held[end] - cuts.held[at] + cuts.stage_input[at]) / new.replicas
+        if state_factor * size + held > new.memory:
+            break  # a longer stage needs more memory
+        sequence[0, n] = (cuts.forward[end] - cuts.forward[at]) / new.replicas
+        sequence[1, n] = (cuts.backward[end] - cuts.backward[at]) / new.replicas
+        if (micro_batches - 1) * (sequence[0, n] + sequence[1, n]) >= bound:
+            break  # a longer stage takes more time
+        sequence[2, n] = _allreduce_s(new, size)
+        sequence[0, n + 1] = step.route_latency + cuts.cut[end] * step.route_s_per_byte
+        sequence[1, n + 1] = step.route_latency + cuts.gradient[end] * step.route_s_per_byte
+        sequence[2, n + 1] = 0.0
+        rest_size = cuts.parameters[last] - cuts.parameters[end]
+        sequence[0, n + 2] = (cuts.forward[last] - cuts.forward[end]) / rest.replicas
+        sequence[1, n + 2] = (cuts.backward[last] - cuts.backward[end]) / rest.replicas
+        sequence[2, n + 2] = _allreduce_s(rest, rest_size)
+        warm_up, steady, ending, _ = latency(
+            sequence[0], sequence[1], sequence[2], n + 3, micro_batches
+        )
         total = warm_up + steady + ending
         if total < value[end]:
             value[end] = total
-            rows[end, :, : n + 1] = row[:, : n + 1]
-            found.append(end)
-        one = (held[last] - held[end] + input[end]) / rest[0]
-        if total < least and state_factor * tail + one <= rest_memory:
+            sequences[end, :, : n + 1] = sequence[:, : n + 1]
+            better.append(end)
+        held = (cuts.held[last] - cuts.held[end] + cuts.stage_input[end]) / rest.replicas
+        if total < least and state_factor * rest_size + held <= rest.memory:
             least = total
-    return found, least
+    return better, least
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _allreduce_s(group: _GroupCosts, size: float) -> float:
+    if group.replicas > 1 and size > 0:
+        return group.allreduce_start + size * group.allreduce_s_per_byte
+    return 0.0

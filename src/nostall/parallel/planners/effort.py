@@ -1,61 +1,74 @@
-"""How much work a planner may do, and whom it tells."""
+"""Limits on a planner's work: seconds, simulated plans, and what it may do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from nostall.parallel.plan import Workload
 
 BASE_SECONDS, SECONDS_PER_LAYER_GPU = 1.5, 1 / 2400
-"""The default limit: 3.5 s for 300 layers on 16 GPUs, 28 s for 1,000 on 64."""
-Report = Callable[[float, str], None]
-"""Called with the part that is done (0 to 1) and what is going on."""
+"""Default time limit: 3.5 s for 300 layers on 16 GPUs, 28 s for 1,000 layers on 64 GPUs."""
+ProgressCallback = Callable[[float, str], None]
+"""Called with the fraction that is done (0 to 1) and a description of the current step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``seconds`` is a limit that planners keep by doing less; ``evaluations`` limits simulated
-    plans in searches, which alone makes them reproducible on any machine.
+    """Limits on one run of a planner, which starts when this object is created.
 
-    ``recompute`` allows re-computation of activations where nothing else fits.
+    Only ``evaluations``, with a time limit that is not reached, gives the same plan on every
+    machine.
     """
 
     seconds: float = 20.0
+    """Time limit; a planner that reaches it returns its best plan so far."""
     evaluations: int | None = None
+    """Maximum number of plans that a search simulates; None for the planner's default."""
     seed: int = 0
     recompute: bool = True
-    report: Report | None = None
+    """Whether plans may re-compute activations if nothing else fits into memory."""
+    report: ProgressCallback | None = None
     started: float = field(default_factory=monotonic)
+    """Start of the run, in seconds of the monotonic clock."""
 
     @classmethod
-    def of(
+    def for_workload(
         cls,
-        work: Workload,
+        workload: Workload,
         *,
         seconds: float | None = None,
         evaluations: int | None = None,
         seed: int = 0,
         recompute: bool = True,
-        report: Report | None = None,
+        report: ProgressCallback | None = None,
     ) -> Effort:
-        """As much as is due to the size of the problem, unless ``seconds`` says otherwise."""
-        size = len(work.profile) * len(work.cluster)
-        due = BASE_SECONDS + size * SECONDS_PER_LAYER_GPU
-        return cls(due if seconds is None else seconds, evaluations, seed, recompute, report)
+        """An effort whose time limit depends on the size of the problem unless it is given."""
+        size = len(workload.profile) * len(workload.cluster)
+        default = BASE_SECONDS + size * SECONDS_PER_LAYER_GPU
+        return cls(default if seconds is None else seconds, evaluations, seed, recompute, report)
 
     @property
-    def over(self) -> bool:
-        """Whether the time is up."""
+    def is_over(self) -> bool:
+        """Whether the time limit is reached."""
         return monotonic() - self.started >= self.seconds
 
     @property
-    def left(self) -> float:
-        """Seconds left, at least a millisecond."""
+    def remaining_s(self) -> float:
+        """Seconds until the time limit, at least a millisecond."""
         return max(1e-3, self.seconds - (monotonic() - self.started))
 
-    def tell(self, part: float, what: str) -> None:
-        """Report progress."""
+    @property
+    def recompute_options(self) -> tuple[bool, ...]:
+        """Values of ``Plan.recompute`` to try, in order."""
+        return (False, True) if self.recompute else (False,)
+
+    def with_progress(self, report: ProgressCallback) -> Effort:
+        """The same effort with another progress callback; the time limit does not start again."""
+        return replace(self, report=report)
+
+    def report_progress(self, fraction: float, step: str) -> None:
+        """Call the progress callback, if there is one."""
         if self.report is not None:
-            self.report(min(1.0, part), what)
+            self.report(min(1.0, fraction), step)

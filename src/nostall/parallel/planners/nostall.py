@@ -1,8 +1,7 @@
-"""nostall's own planner: the best of the published ones, then a joint search of cuts, mapping and
-order against the event simulator.
+"""nostall's own planner: the best published plan, then a search over cuts, mapping and order.
 
-Every other planner's plan is a candidate as it is, in every order and with its backward pass split
-in two, so the result is never worse, in modelled time, than any of theirs.
+Every other planner's plan is a candidate: as it is, in every order, and with a split backward pass.
+The result is therefore never worse, in modelled time, than any of these plans.
 """
 
 from __future__ import annotations
@@ -22,146 +21,151 @@ from nostall.parallel.planners.baselines import (
     even,
     gpipe,
     pipedream,
-    straight,
+    straight_stages,
 )
 from nostall.parallel.planners.dapple import dapple
 from nostall.parallel.planners.effort import Effort
-from nostall.parallel.planners.fitting import fitted
-from nostall.parallel.planners.neighbourhood import ORDERS, PlanSpace
+from nostall.parallel.planners.memory_fit import fit_to_memory
+from nostall.parallel.planners.plan_space import ORDERS, PlanSpace
 from nostall.parallel.planners.spp import partitions, spp
 from nostall.parallel.simulate import simulated_s
 from nostall.search import Anneal
 
 EVALUATIONS = 4800
-"""Simulated plans of the search, where time allows: half for annealing, half for what follows."""
-MOST_EXPANDED = 60
-"""Plans whose moves are all tried behind the annealing."""
-STARTS = 3
-"""Different best candidates that the search sets out from."""
+"""Simulated plans of the search if the time limit allows: half for simulated annealing, half for
+the best-first search after it."""
+MAX_EXPANDED = 60
+"""Plans that the best-first search expands."""
+ANNEALING_STARTS = 3
+"""Best candidates with different stages from which simulated annealing starts."""
 
 
 class SimulatedTime(Objective[Plan]):
-    """The event simulator's iteration time, modelled, in seconds."""
+    """Modelled iteration time of the event simulator, in seconds."""
 
     kind: ClassVar[Kind] = "modelled"
     unit: ClassVar[str] = "s"
 
-    def __init__(self, work: Workload) -> None:
-        self.work = work
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
 
     def evaluate(self, states: Sequence[Plan]) -> list[Measurement]:
         return [
-            Measurement(self.unit, (simulated_s(self.work, plan),), self.kind) for plan in states
+            Measurement(self.unit, (simulated_s(self.workload, plan),), self.kind)
+            for plan in states
         ]
 
 
-def nostall(work: Workload, effort: Effort) -> Plan:
-    """The best plan found; never worse in modelled time than any other planner's.
+def nostall(workload: Workload, effort: Effort) -> Plan:
+    """The plan with the least modelled time of all candidates and of two searches from the best.
 
-    Raises :class:`Infeasible` when no planner has a plan that fits into memory.
+    Raises :class:`Infeasible` if no planner has a plan that fits into memory.
     """
-    plans = list(candidates(work, effort))
+    plans = list(candidates(workload, effort))
     if not plans:
         raise Infeasible(
             "no plan fits into memory; use more GPUs, a smaller micro-batch or a smaller "
             "--state-factor"
         )
-    ranked = sorted({plan: simulated_s(work, plan) for plan in plans}.items(), key=lambda p: p[1])
+    times = {plan: simulated_s(workload, plan) for plan in plans}
+    ranked = sorted(times.items(), key=lambda pair: pair[1])
     best, seconds = ranked[0]
     starts = [plan for plan, _ in ranked if not plan.interleaved]
     evaluations = (effort.evaluations or EVALUATIONS) // 2
-    for done, start in enumerate(_different(starts)):
-        if effort.over:
+    for i, start in enumerate(_with_different_stages(starts)):
+        if effort.is_over:
             break
-        effort.tell(0.6 + 0.4 * done / STARTS, "nostall: searching")
+        effort.report_progress(0.6 + 0.4 * i / ANNEALING_STARTS, "nostall: searching")
         budget = Budget(
-            seconds=effort.left / (STARTS - done + 1),
-            evaluations=max(1, evaluations // STARTS),
+            seconds=effort.remaining_s / (ANNEALING_STARTS - i + 1),
+            evaluations=max(1, evaluations // ANNEALING_STARTS),
         )
-        # No memory: small spaces run out of new plans, and remembered ones are not charged.
-        found = Anneal(memo=0).run(
-            PlanSpace(work, start), SimulatedTime(work), budget, seed=effort.seed + done
+        # With a memo, plans that were simulated before would not count against the budget, and a
+        # small space has few others.
+        result = Anneal(memo=0).run(
+            PlanSpace(workload, start), SimulatedTime(workload), budget, seed=effort.seed + i
         )
-        if found.best_measurement.value < seconds:
-            best, seconds = found.best, found.best_measurement.value
-    return best if best.interleaved else _best_first(work, best, seconds, evaluations, effort)
+        if result.best_measurement.value < seconds:
+            best, seconds = result.best, result.best_measurement.value
+    return best if best.interleaved else _best_first(workload, best, seconds, evaluations, effort)
 
 
 def _best_first(
-    work: Workload, plan: Plan, seconds: float, evaluations: int, effort: Effort
+    workload: Workload, start: Plan, start_s: float, evaluations: int, effort: Effort
 ) -> Plan:
-    """The best plan found by trying all moves, each in every order, from the best plans first.
+    """The best plan of a best-first search that tries each move of a plan in every order.
 
-    Annealing can miss what takes two moves and another order at once.
+    Annealing can miss improvements that need two moves and another order at once.
     """
-    space = PlanSpace(work, plan)
-    waiting = [(seconds, 0, plan)]
-    seen = {plan}
-    best = plan
-    for _ in range(MOST_EXPANDED):
-        if not waiting or len(seen) > evaluations or effort.over:
+    space = PlanSpace(workload, start)
+    queue = [(start_s, 0, start)]
+    seen = {start}
+    best, best_s = start, start_s
+    for _ in range(MAX_EXPANDED):
+        if not queue or len(seen) > evaluations or effort.is_over:
             break
-        _, _, state = heapq.heappop(waiting)
-        for move in space.moves(state):
-            moved = space.apply(state, move)
-            kept = [moved] if move.kind in ("order", "hold") else _in_all_orders(work, moved)
-            for other in kept:
-                if other in seen or len(seen) > evaluations or effort.over:
+        _, _, plan = heapq.heappop(queue)
+        for move in space.moves(plan):
+            moved = space.apply(plan, move)
+            neighbours = (
+                [moved] if move.kind in ("order", "hold") else _in_all_orders(workload, moved)
+            )
+            for neighbour in neighbours:
+                if neighbour in seen or len(seen) > evaluations or effort.is_over:
                     continue
-                seen.add(other)
-                found = simulated_s(work, other)
-                heapq.heappush(waiting, (found, len(seen), other))
-                if found < seconds:
-                    best, seconds = other, found
+                seen.add(neighbour)
+                seconds = simulated_s(workload, neighbour)
+                heapq.heappush(queue, (seconds, len(seen), neighbour))
+                if seconds < best_s:
+                    best, best_s = neighbour, seconds
     return best
 
 
-def _in_all_orders(work: Workload, plan: Plan) -> list[Plan]:
-    """The plan's stages in each order that fits."""
-    plans = (fitted(work, replace(plan, policy=policy, in_flight=None)) for policy in ORDERS)
+def _in_all_orders(workload: Workload, plan: Plan) -> list[Plan]:
+    """The plan in each order in which it fits into memory."""
+    plans = (
+        fit_to_memory(workload, replace(plan, policy=policy, in_flight=None)) for policy in ORDERS
+    )
     return [plan for plan in plans if plan is not None]
 
 
-def candidates(work: Workload, effort: Effort) -> Iterator[Plan]:
-    """Every other planner's plan, first as it is, then in every order that fits."""
-    found: list[Plan] = []
+def candidates(workload: Workload, effort: Effort) -> Iterator[Plan]:
+    """Every other planner's plan and all SPP partitions, in every order that fits into memory."""
+    plans: list[Plan] = []
     for planner in (spp, pipedream, even, gpipe, data_parallel, dapple):
-        effort.tell(0.1 * len(found), planner.__name__)
+        effort.report_progress(0.1 * len(plans), planner.__name__)
         try:
-            found.append(planner(work, effort))
+            plans.append(planner(workload, effort))
         except (BadPlan, Infeasible):
-            continue  # a planner without a plan has nothing to add
-    yield from found
-    for stages in partitions(work):
-        kept = fitted(work, Plan(stages))
-        if kept is None and effort.recompute:
-            kept = fitted(work, Plan(stages, recompute=True))
-        found += [kept] if kept is not None else []
-    for plan in found:
-        if effort.over:
+            continue  # this planner has no plan to add
+    yield from plans
+    for stages in partitions(workload):
+        plan = fit_to_memory(workload, Plan(stages))
+        if plan is None and effort.recompute:
+            plan = fit_to_memory(workload, Plan(stages, recompute=True))
+        plans += [plan] if plan is not None else []
+    for plan in plans:
+        if effort.is_over:
             return
-        for policy in ORDERS:
-            other = fitted(work, replace(plan, policy=policy, in_flight=None))
-            if other is not None:
-                yield other
-    yield from _interleaved(work)
+        yield from _in_all_orders(workload, plan)
+    yield from _interleaved(workload)
 
 
-def _interleaved(work: Workload) -> Iterator[Plan]:
-    """Two stages a GPU, dealt out in turn, where the order exists."""
-    n, layers = len(work.cluster), len(work.profile)
-    if n < 2 or layers < 2 * n or work.micro_batches % n:
+def _interleaved(workload: Workload) -> Iterator[Plan]:
+    """A plan with two stages per GPU, assigned in rotation, if the interleaved order allows it."""
+    n, layers = len(workload.cluster), len(workload.profile)
+    if n < 2 or layers < 2 * n or workload.micro_batches % n:
         return
-    stages = straight(balanced_cuts(work, 2 * n))
-    dealt = tuple(replace(stage, gpus=(i % n,)) for i, stage in enumerate(stages))
-    if (plan := fitted(work, Plan(dealt, "interleaved"))) is not None:
+    stages = straight_stages(balanced_cuts(workload, 2 * n))
+    rotated = tuple(replace(stage, gpus=(i % n,)) for i, stage in enumerate(stages))
+    if (plan := fit_to_memory(workload, Plan(rotated, "interleaved"))) is not None:
         yield plan
 
 
-def _different(plans: Sequence[Plan]) -> Iterator[Plan]:
-    """Up to ``STARTS`` plans that differ in their stages."""
+def _with_different_stages(plans: Sequence[Plan]) -> Iterator[Plan]:
+    """The first ``ANNEALING_STARTS`` plans that differ in their stages."""
     seen: set[tuple[Stage, ...]] = set()
     for plan in plans:
-        if plan.stages not in seen and len(seen) < STARTS:
+        if plan.stages not in seen and len(seen) < ANNEALING_STARTS:
             seen.add(plan.stages)
             yield plan

@@ -1,6 +1,7 @@
-"""DAPPLE's three ways to give a new stage its GPUs (section 4.2).
+"""DAPPLE's three device placement policies for a new stage (section 4.2).
 
-What is used already is counted per server: within a server GPUs are taken by number.
+GPUs of a server are interchangeable here: the state is the number of used GPUs of each server, and
+within a server GPUs are taken in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -9,38 +10,38 @@ from typing import Literal, get_args
 
 from nostall.parallel.cluster import Cluster
 
-Rule = Literal["fresh first", "append first", "scatter first"]
-RULES: tuple[Rule, ...] = get_args(Rule)
-Used = tuple[int, ...]
-"""GPUs in use, by server."""
+PlacementRule = Literal["fresh first", "append first", "scatter first"]
+RULES: tuple[PlacementRule, ...] = get_args(PlacementRule)
+GpuCounts = tuple[int, ...]
+"""Number of GPUs per server."""
 
 
-def place(cluster: Cluster, used: Used, wanted: int, rule: Rule) -> Used:
-    """How many GPUs of each server a stage of ``wanted`` GPUs gets.
+def place(cluster: Cluster, used: GpuCounts, count: int, rule: PlacementRule) -> GpuCounts:
+    """Number of GPUs of each server that a new stage of ``count`` GPUs gets.
 
-    Fresh first fills unused servers, append first partly used ones, scatter first takes evenly
-    from the used servers, or from all when none is used.  What the preferred servers cannot give
-    comes from the others, in order.
+    "fresh first" fills unused servers, "append first" fills partly used ones, "scatter first" takes
+    GPUs evenly from the used servers, or from all servers if none is used.  GPUs that the preferred
+    servers cannot give are taken from the other servers in order.
     """
     free = [len(gpus) - u for gpus, u in zip(cluster.servers, used, strict=True)]
     fresh = [s for s, u in enumerate(used) if u == 0]
-    partly = [s for s, u in enumerate(used) if u > 0]
+    partly_used = [s for s, u in enumerate(used) if u > 0]
     taken = [0] * len(free)
     if rule == "scatter first":
-        for servers in (partly, fresh):
-            while wanted and any(free[s] for s in servers):
+        for servers in (partly_used, fresh):
+            while count and any(free[s] for s in servers):
                 for s in servers:
-                    if wanted and free[s]:
-                        taken[s], free[s], wanted = taken[s] + 1, free[s] - 1, wanted - 1
+                    if count and free[s]:
+                        taken[s], free[s], count = taken[s] + 1, free[s] - 1, count - 1
         return tuple(taken)
-    for s in [*fresh, *partly] if rule == "fresh first" else [*partly, *fresh]:
-        taken[s] = min(wanted, free[s])
-        wanted -= taken[s]
+    for s in [*fresh, *partly_used] if rule == "fresh first" else [*partly_used, *fresh]:
+        taken[s] = min(count, free[s])
+        count -= taken[s]
     return tuple(taken)
 
 
-def gpus_of(cluster: Cluster, used: Used, taken: Used) -> tuple[int, ...]:
-    """The GPUs that ``taken`` means when ``used`` are gone already."""
+def placed_gpus(cluster: Cluster, used: GpuCounts, taken: GpuCounts) -> tuple[int, ...]:
+    """Numbers of the GPUs that ``taken`` denotes after the first ``used`` of each server."""
     return tuple(
         gpu
         for gpus, u, t in zip(cluster.servers, used, taken, strict=True)
@@ -48,6 +49,6 @@ def gpus_of(cluster: Cluster, used: Used, taken: Used) -> tuple[int, ...]:
     )
 
 
-def add(used: Used, taken: Used) -> Used:
-    """What is used afterwards."""
+def add_counts(used: GpuCounts, taken: GpuCounts) -> GpuCounts:
+    """Sums per server."""
     return tuple(u + t for u, t in zip(used, taken, strict=True))

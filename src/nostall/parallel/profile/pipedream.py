@@ -1,7 +1,8 @@
-"""Reader of PipeDream's graph text, in which DAPPLE's profiles are published too.
+"""Reader of PipeDream's graph text, the format in which DAPPLE's profiles are published, too.
 
-``nodeN -- name -- forward_compute_time=ms, backward_compute_time=ms, activation_size=bytes or
-[a; b], parameter_size=bytes``, then indented lines ``nodeA -- nodeB``.
+Each node is one line, ``nodeN -- name -- forward_compute_time=ms, backward_compute_time=ms,
+activation_size=bytes or [a; b], parameter_size=bytes``; each edge is an indented line
+``nodeA -- nodeB``.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class _Node:
     name: str
     forward_ms: float
     backward_ms: float
-    activation: float
-    parameters: float
-    stored: float | None
+    activation_bytes: float
+    parameter_bytes: float
+    stored_bytes: float | None
 
     @property
     def is_input(self) -> bool:
@@ -36,27 +37,28 @@ class _Node:
 
 
 def parse_graph(text: str, name: str, batch: int | None = None) -> Profile:
-    """A profile from graph text.
+    """Parse graph text into a profile.
 
-    Nodes named "Input..." are no layers: their time goes to the first layer and their tensors are
-    read there, so that no measured time is lost.  Raises :class:`BadProfile` with the line for
-    text that is none of the above, missing or negative figures, unknown nodes and cycles.
+    Nodes named "Input..." do not become layers: their time is added to the first layer, and the
+    tensors they produce are read there, so no measured time is lost.  Raises :class:`BadProfile`
+    with the line number if a line is neither a node nor an edge or if a number is missing or
+    invalid, and also if an edge names an unknown node or the graph has a cycle.
     """
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], None] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
-        where = f"{name}, line {number}"
+        location = f"{name}, line {number}"
         if match := _NODE.match(line):
             if match[1] in nodes:
-                raise BadProfile(f"{where}: {match[1]} is there twice; each node once is allowed")
-            nodes[match[1]] = _node(match[2], match[3], where)
+                raise BadProfile(f"{location}: {match[1]} is defined twice; define each node once")
+            nodes[match[1]] = _parse_node(match[2], match[3], location)
         elif match := _EDGE.match(line):
             edges[match[1], match[2]] = None
         else:
             raise BadProfile(
-                f"{where}: {line.strip()[:60]!r} is neither a node "
+                f"{location}: {line.strip()[:60]!r} is neither a node "
                 "('nodeN -- name -- forward_compute_time=...') nor an edge ('nodeA -- nodeB'); "
                 "give PipeDream graph text or a profile that nostall wrote"
             )
@@ -66,112 +68,121 @@ def parse_graph(text: str, name: str, batch: int | None = None) -> Profile:
                 raise BadProfile(
                     f"{name}: edge {a} -- {b} names {end}, which has no line of its own; add it"
                 )
-    return _profile(nodes, list(edges), name, batch)
+    return _build_profile(nodes, list(edges), name, batch)
 
 
-def _node(name: str, fields: str, where: str) -> _Node:
-    found = dict(_FIELD.findall(fields))
-    forward, backward = (_number(found, key, where) for key in _TIMES)
-    activation, parameters = (_number(found, key, where) for key in _SIZES)
-    stored = _number(found, "stored_size", where) if "stored_size" in found else None
+def _parse_node(name: str, text: str, location: str) -> _Node:
+    fields = dict(_FIELD.findall(text))
+    forward, backward = (_parse_number(fields, key, location) for key in _TIMES)
+    activation, parameters = (_parse_number(fields, key, location) for key in _SIZES)
+    stored = _parse_number(fields, "stored_size", location) if "stored_size" in fields else None
     return _Node(name.strip(), forward, backward, activation, parameters, stored)
 
 
-def _number(found: Mapping[str, str], key: str, where: str) -> float:
-    """One figure; a list in brackets is the sizes of several outputs, which go together."""
-    text = found.get(key)
+def _parse_number(fields: Mapping[str, str], key: str, location: str) -> float:
+    """Value of one field; a list in brackets holds sizes of several outputs, which are summed."""
+    text = fields.get(key)
     if text is None:
-        raise BadProfile(f"{where}: {key} is missing; give it (0 where there is none)")
+        raise BadProfile(f"{location}: {key} is missing; add it (0 if the node has none)")
     parts = text.strip("[]").split(";")
     try:
         values = [float(part) for part in parts if part.strip()]
     except ValueError:
         raise BadProfile(
-            f"{where}: {key}={text} is not a number; allowed are numbers >= 0"
+            f"{location}: {key}={text} is not a number; allowed are numbers >= 0"
         ) from None
     if any(not 0 <= value < float("inf") for value in values):
-        raise BadProfile(f"{where}: {key}={text}; allowed are finite numbers >= 0")
+        raise BadProfile(f"{location}: {key}={text}; allowed are finite numbers >= 0")
     return sum(values)
 
 
-def _profile(
+def _build_profile(
     nodes: Mapping[str, _Node], edges: Sequence[tuple[str, str]], name: str, batch: int | None
 ) -> Profile:
-    order = topological(list(nodes), edges, name)
+    order = topological_order(list(nodes), edges, name)
     inputs = [n for n in order if nodes[n].is_input]
-    kept = [n for n in order if not nodes[n].is_input]
-    if not kept:
-        raise BadProfile(f"{name}: there is no node besides inputs; a model needs layers")
-    at = {n: i for i, n in enumerate(kept)} | dict.fromkeys(inputs, 0)
-    layers = [_layer(nodes[n]) for n in kept]
-    extra_forward = sum(nodes[n].forward_ms for n in inputs) * 1e-3
-    extra_backward = sum(nodes[n].backward_ms for n in inputs) * 1e-3
+    layer_nodes = [n for n in order if not nodes[n].is_input]
+    if not layer_nodes:
+        raise BadProfile(f"{name}: there is no node besides inputs; add the layers of the model")
+    layer_number = {n: i for i, n in enumerate(layer_nodes)} | dict.fromkeys(inputs, 0)
+    layers = [_build_layer(nodes[n]) for n in layer_nodes]
+    input_forward_s = sum(nodes[n].forward_ms for n in inputs) * 1e-3
+    input_backward_s = sum(nodes[n].backward_ms for n in inputs) * 1e-3
     first = layers[0]
     layers[0] = Layer(
         first.name,
-        first.forward_s + extra_forward,
-        first.backward_s + extra_backward,
-        first.parameter_bytes + sum(nodes[n].parameters for n in inputs),
+        first.forward_s + input_forward_s,
+        first.backward_s + input_backward_s,
+        first.parameter_bytes + sum(nodes[n].parameter_bytes for n in inputs),
         first.stored_bytes,
     )
-    last: dict[str, int] = {}
+    last_consumer: dict[str, int] = {}
     for a, b in edges:
-        last[a] = max(last.get(a, 0), at[b])
-    trained = _trained(order, nodes, edges)
+        last_consumer[a] = max(last_consumer.get(a, 0), layer_number[b])
+    trained = _nodes_with_gradient(order, nodes, edges)
     tensors = [
-        Tensor(at[n], end, nodes[n].activation, n in trained)
-        for n, end in last.items()
-        if end > at[n]
+        Tensor(layer_number[n], consumer, nodes[n].activation_bytes, n in trained)
+        for n, consumer in last_consumer.items()
+        if consumer > layer_number[n]
     ]
     return Profile(name, tuple(layers), tuple(tensors), batch)
 
 
-def _trained(
+def _nodes_with_gradient(
     order: Sequence[str], nodes: Mapping[str, _Node], edges: Sequence[tuple[str, str]]
 ) -> set[str]:
-    """Nodes with a gradient: parameters or backward time of their own, or behind such a node."""
-    before: dict[str, list[str]] = {}
+    """Nodes whose output has a gradient: they, or a predecessor, have parameters or backward time.
+
+    ``order`` is topological.
+    """
+    predecessors: dict[str, list[str]] = {}
     for a, b in edges:
-        before.setdefault(b, []).append(a)
+        predecessors.setdefault(b, []).append(a)
     trained: set[str] = set()
     for name in order:
-        own = nodes[name].parameters > 0 or nodes[name].backward_ms > 0
-        if own or any(a in trained for a in before.get(name, ())):
+        is_trained = nodes[name].parameter_bytes > 0 or nodes[name].backward_ms > 0
+        if is_trained or any(a in trained for a in predecessors.get(name, ())):
             trained.add(name)
     return trained
 
 
-def _layer(node: _Node) -> Layer:
+def _build_layer(node: _Node) -> Layer:
     return Layer(
-        node.name, node.forward_ms * 1e-3, node.backward_ms * 1e-3, node.parameters, node.stored
+        node.name,
+        node.forward_ms * 1e-3,
+        node.backward_ms * 1e-3,
+        node.parameter_bytes,
+        node.stored_bytes,
     )
 
 
-def topological(names: Sequence[str], edges: Sequence[tuple[str, str]], where: str) -> list[str]:
-    """Names so that every edge runs forward; among several the one that is listed first.
+def topological_order(
+    names: Sequence[str], edges: Sequence[tuple[str, str]], graph: str
+) -> list[str]:
+    """Names ordered so that every edge points forward; ties keep the order of ``names``.
 
-    Raises :class:`BadProfile` naming a node on a cycle.
+    Raises :class:`BadProfile` with the name of a blocked node if the graph has a cycle.
     """
-    place = {name: i for i, name in enumerate(names)}
-    waiting = dict.fromkeys(names, 0)
-    after: dict[str, list[str]] = {name: [] for name in names}
+    position = {name: i for i, name in enumerate(names)}
+    unmet = dict.fromkeys(names, 0)
+    successors: dict[str, list[str]] = {name: [] for name in names}
     for a, b in edges:
-        waiting[b] += 1
-        after[a].append(b)
-    ready = [place[n] for n in names if waiting[n] == 0]
+        unmet[b] += 1
+        successors[a].append(b)
+    ready = [position[n] for n in names if unmet[n] == 0]
     heapq.heapify(ready)
     order: list[str] = []
     while ready:
         name = names[heapq.heappop(ready)]
         order.append(name)
-        for b in after[name]:
-            waiting[b] -= 1
-            if waiting[b] == 0:
-                heapq.heappush(ready, place[b])
+        for b in successors[name]:
+            unmet[b] -= 1
+            if unmet[b] == 0:
+                heapq.heappush(ready, position[b])
     if len(order) < len(names):
-        stuck = next(n for n in names if waiting[n] > 0)
+        blocked = next(n for n in names if unmet[n] > 0)
         raise BadProfile(
-            f"{where}: the graph has a cycle through or before {stuck}; a model's forward pass "
-            "has none; remove the edge that runs back"
+            f"{graph}: the graph has a cycle through or before {blocked}; a model's forward pass "
+            "has no cycle; remove the edge that points back"
         )
     return order

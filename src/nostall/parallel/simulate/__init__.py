@@ -1,4 +1,4 @@
-"""What a plan would cost: an event simulation of stages and links, modelled to the micro-batch."""
+"""Simulator of pipeline plans: modelled time of an iteration, its bounds, costs and memory."""
 
 from nostall.parallel.simulate.bounds import critical_path_s, load_bound_s
 from nostall.parallel.simulate.costs import Costs, costs

@@ -1,4 +1,4 @@
-"""What no order can beat: the longest chain of one micro-batch, and the busiest resource."""
+"""Lower bounds of a plan's iteration time in any order: the critical path and the largest load."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from nostall.parallel.plan.workload import Workload
 from nostall.parallel.simulate.costs import Costs, costs
 
 
-def critical_path_s(work: Workload, plan: Plan) -> float:
-    """One micro-batch through all stages and back to each, then that stage's all-reduce."""
-    found = costs(work, plan)
-    onward = sum(found.forward) + sum(t.seconds for t in found.onward)
-    path, longest = onward, 0.0
+def critical_path_s(workload: Workload, plan: Plan) -> float:
+    """Seconds of the longest chain of dependent operations of one micro-batch.
+
+    A chain runs forward through all stages, backward to some stage, and ends with the weight
+    gradients and the all-reduce of that stage.
+    """
+    plan_costs = costs(workload, plan)
+    path = sum(plan_costs.forward) + sum(t.seconds for t in plan_costs.forward_transfers)
+    longest = 0.0
     for s in range(len(plan.stages) - 1, -1, -1):
-        path += found.backward[s]
-        longest = max(longest, path + found.weight[s] + found.allreduce[s].seconds)
+        path += plan_costs.backward[s]
+        end = path + plan_costs.weight_gradient[s] + plan_costs.allreduce[s].seconds
+        longest = max(longest, end)
         if s:
-            path += found.back[s - 1].seconds
+            path += plan_costs.backward_transfers[s - 1].seconds
     return longest
 
 
-def load_bound_s(work: Workload, plan: Plan) -> float:
-    """The busiest worker or link over all micro-batches."""
-    return max(loads(costs(work, plan), work.micro_batches))
+def load_bound_s(workload: Workload, plan: Plan) -> float:
+    """Seconds that the busiest worker or network resource is occupied in an iteration."""
+    return max(_loads(costs(workload, plan), workload.micro_batches))
 
 
-def loads(found: Costs, micro_batches: int) -> list[float]:
-    """Seconds that each worker and each resource is busy in an iteration."""
-    workers = [0.0] * (max(found.worker) + 1)
-    for s, worker in enumerate(found.worker):
-        each = found.forward[s] + found.backward[s] + found.weight[s]
-        workers[worker] += micro_batches * each
-    links: defaultdict[int, float] = defaultdict(float)
-    for transfer in (*found.onward, *found.back):
+def _loads(plan_costs: Costs, micro_batches: int) -> list[float]:
+    """Seconds that each worker and each network resource is occupied in an iteration."""
+    workers = [0.0] * (max(plan_costs.worker) + 1)
+    for s, worker in enumerate(plan_costs.worker):
+        stage_s = plan_costs.forward[s] + plan_costs.backward[s] + plan_costs.weight_gradient[s]
+        workers[worker] += micro_batches * stage_s
+    resources: defaultdict[int, float] = defaultdict(float)
+    for transfer in (*plan_costs.forward_transfers, *plan_costs.backward_transfers):
         for resource, seconds in transfer.loads:
-            links[resource] += micro_batches * seconds
-    for transfer in found.allreduce:
+            resources[resource] += micro_batches * seconds
+    for transfer in plan_costs.allreduce:
         for resource, seconds in transfer.loads:
-            links[resource] += seconds
-    return [*workers, *links.values()]
+            resources[resource] += seconds
+    return [*workers, *resources.values()]

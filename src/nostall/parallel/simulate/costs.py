@@ -1,4 +1,8 @@
-"""A plan's costs per stage, boundary and collective, and the resources that each keeps busy."""
+"""Modelled costs of a plan's stages, transfers and all-reduces, and the resources they occupy.
+
+Network resources are numbered: two ports per server (sending, receiving) first, then two channels
+per stage boundary (forward, backward).  With half duplex only the first of each two is used.
+"""
 
 from __future__ import annotations
 
@@ -15,132 +19,152 @@ Loads = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Takes ``seconds`` once it starts; needs each resource of ``loads`` free to start, and keeps
-    it for that resource's own seconds."""
+    """A transfer over a stage boundary, or an all-reduce."""
 
     seconds: float
+    """Time from the start of the transfer until all data has arrived."""
     loads: Loads
+    """Resources that must be free when the transfer starts, and the seconds each is occupied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of one micro-batch in each stage and over each boundary, and of each all-reduce.
-
-    ``backward`` is without ``weight`` when the policy splits the backward pass, and ``weight`` is
-    0 when it does not.  ``worker[s]`` numbers the GPU groups.  ``resources`` counts channels and
-    ports.
-    """
+    """Costs of a plan; times of stages and transfers are those of one micro-batch, in seconds."""
 
     forward: tuple[float, ...]
+    """Per stage."""
     backward: tuple[float, ...]
-    weight: tuple[float, ...]
-    onward: tuple[Transfer, ...]
-    back: tuple[Transfer, ...]
+    """Per stage; without ``weight_gradient`` if the policy splits the backward pass, and with the
+    repeated forward pass if the plan re-computes activations."""
+    weight_gradient: tuple[float, ...]
+    """Per stage; 0 if the policy does not split the backward pass."""
+    forward_transfers: tuple[Transfer, ...]
+    """Activations over each boundary between stages."""
+    backward_transfers: tuple[Transfer, ...]
+    """Gradients of activations over each boundary between stages."""
     allreduce: tuple[Transfer, ...]
+    """Per stage, once an iteration."""
     worker: tuple[int, ...]
+    """Number of the GPU group of each stage; stages with the same GPUs share a worker."""
     resources: int
+    """Number of network resources (ports and channels)."""
 
 
-def costs(work: Workload, plan: Plan) -> Costs:
-    """What each part of the plan costs; boundaries between stages of one worker cost nothing."""
-    forward, backward, weight = [], [], []
-    split = plan.policy == "zero-bubble"
+def costs(workload: Workload, plan: Plan) -> Costs:
+    """The costs of a plan; boundaries between stages of one worker cost nothing."""
+    forward, backward, weight_gradient = [], [], []
+    split_backward = plan.policy == "zero-bubble"
     for stage in plan.stages:
-        r = len(stage.gpus)
-        f = (work.forward[stage.end] - work.forward[stage.first]) / r
-        b = (work.backward[stage.end] - work.backward[stage.first]) / r
-        w = (work.weight_gradient[stage.end] - work.weight_gradient[stage.first]) / r
-        w = min(w, b) if split else 0.0
+        replicas = len(stage.gpus)
+        f = _between(workload.forward_s, stage) / replicas
+        b = _between(workload.backward_s, stage) / replicas
+        w = _between(workload.weight_gradient_s, stage) / replicas
+        w = min(w, b) if split_backward else 0.0
         forward.append(f)
         backward.append(b - w + (f if plan.recompute else 0.0))
-        weight.append(w)
-    onward, back, resources = _boundaries(work, plan.stages)
-    groups: dict[tuple[int, ...], int] = {}
+        weight_gradient.append(w)
+    forward_transfers, backward_transfers, resources = _boundary_transfers(workload, plan.stages)
+    workers: dict[tuple[int, ...], int] = {}
     return Costs(
         tuple(forward),
         tuple(backward),
-        tuple(weight),
-        tuple(onward),
-        tuple(back),
-        tuple(_allreduce(work, plan, stage) for stage in plan.stages),
-        tuple(groups.setdefault(s.gpus, len(groups)) for s in plan.stages),
+        tuple(weight_gradient),
+        tuple(forward_transfers),
+        tuple(backward_transfers),
+        tuple(_allreduce(workload, plan, stage) for stage in plan.stages),
+        tuple(workers.setdefault(s.gpus, len(workers)) for s in plan.stages),
         resources,
     )
 
 
-def _boundaries(
-    work: Workload, stages: Sequence[Stage]
+def _between(sums: Sequence[float], stage: Stage) -> float:
+    """A stage's part of prefix sums over layers."""
+    return sums[stage.end] - sums[stage.first]
+
+
+def _boundary_transfers(
+    workload: Workload, stages: Sequence[Stage]
 ) -> tuple[list[Transfer], list[Transfer], int]:
-    """Transfers onward and back over each boundary; ports come first among the resources."""
-    half = work.cluster.duplex == "half"
-    ports = 2 * len(work.cluster.ports)
-    onward, back = [], []
+    """Forward and backward transfers over each boundary, and the number of network resources."""
+    half_duplex = workload.cluster.duplex == "half"
+    ports = 2 * len(workload.cluster.ports)
+    forward, backward = [], []
     for s in range(len(stages) - 1):
         cut = stages[s].end
-        way = work.route(stages[s].gpus, stages[s + 1].gpus)
-        there = ports + 2 * s
-        again = there if half else there + 1
-        onward.append(_transfer(way, work.cut[cut], way.out, way.into, there, half))
-        back.append(_transfer(way, work.cut_back[cut], way.into, way.out, again, half))
-    return onward, back, ports + 2 * max(0, len(stages) - 1)
+        route = workload.route(stages[s].gpus, stages[s + 1].gpus)
+        senders, receivers = route.sender_ports, route.receiver_ports
+        forward_channel = ports + 2 * s
+        backward_channel = forward_channel if half_duplex else forward_channel + 1
+        activations, gradients = workload.cut_bytes[cut], workload.gradient_bytes[cut]
+        forward.append(
+            _transfer(route, activations, senders, receivers, forward_channel, half_duplex)
+        )
+        backward.append(
+            _transfer(route, gradients, receivers, senders, backward_channel, half_duplex)
+        )
+    return forward, backward, ports + 2 * max(0, len(stages) - 1)
 
 
 def _transfer(
-    way: Route, size: float, out: Loads, into: Loads, channel: int, half: bool
+    route: Route, size: float, senders: Loads, receivers: Loads, channel: int, half_duplex: bool
 ) -> Transfer:
-    """``out`` and ``into`` are ports with seconds per byte; with half duplex they are one."""
-    if size <= 0 or way.s_per_byte <= 0:
-        return Transfer(way.latency_s if size > 0 else 0.0, ())
-    busy = size * way.s_per_byte
-    loads: dict[int, float] = {channel: busy}
-    for server, each in out:
-        loads[2 * server] = loads.get(2 * server, 0.0) + size * each
-    for server, each in into:
-        port = 2 * server + (0 if half else 1)
-        loads[port] = loads.get(port, 0.0) + size * each
-    # Half duplex: a server that sends and receives in one transfer does so in turns.
-    longest = max(busy, *loads.values())
-    return Transfer(way.latency_s + longest, tuple(loads.items()))
+    """A transfer of ``size`` bytes; ``senders`` and ``receivers`` are (server, seconds per byte).
+
+    With half duplex, a server's sending and receiving port are one resource.
+    """
+    if size <= 0 or route.s_per_byte <= 0:
+        return Transfer(route.latency_s if size > 0 else 0.0, ())
+    channel_s = size * route.s_per_byte
+    loads: dict[int, float] = {channel: channel_s}
+    for server, s_per_byte in senders:
+        loads[2 * server] = loads.get(2 * server, 0.0) + size * s_per_byte
+    for server, s_per_byte in receivers:
+        port = 2 * server + (0 if half_duplex else 1)
+        loads[port] = loads.get(port, 0.0) + size * s_per_byte
+    # With half duplex, a server that sends and receives in one transfer does one after the other,
+    # so its load can be longer than channel_s.
+    longest = max(channel_s, *loads.values())
+    return Transfer(route.latency_s + longest, tuple(loads.items()))
 
 
-def _allreduce(work: Workload, plan: Plan, stage: Stage) -> Transfer:
-    """The stage's gradient all-reduce; what pure data parallelism cannot hide of it."""
-    size = work.parameters[stage.end] - work.parameters[stage.first]
-    seconds = work.allreduce_s(stage.gpus, size)
+def _allreduce(workload: Workload, plan: Plan, stage: Stage) -> Transfer:
+    """The gradient all-reduce of a stage; of a single stage, only the part that is not hidden."""
+    size = _between(workload.parameter_bytes, stage)
+    seconds = workload.allreduce_s(stage.gpus, size)
     if seconds > 0 and len(plan.stages) == 1:
-        seconds = exposed_allreduce_s(work, stage.gpus)
+        seconds = exposed_allreduce_s(workload, stage.gpus)
     if seconds <= 0:
         return Transfer(0.0, ())
-    servers = {work.cluster.server[g] for g in stage.gpus}
+    servers = {workload.cluster.server[g] for g in stage.gpus}
     if len(servers) == 1:
         return Transfer(seconds, ())
-    finite = [s for s in sorted(servers) if work.cluster.ports[s] < float("inf")]
-    sides = (0,) if work.cluster.duplex == "half" else (0, 1)
+    finite = [s for s in sorted(servers) if workload.cluster.ports[s] < float("inf")]
+    sides = (0,) if workload.cluster.duplex == "half" else (0, 1)
     return Transfer(seconds, tuple((2 * s + side, seconds) for s in finite for side in sides))
 
 
-def data_parallel_share(work: Workload, replicas: int) -> float:
-    """Micro-batches that a replica of pure data parallelism holds at a time, at most one.
+def data_parallel_share(workload: Workload, replicas: int) -> float:
+    """Micro-batches that a replica of pure data parallelism runs at a time, at most one.
 
-    Each replica then runs its share of the samples as micro-batches of its own, not as slices.
+    With pure data parallelism each replica splits its share of the iteration's samples into
+    micro-batches of its own; micro-batches are not sliced over replicas.
     """
-    return max(1.0 / replicas, min(1.0, work.micro_batches / replicas))
+    return max(1.0 / replicas, min(1.0, workload.micro_batches / replicas))
 
 
-def exposed_allreduce_s(work: Workload, gpus: tuple[int, ...]) -> float:
-    """Seconds of data parallelism's all-reduce that the last backward pass does not hide.
+def exposed_allreduce_s(workload: Workload, gpus: tuple[int, ...]) -> float:
+    """Seconds of pure data parallelism's all-reduce that the last backward pass does not hide.
 
-    Layer by layer from the end: a layer's gradients leave when they are there and the link is
-    free (DAPPLE's "DP + overlap").
+    Layer by layer from the last one, a layer's gradients are sent once they are computed and the
+    link is free (DAPPLE's "DP + overlap").
     """
-    share = data_parallel_share(work, len(gpus))
-    start = work.allreduce_s(gpus, 1e-9)
-    per_byte = (work.allreduce_s(gpus, 1e9) - start) * 1e-9
-    total = work.backward[-1] * share
-    link = 0.0
-    for i in range(len(work.profile) - 1, -1, -1):
-        size = work.parameters[i + 1] - work.parameters[i]
+    share = data_parallel_share(workload, len(gpus))
+    start_s, s_per_byte = workload.allreduce_line(gpus)
+    backward_end = workload.backward_s[-1] * share
+    link_free = 0.0
+    for i in range(len(workload.profile) - 1, -1, -1):
+        size = workload.parameter_bytes[i + 1] - workload.parameter_bytes[i]
         if size > 0:
-            there = total - work.backward[i] * share
-            link = max(link, there) + size * per_byte
-    return start + max(0.0, link - total)
+            computed = backward_end - workload.backward_s[i] * share
+            link_free = max(link_free, computed) + size * s_per_byte
+    return start_s + max(0.0, link_free - backward_end)

@@ -1,110 +1,118 @@
-"""Memory of a plan: parameters with their state, and what waits for its backward pass."""
+"""Modelled memory of a plan: parameters with their state, and activations of micro-batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nostall.parallel.plan.plan import Plan, Stage
 from nostall.parallel.plan.workload import Workload
 from nostall.parallel.simulate.costs import data_parallel_share
-from nostall.parallel.simulate.orders import caps
+from nostall.parallel.simulate.orders import in_flight_limits
 from nostall.parallel.simulate.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes per GPU of each worker.  ``fits`` None: a lower bound fits, nobody knows the rest."""
+    """Modelled memory of each worker, in bytes per GPU."""
 
     state: tuple[float, ...]
+    """Parameters, gradients and optimiser state."""
     peak: tuple[float, ...]
+    """``state`` plus the largest sum of activations during the iteration."""
     capacity: tuple[float, ...]
+    """Memory of the worker's smallest GPU."""
     measured: bool
+    """Whether the profile has measured stored bytes; otherwise ``peak`` is a lower bound."""
 
     @property
     def fits(self) -> bool | None:
-        """False is certain even from a lower bound; True needs measured stored bytes."""
+        """Whether the plan fits; None if ``peak`` fits but is only a lower bound."""
         if any(p > c for p, c in zip(self.peak, self.capacity, strict=True)):
             return False
         return True if self.measured else None
 
 
-def held_bytes(work: Workload, stage: Stage, recompute: bool, alone: bool) -> float:
-    """Bytes per GPU that one micro-batch in flight keeps in a stage; ``alone``: the only stage.
+def held_bytes(workload: Workload, stage: Stage, recompute: bool, only_stage: bool) -> float:
+    """Bytes per GPU that a stage keeps of one micro-batch from its forward to its backward pass.
 
-    With re-computation only the stage's input stays.
+    With re-computation, only the stage's input is kept.  ``only_stage`` is pure data parallelism.
     """
     r = len(stage.gpus)
-    share = data_parallel_share(work, r) if alone else 1.0 / r
-    whole = work.stored[stage.end] - work.stored[stage.first]
-    return share * (work.cut[stage.first] if recompute else whole)
+    share = data_parallel_share(workload, r) if only_stage else 1.0 / r
+    activations = workload.stored_bytes[stage.end] - workload.stored_bytes[stage.first]
+    return share * (workload.cut_bytes[stage.first] if recompute else activations)
 
 
-def working_bytes(work: Workload, stage: Stage, recompute: bool, alone: bool) -> float:
-    """Bytes per GPU that a backward pass needs once: with re-computation, the stage's all."""
-    return held_bytes(work, stage, False, alone) if recompute else 0.0
+def working_bytes(workload: Workload, stage: Stage, recompute: bool, only_stage: bool) -> float:
+    """Bytes per GPU needed only during a backward pass: the re-computed activations, if any."""
+    return held_bytes(workload, stage, False, only_stage) if recompute else 0.0
 
 
-def state_bytes(work: Workload, stage: Stage) -> float:
+def state_bytes(workload: Workload, stage: Stage) -> float:
     """Bytes per GPU of a stage's parameters, gradients and optimiser state."""
-    return work.state_factor * (work.parameters[stage.end] - work.parameters[stage.first])
+    parameters = workload.parameter_bytes[stage.end] - workload.parameter_bytes[stage.first]
+    return workload.state_factor * parameters
 
 
-def fits_bound(work: Workload, plan: Plan) -> bool:
-    """Whether the plan's memory stays below every GPU's, by the caps of its order.
+def may_fit(workload: Workload, plan: Plan) -> bool:
+    """Whether the plan fits into memory, judged by its limits on micro-batches in flight.
 
-    Quick, for planners; never says False for a plan that :func:`memory` lets pass, and for
-    workers with one stage never True for one that it refuses.
+    Planners use this because it needs no simulation.  It is True for every plan that
+    :func:`memory` accepts.  For workers with one stage it is False for every plan that
+    :func:`memory` rejects; for workers with several stages it counts one micro-batch per stage.
     """
     used: dict[tuple[int, ...], float] = {}
-    alone = len(plan.stages) == 1
-    for stage, cap in zip(plan.stages, caps(plan, work.micro_batches), strict=True):
-        cap = 1 if plan.interleaved or alone else cap
+    only_stage = len(plan.stages) == 1
+    limits = in_flight_limits(plan, workload.micro_batches)
+    for stage, limit in zip(plan.stages, limits, strict=True):
+        in_flight = 1 if plan.interleaved or only_stage else limit
         used[stage.gpus] = (
             used.get(stage.gpus, 0.0)
-            + state_bytes(work, stage)
-            + cap * held_bytes(work, stage, plan.recompute, alone)
-            + working_bytes(work, stage, plan.recompute, alone)
+            + state_bytes(workload, stage)
+            + in_flight * held_bytes(workload, stage, plan.recompute, only_stage)
+            + working_bytes(workload, stage, plan.recompute, only_stage)
         )
-    return all(size <= min(work.cluster.memory[g] for g in gpus) for gpus, size in used.items())
+    memory_of = workload.cluster.memory
+    return all(size <= min(memory_of[g] for g in gpus) for gpus, size in used.items())
 
 
-def memory(work: Workload, plan: Plan, timeline: Timeline) -> Memory:
-    """Peak bytes over the simulated iteration, per worker."""
+def memory(workload: Workload, plan: Plan, timeline: Timeline) -> Memory:
+    """Peak memory of each worker over a simulated iteration."""
     workers = max(timeline.costs.worker) + 1
     state, peak = [0.0] * workers, [0.0] * workers
     capacity = [0.0] * workers
     for s, stage in enumerate(plan.stages):
         w = timeline.costs.worker[s]
-        state[w] += state_bytes(work, stage)
-        capacity[w] = min(work.cluster.memory[g] for g in stage.gpus)
+        state[w] += state_bytes(workload, stage)
+        capacity[w] = min(workload.cluster.memory[g] for g in stage.gpus)
     for w in range(workers):
-        peak[w] = state[w] + float(course(work, plan, timeline, w)[1].max())
-    return Memory(tuple(state), tuple(peak), tuple(capacity), work.profile.memory_measured)
+        peak[w] = state[w] + float(_activation_bytes(workload, plan, timeline, w).max())
+    return Memory(tuple(state), tuple(peak), tuple(capacity), workload.profile.memory_measured)
 
 
-def course(
-    work: Workload, plan: Plan, timeline: Timeline, worker: int
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
-    """Times and bytes of activations per GPU of a worker after each change, both (changes,)."""
-    alone = len(plan.stages) == 1
-    last = 2 if timeline.split else 1
-    changes: list[tuple[float, float]] = [(0.0, 0.0)]
+def _activation_bytes(
+    workload: Workload, plan: Plan, timeline: Timeline, worker: int
+) -> NDArray[np.float64]:
+    """Bytes of activations per GPU of a worker after each allocation and release, in time order."""
+    only_stage = len(plan.stages) == 1
+    last_kind = 2 if timeline.splits_backward else 1
+    changes: list[tuple[float, float]] = [(0.0, 0.0)]  # time, bytes allocated (+) or released (-)
     for s, stage in enumerate(plan.stages):
         if timeline.costs.worker[s] != worker:
             continue
-        size = held_bytes(work, stage, plan.recompute, alone)
-        extra = working_bytes(work, stage, plan.recompute, alone)
-        released = timeline.starts[last, s] + timeline.durations[last, s]
-        held = list(zip(timeline.starts[0, s], released, strict=True))
-        if alone:  # one local micro-batch at a time, however its share was cut into slices
+        size = held_bytes(workload, stage, plan.recompute, only_stage)
+        extra = working_bytes(workload, stage, plan.recompute, only_stage)
+        released = timeline.operation_starts[last_kind, s] + timeline.durations[last_kind, s]
+        held = list(zip(timeline.operation_starts[0, s], released, strict=True))
+        if only_stage:  # a replica runs one micro-batch of its own at a time
             held = [(min(h[0] for h in held), max(h[1] for h in held))]
         for start, end in held:
             changes += [(float(start), size), (float(end), -size)]
-        for start in timeline.starts[1, s] if extra else ():
+        for start in timeline.operation_starts[1, s] if extra else ():
             changes += [(float(start), extra), (float(start + timeline.durations[1, s]), -extra)]
-    # What is released at the moment when something else begins makes room for it.
+    # At equal times, releases (negative) sort before allocations.
     changes.sort()
-    times, sizes = np.array(changes).T
-    return times, np.cumsum(sizes)
+    return np.cumsum([size for _, size in changes])

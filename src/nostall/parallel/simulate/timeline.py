@@ -1,4 +1,4 @@
-"""Simulating a plan: from costs and orders to the compiled engine and back."""
+"""Simulation of a plan: converts costs and orders to arrays and runs the compiled engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nostall.parallel.errors import BadPlan
 from nostall.parallel.plan.plan import Plan
 from nostall.parallel.plan.workload import Workload
 from nostall.parallel.simulate.costs import Costs, Transfer, costs
-from nostall.parallel.simulate.engine import run
-from nostall.parallel.simulate.orders import caps, fixed_orders
+from nostall.parallel.simulate.engine import StageArrays, TransferArrays, run
+from nostall.parallel.simulate.orders import fixed_orders, in_flight_limits
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -22,84 +22,87 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One simulated iteration, modelled, in seconds from its start.
-
-    ``starts`` (3, stages, M): when forward, backward and weight-gradient operations start, -1
-    where there is none; ``sent`` (transfers, M) the same for boundaries onward, back, and
-    all-reduces (first column).  ``held`` is the most micro-batches that each stage held at once.
-    """
+    """One simulated iteration; all times are modelled, in seconds from its start."""
 
     iteration_s: float
     costs: Costs
-    starts: Floats
-    sent: Floats
-    held: tuple[int, ...]
-    split: bool
+    operation_starts: Floats
+    """Starts of forward, backward and weight-gradient operations, shape (3, stages, M); -1 if
+    there is no such operation."""
+    transfer_starts: Floats
+    """Starts of transfers, shape (transfers, M): forward and backward over each boundary, then the
+    all-reduces, which use the first column only; -1 if there is no such transfer."""
+    peak_in_flight: tuple[int, ...]
+    """Most micro-batches that each stage held at once."""
+    splits_backward: bool
+    """Whether weight gradients are separate operations."""
 
     @property
     def durations(self) -> Floats:
-        """Seconds of each kind in each stage, shape (3, stages)."""
-        return np.array([self.costs.forward, self.costs.backward, self.costs.weight])
+        """Seconds of each kind of operation in each stage, shape (3, stages)."""
+        return _durations(self.costs)
 
 
-def simulate(work: Workload, plan: Plan) -> Timeline:
-    """Run the plan through the engine.
-
-    Raises :class:`BadPlan` for an order that blocks itself.
-    """
-    found = costs(work, plan)
-    m = work.micro_batches
-    seconds, starts, sent, held = _run(found, plan, m)
+def simulate(workload: Workload, plan: Plan) -> Timeline:
+    """Simulate one iteration of a plan; raises :class:`BadPlan` if its order deadlocks."""
+    plan_costs = costs(workload, plan)
+    m = workload.micro_batches
+    seconds, operation_starts, transfer_starts, peak = _run(plan_costs, plan, m)
     if math.isinf(seconds):
         raise BadPlan(
-            f"the {plan.policy} order blocks itself on this plan: an operation waits for one that "
-            "comes later on the same worker; use policy list"
+            f"the {plan.policy} order deadlocks on this plan: an operation waits for a later "
+            "operation of the same worker; use policy list"
         )
-    stages = len(plan.stages)
     return Timeline(
         seconds,
-        found,
-        starts.reshape(3, stages, m),
-        sent.reshape(-1, m),
-        tuple(int(k) for k in held),
-        plan.policy == "zero-bubble",
+        plan_costs,
+        operation_starts.reshape(3, len(plan.stages), m),
+        transfer_starts.reshape(-1, m),
+        tuple(int(k) for k in peak),
+        _splits_backward(plan),
     )
 
 
-def simulated_s(work: Workload, plan: Plan) -> float:
-    """The iteration's modelled seconds alone; infinite for an order that blocks itself."""
-    return _run(costs(work, plan), plan, work.micro_batches)[0]
+def simulated_s(workload: Workload, plan: Plan) -> float:
+    """Modelled seconds of one iteration of a plan; infinite if its order deadlocks."""
+    return _run(costs(workload, plan), plan, workload.micro_batches)[0]
 
 
-def _run(found: Costs, plan: Plan, micro_batches: int) -> tuple[float, Floats, Floats, Longs]:
-    orders = fixed_orders(plan, found.worker, micro_batches)
-    flat = [op for order in orders for op in order] if orders is not None else []
-    ends = np.cumsum([0, *(len(order) for order in orders or [])])
-    transfers = (*found.onward, *found.back, *found.allreduce)
-    at, resource, seconds = _loads(transfers)
+def _run(plan_costs: Costs, plan: Plan, micro_batches: int) -> tuple[float, Floats, Floats, Longs]:
+    orders = fixed_orders(plan, plan_costs.worker, micro_batches) or []
+    stages = StageArrays(
+        _durations(plan_costs),
+        np.array(plan_costs.worker, dtype=np.int64),
+        np.array(in_flight_limits(plan, micro_batches), dtype=np.int64),
+        np.array([operation for order in orders for operation in order], dtype=np.int64),
+        np.cumsum([0, *(len(order) for order in orders)]).astype(np.int64),
+    )
+    transfers = _transfer_arrays(
+        (
+            *plan_costs.forward_transfers,
+            *plan_costs.backward_transfers,
+            *plan_costs.allreduce,
+        )
+    )
     result: tuple[float, Floats, Floats, Longs] = run(
-        micro_batches,
-        np.array([found.forward, found.backward, found.weight]),
-        np.array(found.worker, dtype=np.int64),
-        np.array(caps(plan, micro_batches), dtype=np.int64),
-        plan.policy == "zero-bubble",
-        np.array(flat, dtype=np.int64),
-        ends.astype(np.int64),
-        np.array([t.seconds for t in transfers]),
-        at,
-        resource,
-        seconds,
-        found.resources,
+        micro_batches, _splits_backward(plan), stages, transfers, plan_costs.resources
     )
     return result
 
 
-def _loads(transfers: Sequence[Transfer]) -> tuple[Longs, Longs, Floats]:
-    """Resources and seconds of all transfers, one after another, and where each begins."""
-    at = np.cumsum([0, *(len(t.loads) for t in transfers)])
-    pairs = [pair for t in transfers for pair in t.loads]
-    return (
-        at.astype(np.int64),
-        np.array([resource for resource, _ in pairs], dtype=np.int64),
-        np.array([seconds for _, seconds in pairs], dtype=np.float64),
+def _durations(plan_costs: Costs) -> Floats:
+    return np.array([plan_costs.forward, plan_costs.backward, plan_costs.weight_gradient])
+
+
+def _splits_backward(plan: Plan) -> bool:
+    return plan.policy == "zero-bubble"
+
+
+def _transfer_arrays(transfers: Sequence[Transfer]) -> TransferArrays:
+    loads = [load for t in transfers for load in t.loads]
+    return TransferArrays(
+        np.array([t.seconds for t in transfers]),
+        np.cumsum([0, *(len(t.loads) for t in transfers)]).astype(np.int64),
+        np.array([resource for resource, _ in loads], dtype=np.int64),
+        np.array([seconds for _, seconds in loads], dtype=np.float64),
     )

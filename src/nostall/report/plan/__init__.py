@@ -1,0 +1,1 @@
+"""Reports of pipeline plans: a summary as text and the schedule as a figure."""

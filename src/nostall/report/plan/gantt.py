@@ -1,4 +1,4 @@
-"""The schedule of a pipeline plan as one SVG: a row per worker, thin rows for the boundaries."""
+"""Gantt chart of a plan's schedule as SVG: one row per worker, and thin rows for transfers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -14,153 +15,167 @@ from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
-from nostall.parallel.outcome import Outcome
+from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.simulate.costs import Transfer
-from nostall.report.plan.text import ranges, sentences, stage_table
+from nostall.report.plan.summary import ranges, sentences, stage_table
 from nostall.report.units import Scale, ticks
 
-WIDTH, LEFT, RIGHT, TOP, ROW, LINK, FOOT = 1280, 190, 24, 34, 26, 13, 64
-NAME = 30
+WIDTH, LEFT, RIGHT, TOP, ROW, TRANSFER_ROW, FOOT = 1280, 190, 24, 34, 26, 13, 64
+"""Sizes in pixels: the figure, its margins, and the heights of rows."""
+MAX_NAME = 30
 """Characters of a row's name."""
-MOST_BARS = 20_000
-"""Longer schedules are drawn up to here, and say so."""
-_KINDS = {"forward": "#4c78a8", "backward": "#e07b39", "weight gradients": "#72a66a"}
+MAX_BARS = 20_000
+"""A longer schedule is drawn up to this many bars; the title states that."""
+_KIND_COLOURS = {"forward": "#4c78a8", "backward": "#e07b39", "weight gradients": "#72a66a"}
+_TRANSFER_COLOURS = {"transfer": "#9d9d9d", "all-reduce": "#b279a2"}
 _EDGE = ' stroke="white" stroke-width="0.3"'
-"""Of bars that are wide enough to have something left inside."""
-_LINKS = {"transfer": "#9d9d9d", "all-reduce": "#b279a2"}
+"""Outline of bars that are wide enough for it."""
+
+Floats = NDArray[np.float64]
 
 
-def write_gantt(found: Outcome, path: Path) -> Path:
-    """Write the figure as ``.svg``, or inside a page as ``.html``; returns the path.
+class _Bar(NamedTuple):
+    top: float
+    height: float
+    start_s: float
+    seconds: float
+    colour: str
+    text: str
 
-    Raises :class:`BadInput` for another ending.
+
+def write_gantt(evaluation: PlanEvaluation, path: Path) -> Path:
+    """Write the chart as ``.svg``, or within a page as ``.html``; returns the path.
+
+    Raises :class:`BadInput` if the file name has another extension.
     """
     if path.suffix not in (".svg", ".html"):
-        raise BadInput(f"--gantt {path}: the ending is {path.suffix!r}; allowed are .svg and .html")
-    figure = gantt(found)
+        raise BadInput(
+            f"--gantt {path}: the extension is {path.suffix!r}; allowed are .svg and .html"
+        )
+    figure = gantt(evaluation)
+    text = _page(evaluation, figure) if path.suffix == ".html" else figure
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (_page(found, figure) if path.suffix == ".html" else figure).encode())
+    write_atomically(path, text.encode())
     return path
 
 
-def _page(found: Outcome, figure: str) -> str:
+def _page(evaluation: PlanEvaluation, figure: str) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    columns, rows = stage_table(found)
-    first, *other = sentences(found)
-    return environment.from_string(_read("plan.html")).render(
-        style=Markup(_read("page.css")),
-        title=f"{found.work.profile.name} on {found.work.cluster.name}",
+    columns, rows = stage_table(evaluation)
+    first, *others = sentences(evaluation)
+    return environment.from_string(_template("plan.html")).render(
+        style=Markup(_template("page.css")),
+        title=f"{evaluation.workload.profile.name} on {evaluation.workload.cluster.name}",
         first=first,
-        sentences=other,
+        sentences=others,
         columns=columns,
         rows=rows,
         figure=Markup(figure),
     )
 
 
-def _read(name: str) -> str:
+def _template(name: str) -> str:
     return files("nostall.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def gantt(found: Outcome) -> str:
-    """The figure; times are modelled and the figure says so."""
-    workers = max(found.timeline.costs.worker) + 1
-    height = TOP + ROW * workers + LINK * len(_transfers(found)) + FOOT
+def gantt(evaluation: PlanEvaluation) -> str:
+    """The chart as SVG text; its title states that the times are modelled."""
+    iteration_s = evaluation.timeline.iteration_s
+    workers = max(evaluation.timeline.costs.worker) + 1
+    height = TOP + ROW * workers + TRANSFER_ROW * len(_transfers(evaluation)) + FOOT
     title = (
-        f"{found.planner}, {found.plan.policy}, {found.plan.split}: modelled "
-        f"{Scale('s', found.timeline.iteration_s)(found.timeline.iteration_s)}, "
-        f"{found.speedup:.3g}x one GPU"
+        f"{evaluation.planner}, {evaluation.plan.policy}, {evaluation.plan.split}: modelled "
+        f"{Scale('s', iteration_s)(iteration_s)}, {evaluation.speedup:.3g}x one GPU"
     )
-    bars = list(_bars(found, workers))
-    shown = sorted(bars, key=lambda bar: bar[2])[:MOST_BARS]
-    cut = f" (first {MOST_BARS} of {len(bars)} bars)" if len(bars) > MOST_BARS else ""
+    bars = list(_bars(evaluation, workers))
+    shown = sorted(bars, key=lambda bar: bar.start_s)[:MAX_BARS]
+    limit = f" (first {MAX_BARS} of {len(bars)} bars)" if len(bars) > MAX_BARS else ""
     return "".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
             f'font-family="sans-serif" font-size="11" aria-label="{escape(title)}">',
             f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-            f'<text x="8" y="18" font-size="13">{escape(title + cut)}</text>',
-            *_axis(found, height),
-            *_names(found, workers),
-            *(_draw(found, *bar) for bar in shown),
+            f'<text x="8" y="18" font-size="13">{escape(title + limit)}</text>',
+            *_time_axis(iteration_s, height),
+            *_legend(evaluation, height),
+            *_row_names(evaluation, workers),
+            *(_draw(bar, iteration_s) for bar in shown),
             "</svg>\n",
         ]
     )
 
 
-Floats = NDArray[np.float64]
-_Bar = tuple[float, float, float, float, str, str]
-"""Top, height, start, seconds, colour, text."""
-
-
-def _bars(found: Outcome, workers: int) -> Iterator[_Bar]:
-    timeline = found.timeline
-    for kind, (name, colour) in enumerate(_KINDS.items()):
-        for s in range(len(found.plan.stages)):
+def _bars(evaluation: PlanEvaluation, workers: int) -> Iterator[_Bar]:
+    timeline = evaluation.timeline
+    for kind, (name, colour) in enumerate(_KIND_COLOURS.items()):
+        for s in range(len(evaluation.plan.stages)):
             top = TOP + ROW * timeline.costs.worker[s]
             seconds = float(timeline.durations[kind, s])
-            for m, start in enumerate(timeline.starts[kind, s]):
+            for m, start in enumerate(timeline.operation_starts[kind, s]):
                 if start >= 0:
                     text = f"{name} of micro-batch {m}, stage {s}"
-                    yield top, ROW - 3, float(start), seconds, colour, text
-    for lane, (text, transfer, starts) in enumerate(_transfers(found)):
-        top = TOP + ROW * workers + LINK * lane
-        colour = _LINKS["all-reduce" if text.startswith("all-reduce") else "transfer"]
+                    yield _Bar(top, ROW - 3, float(start), seconds, colour, text)
+    for row, (name, transfer, starts) in enumerate(_transfers(evaluation)):
+        top = TOP + ROW * workers + TRANSFER_ROW * row
+        is_allreduce = name.startswith("all-reduce")
+        colour = _TRANSFER_COLOURS["all-reduce" if is_allreduce else "transfer"]
         for start in starts:
             if start >= 0:
-                yield top, LINK - 4, float(start), transfer.seconds, colour, text
+                height = TRANSFER_ROW - 4
+                yield _Bar(top, height, float(start), transfer.seconds, colour, name)
 
 
-def _transfers(found: Outcome) -> list[tuple[str, Transfer, Floats]]:
-    """Name and starts of each boundary's direction and of each all-reduce that takes time."""
-    costs, stages = found.timeline.costs, range(len(found.plan.stages))
+def _transfers(evaluation: PlanEvaluation) -> list[tuple[str, Transfer, Floats]]:
+    """Name, cost and starts of each direction of a boundary and each all-reduce that takes time."""
+    timeline, stages = evaluation.timeline, range(len(evaluation.plan.stages))
+    costs = timeline.costs
     names = [f"{s} to {s + 1}" for s in stages[:-1]] + [f"{s + 1} to {s}" for s in stages[:-1]]
     names += [f"all-reduce {s}" for s in stages]
-    every = zip(
-        names, (*costs.onward, *costs.back, *costs.allreduce), found.timeline.sent, strict=True
-    )
-    return [(name, transfer, sent) for name, transfer, sent in every if transfer.seconds > 0]
+    transfers = (*costs.forward_transfers, *costs.backward_transfers, *costs.allreduce)
+    rows = zip(names, transfers, timeline.transfer_starts, strict=True)
+    return [row for row in rows if row[1].seconds > 0]
 
 
-def _draw(
-    found: Outcome, top: float, height: float, start: float, seconds: float, colour: str, text: str
-) -> str:
-    per_second = (WIDTH - LEFT - RIGHT) / found.timeline.iteration_s
-    left, width = LEFT + start * per_second, max(0.4, seconds * per_second)
+def _draw(bar: _Bar, iteration_s: float) -> str:
+    pixels_per_s = (WIDTH - LEFT - RIGHT) / iteration_s
+    left, width = LEFT + bar.start_s * pixels_per_s, max(0.4, bar.seconds * pixels_per_s)
+    edge = _EDGE if width > 2 else ""
     return (
-        f'<rect x="{left:.2f}" y="{top:g}" width="{width:.2f}" height="{height:g}" '
-        f'fill="{colour}"{_EDGE if width > 2 else ""}><title>{text}</title></rect>'
+        f'<rect x="{left:.2f}" y="{bar.top:g}" width="{width:.2f}" height="{bar.height:g}" '
+        f'fill="{bar.colour}"{edge}><title>{bar.text}</title></rect>'
     )
 
 
-def _names(found: Outcome, workers: int) -> Iterator[str]:
-    stages = found.plan.stages
+def _row_names(evaluation: PlanEvaluation, workers: int) -> Iterator[str]:
+    stages = evaluation.plan.stages
     for w in range(workers):
-        mine = [s for s, worker in enumerate(found.timeline.costs.worker) if worker == w]
-        gpus = stages[mine[0]].gpus
-        text = f"stage {ranges(mine)}: GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
-        yield f'<text x="8" y="{TOP + ROW * w + 16}">{_short(text)}</text>'
-    for lane, (text, _, _) in enumerate(_transfers(found)):
-        y = TOP + ROW * workers + LINK * lane + LINK - 4
-        where = f'x="{LEFT - 8}" y="{y}"'
-        yield f'<text {where} font-size="9" text-anchor="end" fill="#666">{text}</text>'
+        own = [s for s, worker in enumerate(evaluation.timeline.costs.worker) if worker == w]
+        gpus = stages[own[0]].gpus
+        name = f"stage {ranges(own)}: GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
+        yield f'<text x="8" y="{TOP + ROW * w + 16}">{_shortened(name)}</text>'
+    for row, (name, _, _) in enumerate(_transfers(evaluation)):
+        y = TOP + ROW * workers + TRANSFER_ROW * row + TRANSFER_ROW - 4
+        position = f'x="{LEFT - 8}" y="{y}"'
+        yield f'<text {position} font-size="9" text-anchor="end" fill="#666">{name}</text>'
 
 
-def _short(text: str) -> str:
-    return escape(text if len(text) <= NAME else f"{text[: NAME - 1]}…")
+def _shortened(name: str) -> str:
+    return escape(name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…")
 
 
-def _axis(found: Outcome, height: int) -> Iterator[str]:
-    end = found.timeline.iteration_s
-    scale = Scale("s", end)
-    for time in ticks(0.0, end, 8):
-        x = LEFT + (WIDTH - LEFT - RIGHT) * time / end
+def _time_axis(iteration_s: float, height: int) -> Iterator[str]:
+    scale = Scale("s", iteration_s)
+    for time in ticks(0.0, iteration_s, 8):
+        x = LEFT + (WIDTH - LEFT - RIGHT) * time / iteration_s
         yield f'<path d="M{x:.1f} {TOP - 4}V{height - 54}" stroke="#e3e3e3"/>'
         yield f'<text x="{x:.1f}" y="{height - 40}" text-anchor="middle">{scale(time)}</text>'
-    kinds = dict(_KINDS)
-    if not found.timeline.split:
-        del kinds["weight gradients"]
-    for i, (name, colour) in enumerate((kinds | _LINKS).items()):
+
+
+def _legend(evaluation: PlanEvaluation, height: int) -> Iterator[str]:
+    colours = _KIND_COLOURS | _TRANSFER_COLOURS
+    if not evaluation.timeline.splits_backward:
+        del colours["weight gradients"]
+    for i, (name, colour) in enumerate(colours.items()):
         x = LEFT + 150 * i
         yield f'<rect x="{x}" y="{height - 26}" width="12" height="12" fill="{colour}"/>'
         yield f'<text x="{x + 18}" y="{height - 16}">{name}</text>'

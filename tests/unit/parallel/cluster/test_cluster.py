@@ -1,4 +1,4 @@
-"""Clusters: presets, links that are filled in, collectives, and what is refused."""
+"""Clusters: example files, paths of GPUs without a link, all-reduces, routes, rejected input."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nostall.parallel.cluster.route import route
 from nostall.parallel.errors import BadCluster
 from tests.unit.parallel.cases import servers
 
-PRESETS = sorted((Path(__file__).parents[4] / "examples" / "clusters").glob("*.toml"))
+EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "clusters").glob("*.toml"))
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_presets_load(path: Path) -> None:
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_files_load(path: Path) -> None:
     cluster = load_cluster(path)
     count, _, gpus = path.stem.rpartition("-")[2].partition("x")
     assert len(cluster) == int(count) * int(gpus or 1)
@@ -29,29 +29,29 @@ def test_pairs_without_a_link_get_the_widest_path() -> None:
     )
     assert cluster.bandwidth[0, 2] == 2e9
     assert cluster.latency[0, 2] == pytest.approx(4e-6)
-    assert not cluster.alike
-    assert servers(2, 2, inside=5, between=1).alike
+    assert not cluster.is_symmetric
+    assert servers(2, 2, inside=5, between=1).is_symmetric
 
 
-def test_ring_all_reduce_moves_each_byte_nearly_twice() -> None:
+def test_ring_all_reduce_sends_each_byte_nearly_twice() -> None:
     cluster = servers(1, 4, inside=10)
     assert cluster.allreduce_s(range(4), 8e9) == pytest.approx(2 * 3 / 4 * 0.8)
     assert cluster.allreduce_s([2], 8e9) == 0
     assert servers(2, 2, inside=10, between=1).allreduce_s(range(4), 8e9) == pytest.approx(12)
 
 
-def test_slices_that_stay_on_their_server_do_not_load_its_port() -> None:
+def test_slices_within_a_server_do_not_use_its_port() -> None:
     cluster = servers(2, 4, inside=100, between=1)
-    way = route(cluster, (0, 1, 2, 3, 4, 5), (6, 7))
-    # Four of six senders are on the first server, and all they have crosses.
-    assert dict(way.out) == {0: pytest.approx(4 / 6 * 1e-9)}
-    assert dict(way.into) == {1: pytest.approx(4 / 6 * 1e-9)}
-    assert way.s_per_byte == pytest.approx(4 / 6 * 1e-9)
+    path = route(cluster, (0, 1, 2, 3, 4, 5), (6, 7))
+    # Four of six senders are on the first server, and all of their slices cross.
+    assert dict(path.sender_ports) == {0: pytest.approx(4 / 6 * 1e-9)}
+    assert dict(path.receiver_ports) == {1: pytest.approx(4 / 6 * 1e-9)}
+    assert path.s_per_byte == pytest.approx(4 / 6 * 1e-9)
     assert route(cluster, (0, 1), (0, 1)).s_per_byte == 0
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name = 1", "name"),
         ("name = ", "is not TOML"),
@@ -73,6 +73,6 @@ def test_slices_that_stay_on_their_server_do_not_load_its_port() -> None:
         ('name = "x"\nduplex = "both"\n[[servers]]\ngpus = 1\nmemory_gib = 1', "duplex"),
     ],
 )
-def test_bad_clusters_are_refused_by_field(text: str, said: str) -> None:
-    with pytest.raises(BadCluster, match=said):
+def test_invalid_clusters_are_rejected_with_the_field(text: str, message: str) -> None:
+    with pytest.raises(BadCluster, match=message):
         parse_cluster(text)

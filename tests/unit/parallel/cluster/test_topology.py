@@ -1,4 +1,4 @@
-"""What ``nvidia-smi topo -m`` prints, as clusters."""
+"""Clusters from the output of ``nvidia-smi topo -m``."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ GPU2\tSYS\tSYS\t X \t8-15\t1
 """
 
 
-def read(tmp_path: Path, text: str, memory: float | None = 80) -> Cluster:
+def load(tmp_path: Path, text: str, memory: float | None = 80) -> Cluster:
     path = tmp_path / "node 7.txt"
     path.write_text(text)
     return load_cluster(path, memory)
 
 
-def test_nvlinks_and_paths_get_their_kinds_bandwidth(tmp_path: Path) -> None:
-    switch = read(tmp_path, NVSWITCH)
-    assert len(switch) == 4 and switch.alike
-    assert switch.bandwidth[0, 3] == pytest.approx(18 * 25e9)
-    assert switch.memory == (80 * 2**30,) * 4
-    assert "assumed" in switch.text and switch.name == "node 7"
-    bus = read(tmp_path, PCIE)
-    assert len(bus) == 3 and not bus.alike
-    assert bus.bandwidth[0, 1] > bus.bandwidth[1, 2] == bus.bandwidth[2, 1] > 0
+def test_each_kind_of_link_has_its_assumed_bandwidth(tmp_path: Path) -> None:
+    nvswitch = load(tmp_path, NVSWITCH)
+    assert len(nvswitch) == 4 and nvswitch.is_symmetric
+    assert nvswitch.bandwidth[0, 3] == pytest.approx(18 * 25e9)
+    assert nvswitch.memory == (80 * 2**30,) * 4
+    assert "assumed" in nvswitch.text and nvswitch.name == "node 7"
+    pcie = load(tmp_path, PCIE)
+    assert len(pcie) == 3 and not pcie.is_symmetric
+    assert pcie.bandwidth[0, 1] > pcie.bandwidth[1, 2] == pcie.bandwidth[2, 1] > 0
 
 
 @pytest.mark.parametrize(
-    ("text", "memory", "said"),
+    ("text", "memory", "message"),
     [
         (NVSWITCH, None, "--gpu-memory"),
         (NVSWITCH, -1.0, "--gpu-memory"),
         (NVSWITCH.replace("GPU3\tNV18", "GPX3\tNV18"), 80, "4 columns and 3 rows"),
-        (PCIE.replace("PHB", "ABC"), 80, "GPU0 to GPU1: 'ABC' is unknown"),
+        (PCIE.replace("PHB", "ABC"), 80, "GPU0 to GPU1: the kind of link 'ABC' is unknown"),
     ],
 )
-def test_incomplete_topologies_are_refused(
-    tmp_path: Path, text: str, memory: float | None, said: str
+def test_incomplete_topologies_are_rejected(
+    tmp_path: Path, text: str, memory: float | None, message: str
 ) -> None:
-    with pytest.raises(BadCluster, match=said):
-        read(tmp_path, text, memory)
+    with pytest.raises(BadCluster, match=message):
+        load(tmp_path, text, memory)

@@ -1,4 +1,4 @@
-"""Modules as layers: where they are cut, what crosses, what is measured, what is refused."""
+"""Modules as layers: cuts, tensors that cross them, measured profiles, rejected modules."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def leaves() -> Model:
 
 def test_blocks_and_leaves_become_layers(leaves: Model) -> None:
     blocks = Model(leaves.job)
-    assert blocks.names == ("conv1", "bn1", "relu", "layer1.0", "layer2.0", "avgpool", "fc")
-    assert "layer2.0.downsample.0" in leaves.names
-    assert "layer1.0.relu#2" in leaves.names  # called again behind the sum
-    # Inside a block two tensors cross: the one on its way and the skip.
-    inside = leaves.names.index("layer1.0.conv2")
+    assert blocks.layer_names == ("conv1", "bn1", "relu", "layer1.0", "layer2.0", "avgpool", "fc")
+    assert "layer2.0.downsample.0" in leaves.layer_names
+    assert "layer1.0.relu#2" in leaves.layer_names  # the second call, after the sum
+    # Inside a block two tensors cross: the block's intermediate value and the skip connection.
+    inside = leaves.layer_names.index("layer1.0.conv2")
     assert len(leaves.crossing(inside)) == 2
-    assert len(leaves.crossing(leaves.names.index("layer2.0.downsample.0"))) == 1
+    assert len(leaves.crossing(leaves.layer_names.index("layer2.0.downsample.0"))) == 1
 
 
-def test_pieces_one_after_another_are_the_module(leaves: Model) -> None:
-    inputs, targets = leaves.job.sized(4)
+def test_segments_in_sequence_equal_the_module(leaves: Model) -> None:
+    inputs, targets = leaves.job.example_batch(4)
     values: dict[str, torch.Tensor] = {}
     for i in range(len(leaves)):
-        piece = leaves.piece(i, i + 1, 4, CPU)
-        made = piece(values, inputs, targets)
-        values = {name: made.get(name, values.get(name)) for name in piece.sent} or made
+        segment = leaves.segment(i, i + 1, 4, CPU)
+        outputs = segment(values, inputs, targets)
+        values = {name: outputs.get(name, values.get(name)) for name in segment.sent} or outputs
         assert all(tuple(v.shape) == leaves.shape(k, 4) for k, v in values.items() if k != "loss")
     expected = leaves.job.loss(leaves.job.module(*inputs), targets)
     assert torch.equal(values["loss"], expected)
@@ -65,51 +65,54 @@ def test_a_shared_parameter_belongs_to_both_its_stages() -> None:
     assert first[0] is last[0]
 
 
-def test_what_no_slice_can_be_taken_of_is_not_cut() -> None:
+def test_tensors_that_cannot_be_sliced_by_samples_are_not_cut() -> None:
     class Mixed(torch.nn.Module):
-        """Hands on a table of samples x samples."""
+        """Has a tensor of shape (samples, samples) between its layers."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.one(x)
-            return self.two((y @ y.T) @ x)
+            y = self.first(x)
+            return self.second((y @ y.T) @ x)
 
     model = Model(
         Job(Mixed(), (torch.randn(5, 4),), torch.randn(5, 4), torch.nn.functional.mse_loss)
     )
-    assert len(model) == 2  # the product belongs to the layer before; what leaves it has samples
-    assert model.rows[model.crossing(1)[0]] == 0
+    assert (
+        len(model) == 2
+    )  # both products belong to the first layer; its output is sliced by samples
+    assert model.sample_dim[model.crossing(1)[0]] == 0
 
 
 def test_a_profile_is_measured() -> None:
     wide = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1024))
     job = Job(wide, (torch.randn(64, 16),), torch.randn(64, 1024), torch.nn.functional.mse_loss)
-    found = profile_job(job, repeats=3)
-    assert [layer.name for layer in found.layers] == ["0", "1"]
-    assert found.batch == 64
-    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in found.layers)
-    small, large = found.layers
+    profile = profile_job(job, repeats=3)
+    assert [layer.name for layer in profile.layers] == ["0", "1"]
+    assert profile.batch == 64
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in profile.layers)
+    small, large = profile.layers
     assert (small.parameter_bytes, large.parameter_bytes) == (4 * 16 * 17, 4 * 1024 * 17)
-    # The first stores the batch; the second its input, and the loss the difference's two sides.
+    # The first layer stores the batch; the second its input, and the loss the two tensors that it
+    # compares.
     assert small.stored_bytes == 64 * 16 * 4
     assert large.stored_bytes is not None and large.stored_bytes >= 64 * (16 + 1024) * 4
-    assert found.memory_measured
-    (tensor,) = found.tensors
+    assert profile.memory_measured
+    (tensor,) = profile.tensors
     assert (tensor.producer, tensor.last_consumer, tensor.bytes) == (0, 1, 64 * 16 * 4)
-    assert Workload(found, _one(), 128).micro_batches == 2
+    assert Workload(profile, _one_gpu(), 128).micro_batches == 2
     assert all(p.grad is None for p in wide.parameters())
 
 
-def _one() -> Any:
+def _one_gpu() -> Any:
     from tests.unit.parallel.cases import servers
 
     return servers(1, 1)
 
 
-def test_batch_statistics_are_refused_and_frozen_ones_are_not() -> None:
+def test_batch_statistics_are_rejected_unless_they_are_frozen() -> None:
     with pytest.raises(BadModel, match=r"bn1 is a BatchNorm2d.*eval mode"):
         jobs.resnet(torch.nn.BatchNorm2d)
     module = jobs.ResNet(torch.nn.BatchNorm2d).eval()
@@ -117,7 +120,7 @@ def test_batch_statistics_are_refused_and_frozen_ones_are_not() -> None:
     assert len(Model(job)) == 7
 
 
-class _Counts(torch.nn.Module):
+class _ChangesBuffer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 3)
@@ -128,7 +131,7 @@ class _Counts(torch.nn.Module):
         return self.layer(x) * self.calls
 
 
-class _Branches(torch.nn.Module):
+class _BranchesOnValue(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 3)
@@ -138,28 +141,28 @@ class _Branches(torch.nn.Module):
         return y if y.sum() > 0 else -y
 
 
-class _Sizes(_Branches):
+class _BranchesOnBatchSize(_BranchesOnValue):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.layer(x)
         return y.sin() if x.shape[0] == 2 else y.cos()
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "message"),
     [
-        (_Counts, "changes the buffer calls"),
-        (_Branches, "torch.export cannot trace"),
-        (_Sizes, "other operations at 3 samples"),
+        (_ChangesBuffer, "changes the buffer calls"),
+        (_BranchesOnValue, "torch.export cannot trace"),
+        (_BranchesOnBatchSize, "other operations at 3 samples"),
         (torch.nn.Identity, "depends on no parameter"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(module: type, said: str) -> None:
+def test_modules_that_cannot_be_cut_are_rejected(module: type, message: str) -> None:
     job = Job(module(), (torch.randn(4, 3),), torch.randn(4, 3), jobs.F.mse_loss)
-    with pytest.raises(BadModel, match=said):
+    with pytest.raises(BadModel, match=message):
         Model(job)
 
 
-def test_a_loss_that_is_no_scalar_is_refused() -> None:
+def test_a_loss_that_is_not_a_scalar_is_rejected() -> None:
     job = replace(jobs.chain(), loss=lambda output, target: output - target)
     with pytest.raises(BadModel, match="no scalar"):
         Model(job)
@@ -185,14 +188,14 @@ def test_jobs_are_loaded_by_name(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(FILE)
     assert load_job(f"{path}:good").samples == 4
-    for name, said in (
+    for name, message in (
         ("short", "returned a tuple"),
         ("wrong", "the module is a str"),
         ("fails", "ValueError: no data"),
         ("empty", "no tensor with samples"),
         ("missing", "has no function missing"),
     ):
-        with pytest.raises(BadModel, match=said):
+        with pytest.raises(BadModel, match=message):
             load_job(f"{path}:{name}")
     for target in (str(path), "train:good", f"{path}:no name"):
         with pytest.raises(BadModel, match=r"path\.py:build"):
@@ -204,21 +207,21 @@ def test_jobs_are_loaded_by_name(tmp_path: Path) -> None:
         load_job(f"{path}:good")
 
 
-def test_batches_have_the_iterations_size() -> None:
+def test_batches_must_have_the_samples_of_the_iteration() -> None:
     job = jobs.chain()
     inputs, targets = job.batch(0, 20)
     assert inputs[0].shape == (20, 6) and torch.equal(targets[9:18], targets[:9])
-    given = replace(job, batches=lambda step: job.sized(7))
-    assert given.batch(3, 7)[0][0].shape == (7, 6)
+    own_batches = replace(job, batches=lambda step: job.example_batch(7))
+    assert own_batches.batch(3, 7)[0][0].shape == (7, 6)
     with pytest.raises(BadModel, match="has 7 samples; allowed is 20"):
-        given.batch(3, 20)
+        own_batches.batch(3, 20)
 
 
-def test_a_plan_of_another_model_is_refused() -> None:
-    from nostall.parallel.execute.run import check_fits
+def test_a_plan_of_another_model_is_rejected() -> None:
+    from nostall.parallel.execute.run import check_layers
 
     model = Model(jobs.chain())
     other = Model(jobs.resnet())
-    work = Workload(profile_job(other.job, repeats=1), _one(), 8)
+    work = Workload(profile_job(other.job, repeats=1), _one_gpu(), 8)
     with pytest.raises(BadPlan, match="layer 0: conv1 in the plan, 0 in the module"):
-        check_fits(model, work)
+        check_layers(model, work)

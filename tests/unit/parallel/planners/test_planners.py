@@ -1,4 +1,4 @@
-"""Planners: the closed form, what each finds, memory limits, and optima of small cases."""
+"""Planners: the closed form, their plans, memory limits, and optima of small workloads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from benchmarks.parallel.instances import small
 
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan, Infeasible
-from nostall.parallel.outcome import outcome
+from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners import PLANNERS, Effort, closed_form, make_plan
 from nostall.parallel.planners.baselines import balanced_cuts
-from nostall.parallel.planners.exhaustive import mappings, plans_of
-from nostall.parallel.planners.merging import candidate_cuts
-from nostall.parallel.planners.neighbourhood import PlanSpace
-from nostall.parallel.planners.ordering import device_order
+from nostall.parallel.planners.cut_positions import candidate_cuts
+from nostall.parallel.planners.device_order import device_order
+from nostall.parallel.planners.exhaustive import count_mappings, mappings
 from nostall.parallel.planners.placement import place
+from nostall.parallel.planners.plan_space import PlanSpace
 from nostall.parallel.profile import load_profile
 from nostall.parallel.simulate import simulated_s
 from tests.unit.parallel.cases import pipeline, profile, servers, straight
@@ -28,26 +28,26 @@ CLUSTERS = Path(__file__).parents[4] / "examples" / "clusters"
 QUICK = Effort(seconds=60, evaluations=300)
 
 
-def test_closed_form_by_hand() -> None:
-    """Equations 1, 2 and algorithm 1: the pivot is the heavier first stage."""
+def test_closed_form_equals_a_calculation_by_hand() -> None:
+    """Equations 1, 2 and algorithm 1: the pivot stage is the heavier first stage."""
     work = Workload(profile(3, boundary=1e9), servers(3, 1, between=10), 5)
     plan = straight([2, 3], "pb")
-    found = closed_form(work, plan)
-    # Stages (2, 4) and (1, 2) with a link of (0.1, 0.1) between them.
-    assert found.pivot == 0
-    assert found.warm_up_s == pytest.approx(2)
-    assert found.steady_s == pytest.approx(4 * 6)
-    assert found.ending_s == pytest.approx(4)
+    latency = closed_form(work, plan)
+    # Forward and backward seconds: stages (2, 4) and (1, 2), the boundary (0.1, 0.1).
+    assert latency.pivot == 0
+    assert latency.warm_up_s == pytest.approx(2)
+    assert latency.steady_s == pytest.approx(4 * 6)
+    assert latency.ending_s == pytest.approx(4)
 
 
 @pytest.mark.parametrize("micro_batches", [8, 16])
-def test_closed_form_agrees_with_pb_where_links_are_light(micro_batches: int) -> None:
+def test_closed_form_agrees_with_simulated_pb_if_transfers_are_short(micro_batches: int) -> None:
     work = Workload(profile(4, boundary=1e8), servers(4, 1, between=10), micro_batches)
     plan = straight([1, 2, 3, 4], "pb")
     assert closed_form(work, plan).total_s == pytest.approx(simulated_s(work, plan), rel=0.02)
 
 
-def test_placements() -> None:
+def test_placement_rules() -> None:
     cluster = servers(3, 4)
     assert place(cluster, (2, 0, 0), 3, "fresh first") == (0, 3, 0)
     assert place(cluster, (2, 0, 0), 3, "append first") == (2, 1, 0)
@@ -61,42 +61,42 @@ def test_minimum_cuts_keep_servers_together() -> None:
         frozenset(range(4)),
         frozenset(range(4, 8)),
     }
-    uneven = device_order(load_cluster(CLUSTERS / "uneven-8.toml"))
-    at = {gpu: i for i, gpu in enumerate(uneven)}
-    assert all(abs(at[a] - at[b]) == 1 for a, b in ((0, 4), (1, 5), (3, 7)))
+    order = device_order(load_cluster(CLUSTERS / "uneven-8.toml"))
+    position = {gpu: i for i, gpu in enumerate(order)}
+    assert all(abs(position[a] - position[b]) == 1 for a, b in ((0, 4), (1, 5), (3, 7)))
 
 
 def test_every_mapping_is_counted_once() -> None:
     for layers, gpus in ((1, 1), (3, 2), (4, 3)):
-        found = list(mappings(layers, gpus))
-        assert len(found) == len(set(found)) == plans_of(layers, gpus)
+        listed = list(mappings(layers, gpus))
+        assert len(listed) == len(set(listed)) == count_mappings(layers, gpus)
 
 
-def test_merged_cuts_are_where_little_crosses() -> None:
+def test_merged_layers_keep_the_cuts_that_few_bytes_cross() -> None:
     work = pipeline(8, 2)
     assert candidate_cuts(work, 8) == list(range(8))
-    layers = profile(1000, boundary=5.0)
+    long = profile(1000, boundary=5.0)
     tensors = tuple(
-        t if t.producer % 10 else type(t)(t.producer, t.last_consumer, 1.0) for t in layers.tensors
+        t if t.producer % 10 else type(t)(t.producer, t.last_consumer, 1.0) for t in long.tensors
     )
     merged = candidate_cuts(
-        Workload(type(layers)("x", layers.layers, tensors, 1), servers(1, 2), 2), 50
+        Workload(type(long)("x", long.layers, tensors, 1), servers(1, 2), 2), 50
     )
     assert len(merged) <= 50 and merged[0] == 0 and merged == sorted(set(merged))
     assert np.mean([(cut - 1) % 10 == 0 for cut in merged[1:]]) == 1.0
 
 
 @pytest.mark.parametrize("planner", [p for p in PLANNERS if p != "exhaustive"])
-def test_planners_agree_on_the_obvious(planner: str) -> None:
-    """Four equal layers on four GPUs with free links: nothing beats all GPUs at work."""
+def test_planners_keep_all_gpus_busy_if_links_are_free(planner: str) -> None:
+    """Four equal layers on four GPUs, with links that take no time."""
     work = Workload(profile(4, parameters=1.0), servers(1, 4), 64)
-    found = outcome(work, make_plan(work, planner, QUICK), planner)
-    assert found.speedup > 3.7
-    assert found.timeline.iteration_s >= work.sequential_s / 4
+    evaluation = evaluate_plan(work, make_plan(work, planner, QUICK), planner)
+    assert evaluation.speedup > 3.7
+    assert evaluation.timeline.iteration_s >= work.sequential_s / 4
 
 
 def test_heavy_parameters_at_the_end_get_few_replicas() -> None:
-    """DAPPLE's VGG case: convolutions replicated, the fully connected tail on few GPUs."""
+    """DAPPLE's VGG case: convolutions are replicated, the fully connected tail is on one GPU."""
     layers = profile(6, forward=1.0, backward=2.0, boundary=1e6, parameters=1e6)
     tail = type(layers.layers[0])("fc", 0.2, 0.4, 4e9, 1.0)
     work = Workload(
@@ -111,7 +111,7 @@ def test_heavy_parameters_at_the_end_get_few_replicas() -> None:
         assert simulated_s(work, plan) < simulated_s(work, make_plan(work, "data-parallel"))
 
 
-def test_nostall_comes_close_to_the_optimum() -> None:
+def test_nostall_is_close_to_the_optimum() -> None:
     gaps = []
     for seed in range(5):
         work, _ = small(seed)
@@ -121,23 +121,23 @@ def test_nostall_comes_close_to_the_optimum() -> None:
     assert max(gaps) <= 0.05
 
 
-def test_memory_decides() -> None:
-    """Eight micro-batches of 1 GiB do not fit; one at a time does; then only re-computation."""
+def test_plans_fit_into_memory() -> None:
+    """By limits on micro-batches in flight, by re-computation, or with an error."""
     gib = 2.0**30
     work = Workload(profile(2, stored=3 * gib, boundary=gib / 8), servers(1, 2, memory=4), 8)
     for planner in ("dapple", "spp", "nostall"):
-        found = outcome(work, make_plan(work, planner, QUICK), planner)
-        assert found.memory.fits is True
-    wide = Workload(profile(2, stored=3 * gib, boundary=gib / 8), servers(1, 1, memory=4), 8)
+        evaluation = evaluate_plan(work, make_plan(work, planner, QUICK), planner)
+        assert evaluation.memory.fits is True
+    one_gpu = Workload(profile(2, stored=3 * gib, boundary=gib / 8), servers(1, 1, memory=4), 8)
     with pytest.raises(Infeasible, match="memory"):
-        make_plan(wide, "dapple", Effort(5, recompute=False))
+        make_plan(one_gpu, "dapple", Effort(5, recompute=False))
     heavy = Workload(profile(2, parameters=4 * gib), servers(1, 2, memory=4), 8)
     for planner in PLANNERS:
         with pytest.raises(Infeasible, match="memory"):
             make_plan(heavy, planner, QUICK)
 
 
-def test_too_many_stages_and_unknown_names_are_refused() -> None:
+def test_too_many_stages_and_unknown_names_are_rejected() -> None:
     work = Workload(profile(2), servers(1, 4), 4)
     with pytest.raises(BadPlan, match="4 stages wanted for 2 layers"):
         make_plan(work, "even")
@@ -147,7 +147,7 @@ def test_too_many_stages_and_unknown_names_are_refused() -> None:
         make_plan(pipeline(30, 4), "exhaustive")
 
 
-def test_balanced_cuts_leave_a_layer_for_each() -> None:
+def test_balanced_cuts_give_each_stage_a_layer() -> None:
     work = pipeline(5, 2)
     assert balanced_cuts(work, 5) == [0, 1, 2, 3, 4, 5]
     assert balanced_cuts(work, 2) == [0, 3, 5]
@@ -158,31 +158,33 @@ def test_balanced_cuts_leave_a_layer_for_each() -> None:
     reason="set NOSTALL_DAPPLE_PROFILES to a folder with DAPPLE's profiling_results",
 )
 def test_dapple_plans_bert_large_as_published() -> None:
-    """Table 6: half of the layers on each server; figure 12: 14.5x (modelled here: within 10 %)."""
+    """Table 6: half of the layers on each server; figure 12: 14.5x, here modelled within 10 %."""
     folder = Path(os.environ["NOSTALL_DAPPLE_PROFILES"])
     work = Workload(
         load_profile(folder / "bert-24-pbs-6.txt"),
         load_cluster(CLUSTERS / "dapple-a-2x8.toml"),
         128,
     )
-    best = outcome(work, make_plan(work, "dapple"), "dapple")
+    best = evaluate_plan(work, make_plan(work, "dapple"), "dapple")
     assert best.plan.split == "8:8"
     half = (Stage(0, 16, tuple(range(8))), Stage(16, 29, tuple(range(8, 16))))
-    published = outcome(work, Plan(half, "pb"), "published")
+    published = evaluate_plan(work, Plan(half, "pb"), "published")
     assert published.timeline.iteration_s <= 1.02 * best.timeline.iteration_s
     assert published.speedup == pytest.approx(14.5, rel=0.1)
 
 
-def test_gpus_deep_inside_two_stages_change_places() -> None:
-    """Links that all differ: the optimum is one swap of two second GPUs away from a far worse
-    plan, and exactly those swaps are offered that make a difference."""
-    work, _ = small(98)
-    found = simulated_s(work, make_plan(work, "nostall", Effort(600, 900)))
-    assert found <= simulated_s(work, make_plan(work, "exhaustive", Effort(600)))
+def test_swaps_and_moves_of_interchangeable_gpus_are_not_offered() -> None:
+    """If all links differ, the optimum is found, one swap of GPUs away from a far worse plan.
 
-    alike = pipeline(4, 4)
-    space = PlanSpace(alike, Plan((Stage(0, 2, (0, 1)), Stage(2, 4, (2,))), "pb"))
-    assert alike.cluster.twins == (0, 0, 0, 0)
+    If all GPUs are interchangeable, no swap and only one GPU of each stage is offered.
+    """
+    work, _ = small(98)
+    seconds = simulated_s(work, make_plan(work, "nostall", Effort(600, 900)))
+    assert seconds <= simulated_s(work, make_plan(work, "exhaustive", Effort(600)))
+
+    interchangeable = pipeline(4, 4)
+    space = PlanSpace(interchangeable, Plan((Stage(0, 2, (0, 1)), Stage(2, 4, (2,))), "pb"))
+    assert interchangeable.cluster.representatives == (0, 0, 0, 0)
     given = {(m.a, m.b, m.x) for m in space.moves(space.start()) if m.kind == "give"}
     assert given == {(-1, 0, 3), (-1, 1, 3), (0, 1, 0), (0, -1, 0)}
     assert not [m for m in space.moves(space.start()) if m.kind == "swap"]

@@ -1,4 +1,4 @@
-"""Profiles: reading, what crosses a cut, and what is refused."""
+"""Profiles: reading of files, bytes that cross a cut, and rejected input."""
 
 from __future__ import annotations
 
@@ -34,33 +34,34 @@ GRAPH = "\n".join(
 )
 
 
-def test_graph_text_is_read_with_its_traps() -> None:
-    found = parse_graph(GRAPH, "graph", 4)
-    assert [layer.name.split("(")[0] for layer in found.layers] == [
+def test_graph_text_is_read() -> None:
+    """Also inputs, lists of sizes, parentheses in names, and edges with any indentation."""
+    profile = parse_graph(GRAPH, "graph", 4)
+    assert [layer.name.split("(")[0] for layer in profile.layers] == [
         "Conv2d",
         "mask",
         "Linear",
         "Add",
     ]
-    assert found.batch == 4
-    assert found.layers[0].forward_s == pytest.approx(6e-3)  # with the input's 5 ms
-    assert found.layers[0].parameter_bytes == 100
-    assert found.layers[2].backward_s == pytest.approx(4e-3)
+    assert profile.batch == 4
+    assert profile.layers[0].forward_s == pytest.approx(6e-3)  # with the input's 5 ms
+    assert profile.layers[0].parameter_bytes == 100
+    assert profile.layers[2].backward_s == pytest.approx(4e-3)
 
 
-def test_every_crossing_tensor_is_charged_at_every_cut() -> None:
-    found = parse_graph(GRAPH, "graph")
-    # Conv2d's outputs skip to Add; the mask joins; Linear's output is last.
-    assert found.cut_bytes.tolist() == [0, 12.5, 19.5, 49.5, 0]
+def test_tensors_are_charged_at_every_cut_they_cross() -> None:
+    profile = parse_graph(GRAPH, "graph")
+    # Conv2d's outputs (12.5) are needed until Add, the mask (7) and Linear's output (30), too.
+    assert profile.cut_bytes.tolist() == [0, 12.5, 19.5, 49.5, 0]
 
 
-def test_no_gradient_comes_back_for_what_depends_on_no_parameter() -> None:
-    found = parse_graph(GRAPH, "graph")
-    assert (found.cut_bytes - found.gradient_bytes).tolist() == [0, 0, 7, 7, 0]
+def test_tensors_that_depend_on_no_parameter_have_no_gradient() -> None:
+    profile = parse_graph(GRAPH, "graph")
+    assert (profile.cut_bytes - profile.gradient_bytes).tolist() == [0, 0, 7, 7, 0]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("forward_compute_time=3,", "", "line 4: 'node4"),
         ("backward_compute_time=4,", "", "backward_compute_time is missing"),
@@ -69,17 +70,17 @@ def test_no_gradient_comes_back_for_what_depends_on_no_parameter() -> None:
         ("forward_compute_time=3,", "forward_compute_time=x,", "is not a number"),
         ("\tnode4 -- node5", "\tnode4 -- node2", "cycle"),
         ("\tnode4 -- node5", "\tnode4 -- node9", "node9, which has no line"),
-        ("node3 -- mask", "node2 -- mask", "is there twice"),
+        ("node3 -- mask", "node2 -- mask", "is defined twice"),
         ("\tnode4 -- node5", "some words", "neither a node"),
     ],
 )
-def test_bad_text_is_refused_by_name(old: str, new: str, said: str) -> None:
+def test_invalid_text_is_rejected(old: str, new: str, message: str) -> None:
     assert old in GRAPH
-    with pytest.raises(BadProfile, match=said):
+    with pytest.raises(BadProfile, match=message):
         parse_graph(GRAPH.replace(old, new), "graph")
 
 
-def test_profiles_without_layers_or_time_are_refused() -> None:
+def test_invalid_profiles_are_rejected() -> None:
     with pytest.raises(BadProfile, match="no node besides inputs"):
         parse_graph(node("node1", "Input", 1, 1, 1, 0), "graph")
     with pytest.raises(BadProfile, match="no layer that takes time"):
@@ -92,7 +93,7 @@ def test_profiles_without_layers_or_time_are_refused() -> None:
         Layer("a", 1.0, 1.0, weight_gradient_s=2.0)
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+def test_a_saved_profile_is_loaded_unchanged(tmp_path: Path) -> None:
     layers = (Layer("a", 0.1, 0.2, 3.0, 4.0, 0.05), Layer("b", 0.3, 0.4))
     profile = Profile("mine", layers, (Tensor(0, 1, 8.0, False),), 16)
     save_profile(profile, tmp_path / "p.json")
@@ -100,17 +101,17 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     assert not profile.memory_measured
 
 
-def test_the_batch_is_taken_from_the_file_name(tmp_path: Path) -> None:
+def test_the_batch_size_is_read_from_the_file_name(tmp_path: Path) -> None:
     path = tmp_path / "model-pbs-32.txt"
     path.write_text(GRAPH)
     assert load_profile(path).batch == 32
-    other = tmp_path / "model.txt"
-    other.write_text(GRAPH)
-    assert load_profile(other).batch is None
+    without_batch = tmp_path / "model.txt"
+    without_batch.write_text(GRAPH)
+    assert load_profile(without_batch).batch is None
 
 
 @pytest.mark.parametrize("text", ['{"nostall_profile": 1}', "{", '{"nostall_profile": 2}'])
-def test_bad_json_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_json_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(BadProfile, match="nostall_profile"):

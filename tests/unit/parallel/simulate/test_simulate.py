@@ -1,4 +1,4 @@
-"""The simulator against times that were worked out by hand."""
+"""The simulator, compared with times computed by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.parallel.cases import pipeline, profile, servers, straight
 
 @pytest.mark.parametrize("policy", ["gpipe", "pa", "pb", "1f1b", "list", "interleaved"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 3), (4, 4), (4, 9)])
-def test_a_balanced_pipeline_has_the_textbook_bubble(
+def test_balanced_pipeline_has_the_textbook_bubble(
     policy: str, stages: int, micro_batches: int
 ) -> None:
     work = pipeline(stages, micro_batches)
@@ -22,33 +22,34 @@ def test_a_balanced_pipeline_has_the_textbook_bubble(
 
 
 def test_zero_bubble_splits_the_backward_pass() -> None:
-    """F = I = W = 1: 1F1B waits (S - 1)(F + B), the best split order (S - 1)(F + I - W).
+    """With F = I = W = 1, 1F1B has a bubble of (S - 1)(F + B), the best order (S - 1)(F + I - W).
 
-    The greedy order gets there with more memory than 1F1B, and part of the way with as much.
+    The greedy order reaches the best bubble with more micro-batches in flight than 1F1B, and a
+    bubble in between with the same number.
     """
     work = pipeline(3, 9, parameters=1e-9)
     assert simulated_s(work, straight([1, 2, 3], "1f1b")) == pytest.approx(9 * 3 + 2 * 3)
     assert simulated_s(work, straight([1, 2, 3], "zero-bubble")) == pytest.approx(9 * 3 + 4)
-    more = straight([1, 2, 3], "zero-bubble", in_flight=(5, 4, 3))
-    assert simulated_s(work, more) == pytest.approx(9 * 3 + 2)
+    more_in_flight = straight([1, 2, 3], "zero-bubble", in_flight=(5, 4, 3))
+    assert simulated_s(work, more_in_flight) == pytest.approx(9 * 3 + 2)
 
 
 def test_interleaving_divides_the_bubble() -> None:
     work = Workload(profile(8), servers(1, 2), 4)
-    four = tuple(Stage(2 * s, 2 * s + 2, (s % 2,)) for s in range(4))
-    two = straight([4, 8])
-    assert simulated_s(work, two) == pytest.approx((4 + 1) * 12)
-    assert simulated_s(work, Plan(four, "interleaved")) == pytest.approx(4 * 12 + 6)
+    chunks = tuple(Stage(2 * s, 2 * s + 2, (s % 2,)) for s in range(4))
+    one_stage_per_gpu = straight([4, 8])
+    assert simulated_s(work, one_stage_per_gpu) == pytest.approx((4 + 1) * 12)
+    assert simulated_s(work, Plan(chunks, "interleaved")) == pytest.approx(4 * 12 + 6)
 
 
-def test_transfers_delay_and_links_queue() -> None:
+def test_transfers_delay_the_next_stage() -> None:
     work = Workload(profile(2, boundary=1e9), servers(2, 1, between=1), 1)
     # F 1, link 1, F 1, B 2, link 1, B 2.
     assert simulated_s(work, straight([1, 2])) == pytest.approx(8)
 
 
-def test_half_duplex_links_take_turns() -> None:
-    """The link is the bottleneck: 4 s a micro-batch in turns, 2 s each way otherwise."""
+def test_half_duplex_links_carry_one_direction_at_a_time() -> None:
+    """The link is the bottleneck: half duplex takes 4 s per micro-batch, full 2 s per direction."""
     half = Workload(
         profile(2, forward=0.1, backward=0.1, boundary=2e9),
         servers(2, 1, between=1, duplex="half"),
@@ -60,99 +61,103 @@ def test_half_duplex_links_take_turns() -> None:
     assert simulated_s(full, plan) == pytest.approx(0.1 + 8 * 2 + 0.2 + 2 + 0.1)
 
 
-def test_boundaries_that_share_a_port_queue_there() -> None:
-    """GPUs 0 2 are on one server, 1 3 on the other: three boundaries cross."""
+def test_boundaries_that_share_a_port_wait_for_it() -> None:
+    """GPUs 0 and 1 are on one server, 2 and 3 on the other; three or one boundaries cross."""
     work = Workload(
         profile(4, forward=0.1, backward=0.1, boundary=1e9), servers(2, 2, between=1), 16
     )
-    crossing = Plan(tuple(Stage(s, s + 1, (g,)) for s, g in enumerate((0, 2, 1, 3))), "pb")
-    once = Plan(tuple(Stage(s, s + 1, (g,)) for s, g in enumerate((0, 1, 2, 3))), "pb")
-    assert simulated_s(work, crossing) > 16 * 2.9
-    assert simulated_s(work, once) < 16 * 2.2
+    three_crossings = Plan(tuple(Stage(s, s + 1, (g,)) for s, g in enumerate((0, 2, 1, 3))), "pb")
+    one_crossing = Plan(tuple(Stage(s, s + 1, (g,)) for s, g in enumerate((0, 1, 2, 3))), "pb")
+    assert simulated_s(work, three_crossings) > 16 * 2.9
+    assert simulated_s(work, one_crossing) < 16 * 2.2
 
 
 def test_all_reduce_follows_the_last_backward_pass() -> None:
     work = Workload(profile(2, parameters=1e9), servers(1, 4, inside=1), 1)
     plan = Plan((Stage(0, 1, (0, 1)), Stage(1, 2, (2, 3))), "pb")
-    # Slices of half a second and a second; ring over two: 1 s for 1 GB at 1 GB/s.
+    # The slices take 3 s in all; a ring all-reduce of 1 GB over two GPUs at 1 GB/s takes 1 s.
     assert simulated_s(work, plan) == pytest.approx(3 + 1)
 
 
-def test_data_parallelism_hides_what_it_can_of_the_all_reduce() -> None:
-    """Layer 1's gradients go out while layer 0's backward pass runs."""
+def test_data_parallelism_overlaps_the_all_reduce_with_the_backward_pass() -> None:
+    """Layer 1's gradients are reduced while layer 0's backward pass runs."""
     work = Workload(profile(2, parameters=1e9), servers(1, 2, inside=1), 2)
     plan = Plan((Stage(0, 2, (0, 1)),), "1f1b")
-    # Two samples on two GPUs take 6 s; layer 1 sends during 2 s of backward, layer 0 after it.
+    # Two samples on two GPUs take 6 s.  Layer 1's all-reduce (1 s) overlaps, layer 0's does not.
     assert simulated_s(work, plan) == pytest.approx(6 + 1)
 
 
-def test_held_micro_batches_do_not_grow_with_their_number() -> None:
-    """DAPPLE's point (table 5): PA and PB are flat in M, GPipe is not."""
-    for policy, held in (("pa", (3, 2, 1)), ("pb", (5, 3, 1)), ("1f1b", (3, 2, 1))):
+def test_micro_batches_in_flight_do_not_depend_on_their_number() -> None:
+    """DAPPLE, table 5: the memory of PA and PB does not grow with M, that of GPipe does."""
+    for policy, in_flight in (("pa", (3, 2, 1)), ("pb", (5, 3, 1)), ("1f1b", (3, 2, 1))):
         for micro_batches in (8, 32):
             work = pipeline(3, micro_batches)
-            found = simulate(work, straight([1, 2, 3], policy))  # type: ignore[arg-type]
-            assert found.held == held
-    assert simulate(pipeline(3, 32), straight([1, 2, 3], "gpipe")).held == (32, 32, 32)
+            timeline = simulate(work, straight([1, 2, 3], policy))  # type: ignore[arg-type]
+            assert timeline.peak_in_flight == in_flight
+    gpipe = simulate(pipeline(3, 32), straight([1, 2, 3], "gpipe"))
+    assert gpipe.peak_in_flight == (32, 32, 32)
 
 
-def test_memory_counts_state_and_what_is_in_flight() -> None:
+def test_memory_counts_state_and_micro_batches_in_flight() -> None:
     work = Workload(profile(3, parameters=10.0, stored=7.0, boundary=1.0), servers(1, 3), 8)
     plan = straight([1, 2, 3], "pa")
-    found = memory(work, plan, simulate(work, plan))
-    assert found.peak == (40 + 3 * 7, 40 + 2 * 7, 40 + 7)
-    assert found.fits is True
-    again = straight([1, 2, 3], "pa", recompute=True)
-    # The first stage's input is read anew; one stage's all while its backward pass runs.
-    assert memory(work, again, simulate(work, again)).peak == (40 + 7, 40 + 2 + 7, 40 + 1 + 7)
+    needed = memory(work, plan, simulate(work, plan))
+    assert needed.peak == (40 + 3 * 7, 40 + 2 * 7, 40 + 7)
+    assert needed.fits is True
+    recomputed = straight([1, 2, 3], "pa", recompute=True)
+    # A stage keeps its input per micro-batch (the first none), and all activations of one
+    # micro-batch while its backward pass runs.
+    needed = memory(work, recomputed, simulate(work, recomputed))
+    assert needed.peak == (40 + 7, 40 + 2 + 7, 40 + 1 + 7)
 
 
 def test_unmeasured_memory_never_proves_that_a_plan_fits() -> None:
     work = Workload(profile(2, stored=None, boundary=1.0), servers(1, 2), 4)
     plan = straight([1, 2])
     assert memory(work, plan, simulate(work, plan)).fits is None
-    big = Workload(profile(2, stored=None, parameters=2.0**34), servers(1, 2), 4)
-    assert memory(big, plan, simulate(big, plan)).fits is False
+    too_big = Workload(profile(2, stored=None, parameters=2.0**34), servers(1, 2), 4)
+    assert memory(too_big, plan, simulate(too_big, plan)).fits is False
 
 
-def test_limits_on_what_is_held_slow_a_plan_down() -> None:
+def test_limits_on_micro_batches_in_flight_make_a_plan_slower() -> None:
     work = pipeline(3, 12)
     times = [simulated_s(work, straight([1, 2, 3], "pa", in_flight=(k, k, k))) for k in (1, 2, 3)]
-    assert times[0] == pytest.approx(12 * 9)  # nothing overlaps
+    assert times[0] == pytest.approx(12 * 9)  # the stages do not overlap
     assert times[0] > times[1] > times[2]
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "message"),
     [
         (straight([1, 3]), "begin at 0"),
         (straight([1, 1, 2]), "more stages than layers"),
         (Plan((Stage(0, 1, (0,)), Stage(1, 2, (0, 1)))), "share some"),
-        (Plan((Stage(0, 1, (0,)), Stage(1, 2, (0,))), "pb"), "several"),
+        (Plan((Stage(0, 1, (0,)), Stage(1, 2, (0,))), "pb"), "several stages per GPU"),
         (Plan((Stage(0, 2, (0, 7)),)), "the cluster has"),
         (Plan((Stage(0, 2, ()),)), "one or more"),
         (straight([1, 2], in_flight=(0, 1)), "in_flight"),
     ],
 )
-def test_plans_that_do_not_fit_are_refused(plan: Plan, said: str) -> None:
-    with pytest.raises(BadPlan, match=said):
+def test_plans_that_do_not_match_are_rejected(plan: Plan, message: str) -> None:
+    with pytest.raises(BadPlan, match=message):
         check_plan(plan, 2, 2)
 
 
-def test_interleaving_needs_dealt_stages_and_whole_rounds() -> None:
+def test_interleaving_needs_stages_in_rotation_and_a_multiple_of_workers() -> None:
     work = Workload(profile(4), servers(1, 2), 3)
-    dealt = tuple(Stage(s, s + 1, (s % 2,)) for s in range(4))
+    rotated = tuple(Stage(s, s + 1, (s % 2,)) for s in range(4))
     with pytest.raises(BadPlan, match="multiple"):
-        simulate(work, Plan(dealt, "interleaved"))
+        simulate(work, Plan(rotated, "interleaved"))
     folded = tuple(Stage(s, s + 1, (g,)) for s, g in enumerate((0, 1, 1, 0)))
-    with pytest.raises(BadPlan, match="dealt out in turn"):
+    with pytest.raises(BadPlan, match="in rotation"):
         simulate(work, Plan(folded, "interleaved"))
     assert simulated_s(work, Plan(folded, "list")) < 36
 
 
-def test_the_same_plan_takes_the_same_time() -> None:
+def test_simulation_is_deterministic() -> None:
     work = Workload(profile(4, boundary=1e8), servers(2, 2, inside=3, between=1), 8)
     for policy in POLICIES:
         plan = straight([1, 2, 3, 4], policy)
-        one, two = simulate(work, plan), simulate(work, plan)
-        assert np.array_equal(one.starts, two.starts) and one.iteration_s == two.iteration_s
+        first, second = simulate(work, plan), simulate(work, plan)
+        assert np.array_equal(first.operation_starts, second.operation_starts)
+        assert first.iteration_s == second.iteration_s

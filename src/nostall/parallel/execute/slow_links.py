@@ -1,4 +1,4 @@
-"""Slower links than a machine has, to try plans for other clusters."""
+"""Emulation of slow links: messages between ranks start late, as if the links were slower."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 
-_CYCLES = 20_000_000
+_CALIBRATION_CYCLES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """A boundary between stages passes ``bytes_per_s`` in each direction, one micro-batch after
-    another, each after ``latency_s``; so does a link of the ring of an all-reduce."""
+    """Speed of the emulated links: stage boundaries in each direction, and links of a ring.
+
+    A link passes one message after another.
+    """
 
     bytes_per_s: float
     latency_s: float = 0.0
 
     def message_s(self, size: float) -> float:
-        """Seconds of a message of so many bytes."""
+        """Seconds of a message of ``size`` bytes."""
         return self.latency_s + size / self.bytes_per_s
 
     def allreduce_s(self, size: float, ranks: int) -> float:
@@ -29,25 +31,29 @@ class SlowLinks:
         return 2 * (ranks - 1) * self.message_s(size / ranks)
 
 
-class Delays:
-    """Begins messages late.
+class MessageDelays:
+    """Starts messages after a delay.
 
-    On a GPU the delay runs on a stream of its own for each use, and computing goes on; on a
-    processor the sender sleeps.
+    On a GPU each use has its own CUDA stream, which holds the delay, so computation continues.  On
+    a CPU the sending process sleeps.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams: dict[str, Any] = {}
-        self._cycles_per_s = _cycles_per_s(device)
+        self._cycles_per_s = _gpu_cycles_per_s(device)
 
-    def late(
-        self, use: str, seconds: float, tensors: Sequence[torch.Tensor], begin: Callable[[], Any]
+    def start_late(
+        self, use: str, seconds: float, tensors: Sequence[torch.Tensor], start: Callable[[], Any]
     ) -> Any:
-        """What ``begin`` returns, called so that its message waits first."""
+        """Call ``start``, which sends ``tensors``, so that the message begins ``seconds`` later.
+
+        ``use`` names the link; messages of one use are delayed one after another.  Returns the
+        result of ``start``.
+        """
         if self.device.type != "cuda":
             sleep(seconds)
-            return begin()
+            return start()
         if use not in self._streams:
             self._streams[use] = torch.cuda.Stream(self.device)
         stream = self._streams[use]
@@ -56,17 +62,17 @@ class Delays:
             torch.cuda._sleep(int(seconds * self._cycles_per_s))
             for tensor in tensors:
                 tensor.record_stream(stream)
-            return begin()
+            return start()
 
 
-def _cycles_per_s(device: torch.device) -> float:
-    """What one second is on the clock that ``torch.cuda._sleep`` counts."""
+def _gpu_cycles_per_s(device: torch.device) -> float:
+    """Measured frequency of the clock that ``torch.cuda._sleep`` counts; 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_CYCLES)
+    torch.cuda._sleep(_CALIBRATION_CYCLES)
     start.record()
-    torch.cuda._sleep(_CYCLES)
+    torch.cuda._sleep(_CALIBRATION_CYCLES)
     end.record()
     torch.cuda.synchronize(device)
-    return _CYCLES / (float(start.elapsed_time(end)) * 1e-3)
+    return _CALIBRATION_CYCLES / (float(start.elapsed_time(end)) * 1e-3)

@@ -1,4 +1,4 @@
-"""Plan files: a plan with the profile and the cluster it was made for, in one JSON."""
+"""Plan files: a plan with its evaluation and the profile and cluster it was made for, as JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.outcome import Outcome, describe
+from nostall.parallel.evaluation import PlanEvaluation, evaluation_document
 from nostall.parallel.plan import Plan, Policy, Stage, Workload, check_plan
-from nostall.parallel.profile.files import ProfileRecord, from_record, to_record
+from nostall.parallel.profile.profile_file import ProfileRecord, from_record, to_record
 
 
 class _StageRecord(BaseModel):
@@ -21,7 +21,7 @@ class _StageRecord(BaseModel):
     gpus: list[int]
 
 
-class _Inputs(BaseModel):
+class _WorkloadRecord(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     global_batch: int
@@ -33,7 +33,7 @@ class _Inputs(BaseModel):
 
 
 class _PlanRecord(BaseModel):
-    """What is read back; everything else in the file is derived from it."""
+    """The part of a plan file that is read back; the evaluation is computed again from it."""
 
     planner: str
     nostall_plan: Literal[1]
@@ -42,38 +42,42 @@ class _PlanRecord(BaseModel):
     recompute: bool
     stages: list[_StageRecord]
     module: str | None = None
-    inputs: _Inputs
+    inputs: _WorkloadRecord
 
 
-def plan_document(found: Outcome, module: str | None = None) -> dict[str, Any]:
-    """The whole file as JSON values: what was predicted, then what it was predicted from.
+def plan_document(evaluation: PlanEvaluation, module: str | None = None) -> dict[str, Any]:
+    """Content of a plan file as JSON values: the evaluation, then the plan and its workload.
 
-    ``module`` is the ``path.py:build`` that was profiled for it, if any.
+    ``module`` is the ``path.py:build`` whose profile was measured; None for a profile file.
     """
-    work, plan = found.work, found.plan
+    workload, plan = evaluation.workload, evaluation.plan
     return {
-        **describe(found),
+        **evaluation_document(evaluation),
         "nostall_plan": 1,
         "policy": plan.policy,
         "in_flight": list(plan.in_flight) if plan.in_flight is not None else None,
         "recompute": plan.recompute,
         "module": module,
         "inputs": {
-            "global_batch": work.global_batch,
-            "micro_batch": work.micro_batch,
-            "state_factor": work.state_factor,
-            "weight_gradient_share": work.weight_gradient_share,
-            "cluster": work.cluster.text,
-            "profile": to_record(work.profile).model_dump(),
+            "global_batch": workload.global_batch,
+            "micro_batch": workload.micro_batch,
+            "state_factor": workload.state_factor,
+            "weight_gradient_share": workload.weight_gradient_share,
+            "cluster": workload.cluster.text,
+            "profile": to_record(workload.profile).model_dump(),
         },
     }
 
 
 def load_plan(path: Path) -> tuple[Workload, Plan, str]:
-    """The workload, the plan and the planner's name of a plan file; raises :class:`BadPlan`."""
+    """Read the workload, the plan and the planner's name from a plan file.
+
+    Raises :class:`BadPlan` if the file cannot be read or is invalid, and the errors of the profile
+    and cluster readers.
+    """
     record = _read(path)
     inputs = record.inputs
-    work = Workload(
+    workload = Workload(
         from_record(inputs.profile),
         parse_cluster(inputs.cluster, f"the cluster in {path}"),
         inputs.global_batch,
@@ -87,12 +91,12 @@ def load_plan(path: Path) -> tuple[Workload, Plan, str]:
         tuple(record.in_flight) if record.in_flight is not None else None,
         record.recompute,
     )
-    check_plan(plan, len(work.profile), len(work.cluster))
-    return work, plan, record.planner
+    check_plan(plan, len(workload.profile), len(workload.cluster))
+    return workload, plan, record.planner
 
 
-def planned_module(path: Path) -> str | None:
-    """The ``path.py:build`` that a plan file was made from; None for one made from a profile."""
+def load_planned_module(path: Path) -> str | None:
+    """Read the ``path.py:build`` that a plan was made from; None if it was a profile file."""
     return _read(path).module
 
 
@@ -100,7 +104,9 @@ def _read(path: Path) -> _PlanRecord:
     try:
         return _PlanRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise BadPlan(f"cannot read {path}: {error.strerror}; give a plan file") from error
+        raise BadPlan(
+            f"cannot read {path}: {error.strerror}; give the path of a plan file"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error
     except ValidationError as error:

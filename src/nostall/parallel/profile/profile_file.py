@@ -1,4 +1,4 @@
-"""Profiles as files: PipeDream graph text, or nostall's own JSON."""
+"""Reader and writer of profile files: PipeDream graph text (read only) and nostall's JSON."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nostall.parallel.errors import BadProfile
 from nostall.parallel.profile.layers import Layer, Profile, Tensor
 from nostall.parallel.profile.pipedream import parse_graph
 
-_BATCH = re.compile(r"pbs-(\d+)")
-"""DAPPLE's files carry their batch size in their name only: ``bert-48-pbs-2.txt``."""
+_BATCH_IN_FILE_NAME = re.compile(r"pbs-(\d+)")
+"""DAPPLE's profiles state their batch size only in the file name: ``bert-48-pbs-2.txt``."""
 
 
-class Strict(BaseModel):
+class _StrictRecord(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _LayerRecord(Strict):
+class _LayerRecord(_StrictRecord):
     name: str
     forward_s: float
     backward_s: float
@@ -31,14 +31,16 @@ class _LayerRecord(Strict):
     weight_gradient_s: float | None = None
 
 
-class _TensorRecord(Strict):
+class _TensorRecord(_StrictRecord):
     producer: int
     last_consumer: int
     bytes: float
     gradient: bool = True
 
 
-class ProfileRecord(Strict):
+class ProfileRecord(_StrictRecord):
+    """The JSON form of a profile, also embedded in plan files."""
+
     nostall_profile: Literal[1]
     name: str
     batch: int | None = None
@@ -47,33 +49,37 @@ class ProfileRecord(Strict):
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile; what begins with ``{`` is JSON, everything else PipeDream graph text.
+    """Read a profile file: JSON if the text begins with ``{``, otherwise PipeDream graph text.
 
-    Raises :class:`BadProfile`.
+    Raises :class:`BadProfile` if the file cannot be read or its content is not allowed.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BadProfile(f"cannot read {path}: {error.strerror}; give a profile") from error
+        raise BadProfile(
+            f"cannot read {path}: {error.strerror}; give the path of a profile file"
+        ) from error
     except UnicodeDecodeError as error:
-        raise BadProfile(f"{path} is not text; give a profile as JSON or graph text") from error
+        raise BadProfile(
+            f"{path} is not UTF-8 text; give a profile as JSON or PipeDream graph text"
+        ) from error
     if not text.lstrip().startswith("{"):
-        found = _BATCH.search(path.name)
-        return parse_graph(text, path.stem, int(found[1]) if found else None)
+        batch = _BATCH_IN_FILE_NAME.search(path.name)
+        return parse_graph(text, path.stem, int(batch[1]) if batch else None)
     try:
         record = ProfileRecord.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
+        field = ".".join(map(str, first["loc"])) or "the file"
         raise BadProfile(
-            f"{path}: {where}: {first['msg']}; `nostall_profile` 1 with layers and tensors is "
-            "allowed; write it with nostall.parallel.save_profile"
+            f"{path}: {field}: {first['msg']}; allowed is JSON with `nostall_profile` 1, layers "
+            "and tensors; write it with nostall.parallel.save_profile"
         ) from error
     return from_record(record)
 
 
 def from_record(record: ProfileRecord) -> Profile:
-    """The profile of a validated record; raises :class:`BadProfile`."""
+    """Convert a validated record to a profile; raises :class:`BadProfile` if a value is invalid."""
     return Profile(
         record.name,
         tuple(Layer(**layer.model_dump()) for layer in record.layers),
@@ -83,7 +89,7 @@ def from_record(record: ProfileRecord) -> Profile:
 
 
 def to_record(profile: Profile) -> ProfileRecord:
-    """The inverse of :func:`from_record`."""
+    """Convert a profile to its JSON record; the inverse of :func:`from_record`."""
     return ProfileRecord(
         nostall_profile=1,
         name=profile.name,
@@ -100,6 +106,6 @@ def to_record(profile: Profile) -> ProfileRecord:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as JSON that :func:`load_profile` reads back unchanged."""
+    """Write a profile as JSON; :func:`load_profile` reads an equal profile back."""
     record = to_record(profile).model_dump()
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())

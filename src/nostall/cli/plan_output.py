@@ -1,0 +1,50 @@
+"""Output of ``nostall plan`` and ``nostall simulate``: plan file, Gantt chart, table or JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nostall.cli.console import Format, out, show_json, show_table
+from nostall.core.files import write_atomically
+from nostall.parallel.evaluation import PlanEvaluation
+from nostall.parallel.plan_file import plan_document
+from nostall.report.plan.gantt import write_gantt
+from nostall.report.plan.summary import sentences, stage_table
+
+GanttOption = Annotated[
+    Path | None, typer.Option(help="Write the schedule as a Gantt chart (.svg or .html).")
+]
+
+
+def write_and_show(
+    evaluation: PlanEvaluation,
+    out_file: Path | None,
+    gantt: Path | None,
+    format: Format,
+    module: str | None,
+) -> None:
+    """Write the requested files, then print the evaluation.
+
+    ``module`` is the ``path.py:build`` that was profiled, None for a profile file.
+    """
+    if gantt is not None:
+        write_gantt(evaluation, gantt)
+    document = plan_document(evaluation, module)
+    if out_file is not None:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out_file, (json.dumps(document, indent=1) + "\n").encode())
+    if format is Format.JSON:
+        show_json(document)
+        return
+    columns, rows = stage_table(evaluation)
+    workload = evaluation.workload
+    show_table(f"{workload.profile.name} on {workload.cluster.name}", columns, rows)
+    for line in sentences(evaluation):
+        out.print(line)
+    for path, name in ((gantt, "schedule"), (out_file, "plan")):
+        if path is not None:
+            out.print(f"{name + ':':10}{path}")

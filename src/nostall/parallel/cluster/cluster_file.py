@@ -1,0 +1,165 @@
+"""Reader of cluster files: servers, the network between them, and exceptional links, as TOML.
+
+Examples are in ``examples/clusters``.  Bandwidths are in GB/s (1e9 bytes/s), latencies in
+microseconds, memory in GiB.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nostall.parallel.cluster.cluster import Cluster, Duplex, Floats, widest_paths
+from nostall.parallel.cluster.topology import is_topology, topology_toml
+from nostall.parallel.errors import BadCluster
+
+MAX_GPUS = 4096
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _StrictRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Link(_StrictRecord):
+    bandwidth_gbytes: _Positive
+    allreduce_gbytes: _Positive | None = None
+    """Bandwidth of this link in a ring all-reduce; by default ``bandwidth_gbytes``."""
+    latency_us: _NotNegative = 0.0
+
+
+class _Network(_Link):
+    shared: bool = True
+    """Whether all traffic of a server with other servers shares one port."""
+
+
+class _Servers(_StrictRecord):
+    count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = 1
+    gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)]
+    memory_gib: _Positive
+    link: _Link | None = None
+
+
+class _PairLink(_Link):
+    gpus: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+
+
+class _ClusterRecord(_StrictRecord):
+    name: str
+    duplex: Duplex = "full"
+    servers: Annotated[list[_Servers], Field(min_length=1)]
+    network: _Network | None = None
+    links: list[_PairLink] = []
+
+
+def load_cluster(path: Path, memory_gib: float | None = None) -> Cluster:
+    """Read a cluster from a TOML file or from a file with the output of ``nvidia-smi topo -m``.
+
+    ``memory_gib`` is the memory of each GPU and is used only for the output of ``nvidia-smi``,
+    which does not contain it.  Raises :class:`BadCluster` if the file cannot be read or is invalid.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadCluster(
+            f"cannot read {path}: {error.strerror}; give the path of a cluster file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadCluster(f"{path} is not UTF-8 text; give a TOML file") from error
+    if is_topology(text):
+        text = topology_toml(text, path.stem, memory_gib)
+    return parse_cluster(text, str(path))
+
+
+def parse_cluster(text: str, source: str = "the cluster") -> Cluster:
+    """Parse TOML text into a cluster; raises :class:`BadCluster` with the name of a bad field.
+
+    ``source`` is the name of the text in error messages.
+    """
+    try:
+        record = _ClusterRecord.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadCluster(f"{source} is not TOML: {error}; see examples/clusters") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise BadCluster(
+            f"{source}: {field}: {first['msg']} (got {str(first['input'])[:40]}); see "
+            "examples/clusters"
+        ) from error
+    return _build(record, source, text)
+
+
+def _build(record: _ClusterRecord, source: str, text: str) -> Cluster:
+    servers = [group for group in record.servers for _ in range(group.count)]
+    server_of_gpu = tuple(s for s, server in enumerate(servers) for _ in range(server.gpus))
+    n = len(server_of_gpu)
+    if n > MAX_GPUS:
+        raise BadCluster(f"{source} has {n} GPUs; allowed are up to {MAX_GPUS}")
+    latency, bandwidth, allreduce = _link_matrices(record, servers, n, source)
+    path_latency, path_bandwidth = widest_paths(latency, bandwidth)
+    _, path_allreduce = widest_paths(latency, allreduce)
+    unreachable = [j for j in range(n) if j and path_bandwidth[0, j] == 0]
+    if unreachable:
+        raise BadCluster(
+            f"{source}: GPU 0 cannot reach GPU {unreachable[0]}; all GPUs must be connected; give "
+            "a [network], a link inside the servers, or [[links]]"
+        )
+    port = record.network.bandwidth_gbytes * 1e9 if record.network else np.inf
+    is_shared = record.network is not None and record.network.shared and len(servers) > 1
+    for matrix in (path_latency, path_bandwidth, path_allreduce):
+        matrix.setflags(write=False)
+    return Cluster(
+        name=record.name,
+        memory=tuple(server.memory_gib * 2**30 for server in servers for _ in range(server.gpus)),
+        server=server_of_gpu,
+        latency=path_latency,
+        bandwidth=path_bandwidth,
+        allreduce_bandwidth=path_allreduce,
+        ports=tuple(port if is_shared else np.inf for _ in servers),
+        duplex=record.duplex,
+        text=text,
+    )
+
+
+def _link_matrices(
+    record: _ClusterRecord, servers: list[_Servers], n: int, source: str
+) -> tuple[Floats, Floats, Floats]:
+    """Latency, bandwidth and all-reduce bandwidth of the links; bandwidth 0 without a link.
+
+    The network is set first, then links inside servers, then ``[[links]]``; later entries replace
+    earlier ones.
+    """
+    matrices = (np.zeros((n, n)), np.zeros((n, n)), np.zeros((n, n)))
+    if record.network:
+        _set_link(matrices, slice(None), slice(None), record.network)
+    first = 0
+    for server in servers:
+        inside = slice(first, first + server.gpus)
+        first += server.gpus
+        if server.link:
+            _set_link(matrices, inside, inside, server.link)
+    for pair in record.links:
+        a, b = pair.gpus
+        if max(a, b) >= n or a == b:
+            raise BadCluster(
+                f"{source}: links: gpus = [{a}, {b}]; allowed are two different GPUs from 0 to "
+                f"{n - 1}"
+            )
+        for i, j in ((a, b), (b, a)):
+            _set_link(matrices, slice(i, i + 1), slice(j, j + 1), pair)
+    return matrices
+
+
+def _set_link(
+    matrices: tuple[Floats, Floats, Floats], rows: slice, columns: slice, link: _Link
+) -> None:
+    latency, bandwidth, allreduce = matrices
+    latency[rows, columns] = link.latency_us * 1e-6
+    bandwidth[rows, columns] = link.bandwidth_gbytes * 1e9
+    allreduce[rows, columns] = (link.allreduce_gbytes or link.bandwidth_gbytes) * 1e9

@@ -1,0 +1,86 @@
+"""Summary of an evaluated plan for the terminal and the HTML page: a table of stages, sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nostall.parallel.evaluation import PlanEvaluation
+from nostall.report.units import Scale
+
+_GIB = 2**30
+
+
+def stage_table(evaluation: PlanEvaluation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Column names and one row of cells per stage; all times have the same unit."""
+    costs, memory = evaluation.timeline.costs, evaluation.memory
+    time = Scale("s", max(*costs.forward, *costs.backward, 1e-9))
+    time_columns = ("forward", "backward", "transfer", "all-reduce")
+    columns = (
+        "stage",
+        "layers",
+        "GPUs",
+        *(f"{name}, {time.unit}" for name in time_columns),
+        "in flight",
+        f"{'memory' if memory.measured else 'memory at least'}, GiB",
+    )
+    rows = []
+    for s, stage in enumerate(evaluation.plan.stages):
+        worker = costs.worker[s]
+        transfers = costs.forward_transfers
+        seconds = (
+            costs.forward[s],
+            costs.backward[s] + costs.weight_gradient[s],
+            transfers[s].seconds if s < len(transfers) else 0.0,
+            costs.allreduce[s].seconds,
+        )
+        peak, capacity = memory.peak[worker] / _GIB, memory.capacity[worker] / _GIB
+        rows.append(
+            (
+                str(s),
+                ranges(range(stage.first, stage.end)),
+                ranges(stage.gpus),
+                *(time.number(value) for value in seconds),
+                str(evaluation.timeline.peak_in_flight[s]),
+                f"{peak:.3g} of {capacity:.3g}",
+            )
+        )
+    return columns, rows
+
+
+def sentences(evaluation: PlanEvaluation) -> list[str]:
+    """One line on the plan, lines on its modelled time and its components, and the notes."""
+    workload, plan = evaluation.workload, evaluation.plan
+    iteration_s = evaluation.timeline.iteration_s
+    time = Scale("s", iteration_s)
+    recompute = ", re-computation" if plan.recompute else ""
+    lines = [
+        f"{evaluation.planner}: {plan.split}, order {plan.policy}{recompute}, "
+        f"{workload.micro_batches} micro-batches of "
+        f"{workload.global_batch / workload.micro_batches:.4g} samples",
+        f"modelled iteration {time(iteration_s)}, modelled speed-up {evaluation.speedup:.4g}x over "
+        f"one GPU ({evaluation.utilization:.0%} of the cluster busy)",
+    ]
+    components = evaluation.time_components()
+    if "closed_form_steady_s" in components:
+        phases = [
+            f"{name.replace('_', '-')} {time(components[f'closed_form_{name}_s'])}"
+            for name in ("warm_up", "steady", "ending")
+        ]
+        lines.append(f"closed form (DAPPLE's L): {', '.join(phases)}")
+    lower_bound = max(components["busiest_resource_s"], components["critical_path_s"])
+    lines.append(
+        f"lower bound of this mapping in any order {time(lower_bound)}; "
+        f"after the last backward pass {time(components['after_last_backward_s'])}"
+    )
+    return lines + [f"note: {note}" for note in evaluation.notes()]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: ``0-7, 9`` for the numbers 0 to 7 and 9."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
