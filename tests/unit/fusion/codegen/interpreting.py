@@ -10,13 +10,15 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn_graphs, one
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as fixed_seed
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
@@ -162,16 +164,20 @@ def halves(folder: Path) -> list[str]:
     return [f"{value}" for value, right in zip(x[0].tolist(), same, strict=True) if not right]
 
 
-def examples_of(count: int) -> settings:
-    """The same ``count`` examples every time, as they come: what fails is not made smaller."""
-    return settings(
+def examples_of(count: int, number: int = 0) -> Callable[[Any], Any]:
+    """Decorator for a property test: ``count`` examples of the seed ``number``, without shrinking.
+
+    Without a seed Hypothesis derives the examples from the test's source text, so that a renamed
+    variable changes them.
+    """
+    options = settings(
         max_examples=count,
-        derandomize=True,
         database=None,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+    return lambda test: fixed_seed(number)(options(test))
 
 
 def random_dots(folder: Path, examples: int) -> tuple[list[str], int]:
