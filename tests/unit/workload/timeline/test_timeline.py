@@ -95,7 +95,13 @@ def test_causes_of_idle_time(tmp_path: Path) -> None:
     assert timeline.on_time_gap == pytest.approx(3e-6)
 
 
-@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 30), st.sampled_from(WorkKind), st.integers(0, 3)), min_size=1, max_size=25))  # fmt: skip # noqa: E501
+activity_rows = st.tuples(
+    st.integers(0, 99), st.integers(0, 30), st.sampled_from(WorkKind), st.integers(0, 3)
+)
+"""(start, duration, kind of work, stream)."""
+
+
+@given(st.lists(activity_rows, min_size=1, max_size=25))
 def test_the_parts_sum_to_the_span(tmp_path_factory, rows) -> None:
     kernel_names = {WorkKind.COMPUTE: GEMM, WorkKind.MEMORY: ADD, WorkKind.COMMUNICATION: NCCL}
     events = [
