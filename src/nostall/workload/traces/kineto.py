@@ -177,7 +177,7 @@ class _ColumnBuilder:
             self.loading.append((event.ts, event.ts + event.dur))
 
     def _add_operator(self, event: Event) -> None:
-        """Add an operator with a cost rule, or a data loader; ignore other names in later events."""
+        """Add an operator with a cost rule or a data loader; remember other names as ignored."""
         name = str(event.name)
         if name in COST_RULES:
             self._add_cost(name, event)
