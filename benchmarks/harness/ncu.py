@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nostall.workload.traces.kinds import kind_of_name
+from nostall.workload.traces.work_kinds import kernel_work_kind
 
 PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 READ, WRITTEN, TIME = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
@@ -75,7 +75,7 @@ def summed(lines: Sequence[str], said: str) -> dict[str, Any]:
     units = {"Kernel Name": (), READ: ("byte",), WRITTEN: ("byte",), TIME: ("ns", "nsecond")}
     found: dict[str, dict[str, float]] = {}
     for row in table(lines, said, units):
-        kind = kind_of_name(row["Kernel Name"]).name.lower()
+        kind = kernel_work_kind(row["Kernel Name"]).name.lower()
         one = found.setdefault(kind, {"kernels": 0, "bytes": 0.0, "seconds": 0.0})
         one["kernels"] += 1
         one["bytes"] += number(row[READ]) + number(row[WRITTEN])

@@ -1,8 +1,8 @@
-"""DAPPLE's published rows by its own formula, among plans of the shapes that the paper prints.
+"""Planner of the DAPPLE paper: its closed-form latency L, over the plan shapes in its tables.
 
-Every plan of tables 4 and 6 is pure data parallelism, two stages, or one GPU a stage ("straight").
-Here those three are ranked by the closed form L (equations 1 and 2), as the paper's planner ranks,
-with our constants.  That its search went no further is our reading: the paper does not say so.
+Every plan in tables 4 and 6 is pure data parallelism, has two stages, or has one GPU per stage
+("straight").  These three shapes are ranked by the closed form L (equations 1 and 2) with the
+constants of nostall.  That the paper's planner searched no further shapes is an assumption.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from nostall.parallel.simulate import simulated_s
 
 
 def one_pass(work: Workload) -> Workload:
-    """The same batch with a replica's whole share as its micro-batch, which is what data
-    parallelism without accumulation computes; its all-reduce then hides behind all of it."""
+    """The workload with one micro-batch per replica: data parallelism without accumulation.
+
+    The all-reduce can then overlap with the whole backward pass.
+    """
     return replace(work, micro_batch=-(-work.global_batch // len(work.cluster)))
 
 
@@ -27,14 +29,14 @@ def data_parallel(work: Workload) -> Plan:
 
 
 def formula_s(work: Workload, plan: Plan) -> float:
-    """L; for data parallelism, of which L does not speak, what the simulator says of one pass."""
+    """L of a pipeline plan; the simulated time of one pass for data parallelism, which L omits."""
     if len(plan.stages) == 1:
         return simulated_s(one_pass(work), plan)
     return closed_form(work, plan).total_s
 
 
 def best_by_formula(work: Workload) -> Plan:
-    """Least L of the three shapes; GPUs in the order of their servers."""
+    """The plan with the smallest L among the three shapes; GPUs are in server order."""
     shapes = [data_parallel(work), *_two_stages(work), _straight(work)]
     return min(shapes, key=lambda plan: formula_s(work, plan))
 
@@ -47,32 +49,31 @@ def _two_stages(work: Workload) -> Iterable[Plan]:
 
 
 def _straight(work: Workload) -> Plan:
-    """Even cuts, then moved while L gets less."""
+    """One GPU per stage: even cuts, then a local search that reduces L."""
     layers, stages = len(work.profile), len(work.cluster)
     time = [f + b for f, b in zip(work.forward_s, work.backward_s, strict=True)]
     ends = [0]
     for s in range(1, stages):
         even = min(range(layers + 1), key=lambda j, s=s: abs(time[j] - s / stages * time[-1]))
         ends.append(min(max(even, ends[-1] + 1), layers - (stages - s)))
-    return _climbed(work, [*ends[1:], layers])
+    return _local_search(work, [*ends[1:], layers])
 
 
-def _climbed(work: Workload, ends: list[int]) -> Plan:
-    best = _cut(ends)
-    better = True
-    while better:
-        better = False
+def _local_search(work: Workload, ends: list[int]) -> Plan:
+    best = _straight_plan(ends)
+    improved = True
+    while improved:
+        improved = False
         for i, step in itertools.product(range(len(ends) - 1), (-3, -2, -1, 1, 2, 3)):
-            new = [*ends[:i], ends[i] + step, *ends[i + 1 :]]
-            if (new[i - 1] if i else 0) < new[i] < new[i + 1]:
-                plan = _cut(new)
+            moved = [*ends[:i], ends[i] + step, *ends[i + 1 :]]
+            if (moved[i - 1] if i else 0) < moved[i] < moved[i + 1]:
+                plan = _straight_plan(moved)
                 if formula_s(work, plan) < formula_s(work, best):
-                    best, ends, better = plan, new, True
+                    best, ends, improved = plan, moved, True
     return best
 
 
-def _cut(ends: list[int]) -> Plan:
-    firsts = [0, *ends[:-1]]
-    return Plan(
-        tuple(Stage(a, b, (g,)) for g, (a, b) in enumerate(zip(firsts, ends, strict=True))), "pb"
-    )
+def _straight_plan(ends: list[int]) -> Plan:
+    starts = [0, *ends[:-1]]
+    bounds = enumerate(zip(starts, ends, strict=True))
+    return Plan(tuple(Stage(start, end, (gpu,)) for gpu, (start, end) in bounds), "pb")

@@ -1,8 +1,8 @@
-"""DAPPLE's memory tables: what micro-batches and re-computation cost, how large a model fits.
+"""Modelled against published memory of DAPPLE: micro-batches, recomputation, largest model.
 
-Two figures stand in for what the profiles lack, the same for every row: BERT-48 keeps 3.47 GB of
-activations a sample (the authors' planner, HPGO, examples) and a parameter has 16 bytes of state
-(arXiv:2007.01045, table 7, Adam).  GB are 1e9 bytes, GPUs have 16 GiB.
+Two numbers that the profiles lack are the same for all rows: BERT-48 stores 3.47 GB of activations
+per sample (the examples of HPGO, the authors' planner) and a parameter has 16 bytes of state
+(arXiv:2007.01045, table 7, Adam).  GB are 1e9 bytes; GPUs have 16 GiB.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parallel.dapple_profiles import published
+from benchmarks.parallel.dapple_profiles import load_published
 from nostall.parallel.cluster import Cluster
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.profile import Profile
@@ -20,9 +20,9 @@ from nostall.parallel.simulate import simulate
 from nostall.parallel.simulate.memory import held_bytes, memory, state_bytes, working_bytes
 
 GB = 1e9
-STORED_A_SAMPLE = 3.47 * GB
+STORED_BYTES_PER_SAMPLE = 3.47 * GB
 SAMPLES, LAYERS, HALF = 2, 48, 28
-"""A micro-batch, BERT-48's layers, and where its second half begins (four nodes come first)."""
+"""Samples per micro-batch, layers of BERT-48, and index of its second half (after four nodes)."""
 TOLERANCE = 0.10
 
 TABLE_5: tuple[tuple[Policy, bool, int, float | None, float | None], ...] = (
@@ -38,87 +38,95 @@ TABLE_5: tuple[tuple[Policy, bool, int, float | None, float | None], ...] = (
     ("pa", True, 8, 6.23, 8.5),
     ("pa", True, 16, 6.77, 8.5),
 )
-"""Order, re-computation, micro-batches; samples/s and GB, None where the paper says OOM."""
+"""Order, recomputation, micro-batches, samples/s and GB; None: out of memory in the paper."""
 TABLE_7 = {1: 48, 2: 106, 4: 215, 8: 428}
-"""GPUs: layers of the largest BERT that trains, with re-computation."""
+"""Layers of the largest BERT that trains with recomputation, by number of GPUs."""
 
 
 def bert(folder: Path, layers: int = LAYERS) -> Profile:
-    """BERT-48's profile with as many of its equal layers, and what each keeps."""
-    found = published(folder / "bert-48-pbs-2.txt")
-    cut = found.tensors[HALF].bytes
-    stored = STORED_A_SAMPLE * SAMPLES / LAYERS
-    one = replace(found.layers[HALF], stored_bytes=stored)
-    before = [replace(x, stored_bytes=0.0) for x in found.layers[:4]]
-    after = [replace(x, stored_bytes=0.0) for x in found.layers[4 + LAYERS :]]
-    made = [*before, *[one] * layers, *after]
-    return chain(f"BERT-{layers}", made, [cut] * (len(made) - 1), SAMPLES)
+    """The profile of BERT-48 with another number of its equal layers, with stored activations."""
+    profile = load_published(folder / "bert-48-pbs-2.txt")
+    cut_bytes = profile.tensors[HALF].bytes
+    stored_bytes = STORED_BYTES_PER_SAMPLE * SAMPLES / LAYERS
+    layer = replace(profile.layers[HALF], stored_bytes=stored_bytes)
+    before = [replace(x, stored_bytes=0.0) for x in profile.layers[:4]]
+    after = [replace(x, stored_bytes=0.0) for x in profile.layers[4 + LAYERS :]]
+    all_layers = [*before, *[layer] * layers, *after]
+    return chain(f"BERT-{layers}", all_layers, [cut_bytes] * (len(all_layers) - 1), SAMPLES)
 
 
 def table_5(folder: Path, cluster: Cluster) -> list[dict[str, Any]]:
-    """BERT-48 in two stages on configuration B; memory in the mean of both GPUs."""
-    found = []
+    """BERT-48 in two stages on configuration B; memory is the mean of both GPUs."""
+    records = []
     profile = bert(folder)
     stages = (Stage(0, HALF, (0,)), Stage(HALF, len(profile), (1,)))
-    for policy, recompute, micro_batches, speed, size in TABLE_5:
+    for policy, recompute, micro_batches, published_rate, published_gb in TABLE_5:
         work = Workload(profile, cluster, SAMPLES * micro_batches)
         plan = Plan(stages, policy, recompute=recompute)
         timeline = simulate(work, plan)
         needs = memory(work, plan, timeline)
         mean = sum(needs.peak) / len(needs.peak) / GB
         rate = work.global_batch / timeline.iteration_s
-        found.append(
+        records.append(
             {
                 "order": policy,
                 "recompute": recompute,
                 "micro_batches": micro_batches,
                 "modelled_gb": mean,
                 "modelled_fits": bool(needs.fits),
-                "published_gb": size,
-                "memory_matches": not needs.fits if size is None else _near(mean, size),
+                "published_gb": published_gb,
+                "memory_matches": not needs.fits
+                if published_gb is None
+                else _is_near(mean, published_gb),
                 "modelled_samples_per_s": rate,
-                "published_samples_per_s": speed,
-                "speed_matches": None if speed is None else _near(rate, speed),
+                "published_samples_per_s": published_rate,
+                "speed_matches": None if published_rate is None else _is_near(rate, published_rate),
             }
         )
-    return found
+    return records
 
 
 def table_7(folder: Path, cluster: Cluster) -> list[dict[str, Any]]:
-    """The largest BERT on 1, 2, 4 and 8 GPUs with re-computation, stages filled in turn."""
-    found = []
+    """The largest BERT on 1, 2, 4 and 8 GPUs with recomputation; stages are filled in order."""
+    records = []
     for gpus, published_layers in TABLE_7.items():
-        most = _largest(bert(folder, 2 * published_layers), cluster, gpus)
-        found.append(
+        max_layers = _max_layers(bert(folder, 2 * published_layers), cluster, gpus)
+        records.append(
             {
                 "gpus": gpus,
-                "modelled_layers": most,
+                "modelled_layers": max_layers,
                 "published_layers": published_layers,
-                "matches": _near(most, published_layers),
+                "matches": _is_near(max_layers, published_layers),
             }
         )
-    return found
+    return records
 
 
-def _largest(profile: Profile, cluster: Cluster, gpus: int) -> int:
-    """Layers that fit when every GPU takes what it can; PA holds S - i micro-batches."""
+def _max_layers(profile: Profile, cluster: Cluster, gpus: int) -> int:
+    """Layers that fit if each GPU takes as many as possible.
+
+    The order is PA: stage i of S holds S - i micro-batches.
+    """
     work = Workload(profile, cluster, SAMPLES * gpus)
     head = len(profile) - 4 - sum(layer.stored_bytes != 0 for layer in profile.layers)
-    at, layers = 0, 0
+    start, layers = 0, 0
     for gpu in range(gpus):
         tail = head if gpu == gpus - 1 else 0
-        room = cluster.memory[gpu] - (
+        free_bytes = cluster.memory[gpu] - (
             state_bytes(work, Stage(len(profile) - tail, len(profile), (gpu,))) if tail else 0.0
         )
-        end = at + 1
-        while end < len(profile) and _needs(work, Stage(at, end + 1, (gpu,)), gpus - gpu) <= room:
+        end = start + 1
+        while (
+            end < len(profile)
+            and _needed_bytes(work, Stage(start, end + 1, (gpu,)), gpus - gpu) <= free_bytes
+        ):
             end += 1
-        layers += end - at - (4 if gpu == 0 else 0)
-        at = end
+        layers += end - start - (4 if gpu == 0 else 0)
+        start = end
     return layers
 
 
-def _needs(work: Workload, stage: Stage, held: int) -> float:
+def _needed_bytes(work: Workload, stage: Stage, held: int) -> float:
     return (
         state_bytes(work, stage)
         + held * held_bytes(work, stage, True, False)
@@ -126,5 +134,5 @@ def _needs(work: Workload, stage: Stage, held: int) -> float:
     )
 
 
-def _near(mine: float, theirs: float) -> bool:
-    return abs(mine / theirs - 1) <= TOLERANCE
+def _is_near(modelled: float, published: float) -> bool:
+    return abs(modelled / published - 1) <= TOLERANCE

@@ -1,14 +1,14 @@
-"""DAPPLE's published rows against our planner and simulator, one set of constants (modelled).
+"""Published results of DAPPLE, compared with the planner and simulator of nostall (modelled).
 
     NOSTALL_DAPPLE_PROFILES=FOLDER python -m benchmarks run parallel.dapple_tables \\
         --out benchmarks/parallel/results/dapple_tables.json
 
-FOLDER holds the files of the authors' ``profiling_results``, which are not part of this repository.
-The clusters are examples/clusters/dapple-*.toml.  A row's plan matches when its modelled time is
-within 2 % of the best: of what planner ``dapple`` finds, and of data parallelism with a replica's
-samples in one pass, both simulated; and once more by the paper's own formula, among plans of the
-shapes that it prints (parallel_dapple_formula).  A speed-up matches when it is within 10 % of the
-published (measured) one.  Published figures: arXiv:2007.01045, tables 3 to 7, figure 12.
+FOLDER contains the files of the authors' ``profiling_results``, which are not in this repository.
+The clusters are examples/clusters/dapple-*.toml; all rows use the same constants.  A published plan
+matches if its simulated time is within 2 % of the best plan: the plan of the planner ``dapple``, or
+data parallelism with all samples of a replica in one pass.  It is also compared by the formula of
+the paper, among the plan shapes of the paper (dapple_formula).  A speed-up matches if it is within
+10 % of the published (measured) one.  Source: arXiv:2007.01045, tables 3 to 7, figure 12.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.harness.result_file import save
 from benchmarks.parallel.dapple_formula import best_by_formula, data_parallel, formula_s, one_pass
 from benchmarks.parallel.dapple_memory import table_5, table_7
-from benchmarks.parallel.dapple_profiles import published
+from benchmarks.parallel.dapple_profiles import load_published
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.planners import Effort, make_plan
@@ -32,21 +32,24 @@ from nostall.parallel.simulate import simulated_s
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 PLAN_TOLERANCE, SPEED_TOLERANCE = 0.02, 0.10
-UNTIMED = 3600.0
+UNTIMED_S = 3600.0
+"""A time limit for planners that is never reached, so the result does not depend on the machine."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published strategy.  ``ends`` and ``sizes`` describe its stages in our layers; sizes
-    alone (a plan whose cuts are not printed, such as "straight") takes the best cuts; neither (only
-    the speed-up is printed) takes our plan."""
+    """A published plan."""
 
     where: str
+    """Table or figure, model and cluster."""
     profile: str
     cluster: str
     global_batch: int
     sizes: tuple[int, ...]
+    """GPUs of each stage; empty if only the speed-up is published (the plan of nostall is used)."""
     ends: tuple[int, ...] = ()
+    """End of each stage in layers of the profile; empty if the cuts are not published (the best
+    ones are used)."""
     speedup: float | None = None
 
 
@@ -73,7 +76,7 @@ PUBLISHED_ACR = {
     "table 4, BERT-48, B": 0.50,
     "table 4, BERT-48, C": 1.25,
 }
-"""Table 4: communication / computation, in the mean of the stages."""
+"""Table 4: communication over computation (ACR), mean over the stages."""
 PUBLISHED_PB_OVER_PA = {"bert-48-pbs-2": 1.0, "vgg-19-pbs-32": 1.1, "gnmt-16-pbs-64": 1.31}
 
 
@@ -105,23 +108,23 @@ def main(options: argparse.Namespace) -> None:
         memory=memory,
         scaling=scaling,
         implied_bandwidth=implied,
-        matching=_counted(rows),
+        matching=_count_matches(rows),
     )
 
 
-def _counted(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """How many of those that have a verdict match."""
-    found = {}
-    for verdict in ("plan_matches", "plan_matches_by_formula", "speedup_matches"):
-        said = [row[verdict] for row in rows if row[verdict] is not None]
-        found[verdict] = f"{sum(said)} of {len(said)}"
-    print(found)
-    return found
+def _count_matches(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Number of matches among the rows that have a published value."""
+    counts = {}
+    for key in ("plan_matches", "plan_matches_by_formula", "speedup_matches"):
+        verdicts = [row[key] for row in rows if row[key] is not None]
+        counts[key] = f"{sum(verdicts)} of {len(verdicts)}"
+    print(counts)
+    return counts
 
 
 def _work(folder: Path, profile: str, cluster: str, global_batch: int) -> Workload:
     return Workload(
-        published(folder / f"{profile}.txt"),
+        load_published(folder / f"{profile}.txt"),
         load_cluster(CLUSTERS / f"dapple-{cluster}.toml"),
         global_batch,
     )
@@ -129,26 +132,26 @@ def _work(folder: Path, profile: str, cluster: str, global_batch: int) -> Worklo
 
 def _row(folder: Path, row: Row) -> dict[str, Any]:
     work = _work(folder, row.profile, row.cluster, row.global_batch)
-    found = make_plan(work, "dapple", Effort(UNTIMED))
-    once_s = simulated_s(one_pass(work), data_parallel(work))
-    best = found if simulated_s(work, found) <= once_s else data_parallel(work)
-    best_s = min(simulated_s(work, found), once_s)
-    theirs = _published(work, row) if row.sizes else best
-    published_s = once_s if len(theirs.stages) == 1 else simulated_s(work, theirs)
-    mine = make_plan(work, "nostall", Effort(UNTIMED, 1200))
+    dapple = make_plan(work, "dapple", Effort(UNTIMED_S))
+    one_pass_s = simulated_s(one_pass(work), data_parallel(work))
+    best = dapple if simulated_s(work, dapple) <= one_pass_s else data_parallel(work)
+    best_s = min(simulated_s(work, dapple), one_pass_s)
+    published = _published_plan(work, row) if row.sizes else best
+    published_s = one_pass_s if len(published.stages) == 1 else simulated_s(work, published)
+    nostall = make_plan(work, "nostall", Effort(UNTIMED_S, 1200))
     speedup = work.sequential_s / published_s
     return {
         "row": row.where,
-        "published": theirs.split if row.sizes else None,
+        "published": published.split if row.sizes else None,
         "ours": best.split,
         "our_ends": [s.end for s in best.stages],
-        "dapple_without_one_pass": found.split,
+        "dapple_without_one_pass": dapple.split,
         "published_plan_over_best": published_s / best_s,
         "plan_matches": None if not row.sizes else published_s <= (1 + PLAN_TOLERANCE) * best_s,
-        **(_by_formula(work, row, theirs) if row.sizes else _NO_FORMULA),
+        **(_by_formula(work, row, published) if row.sizes else _NO_FORMULA),
         "modelled_speedup_of_published": speedup,
         "modelled_speedup_of_best": work.sequential_s / best_s,
-        "modelled_speedup_of_nostall": work.sequential_s / simulated_s(work, mine),
+        "modelled_speedup_of_nostall": work.sequential_s / simulated_s(work, nostall),
         "published_speedup": row.speedup,
         "speedup_matches": None
         if row.speedup is None
@@ -159,11 +162,11 @@ def _row(folder: Path, row: Row) -> dict[str, Any]:
 _NO_FORMULA = {"best_by_formula": None, "plan_matches_by_formula": None}
 
 
-def _by_formula(work: Workload, row: Row, theirs: Plan) -> dict[str, Any]:
+def _by_formula(work: Workload, row: Row, published: Plan) -> dict[str, Any]:
     best = best_by_formula(work)
-    # Cuts of a straight plan are not printed: the best ones by the formula stand in.
-    same = best.split == theirs.split and not row.ends
-    over = 1.0 if same else formula_s(work, theirs) / formula_s(work, best)
+    # The cuts of a straight plan are not published: those that the formula prefers are used.
+    is_same = best.split == published.split and not row.ends
+    over = 1.0 if is_same else formula_s(work, published) / formula_s(work, best)
     return {
         "best_by_formula": best.split,
         "formula_published_over_best": over,
@@ -171,13 +174,13 @@ def _by_formula(work: Workload, row: Row, theirs: Plan) -> dict[str, Any]:
     }
 
 
-def _published(work: Workload, row: Row) -> Plan:
-    """The published plan; where its cuts are not printed, the best ones that can be found.
+def _published_plan(work: Workload, row: Row) -> Plan:
+    """The published plan; if its cuts are not published, those with the smallest simulated time.
 
-    With two stages all cuts are tried, with more a local search is made.
+    All cuts are tried for two stages; more stages have a local search.
     """
-    firsts = [sum(row.sizes[:i]) for i in range(len(row.sizes))]
-    groups = [tuple(range(a, a + n)) for a, n in zip(firsts, row.sizes, strict=True)]
+    first_gpus = [sum(row.sizes[:i]) for i in range(len(row.sizes))]
+    groups = [tuple(range(a, a + n)) for a, n in zip(first_gpus, row.sizes, strict=True)]
     if row.ends:
         return _plan(row.ends, groups)
     layers, stages = len(work.profile), len(row.sizes)
@@ -191,34 +194,34 @@ def _published(work: Workload, row: Row) -> Plan:
     ends = [min(range(layers + 1), key=lambda j, x=x: abs(time[j] - x)) for x in shares[:-1]]
     for i in range(len(ends)):
         ends[i] = max(ends[i], (ends[i - 1] if i else 0) + 1)
-    return _climb(work, [*ends, layers], groups)
+    return _local_search(work, [*ends, layers], groups)
 
 
-def _climb(work: Workload, ends: list[int], groups: Sequence[tuple[int, ...]]) -> Plan:
+def _local_search(work: Workload, ends: list[int], groups: Sequence[tuple[int, ...]]) -> Plan:
     best = simulated_s(work, _plan(ends, groups))
-    better = True
-    while better:
-        better = False
+    improved = True
+    while improved:
+        improved = False
         for i in range(len(ends) - 1):
             for step in (-3, -2, -1, 1, 2, 3):
-                new = [*ends[:i], ends[i] + step, *ends[i + 1 :]]
-                if (new[i - 1] if i else 0) < new[i] < new[i + 1]:
-                    seconds = simulated_s(work, _plan(new, groups))
+                moved = [*ends[:i], ends[i] + step, *ends[i + 1 :]]
+                if (moved[i - 1] if i else 0) < moved[i] < moved[i + 1]:
+                    seconds = simulated_s(work, _plan(moved, groups))
                     if seconds < best:
-                        best, ends, better = seconds, new, True
+                        best, ends, improved = seconds, moved, True
     return _plan(ends, groups)
 
 
 def _plan(ends: Sequence[int], groups: Sequence[tuple[int, ...]], policy: Policy = "pb") -> Plan:
-    firsts = [0, *ends[:-1]]
-    return Plan(tuple(Stage(a, b, g) for a, b, g in zip(firsts, ends, groups, strict=True)), policy)
+    starts = [0, *ends[:-1]]
+    return Plan(tuple(Stage(a, b, g) for a, b, g in zip(starts, ends, groups, strict=True)), policy)
 
 
 def _policies(folder: Path, profile: str) -> dict[str, Any]:
-    """Table 3: PB against PA on configuration A, on the plan that dapple finds."""
+    """Table 3: the orders PB and PA on configuration A, for the published plan."""
     row = next(r for r in ROWS if r.profile == profile and r.cluster == "a-2x8")
     work = _work(folder, profile, "a-2x8", row.global_batch)
-    stages = _published(work, row).stages
+    stages = _published_plan(work, row).stages
     pa, pb = (simulated_s(work, Plan(stages, policy)) for policy in ("pa", "pb"))
     return {
         "profile": profile,
@@ -229,10 +232,10 @@ def _policies(folder: Path, profile: str) -> dict[str, Any]:
 
 
 def _implied(folder: Path, row: Row) -> dict[str, Any]:
-    """The bandwidth of one link that a published ratio of communication to computation stands for.
+    """The link bandwidth that a published communication-to-computation ratio implies.
 
-    Counting one activation against a stage's forward pass (forward and backward against both
-    halves alike gives a quarter less), slices over as many links as a stage has GPUs.
+    Communication is one activation, in slices over as many links as a stage has GPUs; computation
+    is the forward pass of a stage.  Counting both passes and both directions gives a quarter less.
     """
     work = _work(folder, row.profile, row.cluster, row.global_batch)
     middle = len(work.profile) // 2

@@ -1,4 +1,4 @@
-"""The plans that ``benchmarks.parallel.predicted_vs_measured`` runs: planner x order x links, each plan once."""
+"""Plans of ``benchmarks.parallel.predicted_vs_measured``: planners, orders and kinds of links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nostall.parallel.simulate import simulated_s
 MICRO_BATCHES = 8
 BASELINE = "even 1f1b"
 CHOSEN = "nostall"
-SLOW: tuple[tuple[str, Policy | None, str], ...] = (
+SLOW_LINK_POINTS: tuple[tuple[str, Policy | None, str], ...] = (
     ("even", "1f1b", "p2p"),
     ("even", "gpipe", "p2p"),
     ("gpipe", "1f1b", "p2p"),
@@ -31,7 +31,7 @@ SLOW: tuple[tuple[str, Policy | None, str], ...] = (
     ("data-parallel", None, "p2p"),
     ("nostall", None, "p2p"),
 )
-WANTED: dict[tuple[str, str], tuple[tuple[str, Policy | None, str], ...]] = {
+PLANNED_POINTS: dict[tuple[str, str], tuple[tuple[str, Policy | None, str], ...]] = {
     ("chain", "fast"): (
         ("even", "1f1b", "p2p"),
         ("even", "1f1b", "torch"),
@@ -53,34 +53,36 @@ WANTED: dict[tuple[str, str], tuple[tuple[str, Policy | None, str], ...]] = {
         ("data-parallel", None, "p2p"),
         ("nostall", None, "p2p"),
     ),
-    ("chain", "slow"): SLOW,
-    ("gpt", "slow"): SLOW,
+    ("chain", "slow"): SLOW_LINK_POINTS,
+    ("gpt", "slow"): SLOW_LINK_POINTS,
 }
-"""Planner, order (None: the planner's own) and engine."""
+"""(planner, order, engine) by model and links; order None: that of the planner."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One plan to run; ``plan`` is its file."""
+    """One plan to run."""
 
     model: str
     links: str
+    """``fast`` or ``slow`` (emulated)."""
     name: str
     engine: str
     plan: str
+    """Path of the plan file."""
     split: str
     policy: str
     predicted_s: float
 
 
-def name_of(planner: str, policy: Policy | None, engine: str) -> str:
-    """What a point is called."""
+def point_name(planner: str, policy: Policy | None, engine: str) -> str:
+    """Name of a point, for example ``even 1f1b (torch)``."""
     words = (planner, policy, "(torch)" if engine == "torch" else None)
     return " ".join(word for word in words if word)
 
 
-def cluster_with(toml: str, slow_gbytes: float) -> str:
-    """The cluster with slower links, for messages and collectives alike."""
+def slow_cluster(toml: str, slow_gbytes: float) -> str:
+    """The cluster file with the bandwidth of messages and collectives set to ``slow_gbytes``."""
     return re.sub(r"\b(bandwidth|allreduce)_gbytes = \S+", rf"\1_gbytes = {slow_gbytes}", toml)
 
 
@@ -90,21 +92,21 @@ def make_points(
     folder: Path,
     done: Collection[tuple[str, str, str]] = (),
 ) -> list[Point]:
-    """Plans, written to the folder; a plan that two planners find is run once, as the first's.
+    """Make the plans and write them to ``folder``; equal plans of several planners are one point.
 
-    What is ``done`` (model, links, name) is left out, and so are links without a cluster.
+    Points in ``done`` (model, links, name) are omitted, and so are links without a cluster.
     """
     points: list[Point] = []
-    for (model, links), every in WANTED.items():
-        wanted = [w for w in every if (model, links, name_of(*w)) not in done]
-        if links not in clusters or not wanted:
+    for (model, links), all_settings in PLANNED_POINTS.items():
+        settings = [s for s in all_settings if (model, links, point_name(*s)) not in done]
+        if links not in clusters or not settings:
             continue
         profile = profiles[model]
         assert profile.batch is not None
         work = Workload(profile, clusters[links], MICRO_BATCHES * profile.batch)
-        seen: dict[tuple[Any, ...], int] = {}
-        for planner, policy, engine in wanted:
-            name = name_of(planner, policy, engine)
+        index_of_plan: dict[tuple[Any, ...], int] = {}
+        for planner, policy, engine in settings:
+            name = point_name(planner, policy, engine)
             try:
                 plan = make_plan(work, planner, Effort.for_workload(work, seconds=4))
             except BadInput as error:
@@ -112,12 +114,12 @@ def make_points(
                 continue
             if policy:
                 plan = replace(plan, policy=policy, in_flight=None)
-            # In one stage all orders are one.
+            # The order does not matter in a plan of one stage.
             key = (plan if len(plan.stages) > 1 else plan.stages, engine)
-            if (known := seen.get(key)) is not None:
-                points[known] = replace(points[known], name=f"{points[known].name} = {name}")
+            if (index := index_of_plan.get(key)) is not None:
+                points[index] = replace(points[index], name=f"{points[index].name} = {name}")
                 continue
-            seen[key] = len(points)
+            index_of_plan[key] = len(points)
             path = folder / f"plan-{len(points)}.json"
             document = plan_document(evaluate_plan(work, plan, planner))
             write_atomically(path, json.dumps(document).encode())

@@ -1,4 +1,7 @@
-"""One rank of ``benchmarks.parallel.predicted_vs_measured``: measures, then runs the points that it is handed."""
+"""One rank of ``benchmarks.parallel.predicted_vs_measured``: measures, then runs points.
+
+The main process writes each point to ``next.json`` in the shared folder.
+"""
 
 from __future__ import annotations
 
@@ -35,34 +38,35 @@ def main(folder: Path) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     options = json.loads(os.environ["NOSTALL_OPTIONS"])
     rank = int(os.environ["RANK"])
-    cuda = options["device"] == "cuda"
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    more: dict[str, Any] = {}
-    if cuda:
+    is_cuda = options["device"] == "cuda"
+    device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
+    group_options: dict[str, Any] = {}
+    if is_cuda:
         torch.cuda.set_device(device)
-        more = {"device_id": device}
+        group_options = {"device_id": device}
     else:
         torch.set_num_threads(1)
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=60), **more)
+    backend = "nccl" if is_cuda else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), **group_options)
     models = {name: Model(make(options["tiny"])) for name, make in MODELS.items()}
     if not (folder / "measured").exists():
         _measure(models, device, folder)
     dist.barrier()
     number = -2
-    began = monotonic()
-    while monotonic() - began < IDLE_S:
-        if (order := _next(folder)) is None or order["number"] == number:
+    last_point = monotonic()
+    while monotonic() - last_point < IDLE_S:
+        if (request := _read_request(folder)) is None or request["number"] == number:
             sleep(0.01)
             continue
-        number = order["number"]
+        number = request["number"]
         if number < 0:
             break
-        _point(number, order["point"], models, options, device, folder)
-        began = monotonic()
+        _run_point(number, request["point"], models, options, device, folder)
+        last_point = monotonic()
     dist.destroy_process_group()
 
 
-def _next(folder: Path) -> Any:
+def _read_request(folder: Path) -> Any:
     try:
         return json.loads((folder / "next.json").read_text())
     except OSError:
@@ -70,10 +74,10 @@ def _next(folder: Path) -> Any:
 
 
 def _measure(models: dict[str, Model], device: torch.device, folder: Path) -> None:
-    """Links between all ranks; layers on rank 0, while the others wait."""
-    cuda = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory / 2**30 if cuda else 8.0
-    text = measured_cluster("measured", device, round(0.95 * memory, 1))
+    """Measure the links between all ranks, and the layers on rank 0 while the others wait."""
+    is_cuda = device.type == "cuda"
+    memory_gib = torch.cuda.get_device_properties(device).total_memory / 2**30 if is_cuda else 8.0
+    cluster_text = measured_cluster("measured", device, round(0.95 * memory_gib, 1))
     rank = dist.get_rank()
     if rank == 0:
         (folder / "profiles").mkdir(exist_ok=True)
@@ -83,17 +87,17 @@ def _measure(models: dict[str, Model], device: torch.device, folder: Path) -> No
         about = {
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
+            "device": torch.cuda.get_device_name(device) if is_cuda else "cpu",
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_cuda else "",
         }
         write_atomically(folder / "about.json", json.dumps(about).encode())
-        write_atomically(folder / "cluster.toml", text.encode())
+        write_atomically(folder / "cluster.toml", cluster_text.encode())
     dist.barrier()
     if rank == 0:
         (folder / "measured").touch()
 
 
-def _point(
+def _run_point(
     number: int,
     point: dict[str, Any],
     models: dict[str, Model],
@@ -105,21 +109,21 @@ def _point(
     slow = SlowLinks(options["slow_gbytes"] * 1e9) if point["links"] == "slow" else None
     if slow is not None:
         slow = SlowLinks(slow.bytes_per_s, float(work.cluster.latency[0, -1]))
-    began = monotonic()
-    ran = run_plan(
+    start = monotonic()
+    result = run_plan(
         models[point["model"]],
         work,
         plan,
         RunOptions(WARM_UPS + options["steps"], device, engine=point["engine"], slow=slow),
     )
     if dist.get_rank() == 0:
-        counted = sorted(ran.seconds[WARM_UPS:])
+        seconds = sorted(result.seconds[WARM_UPS:])
         record = {
-            "measured_s": statistics.median(counted),
-            "quartiles_s": [counted[len(counted) // 4], counted[3 * len(counted) // 4]],
-            "peak_bytes": ran.peak_bytes,
-            "loss": ran.losses[0],
-            "wall_s": round(monotonic() - began, 2),
+            "measured_s": statistics.median(seconds),
+            "quartiles_s": [seconds[len(seconds) // 4], seconds[3 * len(seconds) // 4]],
+            "peak_bytes": result.peak_bytes,
+            "loss": result.losses[0],
+            "wall_s": round(monotonic() - start, 2),
         }
         write_atomically(folder / f"ran-{number}.json", json.dumps(record).encode())
 

@@ -1,4 +1,4 @@
-"""The result file of ``benchmarks.parallel.predicted_vs_measured``, which several sessions may fill."""
+"""Result file of ``benchmarks.parallel.predicted_vs_measured``; several sessions can add to it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nostall.core.files import write_atomically
 
 @dataclass
 class Results:
-    """Measured points of earlier sessions, and what this one adds.
+    """Measured points of earlier sessions and of this one.
 
-    A session is a head (date, command, versions), its options, what it ran on (``about``) and the
-    cluster as it measured it; ``session`` of a record is the number of its own.
+    A session has a head (date, command, versions), options, versions and GPU (``about``), and the
+    cluster that it measured.  The field ``session`` of a record is the index of its session.
     """
 
     path: Path
@@ -27,28 +27,28 @@ class Results:
     records: Records = field(default_factory=list)
 
     @classmethod
-    def at(cls, path: Path, options: Any) -> Results:
-        """What the file has; raises BadInput for a file of other options."""
-        found = cls(path, asdict(options))
+    def load(cls, path: Path, options: Any) -> Results:
+        """Load the file if it exists.  Raises BadInput if it was run with other options."""
+        results = cls(path, asdict(options))
         if not path.exists():
-            return found
+            return results
         body = json.loads(path.read_text(encoding="utf-8"))
-        # Files of one session have its parts at the top.
-        found.sessions = body.get("sessions") or [
+        # Old files of one session have its fields at the top level.
+        results.sessions = body.get("sessions") or [
             {k: v for k, v in body.items() if k not in ("kind", "summary", "records")}
         ]
-        for session in found.sessions:
-            if session["options"] != found.options:
+        for session in results.sessions:
+            if session["options"] != results.options:
                 raise BadInput(
-                    f"{path} is of {session['options']}; allowed is {found.options}; give another "
-                    "--out"
+                    f"{path} was run with {session['options']}, not with {results.options}; give "
+                    "another --out"
                 )
-        found.records = [{"session": 0, **r} for r in body["records"] if "measured_s" in r]
-        return found
+        results.records = [{"session": 0, **r} for r in body["records"] if "measured_s" in r]
+        return results
 
     @property
     def done(self) -> set[tuple[str, str, str]]:
-        """(model, links, name) of what need not run again."""
+        """(model, links, name) of each measured point."""
         return {
             (r["model"], r["links"], name)
             for r in self.records
@@ -61,12 +61,12 @@ class Results:
         return summary(self.records)
 
     def begin(self, about: dict[str, Any], cluster: str) -> None:
-        """Records from now on are of a new session."""
+        """Start a new session; later records belong to it."""
         session = {**head(), "options": self.options, "about": about, "cluster": cluster}
         self.sessions.append(session)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keep a record, at once and for good."""
+        """Add a record and write the file."""
         plan = {"plan": Path(record["plan"]).name} if "plan" in record else {}
         self.records.append({"session": len(self.sessions) - 1, **record, **plan})
         body = {

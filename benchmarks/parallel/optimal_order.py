@@ -1,9 +1,10 @@
-"""The optimum of a small planning problem with free order, by CP-SAT (OR-tools, dev extra).
+"""Optimum of a small planning problem with free order, by CP-SAT (OR-tools, extra nostall[dev]).
 
-The action set of the simulator without its policies: workers run forwards, backwards (whole, or
-split in two) in any order, each kind by micro-batch; transfers and all-reduces start when their
-resources are free, or later; any number of micro-batches is held.  Times are rounded to
-microseconds.  Plans of one stage are simulated, as their order does not matter.
+The search space is that of the simulator without its policies.  Workers run forward and backward
+passes (undivided, or split in two) in any order, each kind in the order of the micro-batches.
+Transfers and all-reduces start when their resources are free, or later.  A stage may hold any
+number of micro-batches.  Times are rounded to microseconds.  Plans of one stage are simulated,
+because their order does not matter.
 """
 
 from __future__ import annotations
@@ -20,26 +21,28 @@ from nostall.parallel.planners.memory_fit import fit_to_memory
 from nostall.parallel.simulate import Costs, costs, critical_path_s, load_bound_s, simulated_s
 
 TICK_S = 1e-6
-MOST_SOLVED = 60
-SECONDS_EACH = 5.0
+MAX_SOLVED = 60
+SECONDS_PER_MAPPING = 5.0
 
 
 @dataclass(frozen=True)
 class FreeOptimum:
-    """``seconds`` is the best found; ``proven`` says that nothing better exists (to rounding)."""
+    """The best order over all mappings."""
 
     seconds: float
     proven: bool
+    """Whether no better order exists, except for rounding."""
     solved: int
+    """Number of mappings that CP-SAT solved."""
 
 
 def free_optimum(work: Workload, incumbent: float) -> FreeOptimum:
-    """The best over all mappings and all orders, not above ``incumbent`` seconds.
+    """The best order over all mappings, at most ``incumbent`` seconds.
 
-    Mappings whose critical path or busiest resource alone takes longer need no solving.
+    Mappings whose critical path or busiest resource takes longer are not solved.
     """
     best, proven, solved = incumbent, True, 0
-    bounded = []
+    bounds = []
     for stages in mappings(len(work.profile), len(work.cluster)):
         if len(stages) == 1:
             if fit_to_memory(work, alone := Plan(stages)) is not None:
@@ -48,27 +51,27 @@ def free_optimum(work: Workload, incumbent: float) -> FreeOptimum:
         for policy in ("list", "zero-bubble"):  # the backward pass whole, or in two parts
             plan = Plan(stages, policy)
             if fit_to_memory(work, plan) == plan:
-                bounded.append((max(critical_path_s(work, plan), load_bound_s(work, plan)), plan))
-    for bound, plan in sorted(bounded, key=lambda pair: pair[0]):
+                bounds.append((max(critical_path_s(work, plan), load_bound_s(work, plan)), plan))
+    for bound, plan in sorted(bounds, key=lambda pair: pair[0]):
         if bound >= best * (1 - 1e-6):
             break
-        if solved >= MOST_SOLVED:
+        if solved >= MAX_SOLVED:
             return FreeOptimum(best, False, solved)
         solved += 1
-        found, sure = scheduled(costs(work, plan), work.micro_batches, best)
-        best, proven = min(best, found), proven and sure
+        seconds, is_proven = scheduled(costs(work, plan), work.micro_batches, best)
+        best, proven = min(best, seconds), proven and is_proven
     return FreeOptimum(best, proven, solved)
 
 
 def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bool]:
-    """Seconds of the best order of a plan with these costs, and whether that is certain.
+    """(seconds of the best order of a plan with these costs, whether it is proven optimal).
 
-    ``limit`` where no order is faster.
+    The seconds are ``limit`` if no order is faster.
     """
     model = cp_model.CpModel()
     top = round(limit / TICK_S)
     busy: defaultdict[tuple[str, int], list[Any]] = defaultdict(list)
-    made = _Made(model, top, busy)
+    made = _Variables(model, top, busy)
     stages, split = len(found.forward), any(found.weight_gradient)
     ends: dict[tuple[str, int, int], Any] = {}
     for m in range(micro_batches):
@@ -97,7 +100,7 @@ def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bo
         model.add_no_overlap(intervals)
     model.minimize(total)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = SECONDS_EACH
+    solver.parameters.max_time_in_seconds = SECONDS_PER_MAPPING
     solver.parameters.num_workers = 1
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
@@ -108,22 +111,22 @@ def scheduled(found: Costs, micro_batches: int, limit: float) -> tuple[float, bo
 
 
 @dataclass
-class _Made:
-    """Variables of operations and transfers; ``busy`` collects what each resource is kept by."""
+class _Variables:
+    """Variables of operations and transfers; ``busy`` collects the intervals of each resource."""
 
     model: cp_model.CpModel
     top: int
     busy: defaultdict[tuple[str, int], list[Any]]
 
     def work(self, worker: int, seconds: float, after: list[Any]) -> Any:
-        """The end of an operation on a worker."""
+        """End of a new operation on a worker that starts after all of ``after``."""
         start = self._start(after)
         size = round(seconds / TICK_S)
         self.busy["worker", worker].append(self.model.new_fixed_size_interval_var(start, size, ""))
         return start + size
 
     def transfer(self, transfer: Any, *after: Any) -> Any:
-        """The end of a transfer, which keeps each of its resources for that one's own time."""
+        """End of a new transfer, which occupies each of its resources for a time of its own."""
         if transfer.seconds <= 0:
             (end,) = after
             return end

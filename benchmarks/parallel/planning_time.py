@@ -1,8 +1,9 @@
-"""Planning time of large problems on one core, and what merging layers costs DAPPLE.
+"""Planning time of large problems on one core, and the effect of merging layers for DAPPLE.
 
     python -m benchmarks run parallel.planning_time --out benchmarks/parallel/results/planning_time.json
 
-Times are measured, without compilation (a tiny problem is planned first); plans are modelled.
+Planning times are measured without JIT compilation, because a tiny problem is planned first.  The
+iteration times of the plans are modelled.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from nostall.parallel.planners import Effort, make_plan
 from nostall.parallel.simulate import simulated_s
 
 SIZES = ((30, 1, 8), (100, 2, 8), (300, 2, 8), (300, 4, 8), (1000, 4, 8), (1000, 8, 8))
-"""Layers, servers, GPUs a server."""
+"""(layers, servers, GPUs per server)."""
 PLANNERS = ("spp", "nostall", "dapple")
-MERGED = (100, 50, 25)
+CUT_LIMITS = (100, 50, 25)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +40,9 @@ def main(options: argparse.Namespace) -> None:
     for layers, servers, gpus in SIZES:
         work = _problem(layers, servers, gpus)
         for planner in PLANNERS:
-            growth.append(_planned(work, planner))
+            growth.append(_time_planner(work, planner))
             print(growth[-1], flush=True)
-    merging = [_merged(most) for most in MERGED]
+    merging = [_plan_with_cut_limit(limit) for limit in CUT_LIMITS]
     print(merging)
     save(options.out, growth=growth, merging=merging)
 
@@ -55,7 +56,7 @@ def _problem(layers: int, servers: int, gpus: int) -> Workload:
     return Workload(random_chain(layers, np.random.default_rng(layers)), cluster, 64)
 
 
-def _planned(work: Workload, planner: str) -> dict[str, Any]:
+def _time_planner(work: Workload, planner: str) -> dict[str, Any]:
     start = perf_counter()
     plan = make_plan(work, planner, Effort.for_workload(work))
     seconds = perf_counter() - start
@@ -72,18 +73,18 @@ def _planned(work: Workload, planner: str) -> dict[str, Any]:
     }
 
 
-def _merged(most: int) -> dict[str, Any]:
-    """DAPPLE on 100 layers and 16 GPUs with at most ``most`` positions to cut at."""
+def _plan_with_cut_limit(limit: int) -> dict[str, Any]:
+    """DAPPLE on 100 layers and 16 GPUs with at most ``limit`` cut positions."""
     work = _problem(100, 2, 8)
-    # By name, because the package exports a function called dapple.
+    # By name, because ``planners.dapple`` is a function of the package.
     module = importlib.import_module("nostall.parallel.planners.dapple")
-    kept, module.MAX_CUTS = module.MAX_CUTS, most
+    default, module.MAX_CUTS = module.MAX_CUTS, limit
     start = perf_counter()
     plan = make_plan(work, "dapple", Effort.for_workload(work, seconds=120))
     seconds = perf_counter() - start
-    module.MAX_CUTS = kept
+    module.MAX_CUTS = default
     return {
-        "cuts": most,
+        "cuts": limit,
         "planning_seconds": round(seconds, 2),
         "modelled_iteration_s": simulated_s(work, plan),
     }

@@ -1,11 +1,11 @@
-"""Every kind of plan on the installed torch: losses and gradients against one process (measured).
+"""Losses and gradients of all kinds of plans on the installed PyTorch, compared with one process.
 
     python -m benchmarks run parallel.torch_versions --out OUT_DIR
 
-Runs the cases of tests/unit/parallel/ranks.py (all orders, engines p2p and torch, uneven slices,
-re-computation, a residual network, GPT-2 where transformers is there) on four gloo processes on the
-processor, in double precision, and writes OUT_DIR/parallel_torch_VERSION.json.  Exit code 1 where a
-case differs.
+Runs the cases of tests/unit/parallel/ranks.py on four gloo processes on the CPU in double
+precision: all orders, the engines p2p and torch, uneven slices, recomputation, a residual network,
+and GPT-2 if transformers is installed.  Writes OUT_DIR/parallel_torch_VERSION.json (measured).  The
+exit code is 1 if a case differs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.harness.result_file import save
 from nostall.parallel.execute.torch_internals import missing_part
 
 LOSS_TOLERANCE = 1e-9
-SECONDS = 540
+TIMEOUT_S = 540
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> None:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=TIMEOUT_S,
             check=False,
         )
         records = [_record(Path(name) / f"{i}.json", case) for i, case in enumerate(CASES)]
@@ -56,23 +56,23 @@ def main(options: argparse.Namespace) -> None:
         said=done.stderr[-2000:] if done.returncode else "",
         cases=records,
     )
-    print(f"torch {version}: {same} of {len(records)} plans train as one process does")
+    print(f"torch {version}: {same} of {len(records)} plans agree with one process")
     sys.exit(0 if same == len(records) and done.returncode == 0 else 1)
 
 
 def _record(path: Path, case: Case) -> dict[str, Any]:
-    """Worst relative error of the losses; ``worst_gradient`` is in units of its tolerance, 1e-9."""
-    asked: dict[str, Any] = {"case": case.name, "engine": case.engine, "policy": case.policy}
+    """Worst relative errors of a case; the test writes ``worst_gradient`` in units of 1e-9."""
+    settings: dict[str, Any] = {"case": case.name, "engine": case.engine, "policy": case.policy}
     if not path.exists():
-        return {**asked, "same": False, "why": "it did not run"}
-    found = json.loads(path.read_text())
-    pairs = zip(found["losses"], found["reference_losses"], strict=True)
-    loss = max(abs(a / b - 1) for a, b in pairs)
-    ran = found["engine"] == case.engine and len(found["losses"]) == STEPS
-    same = ran and loss <= LOSS_TOLERANCE and found["worst_gradient"] <= 1
+        return {**settings, "same": False, "why": "the case did not run"}
+    result = json.loads(path.read_text())
+    pairs = zip(result["losses"], result["reference_losses"], strict=True)
+    loss_error = max(abs(a / b - 1) for a, b in pairs)
+    is_complete = result["engine"] == case.engine and len(result["losses"]) == STEPS
+    same = is_complete and loss_error <= LOSS_TOLERANCE and result["worst_gradient"] <= 1
     return {
-        **asked,
+        **settings,
         "same": same,
-        "loss_error": loss,
-        "gradient_error": found["worst_gradient"] * LOSS_TOLERANCE,
+        "loss_error": loss_error,
+        "gradient_error": result["worst_gradient"] * LOSS_TOLERANCE,
     }

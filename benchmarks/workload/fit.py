@@ -1,12 +1,13 @@
-"""From what workload_gpu measured: fitted efficiencies, a hardware preset, errors of predictions.
+"""Fit of efficiencies to the measurements of ``benchmarks.workload.gpu``, and prediction errors.
 
     python -m benchmarks run workload.fit benchmarks/workload/results/gpu.json \\
         --out benchmarks/workload/results/fit.json --preset h200-measured \\
         --ranks tests/unit/workload/h200/ddp_rank?.json.gz
 
-The efficiencies are fitted to single operators, copies and AllReduces.  The steps of whole models
-are predicted from their modules and compared with their profiles; nothing is fitted to those.  The
-traces of all ranks tell how much of a rank's communication was waiting for the others.
+The efficiencies are fitted to single operators, copies and AllReduces, and can be written as a
+hardware preset.  The steps of whole models are predicted from their modules and compared with their
+profiles; nothing is fitted to them.  The traces of all ranks separate the transfer of a collective
+from waiting for the other ranks.
 """
 
 from __future__ import annotations
@@ -21,196 +22,243 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.result_file import save
+from benchmarks.workload.feature_records import from_record
 from nostall.core.files import write_atomically
-from nostall.workload import Architecture, Hardware, Job, load_hardware, step
-from nostall.workload.hardware import Fit, OperatorFit, fit_curve, fit_operator
+from nostall.workload import Architecture, Hardware, Job, load_hardware, model_step
+from nostall.workload.hardware import (
+    EfficiencyFit,
+    OperatorTimeFit,
+    fit_efficiency,
+    fit_operator_time,
+)
 from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.jobs.record import Resource
-from nostall.workload.model.traffic import ring_allreduce
-from nostall.workload.modules import ModuleFeatures, job_of
-from nostall.workload.timeline.meetings import meetings
+from nostall.workload.model.traffic import ring_allreduce_bytes
+from nostall.workload.modules import job_from_features
+from nostall.workload.timeline.collectives import match_collectives
 from nostall.workload.traces.ranks import read_ranks
 
 BASE = "h200-dgx"
+"""Preset whose rates the fitted hardware has."""
 PRECISION = "bf16"
-BUCKET = 25 * 2**20
-"""Bytes of gradients that DistributedDataParallel exchanges at a time, by default."""
-MOST_OTHER = 0.1
-"""Cases in which operators of another kind move a larger share of the bytes are left out."""
+BUCKET_BYTES = 25 * 2**20
+"""Default bucket size of DistributedDataParallel."""
+MAX_OTHER_KINDS = 0.1
+"""Cases with a larger share of bytes from operators of another kind are not fitted."""
 PARTS = ("data", "compute", "memory")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("measured", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--preset", help="write a preset of this name beside the others")
-    parser.add_argument("--ranks", type=Path, nargs="*", help="one step of every rank of a model")
-
-
-def main(given: argparse.Namespace) -> None:
-    body = json.loads(given.measured.read_text())
-    found = {k: v for k, v in body["steps"].items() if "failed" not in v}
-    flat = load_hardware(BASE)
-    operators = fitted_operators(found["operators"]["operators"], flat)
-    links = fitted_links(found, flat)
-    fitted = replace(
-        flat,
-        operators={k: f.curve for k, f in operators.items()},
-        efficiency={**flat.efficiency, **{r: f.curve for r, f in links.items()}},
+    argparse.add_argument("--preset", help="write a preset of this name to the package")
+    argparse.add_argument(
+        "--ranks", type=Path, nargs="*", help="traces of one step of a model, one per rank"
     )
+
+
+def main(options: argparse.Namespace) -> None:
+    body = json.loads(options.measured.read_text())
+    measured = {name: part for name, part in body["steps"].items() if "failed" not in part}
+    failed = {name: part["failed"] for name, part in body["steps"].items() if "failed" in part}
+    flat = load_hardware(BASE)
+    operator_fits = fit_operators(measured["operators"]["operators"], flat)
+    link_fits = fit_links(measured, flat)
+    fitted = with_fits(flat, operator_fits, link_fits)
     models = [
-        judged(one, flat, fitted, found.get(f"counters {one['model']}"))
-        for name, one in found.items()
+        compare_step(part, flat, fitted, measured.get(f"counters {part['model']}"))
+        for name, part in measured.items()
         if name.startswith("model ")
     ]
-    ranks = found.get("ranks", {"models": [], "world": 1})
-    exchanged = [exchange(one, ranks["world"], flat, fitted) for one in ranks["models"]]
-    met = together(given.ranks, fitted) if given.ranks else None
-    if given.preset:
-        place = resources.files("nostall.workload.hardware").joinpath("presets")
-        source = f"fitted to {given.measured.name} ({body['date'][:10]}, {body['about']['device']})"
-        base = place.joinpath(f"{BASE}.toml").read_text()
-        text = preset(base, given.preset, fitted, tuple(links), source)
-        write_atomically(Path(str(place)) / f"{given.preset}.toml", text.encode())
+    ranks = measured.get("ranks", {"models": [], "world": 1})
+    exchanges = [compare_exchange(m, ranks["world"], flat, fitted) for m in ranks["models"]]
+    all_ranks = compare_transfer(options.ranks, fitted) if options.ranks else None
+    if options.preset:
+        date, device = body["date"][:10], body["about"]["device"]
+        source = f"fitted to {options.measured.name} ({date}, {device})"
+        write_preset(options.preset, fitted, tuple(link_fits), source)
     save(
-        given.out,
+        options.out,
         about=body["about"],
         measured_on=body["date"],
-        failed={k: v["failed"] for k, v in body["steps"].items() if "failed" in v},
-        operators={k.value: _said(f) for k, f in operators.items()},
-        links={r.value: _said(f) for r, f in links.items()},
+        failed=failed,
+        operators={kind.value: _operator_record(fit) for kind, fit in operator_fits.items()},
+        links={resource.value: _link_record(fit) for resource, fit in link_fits.items()},
         models=models,
-        exchanged=exchanged,
-        **({"all_ranks": met} if met else {}),
+        exchanged=exchanges,
+        **({"all_ranks": all_ranks} if all_ranks else {}),
     )
-    show(models, exchanged)
-    print(met)
+    print_errors(models, exchanges)
+    print(all_ranks)
 
 
-def fitted_operators(
+def fit_operators(
     records: Sequence[Mapping[str, Any]], hardware: Hardware
-) -> dict[OperatorKind, OperatorFit]:
-    """A curve for each kind of operator that was measured."""
-    found = {}
+) -> dict[OperatorKind, OperatorTimeFit]:
+    """A time model for each kind of operator that was measured."""
+    fits = {}
     for kind in OperatorKind:
-        own = [r for r in records if r["kind"] == kind and r["share_of_other_kinds"] <= MOST_OTHER]
-        if len(own) < 2:
+        rows = [
+            r for r in records if r["kind"] == kind and r["share_of_other_kinds"] <= MAX_OTHER_KINDS
+        ]
+        if len(rows) < 2:
             continue
-        found[kind] = fit_operator(
-            [Operator(kind, r["case"], r["calls"], r["flops"], r["bytes"]) for r in own],
-            [r["seconds"] for r in own],
+        fits[kind] = fit_operator_time(
+            [Operator(kind, r["case"], r["calls"], r["flops"], r["bytes"]) for r in rows],
+            [r["seconds"] for r in rows],
             hardware.rate(Resource.COMPUTE, PRECISION),
             hardware.memory,
         )
-    return found
+    return fits
 
 
-def fitted_links(found: Mapping[str, Any], hardware: Hardware) -> dict[Resource, Fit]:
-    """Curves of the copies to the GPU and, where several GPUs were there, of their AllReduce."""
-    copies = found["operators"]["copies_to_gpu"]
+def fit_links(measured: Mapping[str, Any], hardware: Hardware) -> dict[Resource, EfficiencyFit]:
+    """Efficiency of PCIe from copies to the GPU, and of NVLink from AllReduces if measured."""
+    copies = measured["operators"]["copies_to_gpu"]
     sizes, seconds = [c["bytes"] for c in copies], [c["seconds"] for c in copies]
-    links = {Resource.PCIE: fit_curve(sizes, seconds, hardware.pcie)}
-    if "ranks" in found:
-        ranks = found["ranks"]
-        moved = [ring_allreduce(ranks["world"], r["bytes"]) for r in ranks["allreduce"]]
-        times = [r["seconds"] for r in ranks["allreduce"]]
-        links[Resource.NVLINK] = fit_curve(moved, times, hardware.nvlink)
-    return links
+    fits = {Resource.PCIE: fit_efficiency(sizes, seconds, hardware.pcie)}
+    if "ranks" in measured:
+        ranks = measured["ranks"]
+        moved = [ring_allreduce_bytes(ranks["world"], r["bytes"]) for r in ranks["allreduce"]]
+        seconds = [r["seconds"] for r in ranks["allreduce"]]
+        fits[Resource.NVLINK] = fit_efficiency(moved, seconds, hardware.nvlink)
+    return fits
 
 
-def features(described: Mapping[str, Any]) -> ModuleFeatures:
-    rows = tuple(
-        Operator(**{**row, "kind": OperatorKind(row["kind"])}) for row in described["operators"]
+def with_fits(
+    hardware: Hardware,
+    operator_fits: Mapping[OperatorKind, OperatorTimeFit],
+    link_fits: Mapping[Resource, EfficiencyFit],
+) -> Hardware:
+    """A copy of ``hardware`` with the fitted efficiencies."""
+    curves = {resource: fit.curve for resource, fit in link_fits.items()}
+    return replace(
+        hardware,
+        operators={kind: fit.time_model for kind, fit in operator_fits.items()},
+        efficiency={**hardware.efficiency, **curves},
     )
-    return ModuleFeatures(**{**described, "operators": rows})
 
 
-def judged(
-    one: Mapping[str, Any], flat: Hardware, fitted: Hardware, counters: Mapping[str, Any] | None
+def compare_step(
+    measured: Mapping[str, Any],
+    flat: Hardware,
+    fitted: Hardware,
+    counters: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """A model's step, predicted from its module, against its profile and the clock."""
-    about = features(one["described"])
-    job = job_of(about, one["model"], Architecture.SINGLE, batch=one["samples"])
-    parts = one["measured"]["parts_seconds"]
-    clock = median(one["seconds"])
+    """The predicted step of a model, compared with its profile and its wall-clock time."""
+    features = from_record(measured["described"])
+    job = job_from_features(
+        features, measured["model"], Architecture.SINGLE, batch=measured["samples"]
+    )
+    parts = measured["measured"]["parts_seconds"]
+    step_seconds = median(measured["seconds"])
     result: dict[str, Any] = {
-        "model": one["model"],
-        "measured_ms": {**{p: _ms(parts[p]) for p in PARTS}, "step": _ms(clock)},
+        "model": measured["model"],
+        "measured_ms": {**{p: _ms(parts[p]) for p in PARTS}, "step": _ms(step_seconds)},
         "idle_ms": _ms(sum(v for k, v in parts.items() if k.startswith("idle"))),
-        "torch_kernel_ms": _ms(one["measured"]["torch_device_seconds"]),
+        "torch_kernel_ms": _ms(measured["measured"]["torch_device_seconds"]),
     }
     for name, hardware in (("flat", flat), ("fitted", fitted)):
-        said = step(job, hardware)
-        result[f"{name}_ms"] = {**{p: _ms(said.part(p)) for p in PARTS}, "step": _ms(said.total)}
+        step = model_step(job, hardware)
+        result[f"{name}_ms"] = {**{p: _ms(step.part(p)) for p in PARTS}, "step": _ms(step.total)}
         result[f"{name}_error"] = {
-            **{p: _error(said.part(p), parts[p]) for p in PARTS},
-            "step": _error(said.total, clock),
+            **{p: _error(step.part(p), parts[p]) for p in PARTS},
+            "step": _error(step.total, step_seconds),
         }
     if counters is not None:
-        kinds = counters["kinds"]
-        counted = {k: kinds.get(k, {"bytes": 0.0, "seconds": 0.0}) for k in ("compute", "memory")}
-        described = {"compute": about.product_bytes, "memory": about.memory_bytes}
-        result["dram_gigabytes"] = {k: round(v["bytes"] / 1e9, 3) for k, v in counted.items()}
-        result["ncu_ms"] = {k: _ms(v["seconds"]) for k, v in counted.items()}
-        result["described_gigabytes"] = {k: round(v / 1e9, 3) for k, v in described.items()}
-        result["bytes_error"] = {k: _error(described[k], v["bytes"]) for k, v in counted.items()}
+        feature_bytes = {"compute": features.product_bytes, "memory": features.memory_bytes}
+        result |= _compare_bytes(feature_bytes, counters["kinds"])
     return result
 
 
-def exchange(
-    one: Mapping[str, Any], world: int, flat: Hardware, fitted: Hardware
+def _compare_bytes(
+    feature_bytes: Mapping[str, float], counters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Seconds that gradients take, summed over buckets and without regard to what hides them."""
-    about = features(one["described"])
-    gradients = about.dense_bytes + about.embedding_bytes  # DDP exchanges tables as a whole
-    buckets = max(1, -(-int(gradients) // BUCKET))
-    job = Job(
-        one["model"],
-        Architecture.ALLREDUCE_LOCAL,
-        replicas=world,
-        flops=1.0,
-        dense_bytes=gradients / buckets,
-        precision=PRECISION,
-    )
-    measured = one["measured"]["communication_seconds"]
-    result = {"model": one["model"], "gradients_mb": round(gradients / 1e6, 1), "buckets": buckets}
-    for name, hardware in (("flat", flat), ("fitted", fitted)):
-        said = buckets * step(job, hardware).weights
-        result |= {f"{name}_ms": _ms(said), f"{name}_error": _error(said, measured)}
-    exposed = one["measured"]["parts_seconds"]["weights"]
-    return {**result, "measured_ms": _ms(measured), "measured_exposed_ms": _ms(exposed)}
-
-
-def together(paths: Sequence[Path], fitted: Hardware) -> dict[str, Any]:
-    """The AllReduces of one step on all ranks: waiting taken out, predicted bucket by bucket."""
-    found = [m for m in meetings(read_ranks(paths).recordings) if "AllReduce" in m.name]
-    world = len(paths)
-    said = sum(
-        fitted.curve(Resource.NVLINK).seconds(ring_allreduce(world, m.message), fitted.nvlink)
-        for m in found
-    )
-    transfer = sum(m.transfer for m in found)
+    """Bytes of the module features, compared with the DRAM bytes that ncu counts."""
+    counted = {k: counters.get(k, {"bytes": 0.0, "seconds": 0.0}) for k in ("compute", "memory")}
     return {
-        "traces": [path.name for path in paths],
-        "buckets_mb": [round(m.message / 1e6, 2) for m in found],
-        "rank_ms": [_ms(sum(m.seconds[r] for m in found)) for r in range(world)],
-        "waited_ms": [_ms(sum(m.waits[r] for m in found)) for r in range(world)],
-        "transfer_ms": _ms(transfer),
-        "fitted_ms": _ms(said),
-        "fitted_error": _error(said, transfer),
+        "dram_gigabytes": {k: round(v["bytes"] / 1e9, 3) for k, v in counted.items()},
+        "ncu_ms": {k: _ms(v["seconds"]) for k, v in counted.items()},
+        "described_gigabytes": {k: round(v / 1e9, 3) for k, v in feature_bytes.items()},
+        "bytes_error": {k: _error(feature_bytes[k], v["bytes"]) for k, v in counted.items()},
     }
 
 
-def preset(base: str, name: str, fitted: Hardware, links: Sequence[Resource], source: str) -> str:
-    """The text of a hardware file: the rates of ``base`` with fitted efficiencies."""
+def compare_exchange(
+    measured: Mapping[str, Any], world_size: int, flat: Hardware, fitted: Hardware
+) -> dict[str, Any]:
+    """Predicted and measured seconds of the gradient exchange, summed over buckets.
+
+    Overlap with computation is not subtracted.
+    """
+    features = from_record(measured["described"])
+    # DistributedDataParallel exchanges the gradients of whole embedding tables.
+    gradient_bytes = features.dense_bytes + features.embedding_bytes
+    buckets = max(1, -(-int(gradient_bytes) // BUCKET_BYTES))
+    bucket_job = Job(
+        measured["model"],
+        Architecture.ALLREDUCE_LOCAL,
+        replicas=world_size,
+        flops=1.0,
+        dense_bytes=gradient_bytes / buckets,
+        precision=PRECISION,
+    )
+    seconds = measured["measured"]["communication_seconds"]
+    result = {
+        "model": measured["model"],
+        "gradients_mb": round(gradient_bytes / 1e6, 1),
+        "buckets": buckets,
+    }
+    for name, hardware in (("flat", flat), ("fitted", fitted)):
+        predicted = buckets * model_step(bucket_job, hardware).weights
+        result |= {f"{name}_ms": _ms(predicted), f"{name}_error": _error(predicted, seconds)}
+    exposed = measured["measured"]["parts_seconds"]["weights"]
+    return {**result, "measured_ms": _ms(seconds), "measured_exposed_ms": _ms(exposed)}
+
+
+def compare_transfer(paths: Sequence[Path], fitted: Hardware) -> dict[str, Any]:
+    """Predicted and measured transfer time of the AllReduces of one step, without waiting."""
+    collectives = match_collectives(read_ranks(paths).recordings)
+    all_reduces = [c for c in collectives if "AllReduce" in c.name]
+    world_size = len(paths)
+    nvlink = fitted.curve(Resource.NVLINK)
+    predicted = sum(
+        nvlink.seconds(ring_allreduce_bytes(world_size, c.message_bytes), fitted.nvlink)
+        for c in all_reduces
+    )
+    transfer = sum(c.transfer for c in all_reduces)
+    ranks = range(world_size)
+    return {
+        "traces": [path.name for path in paths],
+        "buckets_mb": [round(c.message_bytes / 1e6, 2) for c in all_reduces],
+        "rank_ms": [_ms(sum(c.seconds[rank] for c in all_reduces)) for rank in ranks],
+        "waited_ms": [_ms(sum(c.waits[rank] for c in all_reduces)) for rank in ranks],
+        "transfer_ms": _ms(transfer),
+        "fitted_ms": _ms(predicted),
+        "fitted_error": _error(predicted, transfer),
+    }
+
+
+def write_preset(name: str, fitted: Hardware, links: Sequence[Resource], source: str) -> None:
+    """Write the fitted hardware to the presets of the package."""
+    folder = resources.files("nostall.workload.hardware").joinpath("presets")
+    base = folder.joinpath(f"{BASE}.toml").read_text()
+    text = preset_text(base, name, fitted, links, source)
+    write_atomically(Path(str(folder)) / f"{name}.toml", text.encode())
+
+
+def preset_text(
+    base: str, name: str, fitted: Hardware, links: Sequence[Resource], source: str
+) -> str:
+    """The text of a hardware file: the rates of the file ``base`` with fitted efficiencies."""
     lines = []
-    which = ", ".join(links)
+    link_names = ", ".join(links)
     for line in base.splitlines():
         if line.startswith("name ="):
             line = f'name = "{name}"'
         elif line.startswith("efficiency ="):
             lines.append(f'operators = "{source}, in bf16"')
-            line = f'efficiency = "{which}: {source}; others: flat 70 %"'
+            line = f'efficiency = "{link_names}: {source}; others: flat 70 %"'
         lines.append(line)
     for resource in links:
         curve = fitted.curve(resource)
@@ -222,34 +270,48 @@ def preset(base: str, name: str, fitted: Hardware, links: Sequence[Resource], so
     return "\n".join(lines) + "\n"
 
 
-def show(models: Sequence[Mapping[str, Any]], exchanged: Sequence[Mapping[str, Any]]) -> None:
-    for one in models:
+def print_errors(
+    models: Sequence[Mapping[str, Any]], exchanges: Sequence[Mapping[str, Any]]
+) -> None:
+    for model in models:
+        name = model["model"]
         for part in (*PARTS, "step"):
-            print(
-                f"{one['model']:8}{part:9} measured {one['measured_ms'][part]:9.3f} ms, "
-                + ", ".join(
-                    f"{k} {one[f'{k}_ms'][part]:9.3f} ({_percent(one[f'{k}_error'][part])})"
-                    for k in ("flat", "fitted")
-                )
+            predictions = (
+                f"{k} {model[f'{k}_ms'][part]:9.3f} ({_percent(model[f'{k}_error'][part])})"
+                for k in ("flat", "fitted")
             )
-        if "bytes_error" in one:
-            print(f"{one['model']:8}bytes", {k: _percent(v) for k, v in one["bytes_error"].items()})
-    for one in exchanged:
-        print(one)
+            measured_ms = model["measured_ms"][part]
+            print(f"{name:8}{part:9} measured {measured_ms:9.3f} ms, {', '.join(predictions)}")
+        if "bytes_error" in model:
+            print(f"{name:8}bytes", {k: _percent(v) for k, v in model["bytes_error"].items()})
+    for exchange in exchanges:
+        print(exchange)
 
 
-def _said(fit: Fit | OperatorFit) -> dict[str, Any]:
-    curve = {k: float(f"{getattr(fit.curve, k):.5g}") for k in fit.curve.__dataclass_fields__}
+def _operator_record(fit: OperatorTimeFit) -> dict[str, Any]:
+    factors = fit.time_model
+    values = {"overhead": factors.overhead, "compute": factors.compute, "memory": factors.memory}
+    return _fit_record(values, fit)
+
+
+def _link_record(fit: EfficiencyFit) -> dict[str, Any]:
+    return _fit_record({"share": fit.curve.share, "overhead": fit.curve.overhead}, fit)
+
+
+def _fit_record(
+    values: Mapping[str, float], fit: EfficiencyFit | OperatorTimeFit
+) -> dict[str, Any]:
+    rounded = {name: float(f"{value:.5g}") for name, value in values.items()}
     errors = {"mean_error": round(fit.mean_error, 4), "worst_error": round(fit.worst_error, 4)}
-    return {**curve, **errors, "points": fit.points}
+    return {**rounded, **errors, "points": fit.points}
 
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 4)
 
 
-def _error(said: float, measured: float) -> float | None:
-    return round(said / measured - 1, 4) if measured > 0 else None
+def _error(predicted: float, measured: float) -> float | None:
+    return round(predicted / measured - 1, 4) if measured > 0 else None
 
 
 def _percent(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The models whose steps are profiled, with random weights: like ResNet-50, BERT and GPT-2."""
+"""Models whose training steps are profiled: ResNet-50, BERT and GPT-2 with random weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ MODELS = ("resnet", "bert", "gpt")
 
 @dataclass(frozen=True)
 class Model:
-    """A module in training mode, a batch on the host, and what makes the output a scalar."""
+    """A module in training mode with its batch."""
 
     name: str
     module: torch.nn.Module
     batch: dict[str, torch.Tensor]
+    """Keyword arguments of the module, in host memory."""
     loss: Callable[[Any], torch.Tensor]
+    """Maps the output of the module to a scalar."""
     samples: int
 
 
-def make(name: str, device: str, tiny: bool = False) -> Model:
-    """Build a model in bfloat16 on ``device``; ``tiny`` ones are for trials on a processor."""
+def build_model(name: str, device: str, tiny: bool = False) -> Model:
+    """Build a model in bfloat16 on ``device``; ``tiny`` models are for test runs on a CPU."""
     torch.manual_seed(0)
     module, batch, samples = {"resnet": _resnet, "bert": _bert, "gpt": _gpt}[name](tiny)
     module = module.to(device=device, dtype=torch.bfloat16).train()
@@ -35,16 +37,19 @@ def make(name: str, device: str, tiny: bool = False) -> Model:
     return Model(name, module, batch, lambda out: out.loss, samples)
 
 
-def on_device(model: Model, device: str) -> dict[str, torch.Tensor]:
-    """The batch, copied as a training loop does it."""
+def batch_on_device(model: Model, device: str) -> dict[str, torch.Tensor]:
+    """The batch, copied asynchronously as in a training loop."""
     return {key: value.to(device, non_blocking=True) for key, value in model.batch.items()}
 
 
 def train_step(model: Model, device: str, module: torch.nn.Module | None = None) -> None:
-    """Input, forward, backward; without an optimiser, which module features do not count."""
-    runs = module or model.module
-    runs.zero_grad(set_to_none=True)
-    model.loss(runs(**on_device(model, device))).backward()
+    """Input copy, forward and backward; no optimiser, because module features do not count it.
+
+    ``module`` is called instead of ``model.module`` if it is given (DistributedDataParallel).
+    """
+    called = module or model.module
+    called.zero_grad(set_to_none=True)
+    model.loss(called(**batch_on_device(model, device))).backward()
 
 
 def _resnet(tiny: bool) -> tuple[torch.nn.Module, dict[str, torch.Tensor], int]:
@@ -72,7 +77,7 @@ def _bert(tiny: bool) -> tuple[torch.nn.Module, dict[str, torch.Tensor], int]:
 
 
 def _gpt(tiny: bool) -> tuple[torch.nn.Module, dict[str, torch.Tensor], int]:
-    # A vocabulary that is a multiple of 64, as trainers pad it for tensor cores.
+    # The vocabulary is padded to a multiple of 64 for tensor cores, as is common in training.
     samples, length, vocabulary = (2, 16, 128) if tiny else (12, 1024, 50304)
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2} if tiny else {}
     config = transformers.GPT2Config(

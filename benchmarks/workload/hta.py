@@ -1,12 +1,12 @@
-"""Agreement with HolisticTraceAnalysis on public traces.
+"""Agreement of the measured GPU times with HolisticTraceAnalysis (HTA) on public traces.
 
 NOSTALL_PUBLIC_TRACES=DIR NOSTALL_HTA_PYTHON=PYTHON \\
     python -m benchmarks run workload.hta --out benchmarks/workload/results/hta.json
 
-DIR holds traces of HTA's own tests (facebookresearch/HolisticTraceAnalysis, tests/data, MIT).
-PYTHON is an interpreter with HolisticTraceAnalysis==0.5.0: it pins packages of its own, so it lives
-in an environment of its own.  HTA is told to keep the last step and looks at the whole trace;
-therefore so does this comparison.
+DIR contains traces of the tests of HTA (facebookresearch/HolisticTraceAnalysis, tests/data, MIT).
+PYTHON is an interpreter of a separate environment with HolisticTraceAnalysis==0.5.0, because it
+pins other versions of its dependencies.  HTA includes the last profiler step and analyses the whole
+trace, so recorded steps are ignored here, too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput, BadTrace
-from nostall.workload.timeline.analysis import analyse
+from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.timeline.intervals import Intervals
-from nostall.workload.traces.kinds import Kind, kinds
 from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.recording import ActivityType
+from nostall.workload.traces.work_kinds import WorkKind, work_kinds
 
-ASK = """
+HTA_SCRIPT = """
 import json, sys
 from hta.trace_analysis import TraceAnalysis
 t = TraceAnalysis(trace_files={int(sys.argv[2]): sys.argv[1]}, trace_dir=sys.argv[3],
@@ -46,40 +47,42 @@ print("ANSWER" + json.dumps({
 """
 
 
-def ours(path: Path) -> tuple[int, dict[str, float]] | None:
-    """(rank, figures) of a trace with a rank and one GPU."""
+def nostall_times(path: Path) -> tuple[int, dict[str, float]] | None:
+    """(rank, times in the whole trace); None for traces without a rank or with several GPUs."""
     try:
         recording = read_kineto(path)
     except BadTrace:
         return None
-    whole = dataclasses.replace(recording, steps=np.empty((0, 2)))
-    timelines = analyse(whole)
+    recording = dataclasses.replace(recording, steps=np.empty((0, 2)))
+    timelines = build_timelines(recording)
     if recording.rank is None or len(timelines) != 1:
         return None
-    own, kind = whole.activities, kinds(whole.activities, whole.names)
-    # HTA counts memory copies and settings apart from kernels.
-    kernel = (own.kind == 0) & (kind != Kind.COMMUNICATION)
-    computing = Intervals.union(own.start[kernel], own.end[kernel]).length
-    [only] = timelines
+    activities = recording.activities
+    kinds = work_kinds(activities, recording.names)
+    # HTA does not count copies and memsets as computation.
+    rows = (activities.type == ActivityType.KERNEL) & (kinds != WorkKind.COMMUNICATION)
+    computing = Intervals.union(activities.start[rows], activities.end[rows]).length
+    [timeline] = timelines
     return recording.rank, {
-        "total_us": only.span * 1e6,
-        "idle_us": only.idle * 1e6,
+        "total_us": timeline.span * 1e6,
+        "idle_us": timeline.idle * 1e6,
         "compute_us": computing * 1e6,
-        "overlap": only.overlap if only.communication else float("nan"),
+        "overlap": timeline.overlap if timeline.communication else float("nan"),
     }
 
 
-def theirs(python: str, path: Path, rank: int) -> dict[str, Any] | str:
+def hta_times(python: str, path: Path, rank: int) -> dict[str, Any] | str:
+    """The times of HTA, or the error if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         shutil.copy(path, copy)
-        command = [python, "-c", ASK, str(copy), str(rank), folder]
+        command = [python, "-c", HTA_SCRIPT, str(copy), str(rank), folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
     if not lines:
-        return (done.stderr.strip().splitlines() or ["no answer"])[-1][:200]
-    found: dict[str, Any] = json.loads(lines[0].removeprefix("ANSWER"))
-    return found
+        return (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+    times: dict[str, Any] = json.loads(lines[0].removeprefix("ANSWER"))
+    return times
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -89,28 +92,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     root, python = (os.environ.get(f"NOSTALL_{n}") for n in ("PUBLIC_TRACES", "HTA_PYTHON"))
     if not root or not python:
-        raise BadInput("set NOSTALL_PUBLIC_TRACES and NOSTALL_HTA_PYTHON, as said above")
+        raise BadInput(
+            "set NOSTALL_PUBLIC_TRACES to a folder with traces and NOSTALL_HTA_PYTHON to an "
+            "interpreter with HolisticTraceAnalysis"
+        )
     records = []
     for path in sorted(Path(root).glob("*.json.gz")):
-        if (read := ours(path)) is None:
+        if (rank_and_times := nostall_times(path)) is None:
             continue
-        rank, mine = read
-        other = theirs(python, path, rank)
-        record: dict[str, Any] = {"trace": path.name, "nostall": _rounded(mine)}
-        if isinstance(other, str):
-            record["hta_failed"] = other
+        rank, own_times = rank_and_times
+        reference = hta_times(python, path, rank)
+        record: dict[str, Any] = {"trace": path.name, "nostall": _rounded(own_times)}
+        if isinstance(reference, str):
+            record["hta_failed"] = reference
         else:
-            record["hta"] = _rounded(other)
-            record["difference_of_total"] = {
-                key: round((mine[key] - other[key]) / mine["total_us"], 5)
-                for key in ("total_us", "idle_us", "compute_us")
-            }
-            if other["overlap"] is not None and not math.isnan(other["overlap"]):
-                record["difference_of_overlap"] = round(mine["overlap"] - other["overlap"], 5)
+            record |= {"hta": _rounded(reference), **_differences(own_times, reference)}
         records.append(record)
         print(record)
     save(options.out, kind="measured", records=records)
 
 
+def _differences(own_times: dict[str, float], reference: dict[str, Any]) -> dict[str, Any]:
+    """Differences as shares of the total time, and the difference of the overlaps."""
+    differences: dict[str, Any] = {
+        "difference_of_total": {
+            key: round((own_times[key] - reference[key]) / own_times["total_us"], 5)
+            for key in ("total_us", "idle_us", "compute_us")
+        }
+    }
+    overlap = reference["overlap"]
+    if overlap is not None and not math.isnan(overlap):
+        differences["difference_of_overlap"] = round(own_times["overlap"] - overlap, 5)
+    return differences
+
+
 def _rounded(values: dict[str, Any]) -> dict[str, float | None]:
+    """Values with four digits; None for NaN."""
     return {k: None if v != v else round(v, 4) for k, v in values.items()}

@@ -1,12 +1,12 @@
-"""Agreement with TraceLens (AMD-AGI/TraceLens) on public traces.
+"""Agreement of the measured GPU times with TraceLens (AMD-AGI/TraceLens) on public traces.
 
 NOSTALL_PUBLIC_TRACES=DIR NOSTALL_TRACELENS_PYTHON=PYTHON \\
     python -m benchmarks run workload.tracelens --out benchmarks/workload/results/tracelens.json
 
-DIR holds traces of TraceLens' and HTA's own tests (MIT).  PYTHON is an interpreter with TraceLens
-from its repository, in an environment of its own; the package of that name on PyPI is another.
-TraceLens looks at the whole trace and at all GPUs in it together; therefore only traces of one GPU
-are compared, and so does this comparison.
+DIR contains traces of the tests of TraceLens and HTA (MIT).  PYTHON is an interpreter of a separate
+environment with TraceLens from its repository; the package "TraceLens" on PyPI is another project.
+TraceLens analyses the whole trace and all GPUs in it together.  Therefore only traces of one GPU
+are compared, without regard to recorded steps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput, BadTrace
-from nostall.workload.timeline.analysis import analyse
+from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.traces.kineto import read_kineto
 
-ASK = """
+TRACELENS_SCRIPT = """
 import gzip, json, sys
 from TraceLens import PytorchGPUEventAnalyser
 with gzip.open(sys.argv[1]) as file:
@@ -35,7 +35,7 @@ for number, event in enumerate(events):
     event["UID"] = number
 print("ANSWER" + json.dumps(PytorchGPUEventAnalyser(events).compute_metrics()))
 """
-COMPARED = {
+TRACELENS_NAMES = {
     "total": "total_time",
     "idle": "idle_time",
     "computing": "computation_time",
@@ -43,37 +43,40 @@ COMPARED = {
     "exposed_communication": "exposed_comm_time",
     "exposed_copies": "exposed_memcpy_time",
 }
+"""TraceLens's name of each compared time."""
 
 
-def ours(path: Path) -> dict[str, float] | None:
-    """Microseconds of the whole trace; None where it is not of one GPU."""
+def nostall_times(path: Path) -> dict[str, float] | None:
+    """Microseconds in the whole trace; None if it cannot be read or has several GPUs."""
     try:
         recording = read_kineto(path)
-        timelines = analyse(dataclasses.replace(recording, steps=np.empty((0, 2))))
+        timelines = build_timelines(dataclasses.replace(recording, steps=np.empty((0, 2))))
     except BadTrace:
         return None
     if len(timelines) != 1:
         return None
-    [only] = timelines
-    found = {
-        "total": only.span,
-        "idle": only.idle,
-        "computing": only.parts["compute"] + only.parts["memory"],
-        "communication": only.communication,
-        "exposed_communication": only.parts["weights"],
-        "exposed_copies": only.parts["data"] + only.parts["copies"],
+    [timeline] = timelines
+    parts = timeline.parts
+    times = {
+        "total": timeline.span,
+        "idle": timeline.idle,
+        "computing": parts["compute"] + parts["memory"],
+        "communication": timeline.communication,
+        "exposed_communication": parts["weights"],
+        "exposed_copies": parts["data"] + parts["copies"],
     }
-    return {name: seconds * 1e6 for name, seconds in found.items()}
+    return {name: seconds * 1e6 for name, seconds in times.items()}
 
 
-def theirs(python: str, path: Path) -> dict[str, float] | str:
-    command = [python, "-c", ASK, str(path)]
+def tracelens_times(python: str, path: Path) -> dict[str, float] | str:
+    """Microseconds in the whole trace, or the error if TraceLens fails."""
+    command = [python, "-c", TRACELENS_SCRIPT, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
     if not lines:
-        return (done.stderr.strip().splitlines() or ["no answer"])[-1][:200]
-    said = json.loads(lines[0].removeprefix("ANSWER"))
-    return {name: float(said[key]) for name, key in COMPARED.items()}
+        return (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+    metrics = json.loads(lines[0].removeprefix("ANSWER"))
+    return {name: float(metrics[key]) for name, key in TRACELENS_NAMES.items()}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,19 +86,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     root, python = (os.environ.get(f"NOSTALL_{n}") for n in ("PUBLIC_TRACES", "TRACELENS_PYTHON"))
     if not root or not python:
-        raise BadInput("set NOSTALL_PUBLIC_TRACES and NOSTALL_TRACELENS_PYTHON, as said above")
+        raise BadInput(
+            "set NOSTALL_PUBLIC_TRACES to a folder with traces and NOSTALL_TRACELENS_PYTHON to an "
+            "interpreter with TraceLens"
+        )
     records: list[dict[str, Any]] = []
     for path in sorted(Path(root).glob("*.json.gz")):
-        if (mine := ours(path)) is None:
+        if (own_times := nostall_times(path)) is None:
             continue
-        other = theirs(python, path)
-        record: dict[str, Any] = {"trace": path.name, "nostall_us": _rounded(mine)}
-        if isinstance(other, str):
-            record["tracelens_failed"] = other
+        reference = tracelens_times(python, path)
+        record: dict[str, Any] = {"trace": path.name, "nostall_us": _rounded(own_times)}
+        if isinstance(reference, str):
+            record["tracelens_failed"] = reference
         else:
-            record["tracelens_us"] = _rounded(other)
+            record["tracelens_us"] = _rounded(reference)
             record["difference_of_total"] = {
-                name: round((mine[name] - other[name]) / other["total"], 6) for name in COMPARED
+                name: round((own_times[name] - reference[name]) / reference["total"], 6)
+                for name in TRACELENS_NAMES
             }
         records.append(record)
         print(path.name, record.get("difference_of_total", record.get("tracelens_failed")))

@@ -1,4 +1,4 @@
-"""`nostall characterize` as a user runs it: tables, traces, pages, and what it refuses."""
+"""``nostall characterize`` end to end: job tables, traces, HTML pages, rejected input."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ b,PS/Worker,16,0.1,1,1.2,80
 <b>c</b>,PS/Worker,4,0.3,10,0.2,20
 d,1w1g,1,7,20,,3
 """
-SHAPES = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["c10::Half", "c10::Half"]}
+MATMUL_SHAPES = {
+    "Input Dims": [[4096, 4096], [4096, 4096]],
+    "Input type": ["c10::Half", "c10::Half"],
+}
 TRACE = trace(
-    event("cpu_op", "aten::mm", 0, 2, **SHAPES, **{"External id": 9}),
+    event("cpu_op", "aten::mm", 0, 2, **MATMUL_SHAPES, **{"External id": 9}),
     launch(0, 1),
     kernel("nvjet_hsh_<script>", 10, 400, launch=1, **{"External id": 9}),
     launch(2, 2),
@@ -45,32 +48,32 @@ def profile(tmp_path: Path) -> Path:
     return write(tmp_path / "rank0.json.gz", TRACE)
 
 
-def test_a_table_in_json(table: Path) -> None:
+def test_json_of_a_job_table(table: Path) -> None:
     questions = ("--what-if", "ethernet=100Gb/s", "--what-if", "to=pearl")
     done = nostall("characterize", table, "--format", "json", *questions)
     assert done.code == 0, done.err
-    found = done.json
-    assert (found["kind"], found["jobs"], found["hardware"]) == ("modelled", 4, "pai-2018")
-    everything = found["groups"][0]
-    assert sum(everything["by_gpu"].values()) == pytest.approx(1)
-    assert [g["jobs"] for g in found["groups"]] == [4, 1, 2, 1]
-    assert sum(g["gpu_time"] for g in found["groups"][1:]) == pytest.approx(1)
-    assert next(iter(found["ranking_by_gpu_time"])) == "ethernet"
-    assert [p["target"] for p in found["ported_from_ps_worker"]] == [
+    result = done.json
+    assert (result["kind"], result["jobs"], result["hardware"]) == ("modelled", 4, "pai-2018")
+    all_jobs = result["groups"][0]
+    assert sum(all_jobs["by_gpu"].values()) == pytest.approx(1)
+    assert [g["jobs"] for g in result["groups"]] == [4, 1, 2, 1]
+    assert sum(g["gpu_time"] for g in result["groups"][1:]) == pytest.approx(1)
+    assert next(iter(result["ranking_by_gpu_time"])) == "ethernet"
+    assert [p["target"] for p in result["ported_from_ps_worker"]] == [
         "allreduce-local",
         "allreduce-cluster",
         "pearl",
     ]
-    each = {job["name"]: job for job in found["per_job"]}
-    assert len(each) == 4
-    assert each["d"]["seconds"]["weights"] == 0
-    assert each["d"]["total"] == pytest.approx(sum(each["d"]["seconds"].values()))
-    faster, pearl = found["what_if"]
-    assert 1 < faster["mean_by_job"] < 4
+    jobs = {job["name"]: job for job in result["per_job"]}
+    assert len(jobs) == 4
+    assert jobs["d"]["seconds"]["weights"] == 0
+    assert jobs["d"]["total"] == pytest.approx(sum(jobs["d"]["seconds"].values()))
+    faster_ethernet, pearl = result["what_if"]
+    assert 1 < faster_ethernet["mean_by_job"] < 4
     assert pearl["jobs"] == 3
 
 
-def test_a_trace_in_json(profile: Path) -> None:
+def test_json_of_a_trace(profile: Path) -> None:
     args = ("--format", "json", "--hardware", "h200-dgx", "--what-if", "nvlink=x2")
     done = nostall("characterize", profile, *args)
     assert done.code == 0, done.err
@@ -87,23 +90,23 @@ def test_a_trace_in_json(profile: Path) -> None:
         "nostall.sass",
         "nostall.fusion",
     }
-    assert done.json["remarks"] == ["1 of 2 ranks have no trace here (1)"]
+    assert done.json["remarks"] == ["no trace for 1 of 2 ranks (1)"]
 
 
-def test_words_on_a_terminal(table: Path, profile: Path) -> None:
+def test_terminal_output(table: Path, profile: Path) -> None:
     done = nostall("characterize", table)
     assert "modelled shares of a step" in done.out
-    assert "4 jobs, 0 left out" in done.out
+    assert "4 jobs, 0 skipped" in done.out
     done = nostall("characterize", profile.parent / "rank0.json.gz")
     assert "measured time of each GPU" in done.out
     assert "modelled gain" in done.out
-    assert "1 traces, 0 left out" in done.out
+    assert "1 traces, 0 skipped" in done.out
 
 
 class _Tags(HTMLParser):
-    """Which elements a page has, and which it leaves open."""
+    """Parser that records the elements of a page, and checks that they are closed."""
 
-    void = frozenset(("meta", "br"))
+    void_elements = frozenset(("meta", "br"))
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,18 +115,18 @@ class _Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.seen.append(tag)
-        if tag not in self.void:
+        if tag not in self.void_elements:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("which", ["table", "profile"])
-def test_the_page_is_whole_and_needs_no_network(
-    which: str, request: pytest.FixtureRequest, tmp_path: Path
+@pytest.mark.parametrize("source_fixture", ["table", "profile"])
+def test_the_page_is_complete_and_needs_no_network(
+    source_fixture: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    source, page = request.getfixturevalue(which), tmp_path / "page.html"
+    source, page = request.getfixturevalue(source_fixture), tmp_path / "page.html"
     done = nostall("characterize", source, "--report", page)
     assert done.code == 0, done.err
     assert f"report: {page}" in done.out
@@ -132,12 +135,12 @@ def test_the_page_is_whole_and_needs_no_network(
     tags = _Tags()
     tags.feed(text)
     assert tags.open == []
-    assert tags.seen.count("svg") == (6 if which == "table" else 2)
+    assert tags.seen.count("svg") == (6 if source_fixture == "table" else 2)
     assert "nan" not in re.findall(r'(?:d|points|x|y|width)="([^"]*)"', text)
     assert "modelled" in text
 
 
-def test_a_directory_stands_for_its_traces_and_bad_ones_are_counted(tmp_path: Path) -> None:
+def test_the_traces_of_a_directory_are_read_and_bad_ones_are_counted(tmp_path: Path) -> None:
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.json", trace(kernel("k", 0, 9), rank=rank, world=2))
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(json.dumps(TRACE).encode())[:80])
@@ -149,7 +152,45 @@ def test_a_directory_stands_for_its_traces_and_bad_ones_are_counted(tmp_path: Pa
     assert "cut.json.gz" in done.json["reasons"][0]
 
 
-def test_one_bad_table_of_two_is_left_out(table: Path, tmp_path: Path) -> None:
+def test_waiting_of_ranks_for_each_other(tmp_path: Path) -> None:
+    """The first AllReduce waits 100 us for rank 1, the second waits 150 us for rank 0."""
+    paths = []
+    for rank, durations in enumerate([(130, 50), (30, 200)]):
+        events = [
+            kernel("ncclDevKernel_AllReduce", 1000 * i, duration, dtype="Float")
+            for i, duration in enumerate(durations)
+        ]
+        path = tmp_path / f"rank{rank}.json"
+        paths.append(write(path, trace(*events, rank=rank, world=2)))
+    done = nostall("characterize", *paths, "--format", "json")
+    assert done.code == 0, done.err
+    summary = done.json["collectives"]
+    assert (summary["kind"], summary["collectives"]) == ("measured", 2)
+    assert summary["transfer_seconds"] == pytest.approx(80e-6)
+    assert [r["rank"] for r in summary["ranks"]] == [0, 1]
+    assert [r["collective_seconds"] for r in summary["ranks"]] == pytest.approx([180e-6, 230e-6])
+    assert [r["waiting_seconds"] for r in summary["ranks"]] == pytest.approx([100e-6, 150e-6])
+    page = tmp_path / "page.html"
+    assert "waiting for other" in nostall("characterize", *paths, "--report", page).out
+    assert "Waiting of ranks for each other" in page.read_text()
+
+
+def test_ranks_with_other_collectives_give_a_note(tmp_path: Path) -> None:
+    counts = (1, 2)
+    paths = [
+        write(
+            tmp_path / f"rank{rank}.json",
+            trace(*(kernel("ncclAllReduce", 100 * i, 9) for i in range(n)), rank=rank, world=2),
+        )
+        for rank, n in enumerate(counts)
+    ]
+    done = nostall("characterize", *paths, "--format", "json")
+    assert done.code == 0, done.err
+    assert "collectives" not in done.json
+    assert "its 2 collectives are not the 1 of" in done.json["remarks"][0]
+
+
+def test_an_unreadable_table_is_skipped_if_another_is_readable(table: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_text("architecture,flops [TB]\n1w1g,1\n")
     done = nostall("characterize", table, bad, "--format", "json")
@@ -157,24 +198,24 @@ def test_one_bad_table_of_two_is_left_out(table: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("absent.csv",), "absent.csv"),
         (("absent.json",), "absent.json"),
         (("absent.et",), "absent.et"),
-        (("jobs.csv", "rank0.json.gz"), "one kind at a time"),
+        (("jobs.csv", "rank0.json.gz"), "in separate calls"),
         (("jobs.csv", "--hardware", "b300"), "pai-2018"),
         (("jobs.csv", "--what-if", "ethernet=100"), "25 Gb/s"),
-        (("jobs.csv", "--what-if", "wifi=x2"), "no question"),
-        (("jobs.csv", "--what-if", "memory=x0"), "no question"),
+        (("jobs.csv", "--what-if", "wifi=x2"), "not a valid question"),
+        (("jobs.csv", "--what-if", "memory=x0"), "not a valid question"),
         (("jobs.csv", "--what-if", "to=ring"), "allreduce-local"),
         (("rank0.json.gz", "--what-if", "to=pearl"), "job table"),
         (("rank0.json.gz", "--what-if", "nvlink=900GB/s"), "--hardware"),
-        (("empty",), "holds no traces"),
+        (("empty",), "has no traces"),
     ],
 )
-def test_refused_in_one_line(
-    table: Path, profile: Path, tmp_path: Path, args: tuple[str, ...], said: str
+def test_bad_input_is_rejected_in_one_line(
+    table: Path, profile: Path, tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert said in refused(nostall("characterize", *args, cwd=tmp_path))
+    assert message in refused(nostall("characterize", *args, cwd=tmp_path))

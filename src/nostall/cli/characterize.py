@@ -1,4 +1,4 @@
-"""``nostall characterize``: what jobs and GPUs wait for, and what would change it."""
+"""``nostall characterize``: where the time of jobs and GPUs goes, and what would reduce it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nostall.cli.reading import Reading
 from nostall.core.errors import BadInput, BadJob, BadTrace
 from nostall.report.workload import write_page
 from nostall.workload import Hardware, load_hardware, presets, read_jobs
-from nostall.workload.answers import (
-    JobsAnswer,
-    TracesAnswer,
+from nostall.workload.characterization import (
+    JobsCharacterization,
+    TracesCharacterization,
     WhatIf,
-    answer_jobs,
-    answer_traces,
+    characterize_jobs,
+    characterize_traces,
     parse_what_if,
 )
 from nostall.workload.jobs.table import JobTable, is_table
@@ -27,18 +27,18 @@ from nostall.workload.traces.chakra import ChakraTrace, read_chakra
 from nostall.workload.traces.ranks import read_ranks
 
 DEFAULT_HARDWARE = "pai-2018"
-CHAKRA = ".et"
-TRACES = (".json", ".json.gz", CHAKRA)
-MOST_REASONS = 20
-"""Lines about what was left out; the count is always printed."""
+CHAKRA_SUFFIX = ".et"
+TRACE_SUFFIXES = (".json", ".json.gz", CHAKRA_SUFFIX)
+MAX_REASONS = 20
+"""Reasons for skipped input that are printed; the number of all of them is always printed."""
 
 
 def characterize(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            help="Job tables (.csv, .csv.gz, .parquet), or traces (.json, .json.gz of "
-            "torch.profiler, .et of Chakra); a directory stands for the traces in it."
+            help="Job tables (.csv, .csv.gz, .parquet), or traces of torch.profiler (.json, "
+            ".json.gz) and of Chakra (.et). A directory means all traces in it."
         ),
     ],
     hardware: Annotated[
@@ -47,92 +47,99 @@ def characterize(
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(help="ethernet=100Gb/s, memory=x2, to=allreduce-local; may come again."),
+        typer.Option(help="ethernet=100Gb/s, memory=x2 or to=allreduce-local. Can be repeated."),
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page here.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Traces to read side by side.")] = 1,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that read traces.")] = 1,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Where does training time go, and what would other hardware or another architecture change?
+    """Show where training time goes, and what other hardware or another architecture would change.
 
     Job tables are modelled (arXiv:1910.05930); traces are measured.  Input that cannot be read is
-    left out and counted; exit code 2 when nothing can be read.
+    skipped and counted.  The exit code is 2 if nothing can be read.
     """
     questions = [parse_what_if(text) for text in what_if or ()]
-    paths = _expanded(inputs)
-    answer: JobsAnswer | TracesAnswer
+    paths = _input_files(inputs)
+    result: JobsCharacterization | TracesCharacterization
     if is_table(paths[0]):
-        answer = _jobs(paths, load_hardware(hardware or DEFAULT_HARDWARE), questions)
+        result = _characterize_tables(paths, load_hardware(hardware or DEFAULT_HARDWARE), questions)
     else:
-        known = load_hardware(hardware) if hardware else None
+        known_hardware = load_hardware(hardware) if hardware else None
         bar = Reading(paths, enabled=not quiet and format is Format.TABLE)
-        answer = _traces(paths, known, questions, processes, bar)
-    page = write_page(answer, report) if report is not None else None
+        result = _characterize_traces(paths, known_hardware, questions, processes, bar)
+    page = write_page(result, report) if report is not None else None
     if format is Format.JSON:
-        show_json(answer.as_json())
+        show_json(result.as_json())
         return
-    if isinstance(answer, JobsAnswer):
-        show_jobs(answer)
+    if isinstance(result, JobsCharacterization):
+        show_jobs(result)
     else:
-        show_traces(answer)
-    for line in answer.left_out[:MOST_REASONS]:
-        err.print(f"left out: {line}")
+        show_traces(result)
+    for reason in result.skip_reasons[:MAX_REASONS]:
+        err.print(f"skipped: {reason}")
     if page is not None:
         out.print(f"report: {page}")
 
 
-def _expanded(inputs: Sequence[Path]) -> list[Path]:
-    """Files; directories become the traces in them.  Tables and traces do not mix."""
-    found: list[Path] = []
+def _input_files(inputs: Sequence[Path]) -> list[Path]:
+    """The input files, with the traces of each directory in its place.
+
+    Raises :class:`~nostall.core.errors.BadInput` for tables together with traces.
+    """
+    files: list[Path] = []
     for path in inputs:
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
-        inside = sorted(p for p in path.iterdir() if p.name.endswith(TRACES))
-        if not inside:
-            raise BadInput(f"{path} holds no traces ({', '.join(TRACES)}); name the files")
-        found += inside
-    tables = [p for p in found if is_table(p)]
-    if tables and len(tables) < len(found):
-        other = next(p for p in found if not is_table(p))
+        traces = sorted(p for p in path.iterdir() if p.name.endswith(TRACE_SUFFIXES))
+        if not traces:
+            suffixes = ", ".join(TRACE_SUFFIXES)
+            raise BadInput(f"{path} has no traces ({suffixes}); name the files")
+        files += traces
+    tables = [path for path in files if is_table(path)]
+    if tables and len(tables) < len(files):
+        trace = next(path for path in files if not is_table(path))
         raise BadInput(
-            f"{tables[0]} is a job table and {other} is none; characterize one kind at a time"
+            f"{tables[0]} is a job table and {trace} is not; characterize job tables and traces "
+            "in separate calls"
         )
-    return found
+    return files
 
 
-def _jobs(paths: Sequence[Path], hardware: Hardware, questions: Sequence[WhatIf]) -> JobsAnswer:
+def _characterize_tables(
+    paths: Sequence[Path], hardware: Hardware, questions: Sequence[WhatIf]
+) -> JobsCharacterization:
     tables: list[JobTable] = []
-    bad: list[str] = []
+    unreadable: list[str] = []
     for path in paths:
         try:
             tables.append(read_jobs(path))
         except BadJob as error:
-            bad.append(str(error))
+            unreadable.append(str(error))
     if not tables:
-        raise BadJob(bad[0])
-    return answer_jobs(tables, hardware, questions, bad)
+        raise BadJob(unreadable[0])
+    return characterize_jobs(tables, hardware, questions, unreadable)
 
 
-def _traces(
+def _characterize_traces(
     paths: Sequence[Path],
     hardware: Hardware | None,
     questions: Sequence[WhatIf],
     processes: int,
     bar: Reading,
-) -> TracesAnswer:
-    kineto = [p for p in paths if p.suffix != CHAKRA]
+) -> TracesCharacterization:
+    kineto_paths = [path for path in paths if path.suffix != CHAKRA_SUFFIX]
     chakra: list[ChakraTrace] = []
-    bad: list[str] = []
+    unreadable: list[str] = []
     for path in paths:
-        if path.suffix == CHAKRA:
+        if path.suffix == CHAKRA_SUFFIX:
             try:
                 chakra.append(read_chakra(path))
             except BadTrace as error:
-                bad.append(str(error))
-    read = None
-    if kineto:
+                unreadable.append(str(error))
+    ranks = None
+    if kineto_paths:
         with bar:
-            read = read_ranks(kineto, processes=processes, progress=bar.on_bytes)
-    return answer_traces(read, chakra, hardware, questions, bad)
+            ranks = read_ranks(kineto_paths, processes=processes, progress=bar.on_bytes)
+    return characterize_traces(ranks, chakra, hardware, questions, unreadable)

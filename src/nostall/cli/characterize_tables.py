@@ -1,149 +1,172 @@
-"""What ``nostall characterize`` prints on a terminal."""
+"""Terminal output of ``nostall characterize``: tables of jobs, GPUs, bottlenecks and kernels."""
 
 from __future__ import annotations
 
 from nostall.cli.console import out, show_table
-from nostall.workload.answers import JobsAnswer, TracesAnswer
-from nostall.workload.answers.timelines import Rank
-from nostall.workload.model import PARTS as MODEL_PARTS
-from nostall.workload.timeline.analysis import PARTS
+from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
+from nostall.workload.characterization.traces import CollectiveSummary, GpuCharacterization
+from nostall.workload.model import STEP_PARTS
+from nostall.workload.timeline.analysis import TIME_PARTS
 from nostall.workload.traces.chakra import ChakraTrace
 
-MOST_KERNELS = 8
-MOST_JOBS = 12
-"""A table of more jobs than this is a population: single ones are not printed."""
-MOST_LETTERS = 48
-BUSY = tuple(p for p in PARTS if not p.startswith("idle"))
+MAX_KERNELS = 8
+MAX_JOBS = 12
+"""Limit of the table of single jobs; larger populations have no such table."""
+MAX_NAME_LENGTH = 48
+BUSY_PARTS = tuple(part for part in TIME_PARTS if not part.startswith("idle"))
 
 
-def show_jobs(answer: JobsAnswer) -> None:
-    """Breakdown, what to make faster, and what other architectures and rates would change."""
-    name = answer.population.hardware.name
+def show_jobs(result: JobsCharacterization) -> None:
+    """Print the modelled shares, the resource ranking, the portings and the what-if questions."""
+    hardware = result.population.hardware.name
     show_table(
-        f"modelled shares of a step on {name}, weighted by GPU time",
-        ("jobs", "count", "GPU time", *MODEL_PARTS, "perfect overlap"),
+        f"modelled shares of a step on {hardware}, weighted by GPU time",
+        ("jobs", "count", "GPU time", *STEP_PARTS, "perfect overlap"),
         [
             (
-                g.name,
-                g.jobs,
-                f"{g.gpu_time:.1%}",
-                *(f"{g.by_gpu[p]:.1%}" for p in MODEL_PARTS),
-                f"{g.overlap_gain:.2f}x",
+                group.name,
+                group.jobs,
+                f"{group.gpu_time:.1%}",
+                *(f"{group.by_gpu[part]:.1%}" for part in STEP_PARTS),
+                f"{group.overlap_gain:.2f}x",
             )
-            for g in answer.groups
+            for group in result.groups
         ],
     )
-    _show_each(answer)
-    first, second, *_ = answer.ranking.items()
+    _show_single_jobs(result)
+    first, second, *_ = result.resource_ranking.items()
     out.print(
-        f"waits most for: {first[0]} (modelled {first[1]:.1%} of GPU time), then {second[0]} "
+        f"main bottleneck: {first[0]} (modelled {first[1]:.1%} of GPU time), then {second[0]} "
         f"({second[1]:.1%})"
     )
-    if answer.ported:
+    if result.porting:
         show_table(
-            "PS/Worker jobs elsewhere, modelled throughput",
+            "PS/Worker jobs ported to another architecture, modelled throughput",
             ("to", "jobs", "fit", "fit and faster", "mean", "median"),
             [
                 (
-                    p.target,
-                    p.jobs,
-                    p.fitting,
-                    f"{p.faster:.1%}",
-                    f"{p.mean_speedup:.2f}x",
-                    f"{p.median_speedup:.2f}x",
+                    summary.target,
+                    summary.jobs,
+                    summary.fitting,
+                    f"{summary.faster:.1%}",
+                    f"{summary.mean_speedup:.2f}x",
+                    f"{summary.median_speedup:.2f}x",
                 )
-                for p in answer.ported
+                for summary in result.porting
             ],
         )
-    for changed in answer.changed:
+    for answer in result.what_if:
         out.print(
-            f"what if {changed.question}: modelled {changed.mean_by_job:.2f}x by job, "
-            f"{changed.mean_by_gpu:.2f}x by GPU time ({changed.jobs} jobs)"
+            f"what if {answer.question}: modelled {answer.mean_by_job:.2f}x by job, "
+            f"{answer.mean_by_gpu:.2f}x by GPU time ({answer.jobs} jobs)"
         )
-    out.print(f"{len(answer.population.jobs)} jobs, {answer.skipped} left out")
+    out.print(f"{len(result.population.jobs)} jobs, {result.num_skipped} skipped")
 
 
-def _show_each(answer: JobsAnswer) -> None:
-    """The step of each job, where they are few; a population is in the page and in the JSON."""
-    if len(answer.population.jobs) > MOST_JOBS:
+def _show_single_jobs(result: JobsCharacterization) -> None:
+    if len(result.population.jobs) > MAX_JOBS:
         return
     show_table(
         "modelled step of each job, seconds",
-        ("job", "architecture", *MODEL_PARTS, "total", "perfect overlap"),
+        ("job", "architecture", *STEP_PARTS, "total", "perfect overlap"),
         [
             (
                 job.name,
                 job.architecture.value,
-                *(f"{found.part(p):.4g}" for p in MODEL_PARTS),
-                f"{found.total:.4g}",
-                f"{found.overlapped:.4g}",
+                *(f"{step.part(part):.4g}" for part in STEP_PARTS),
+                f"{step.total:.4g}",
+                f"{step.overlapped:.4g}",
             )
-            for job, found in answer.largest()
+            for job, step in result.largest_jobs()
         ],
     )
 
 
-def show_traces(answer: TracesAnswer) -> None:
-    """Each GPU: where its time went, what to fix first, which kernels."""
-    if answer.ranks:
+def show_traces(result: TracesCharacterization) -> None:
+    """Print the measured time of each GPU, details of the first one, and Chakra traces."""
+    if result.gpus:
         show_table(
             "measured time of each GPU",
-            ("", "s", *BUSY, "idle", "launch-bound", "overlap"),
-            [_row(rank) for rank in answer.ranks],
+            ("", "s", *BUSY_PARTS, "idle", "launch-bound", "overlap"),
+            [_gpu_row(gpu) for gpu in result.gpus],
         )
-    for rank in answer.ranks[:1]:
-        _show_rank(rank)
-    if len(answer.ranks) > 1:
-        out.print(f"{answer.ranks[0].name} is shown in detail; --report shows every one")
-    for one in answer.chakra:
-        _show_chakra(one)
-    for remark in answer.remarks:
-        out.print(f"note: {remark}")
-    read = len({r.timeline.recording.path for r in answer.ranks}) + len(answer.chakra)
-    out.print(f"{read} traces, {len(answer.left_out)} left out")
+    if result.collectives:
+        _show_collectives(result.collectives)
+    for gpu in result.gpus[:1]:
+        _show_gpu(gpu)
+    if len(result.gpus) > 1:
+        out.print(f"details are of {result.gpus[0].name} only; --report has those of other GPUs")
+    for trace in result.chakra:
+        _show_chakra(trace)
+    for note in result.notes:
+        out.print(f"note: {note}")
+    count = len({gpu.timeline.recording.path for gpu in result.gpus}) + len(result.chakra)
+    out.print(f"{count} traces, {len(result.skip_reasons)} skipped")
 
 
-def _row(rank: Rank) -> tuple[str, ...]:
-    own = rank.timeline
-    shares = [own.parts[p] / own.span for p in BUSY]
-    shares += [own.idle / own.span, own.parts["idle_launch"] / own.span]
-    return (rank.name, f"{own.span:.3g}", *(f"{s:.1%}" for s in shares), f"{own.overlap:.0%}")
+def _gpu_row(gpu: GpuCharacterization) -> tuple[str, ...]:
+    timeline = gpu.timeline
+    shares = [timeline.parts[part] / timeline.span for part in BUSY_PARTS]
+    shares += [timeline.idle / timeline.span, timeline.parts["idle_launch"] / timeline.span]
+    return (
+        gpu.name,
+        f"{timeline.span:.3g}",
+        *(f"{share:.1%}" for share in shares),
+        f"{timeline.overlap:.0%}",
+    )
 
 
-def _show_rank(rank: Rank) -> None:
-    if rank.advice:
+def _show_collectives(summary: CollectiveSummary) -> None:
+    show_table(
+        f"measured time in {summary.collectives} collectives "
+        f"(transfer {summary.transfer_seconds * 1e3:.3f} ms)",
+        ("rank", "collectives", "of which waiting for other ranks"),
+        [
+            (
+                rank.name,
+                f"{rank.collective_seconds * 1e3:.3f} ms",
+                f"{rank.waiting_seconds * 1e3:.3f} ms",
+            )
+            for rank in summary.ranks
+        ],
+    )
+
+
+def _show_gpu(gpu: GpuCharacterization) -> None:
+    if gpu.bottlenecks:
         show_table(
-            f"what to fix first ({rank.name})",
-            ("problem", "measured", "modelled gain", "who"),
+            f"what to fix first ({gpu.name})",
+            ("problem", "measured", "modelled gain", "remedy"),
             [
-                (a.problem, f"{a.seconds * 1e3:.3f} ms", f"at most {a.gain:.2f}x", a.level)
-                for a in rank.advice
+                (b.problem, f"{b.seconds * 1e3:.3f} ms", f"at most {b.max_speedup:.2f}x", b.remedy)
+                for b in gpu.bottlenecks
             ],
         )
-    for question, speedup in rank.changed:
+    for question, speedup in gpu.what_if:
         out.print(f"what if {question}: modelled {speedup:.2f}x")
     show_table(
-        f"kernels ({rank.name})",
+        f"kernels ({gpu.name})",
         ("kernel", "class", "launches", "measured", "share", "modelled roofline"),
         [
             (
-                k.name.removeprefix("void ")[:MOST_LETTERS],
+                k.name.removeprefix("void ")[:MAX_NAME_LENGTH],
                 k.kind.name.lower(),
                 k.launches,
                 f"{k.seconds * 1e3:.3f} ms",
-                f"{k.seconds / rank.timeline.span:.1%}",
-                f"{k.placement.reached:.0%} of {k.placement.bound}" if k.placement else "-",
+                f"{k.seconds / gpu.timeline.span:.1%}",
+                f"{k.roofline.attained_share:.0%} of {k.roofline.bound}" if k.roofline else "-",
             )
-            for k in rank.kernels[:MOST_KERNELS]
+            for k in gpu.kernels[:MAX_KERNELS]
         ],
     )
 
 
-def _show_chakra(one: ChakraTrace) -> None:
+def _show_chakra(trace: ChakraTrace) -> None:
     show_table(
-        f"measured GPU time of {one.path.name} (Chakra {one.version}, {one.gpu_nodes} GPU nodes)",
+        f"measured GPU time of {trace.path.name} (Chakra {trace.version}, "
+        f"{trace.gpu_nodes} GPU nodes)",
         ("class", "seconds"),
-        [(kind.name.lower(), f"{value:.4g}") for kind, value in one.seconds.items() if value],
+        [(kind.name.lower(), f"{value:.4g}") for kind, value in trace.seconds.items() if value],
     )
-    for name, size in one.moved.items():
-        out.print(f"{name}: {size / 1e6:.3f} MB")
+    for collective, size in trace.moved_bytes.items():
+        out.print(f"{collective}: {size / 1e6:.3f} MB")

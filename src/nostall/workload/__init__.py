@@ -1,25 +1,25 @@
-"""Jobs and clusters: where training time goes, and what another set-up would change.
+"""Workload characterisation: where the time of training jobs and of GPUs goes, and what-if models.
 
-Implements the framework of arXiv:1910.05930 ("Characterizing Deep Learning Training Workloads on
-Alibaba-PAI"), with readers for what it needs and for profiler traces.
+Job tables are modelled with the analytical framework of arXiv:1910.05930 ("Characterizing Deep
+Learning Training Workloads on Alibaba-PAI").  Profiler traces are measured.
 """
 
 from nostall.workload.hardware import Hardware, load_hardware, presets
 from nostall.workload.jobs import Architecture, Job, Resource
 from nostall.workload.jobs.table import JobTable, read_jobs
-from nostall.workload.model import Breakdown, Population, project, step
+from nostall.workload.model import Population, StepBreakdown, model_step, project_job
 
 __all__ = [
     "Architecture",
-    "Breakdown",
     "Hardware",
     "Job",
     "JobTable",
     "Population",
     "Resource",
+    "StepBreakdown",
     "load_hardware",
+    "model_step",
     "presets",
-    "project",
+    "project_job",
     "read_jobs",
-    "step",
 ]

@@ -8,7 +8,7 @@ from tests.unit.parallel.cases import pipeline, straight
 
 pytest.importorskip("ortools", reason="the free order needs OR-tools (extra nostall[dev])")
 
-from benchmarks.parallel.instances import small
+from benchmarks.parallel.instances import small_problem
 from benchmarks.parallel.optimal_order import free_optimum, scheduled
 
 from nostall.parallel.planners import Effort, make_plan
@@ -27,7 +27,7 @@ def test_balanced_pipeline_has_the_textbook_bubble() -> None:
 
 @pytest.mark.parametrize("seed", [1, 24, 34])
 def test_no_planner_is_faster_than_the_optimum(seed: int) -> None:
-    work, _ = small(seed)
+    work, _ = small_problem(seed)
     best = simulated_s(work, make_plan(work, "exhaustive", Effort(60)))
     own = simulated_s(work, make_plan(work, "nostall", Effort(60, 200)))
     optimum = free_optimum(work, min(best, own) * 1.1)

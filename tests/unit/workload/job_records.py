@@ -1,4 +1,4 @@
-"""Jobs and hardware that the tests share, and strategies that make more of them."""
+"""Hardware, jobs and hypothesis strategies that several tests of the workload model use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nostall.workload import Architecture, Hardware, Job, Resource
 
-ROUND = Hardware(
+TEST_HARDWARE = Hardware(
     name="round numbers",
     flops={"fp32": 10e12},
     memory=1e12,
@@ -16,13 +16,13 @@ ROUND = Hardware(
     ethernet=3.125e9,
     gpus_per_server=8,
 )
-"""Rates of arXiv:1910.05930 where the closed-form checks need them, else round numbers."""
+"""Link rates of arXiv:1910.05930, which closed-form tests need; other rates are round numbers."""
 
-RATES = (Resource.MEMORY, Resource.PCIE, Resource.NVLINK, Resource.ETHERNET)
+LINK_AND_MEMORY_RATES = (Resource.MEMORY, Resource.PCIE, Resource.NVLINK, Resource.ETHERNET)
 
 
-def job(architecture: Architecture = Architecture.PS_WORKER, **changes: object) -> Job:
-    """A job that uses every resource its architecture has."""
+def make_job(architecture: Architecture = Architecture.PS_WORKER, **changes: object) -> Job:
+    """A job that uses every resource of its architecture."""
     fields: dict[str, object] = {
         "replicas": 1 if architecture is Architecture.SINGLE else 8,
         "batch": 32,
@@ -36,25 +36,24 @@ def job(architecture: Architecture = Architecture.PS_WORKER, **changes: object) 
     return Job("job", architecture, **{**fields, **changes})  # type: ignore[arg-type]
 
 
-amounts = st.floats(min_value=0, max_value=1e14)
-sizes = st.floats(min_value=0, max_value=1e11)
+byte_counts = st.floats(min_value=0, max_value=1e11)
 
 
 @st.composite
 def jobs(draw: st.DrawFn, *architectures: Architecture) -> Job:
-    """Any job of one of these architectures."""
+    """Any job with one of these architectures; with any architecture if there are none."""
     architecture = draw(st.sampled_from(architectures or tuple(Architecture)))
-    alone = architecture is Architecture.SINGLE
+    is_single = architecture is Architecture.SINGLE
     return Job(
         name="drawn",
         architecture=architecture,
-        replicas=1 if alone else draw(st.integers(1, 300)),
+        replicas=1 if is_single else draw(st.integers(1, 300)),
         batch=draw(st.integers(1, 10_000)),
         flops=draw(st.floats(min_value=1, max_value=1e14)),
-        memory_bytes=draw(sizes),
-        input_bytes=draw(sizes),
-        dense_bytes=draw(sizes),
-        embedding_bytes=draw(sizes),
-        touched_bytes=draw(sizes),
-        weight_traffic=draw(st.none() | sizes),
+        memory_bytes=draw(byte_counts),
+        input_bytes=draw(byte_counts),
+        dense_bytes=draw(byte_counts),
+        embedding_bytes=draw(byte_counts),
+        touched_bytes=draw(byte_counts),
+        weight_traffic=draw(st.none() | byte_counts),
     )

@@ -1,4 +1,4 @@
-"""Traces that workload_gpu recorded on an H200: one step of each model, read as any other."""
+"""Analysis of one-step traces that ``benchmarks.workload.gpu`` recorded on an H200."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nostall.workload import load_hardware
-from nostall.workload.timeline.advice import advise
-from nostall.workload.timeline.analysis import analyse
+from nostall.workload.timeline.analysis import build_timelines
+from nostall.workload.timeline.bottlenecks import find_bottlenecks
 from nostall.workload.timeline.kernels import kernel_times
 from nostall.workload.traces.kineto import read_kineto
 
@@ -21,25 +21,27 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("model", ["resnet", "bert", "gpt"])
-def test_one_step_says_what_all_profiled_steps_said(model: str) -> None:
-    [found] = analyse(read_kineto(TRACES / f"{model}.json.gz"))
-    whole = json.loads(MEASURED.read_text())["steps"][f"model {model}"]["measured"]
-    assert "H200" in found.recording.gpu
-    assert found.steps == 1
-    assert sum(found.parts.values()) == pytest.approx(found.span)
+def test_one_step_has_the_times_of_the_mean_profiled_step(model: str) -> None:
+    [timeline] = build_timelines(read_kineto(TRACES / f"{model}.json.gz"))
+    measured = json.loads(MEASURED.read_text())["steps"][f"model {model}"]["measured"]
+    assert "H200" in timeline.recording.gpu
+    assert timeline.steps == 1
+    assert sum(timeline.parts.values()) == pytest.approx(timeline.span)
     for part in ("compute", "memory"):
-        assert found.parts[part] == pytest.approx(whole["parts_seconds"][part], rel=0.1), part
-    assert found.kernels == pytest.approx(whole["kernels"], abs=3)
+        seconds = measured["parts_seconds"][part]
+        assert timeline.parts[part] == pytest.approx(seconds, rel=0.1), part
+    assert timeline.num_kernels == pytest.approx(measured["kernels"], abs=3)
 
 
 @pytest.mark.parametrize("model", ["bert", "gpt"])
-def test_products_lie_below_the_roofs_of_the_datasheet(model: str) -> None:
-    [found] = analyse(read_kineto(TRACES / f"{model}.json.gz"))
-    kernels = kernel_times(found, load_hardware("h200-dgx"))
-    reached = [k.placement.reached for k in kernels if k.placement is not None]
-    assert reached and all(0 < share < 1 for share in reached)
-    assert max(reached) > 0.3
-    assert any(a.level.startswith("nostall.sass") for a in advise(found, kernels))
+def test_products_are_below_the_roofs_of_the_datasheet(model: str) -> None:
+    [timeline] = build_timelines(read_kineto(TRACES / f"{model}.json.gz"))
+    kernels = kernel_times(timeline, load_hardware("h200-dgx"))
+    shares = [k.roofline.attained_share for k in kernels if k.roofline is not None]
+    assert shares and all(0 < share < 1 for share in shares)
+    assert max(shares) > 0.3
+    bottlenecks = find_bottlenecks(timeline, kernels)
+    assert any(b.remedy.startswith("nostall.sass") for b in bottlenecks)
 
 
 def test_traces_are_small() -> None:

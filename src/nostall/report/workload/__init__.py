@@ -1,4 +1,4 @@
-"""HTML pages of `nostall characterize`: one file, no network, own SVG."""
+"""HTML pages of ``nostall characterize``: one file with inline SVG that needs no network."""
 
 from nostall.report.workload.page import write_page
 

@@ -1,4 +1,4 @@
-"""Put the pages together: one HTML file with style and figures inside."""
+"""HTML page of a workload characterisation: one file with style sheet and plots inside."""
 
 from __future__ import annotations
 
@@ -11,112 +11,142 @@ from markupsafe import Markup
 
 from nostall import __version__
 from nostall.core.files import write_atomically
-from nostall.report.workload.plots import Line, columns, curves, stacked, steps
+from nostall.report.workload.plots import (
+    Line,
+    cdf_corners,
+    line_plot,
+    stacked_bars,
+    timeline_plot,
+)
 from nostall.workload import Architecture
-from nostall.workload.answers import JobsAnswer, TracesAnswer
-from nostall.workload.answers.jobs import FACTORS
-from nostall.workload.model import PARTS as MODEL_PARTS
-from nostall.workload.timeline.analysis import PARTS
-from nostall.workload.timeline.strip import strip
+from nostall.workload.characterization import JobsCharacterization, TracesCharacterization
+from nostall.workload.characterization.jobs import RATE_FACTORS
+from nostall.workload.model import STEP_PARTS
+from nostall.workload.timeline.analysis import TIME_PARTS
+from nostall.workload.timeline.time_slices import slice_shares
 
 SLICES = 320
-"""Columns of a timeline."""
-MOST_DETAILED = 8
-"""GPUs whose timeline and kernels are shown; the others are in the overview."""
-MOST_KERNELS = 20
-MOST_JOBS = 15
-MOST_LETTERS = 25
+"""Slices of a timeline plot."""
+MAX_DETAILED_GPUS = 8
+"""GPUs with a timeline and a kernel table; further GPUs are in the overview only."""
+MAX_KERNELS = 20
+MAX_JOBS = 15
+MAX_NAME_LENGTH = 25
 
-MODEL_STYLES = {
+# CSS classes, defined in workload.css.
+STEP_PART_STYLES = {
     "data": "c-data",
     "compute": "c-compute",
     "memory": "c-memory",
     "weights": "c-weights",
 }
-STYLES = {part: f"c-{part}" for part in PARTS}
-KIND_STYLES = ("c-compute", "c-memory", "c-weights", "c-data", "c-copies")
+TIME_PART_STYLES = {part: f"c-{part}" for part in TIME_PARTS}
+WORK_KIND_STYLES = ("c-compute", "c-memory", "c-weights", "c-data", "c-copies")
 
 
-def write_page(answer: JobsAnswer | TracesAnswer, path: Path) -> Path:
-    """Write the page of an answer to ``path``; it is one file that needs no network."""
-    page = _jobs(answer) if isinstance(answer, JobsAnswer) else _traces(answer)
+def write_page(result: JobsCharacterization | TracesCharacterization, path: Path) -> Path:
+    """Write the page of ``result`` to ``path``, and return ``path``."""
+    if isinstance(result, JobsCharacterization):
+        page = _jobs_page(result)
+    else:
+        page = _traces_page(result)
     write_atomically(path, page.encode())
     return path
 
 
-def _jobs(answer: JobsAnswer) -> str:
-    population = answer.population
-    rows = [(f"{g.name} ({g.jobs} jobs)", g.by_gpu) for g in answer.groups]
-    lines = {}
-    for by in ("job", "gpu"):
-        found = []
-        for part in MODEL_PARTS:
-            series = population.cdf(lambda s, part=part: s.share(part), by)  # type: ignore[misc]
-            corners = steps(series.values.tolist(), series.cumulative.tolist())
-            found.append(Line(part, f"l-{part}", *corners))
-        lines[by] = found
+def _jobs_page(result: JobsCharacterization) -> str:
+    population = result.population
     weights = population.weights("gpu")
     sensitivity = [
-        Line(s.resource.value, f"l-{s.resource.value}", FACTORS, s.mean(weights))
-        for s in answer.sweeps
+        Line(
+            sweep.resource.value,
+            f"l-{sweep.resource.value}",
+            RATE_FACTORS,
+            sweep.mean_speedups(weights),
+        )
+        for sweep in result.sweeps
     ]
-    gains = [
-        Line(p.target, f"l-{at}", *_distribution(answer, p.target))
-        for at, p in enumerate(answer.ported)
+    speedups = [
+        Line(summary.target, f"l-{number}", *_speedup_cdf(result, summary.target))
+        for number, summary in enumerate(result.porting)
     ]
+    share_label = "modelled share of a step"
     return _render(
         "jobs.html",
-        answer=answer,
-        shares=stacked(rows, MODEL_STYLES),
-        each=stacked(
+        result=result,
+        group_shares=stacked_bars(
+            [(f"{g.name} ({g.jobs} jobs)", g.by_gpu) for g in result.groups], STEP_PART_STYLES
+        ),
+        job_shares=stacked_bars(
             [
-                (_short(job.name), {part: found.share(part) for part in MODEL_PARTS})
-                for job, found in answer.largest(MOST_JOBS)
+                (_shorten(job.name), {part: step.share(part) for part in STEP_PARTS})
+                for job, step in result.largest_jobs(MAX_JOBS)
             ],
-            MODEL_STYLES,
+            STEP_PART_STYLES,
         ),
-        by_job=curves(lines["job"], "modelled share of a step", "jobs at or below", percent=True),
-        by_gpu=curves(lines["gpu"], "modelled share of a step", "GPU time", percent=True),
-        sensitivity=curves(sensitivity, "times its rate", "modelled mean speed-up", log=True),
-        gains=curves(
-            gains, "modelled throughput, times", "jobs at or below", percent=True, log=True
+        by_job=line_plot(_share_cdfs(result, "job"), share_label, "jobs at or below", percent=True),
+        by_gpu=line_plot(_share_cdfs(result, "gpu"), share_label, "GPU time", percent=True),
+        sensitivity=line_plot(
+            sensitivity, "factor of the rate", "modelled mean speed-up", log=True
         ),
-        parts=MODEL_STYLES,
+        porting_speedups=line_plot(
+            speedups, "modelled throughput speed-up", "jobs at or below", percent=True, log=True
+        ),
+        parts=STEP_PART_STYLES,
     )
 
 
-def _short(name: str) -> str:
-    """Both ends of a name: files of one job differ at either."""
-    if len(name) <= MOST_LETTERS:
+def _share_cdfs(result: JobsCharacterization, by: str) -> list[Line]:
+    """The distribution of the share of each part of the step over the jobs."""
+    lines = []
+    for part in STEP_PARTS:
+        shares = result.population.distribution(
+            lambda step, part=part: step.share(part),  # type: ignore[misc]
+            by,
+        )
+        corners = cdf_corners(shares.values.tolist(), shares.cumulative.tolist())
+        lines.append(Line(part, f"l-{part}", *corners))
+    return lines
+
+
+def _shorten(name: str) -> str:
+    """Cut out the middle of a long name; files of one job differ at the start or at the end."""
+    if len(name) <= MAX_NAME_LENGTH:
         return name
-    half = (MOST_LETTERS - 1) // 2
-    return f"{name[: MOST_LETTERS - 1 - half]}…{name[-half:]}"
+    tail = (MAX_NAME_LENGTH - 1) // 2
+    return f"{name[: MAX_NAME_LENGTH - 1 - tail]}…{name[-tail:]}"
 
 
-def _distribution(answer: JobsAnswer, target: str) -> tuple[list[float], list[float]]:
-    """The CDF of the throughput gain of PS/Worker jobs ported to ``target``."""
-    workers = answer.population.select(Architecture.PS_WORKER)
-    assert workers is not None
-    gains = sorted(p.throughput for p in workers.project(Architecture(target)))
-    return steps(gains, [(at + 1) / len(gains) for at in range(len(gains))])
+def _speedup_cdf(result: JobsCharacterization, target: str) -> tuple[list[float], list[float]]:
+    """The distribution of the throughput speed-up of PS/Worker jobs ported to ``target``."""
+    ps_workers = result.population.select(Architecture.PS_WORKER)
+    assert ps_workers is not None
+    speedups = sorted(p.throughput_speedup for p in ps_workers.project(Architecture(target)))
+    return cdf_corners(speedups, [(i + 1) / len(speedups) for i in range(len(speedups))])
 
 
-def _traces(answer: TracesAnswer) -> str:
+def _traces_page(result: TracesCharacterization) -> str:
     rows = [
-        (_short(r.name), {p: v / r.timeline.span for p, v in r.timeline.parts.items()})
-        for r in answer.ranks
+        (
+            _shorten(gpu.name),
+            {part: value / gpu.timeline.span for part, value in gpu.timeline.parts.items()},
+        )
+        for gpu in result.gpus
     ]
     detailed = [
-        (rank, columns(strip(rank.timeline, SLICES), KIND_STYLES, rank.timeline.span))
-        for rank in answer.ranks[:MOST_DETAILED]
+        (
+            gpu,
+            timeline_plot(slice_shares(gpu.timeline, SLICES), WORK_KIND_STYLES, gpu.timeline.span),
+        )
+        for gpu in result.gpus[:MAX_DETAILED_GPUS]
     ]
     return _render(
         "traces.html",
-        answer=answer,
-        shares=stacked(rows, STYLES) if rows else Markup(""),
+        result=result,
+        gpu_shares=stacked_bars(rows, TIME_PART_STYLES) if rows else Markup(""),
         detailed=detailed,
-        most=MOST_KERNELS,
-        parts=STYLES,
+        max_kernels=MAX_KERNELS,
+        parts=TIME_PART_STYLES,
     )
 
 
@@ -126,10 +156,10 @@ def _render(template: str, **values: Any) -> str:
     environment.filters["times"] = lambda value: f"{value:.2f}×"
     environment.filters["ms"] = lambda value: f"{value * 1e3:,.3f} ms"
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
-    style = Markup(_read("page.css") + _read("workload.css"))
-    page = environment.from_string(_read(template))
+    style = Markup(_read_template("page.css") + _read_template("workload.css"))
+    page = environment.from_string(_read_template(template))
     return page.render(style=style, version=__version__, **values)
 
 
-def _read(name: str) -> str:
+def _read_template(name: str) -> str:
     return resources.files("nostall.report").joinpath("templates", name).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The figures of the pages, as inline SVG; colours come from the page's style sheet."""
+"""Plots of the workload pages as inline SVG; colours come from the style sheet of the page."""
 
 from __future__ import annotations
 
@@ -11,72 +11,92 @@ from markupsafe import Markup, escape
 
 from nostall.report.units import ticks
 
-WIDTH = 620
+# Pixels.
+LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT = 620, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 10, 42
-MOST_POINTS = 400
-"""Points of a curve that are drawn; of a longer one, evenly chosen."""
+WIDE_PLOT_WIDTH = 1280
+TIMELINE_HEIGHT = 120
+BAR_LABEL_WIDTH, BAR_HEIGHT = 190, 26
+MAX_POINTS = 400
+"""Points per line; longer lines are sampled evenly."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: its name, its style class, and its points."""
+    """One line of a plot."""
 
     name: str
     style: str
+    """CSS class."""
     x: Sequence[float]
     y: Sequence[float]
 
 
-def stacked(rows: Sequence[tuple[str, Mapping[str, float]]], styles: Mapping[str, str]) -> Markup:
-    """One horizontal bar a row, split into shares that sum to 1."""
-    label, bar, height = 190, 1280 - 190 - 24, 26
-    parts = [_open(1280, len(rows) * height + 24, "shares of time, one bar a row")]
-    for at, (name, shares) in enumerate(rows):
-        x, y = float(label), at * height
-        parts.append(_text(label - 8, y + 16, name, "end", "label"))
+def stacked_bars(
+    rows: Sequence[tuple[str, Mapping[str, float]]], styles: Mapping[str, str]
+) -> Markup:
+    """One horizontal bar per row, divided into shares that sum to 1.
+
+    ``styles`` maps each part to its CSS class, in the order of the bar.
+    """
+    bar_width = WIDE_PLOT_WIDTH - BAR_LABEL_WIDTH - 24
+    below = len(rows) * BAR_HEIGHT
+    svg = [_svg_tag(WIDE_PLOT_WIDTH, below + 24, "shares of time, one bar per row")]
+    for row, (name, shares) in enumerate(rows):
+        x, y = float(BAR_LABEL_WIDTH), row * BAR_HEIGHT
+        svg.append(_text(BAR_LABEL_WIDTH - 8, y + 16, name, "end", "label"))
         for part, style in styles.items():
-            width = bar * shares.get(part, 0.0)
+            width = bar_width * shares.get(part, 0.0)
             if width >= 0.05:
-                said = f"{name}: {part.replace('_', ' ')} {shares[part]:.1%}"
-                parts.append(
+                title = f"{name}: {part.replace('_', ' ')} {shares[part]:.1%}"
+                svg.append(
                     f'<rect class="{style}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" '
-                    f'height="{height - 6}"><title>{escape(said)}</title></rect>'
+                    f'height="{BAR_HEIGHT - 6}"><title>{escape(title)}</title></rect>'
                 )
                 if width > 46:
-                    parts.append(
-                        _text(x + width / 2, y + 17, f"{shares[part]:.0%}", "middle", "on")
-                    )
+                    label = f"{shares[part]:.0%}"
+                    svg.append(_text(x + width / 2, y + 17, label, "middle", "on"))
             x += width
-    below = len(rows) * height
     for percent in range(0, 101, 20):
-        parts.append(
-            _text(label + bar * percent / 100, below + 16, f"{percent}%", "middle", "tick")
-        )
-    return Markup("".join([*parts, "</svg>"]))
+        x = BAR_LABEL_WIDTH + bar_width * percent / 100
+        svg.append(_text(x, below + 16, f"{percent}%", "middle", "tick"))
+    return Markup("".join([*svg, "</svg>"]))
 
 
-def curves(
-    lines: Sequence[Line], across: str, up: str, *, percent: bool = False, log: bool = False
+def line_plot(
+    lines: Sequence[Line],
+    x_label: str,
+    y_label: str,
+    *,
+    percent: bool = False,
+    log: bool = False,
 ) -> Markup:
-    """Curves over common axes; ``log`` for the one across, ``percent`` for shares up."""
-    drawn = [line for line in lines if len(line.x)]
-    if not drawn:
+    """Lines over common axes: ``log`` for a logarithmic x axis, ``percent`` for shares as y."""
+    lines = [line for line in lines if len(line.x)]
+    if not lines:
         return Markup("")
-    frame = _Frame(drawn, percent, log)
-    parts = [_open(WIDTH, frame.height, f"{up} over {across}"), *_axes(frame, across, up)]
-    for line in drawn:
-        keep = np.unique(np.linspace(0, len(line.x) - 1, MOST_POINTS).astype(int))
-        points = " ".join(f"{frame.x(line.x[i])},{frame.y(line.y[i])}" for i in keep)
+    axes = _Axes(lines, percent, log)
+    svg = [
+        _svg_tag(LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT, f"{y_label} over {x_label}"),
+        *_draw_axes(axes, x_label, y_label),
+    ]
+    for line in lines:
+        drawn = np.unique(np.linspace(0, len(line.x) - 1, MAX_POINTS).astype(int))
+        points = " ".join(f"{axes.x(line.x[i])},{axes.y(line.y[i])}" for i in drawn)
         title = f"<title>{escape(line.name)}</title>"
-        parts.append(f'<polyline class="line {line.style}" points="{points}">{title}</polyline>')
-    return Markup("".join([*parts, "</svg>"]))
+        svg.append(f'<polyline class="line {line.style}" points="{points}">{title}</polyline>')
+    return Markup("".join([*svg, "</svg>"]))
 
 
-def columns(shares: np.ndarray, styles: Sequence[str], seconds: float) -> Markup:
-    """A timeline: in each slice, from below, the share of each kind of work."""
-    width, height = 1280, 120
-    step = width / shares.shape[1]
-    parts = [_open(width, height + 24, "what the GPU did over time")]
+def timeline_plot(shares: np.ndarray, styles: Sequence[str], seconds: float) -> Markup:
+    """Stacked areas over time: the share of each kind of work in each slice.
+
+    ``shares`` has the shape [kinds, slices]; ``styles`` are the CSS classes of the kinds;
+    ``seconds`` is the length of the timeline.
+    """
+    height = TIMELINE_HEIGHT
+    step = WIDE_PLOT_WIDTH / shares.shape[1]
+    svg = [_svg_tag(WIDE_PLOT_WIDTH, height + 24, "work of the GPU over time")]
     base = np.zeros(shares.shape[1])
     for row, style in zip(shares, styles, strict=True):
         top = np.minimum(base + row, 1.0)
@@ -86,90 +106,95 @@ def columns(shares: np.ndarray, styles: Sequence[str], seconds: float) -> Markup
             for i, (low, high) in enumerate(zip(base, top, strict=True))
             if high - low > 0.004
         )
-        parts.append(f'<path class="{style}" d="{path}"/>')
+        svg.append(f'<path class="{style}" d="{path}"/>')
         base = top
-    parts.append(f'<path class="grid" d="M0 {height}H{width}"/>')
+    svg.append(f'<path class="grid" d="M0 {height}H{WIDE_PLOT_WIDTH}"/>')
     for tick in ticks(0.0, seconds * 1e3, 8):
-        x = min(max(width * tick / (seconds * 1e3), 14), width - 30)
-        parts.append(_text(x, height + 16, f"{tick:.6g} ms", "middle", "tick"))
-    return Markup("".join([*parts, "</svg>"]))
+        x = min(max(WIDE_PLOT_WIDTH * tick / (seconds * 1e3), 14), WIDE_PLOT_WIDTH - 30)
+        svg.append(_text(x, height + 16, f"{tick:.6g} ms", "middle", "tick"))
+    return Markup("".join([*svg, "</svg>"]))
 
 
-def steps(values: Sequence[float], shares: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The corners of a cumulative distribution: up at each value, level in between."""
-    chosen = np.unique(np.linspace(0, len(values) - 1, MOST_POINTS // 2).astype(int))
+def cdf_corners(
+    values: Sequence[float], cumulative: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """(x, y) of the corners of a cumulative distribution: it rises at each value.
+
+    ``cumulative`` is the share at or below each value.
+    """
+    drawn = np.unique(np.linspace(0, len(values) - 1, MAX_POINTS // 2).astype(int))
     x, y, below = [], [], 0.0
-    for at in chosen:
-        x += [values[at], values[at]]
-        y += [below, shares[at]]
-        below = shares[at]
+    for i in drawn:
+        x += [values[i], values[i]]
+        y += [below, cumulative[i]]
+        below = cumulative[i]
     return x, y
 
 
-class _Frame:
-    height = 300
+class _Axes:
+    """Ranges of the axes of a line plot, and the mapping from values to pixels."""
 
     def __init__(self, lines: Sequence[Line], percent: bool, log: bool) -> None:
         xs = [v for line in lines for v in (min(line.x), max(line.x))]
         ys = [v for line in lines for v in (min(line.y), max(line.y))]
         self.percent, self.log = percent, log
-        self.low, self.high = self._across(min(xs)), self._across(max(xs))
-        if self.high <= self.low:
-            self.high = self.low + 1.0
+        self.left, self.right = self._scaled(min(xs)), self._scaled(max(xs))
+        if self.right <= self.left:
+            self.right = self.left + 1.0
         self.bottom, self.top = (0.0, 1.0) if percent else (min(0.0, *ys), max(ys) * 1.05 or 1.0)
 
-    def _across(self, value: float) -> float:
-        return math.log10(value) if self.log else value
+    def _scaled(self, x: float) -> float:
+        return math.log10(x) if self.log else x
 
     def x(self, value: float) -> float:
-        share = (self._across(value) - self.low) / (self.high - self.low)
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+        share = (self._scaled(value) - self.left) / (self.right - self.left)
+        return round(LEFT + share * (LINE_PLOT_WIDTH - LEFT - RIGHT), 1)
 
     def y(self, value: float) -> float:
         share = (value - self.bottom) / (self.top - self.bottom)
-        return round(self.height - BOTTOM - share * (self.height - TOP - BOTTOM), 1)
+        return round(LINE_PLOT_HEIGHT - BOTTOM - share * (LINE_PLOT_HEIGHT - TOP - BOTTOM), 1)
 
-    def ticks_across(self) -> list[tuple[float, str]]:
-        if self.log:
-            wide = self.high - self.low > 2
-            steps = (1,) if wide else (1, 2, 5)
-            powers = range(math.floor(self.low), math.ceil(self.high) + 1)
-            values = [m * 10.0**n for n in powers for m in steps]
-            inside = [v for v in values if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]
-            if len(inside) < 2:  # less than a step of 1, 2, 5 across
-                inside = ticks(10**self.low, 10**self.high, 5)
-            every = max(1, len(inside) // 7)
-            return [(v, f"{v:.4g}") for v in inside[::every]]
-        return [(t, f"{t:.6g}") for t in ticks(self.low, self.high, 6)]
+    def x_ticks(self) -> list[tuple[float, str]]:
+        """(value, label) of the ticks of the x axis."""
+        if not self.log:
+            return [(t, f"{t:.6g}") for t in ticks(self.left, self.right, 6)]
+        mantissas = (1,) if self.right - self.left > 2 else (1, 2, 5)
+        exponents = range(math.floor(self.left), math.ceil(self.right) + 1)
+        candidates = [m * 10.0**e for e in exponents for m in mantissas]
+        values = [v for v in candidates if self.left - 1e-9 <= math.log10(v) <= self.right + 1e-9]
+        if len(values) < 2:  # the axis is too short for 1, 2, 5
+            values = ticks(10**self.left, 10**self.right, 5)
+        stride = max(1, len(values) // 7)
+        return [(v, f"{v:.4g}") for v in values[::stride]]
 
 
-def _axes(frame: _Frame, across: str, up: str) -> list[str]:
-    right, bottom = WIDTH - RIGHT, frame.height - BOTTOM
-    parts = []
-    for tick in ticks(frame.bottom, frame.top):
-        y = frame.y(tick)
-        said = f"{tick:.0%}" if frame.percent else f"{tick:.4g}"
-        parts.append(f'<path class="grid" d="M{LEFT} {y}H{right}"/>')
-        parts.append(_text(LEFT - 8, y + 4, said, "end", "tick"))
-    for value, said in frame.ticks_across():
-        x = frame.x(value)
-        parts.append(f'<path class="grid" d="M{x} {bottom}v5"/>')
-        parts.append(_text(x, bottom + 18, said, "middle", "tick"))
+def _draw_axes(axes: _Axes, x_label: str, y_label: str) -> list[str]:
+    right, bottom = LINE_PLOT_WIDTH - RIGHT, LINE_PLOT_HEIGHT - BOTTOM
+    svg = []
+    for tick in ticks(axes.bottom, axes.top):
+        y = axes.y(tick)
+        label = f"{tick:.0%}" if axes.percent else f"{tick:.4g}"
+        svg.append(f'<path class="grid" d="M{LEFT} {y}H{right}"/>')
+        svg.append(_text(LEFT - 8, y + 4, label, "end", "tick"))
+    for value, label in axes.x_ticks():
+        x = axes.x(value)
+        svg.append(f'<path class="grid" d="M{x} {bottom}v5"/>')
+        svg.append(_text(x, bottom + 18, label, "middle", "tick"))
     middle = (TOP + bottom) / 2
-    parts.append(_text((LEFT + right) / 2, frame.height - 6, across, "middle", "axis"))
-    parts.append(
+    svg.append(_text((LEFT + right) / 2, LINE_PLOT_HEIGHT - 6, x_label, "middle", "axis"))
+    svg.append(
         f'<text class="axis" transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">'
-        f"{escape(up)}</text>"
+        f"{escape(y_label)}</text>"
     )
-    return parts
+    return svg
 
 
-def _open(width: float, height: float, said: str) -> str:
+def _svg_tag(width: float, height: float, label: str) -> str:
     return (
-        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(said)}">'
+        f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     )
 
 
-def _text(x: float, y: float, said: str, anchor: str, style: str) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{style}" {place}>{escape(said)}</text>'
+def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
+    position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{style}" {position}>{escape(text)}</text>'

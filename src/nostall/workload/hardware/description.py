@@ -1,4 +1,4 @@
-"""The rates and sizes of one kind of server, each with the source it was read from."""
+"""Description of one server type: peak rates, memory size and efficiencies, with their sources."""
 
 from __future__ import annotations
 
@@ -7,103 +7,119 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nostall.core.errors import BadHardware
-from nostall.workload.hardware.efficiency import Curve, Efficiency, flat
-from nostall.workload.hardware.operators import OperatorCurve
+from nostall.workload.hardware.efficiency import Efficiency, EfficiencyCurve, flat_efficiency
+from nostall.workload.hardware.operator_time import OperatorTimeModel
 from nostall.workload.jobs.operators import Operator, OperatorKind
 from nostall.workload.jobs.record import Resource
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Peak rates of one GPU and of the links it uses.
+    """Peak rates of one GPU and of the links that it uses.
 
-    ``flops``: FLOP/s by precision.  ``memory``, ``pcie``, ``nvlink``, ``ethernet``: bytes/s in one
-    direction (``memory``: read and write together; ``pcie``: of one of the ``pcie_links`` between a
-    server's hosts and GPUs, which the replicas in the server share; ``ethernet``: of a server).  A
-    rate of 0 says that the link is not there.  ``memory_size``: bytes of one GPU.
-    ``operators``: fitted curves by kind of operator, for jobs that say what theirs are.
-    ``sources``: where each number was read.
+    Link rates are bytes/s in one direction; a rate of 0 means that the link does not exist.
     """
 
     name: str
     flops: Mapping[str, float]
+    """FLOP/s by precision (``fp32``, ``bf16``)."""
     memory: float
+    """Bytes/s of GPU memory, reads and writes together."""
     memory_size: float
+    """Bytes of memory of one GPU."""
     pcie: float
+    """Bytes/s of one of the ``pcie_links`` of a server."""
     nvlink: float
+    """Bytes/s of one GPU."""
     ethernet: float
+    """Bytes/s of one server."""
     gpus_per_server: int
     pcie_links: int = 1
-    efficiency: Efficiency = field(default_factory=flat)
-    operators: Mapping[OperatorKind, OperatorCurve] = field(
-        default_factory=dict[OperatorKind, OperatorCurve]
+    """PCIe links between the host and the GPUs of a server; the replicas in it share them."""
+    efficiency: Efficiency = field(default_factory=flat_efficiency)
+    """Efficiency of each resource; a missing resource has the flat one."""
+    operators: Mapping[OperatorKind, OperatorTimeModel] = field(
+        default_factory=dict[OperatorKind, OperatorTimeModel]
     )
+    """Fitted time models by kind of operator, for jobs that list their operators."""
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where each number comes from, by field name."""
 
     def __post_init__(self) -> None:
         rates = {r.value: self.rate(r) for r in Resource if r is not Resource.COMPUTE}
         values = {**{f"flops.{k}": v for k, v in self.flops.items()}, **rates}
         for name, value in {**values, "memory_size": self.memory_size}.items():
-            needed = name.startswith(("flops", "memory"))
-            if not math.isfinite(value) or value < 0 or (needed and value == 0):
+            is_required = name.startswith(("flops", "memory"))
+            if not math.isfinite(value) or value < 0 or (is_required and value == 0):
+                allowed = "> 0" if is_required else ">= 0 (0: the link does not exist)"
                 raise BadHardware(
-                    f"hardware {self.name!r} has {name} = {value!r}; allowed is a finite rate "
-                    f"{'> 0' if needed else '>= 0 (0: not there)'}, correct the description"
+                    f"hardware {self.name!r} has {name} = {value!r}; allowed is a finite number "
+                    f"{allowed}; correct the description"
                 )
         if not self.flops or self.gpus_per_server < 1 or self.pcie_links < 1:
             raise BadHardware(
                 f"hardware {self.name!r} has {len(self.flops)} precisions, {self.gpus_per_server} "
-                f"GPUs and {self.pcie_links} PCIe links a server; at least one of each is needed"
+                f"GPUs and {self.pcie_links} PCIe links per server; at least one of each is needed"
             )
 
     def rate(self, resource: Resource, precision: str = "fp32") -> float:
-        """Peak of a resource per second; ``precision`` matters for compute only."""
+        """Peak rate of a resource, FLOP/s or bytes/s; only compute depends on ``precision``."""
         if resource is Resource.COMPUTE:
             if precision not in self.flops:
                 raise BadHardware(
                     f"hardware {self.name!r} has no FLOP/s for {precision!r}; it has "
-                    f"{', '.join(self.flops)}; choose one of these or add it to the description"
+                    f"{', '.join(self.flops)}; use one of these or add it to the description"
                 )
             return self.flops[precision]
-        found: float = getattr(self, resource.value)
-        return found
+        rate: float = getattr(self, resource.value)
+        return rate
 
     def seconds(self, resource: Resource, amount: float, precision: str = "fp32") -> float:
-        """Time that ``amount`` (FLOP or bytes) takes; a missing link with work to do is refused."""
+        """Modelled time of ``amount`` (FLOP or bytes) on a resource.
+
+        Raises :class:`~nostall.core.errors.BadHardware` if the link does not exist and ``amount``
+        is not 0.
+        """
         if amount <= 0:
             return 0.0
         peak = self.rate(resource, precision)
         if peak == 0:
             raise BadHardware(
-                f"hardware {self.name!r} has no {resource.value}, but {amount:.4g} bytes would go "
-                "over it; choose another architecture or another hardware"
+                f"hardware {self.name!r} has no {resource.value}, but {amount:.4g} bytes would use "
+                "it; choose another architecture or other hardware"
             )
         return self.curve(resource).seconds(amount, peak)
 
     def operator_seconds(self, operator: Operator, precision: str = "fp32") -> float:
-        """Time of an operator's calls; at the resource's efficiency where its kind has no curve."""
-        curve = self.operators.get(operator.kind)
-        if curve is not None:
-            peak = self.rate(Resource.COMPUTE, precision)
-            return curve.seconds(operator, peak, self.memory)
-        if operator.kind.computes:
-            return self.seconds(Resource.COMPUTE, operator.flops, precision)
-        return self.seconds(Resource.MEMORY, operator.size)
+        """Modelled time of all calls of an operator.
 
-    def curve(self, resource: Resource) -> Curve:
-        """The efficiency of a resource; the published flat one where none was given."""
-        return self.efficiency.get(resource) or flat()[resource]
+        An operator kind without a fitted time model has the efficiency of its resource.
+        """
+        time_model = self.operators.get(operator.kind)
+        if time_model is not None:
+            peak = self.rate(Resource.COMPUTE, precision)
+            return time_model.seconds(operator, peak, self.memory)
+        if operator.kind.is_compute_bound:
+            return self.seconds(Resource.COMPUTE, operator.flops, precision)
+        return self.seconds(Resource.MEMORY, operator.bytes_moved)
+
+    def curve(self, resource: Resource) -> EfficiencyCurve:
+        """Efficiency of a resource; the published flat one if the description has none."""
+        return self.efficiency.get(resource) or flat_efficiency()[resource]
 
     def scaled(self, resource: Resource, factor: float) -> Hardware:
-        """The same hardware with one rate ``factor`` times as high."""
+        """A copy with the rate of one resource multiplied by ``factor``."""
         if not factor > 0 or not math.isfinite(factor):
-            raise BadHardware(f"a rate was scaled by {factor!r}; allowed is a finite factor > 0")
+            raise BadHardware(
+                f"cannot multiply the rate of {resource.value} by {factor!r}; allowed is a finite "
+                "factor > 0"
+            )
         if resource is Resource.COMPUTE:
             return replace(self, flops={k: v * factor for k, v in self.flops.items()})
         return self.with_rate(resource, self.rate(resource) * factor)
 
     def with_rate(self, resource: Resource, rate: float) -> Hardware:
-        """The same hardware with another rate; for compute, of every precision it has."""
+        """A copy with another rate of one resource; for compute, the rate of every precision."""
         match resource:
             case Resource.COMPUTE:
                 return replace(self, flops=dict.fromkeys(self.flops, rate))

@@ -1,4 +1,4 @@
-"""How much of a peak rate work reaches: a flat share as published, or a fitted curve of size."""
+"""Efficiency of a resource: a flat share of its peak rate, or a fitted curve over the size."""
 
 from __future__ import annotations
 
@@ -11,96 +11,106 @@ from nostall.core.errors import BadInput
 from nostall.workload.jobs.record import Resource
 
 PUBLISHED_SHARE = 0.7
-"""The flat efficiency on every resource that readers of arXiv:1910.05930 report (unverified)."""
+"""Efficiency on every resource that readers of arXiv:1910.05930 report (unverified)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """Seconds for an amount of work: ``overhead`` + amount / (``share`` x peak).
+class EfficiencyCurve:
+    """Time model of a resource: seconds = ``overhead`` + amount / (``share`` x peak rate).
 
     The efficiency of an amount ``a`` is share x a / (a + overhead x share x peak): it rises with
-    size and reaches half of ``share`` at ``half_size``.  Without overhead it is flat.
+    the amount and is half of ``share`` at :meth:`half_size`.  It is flat if ``overhead`` is 0.
     """
 
     share: float
+    """Share of the peak rate that large amounts reach, 0 < share <= 1."""
     overhead: float = 0.0
+    """Seconds that any amount costs."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or not 0 <= self.overhead < float("inf"):
             raise BadInput(
                 f"an efficiency curve has share {self.share!r} and overhead {self.overhead!r} s; "
-                "allowed are 0 < share <= 1 and overhead >= 0, correct the efficiency"
+                "allowed are 0 < share <= 1 and overhead >= 0; correct the efficiency"
             )
 
     def seconds(self, amount: float, peak: float) -> float:
-        """Time of ``amount`` at ``peak`` per second; nothing to do takes no time."""
+        """Modelled time of ``amount`` at ``peak`` per second; 0 for an amount of 0."""
         return self.overhead + amount / (self.share * peak) if amount > 0 else 0.0
 
     def half_size(self, peak: float) -> float:
-        """The amount that reaches half of ``share``."""
+        """The amount whose efficiency is half of ``share``."""
         return self.overhead * self.share * peak
 
 
-Efficiency = Mapping[Resource, Curve]
+Efficiency = Mapping[Resource, EfficiencyCurve]
 
 
-def flat(share: float = PUBLISHED_SHARE) -> Efficiency:
-    """The same share of every peak, whatever the size."""
-    return {resource: Curve(share) for resource in Resource}
+def flat_efficiency(share: float = PUBLISHED_SHARE) -> Efficiency:
+    """The same share of the peak for every resource and every amount."""
+    return {resource: EfficiencyCurve(share) for resource in Resource}
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """A curve fitted to measurements, with the relative errors it leaves on them."""
+class EfficiencyFit:
+    """A curve fitted to measurements, and its relative errors on them."""
 
-    curve: Curve
+    curve: EfficiencyCurve
     mean_error: float
     worst_error: float
     points: int
+    """Number of measurements."""
 
 
-def fit_curve(amounts: Sequence[float], seconds: Sequence[float], peak: float) -> Fit:
+def fit_efficiency(
+    amounts: Sequence[float], seconds: Sequence[float], peak: float
+) -> EfficiencyFit:
     """Fit overhead and share to measured (amount, seconds) pairs by relative least squares.
 
-    Relative, because measurements span decades and their noise grows with them.  Both parameters
-    stay physical (overhead >= 0, share <= 1): where the free optimum is not, the best one on the
-    boundary is taken.  Raises :class:`~nostall.core.errors.BadInput` for fewer than two distinct
-    amounts or values that are not positive.
+    Errors are relative because measurements span decades and their noise grows with them.  If the
+    unconstrained optimum has overhead < 0 or share > 1, the best point on those boundaries is used.
+    Raises :class:`~nostall.core.errors.BadInput` for fewer than two different amounts, or values
+    that are not positive.
     """
     size = np.asarray(amounts, dtype=np.float64)
     time = np.asarray(seconds, dtype=np.float64)
     if size.shape != time.shape or len(np.unique(size)) < 2:
         raise BadInput(
-            f"a fit got {size.size} amounts and {time.size} times; needed are as many of one as "
-            "of the other and at least two different amounts, so measure more sizes"
+            f"cannot fit an efficiency to {size.size} amounts and {time.size} times; needed are "
+            "equal numbers of both and at least two different amounts; measure more sizes"
         )
     if not (np.all(size > 0) and np.all(time > 0) and np.all(np.isfinite(size + time))):
-        raise BadInput("a fit got amounts or times that are not positive numbers; leave them out")
-    best = min(_candidates(size, time, peak), key=lambda c: _squares(c, size, time, peak))
+        raise BadInput(
+            "cannot fit an efficiency to amounts or times that are not positive numbers; remove "
+            "those measurements"
+        )
+    best = min(_candidates(size, time, peak), key=lambda c: _squared_error(c, size, time, peak))
     errors = np.abs(_seconds(best, size, peak) / time - 1)
-    return Fit(best, float(errors.mean()), float(errors.max()), len(size))
+    return EfficiencyFit(best, float(errors.mean()), float(errors.max()), len(size))
 
 
-def _candidates(size: np.ndarray, time: np.ndarray, peak: float) -> list[Curve]:
-    """The free optimum where it is physical, and the optima on both boundaries."""
+def _candidates(size: np.ndarray, time: np.ndarray, peak: float) -> list[EfficiencyCurve]:
+    """The unconstrained optimum if it is valid, and the optima on both boundaries."""
     rows = np.stack([1 / time, size / time], axis=1)
     overhead, slope = np.linalg.lstsq(rows, np.ones(len(size)), rcond=None)[0]
-    found = []
+    curves = []
     if overhead >= 0 and slope * peak >= 1:
-        found.append(Curve(float(1 / (slope * peak)), float(overhead)))
-    relative = size / time
-    through_zero = float(relative.sum() / (relative**2).sum())
-    found.append(Curve(min(1.0, 1 / (through_zero * peak))))
-    inverse = 1 / time
-    rest = 1 - relative / peak
-    at_peak = float((inverse * rest).sum() / (inverse**2).sum())
-    found.append(Curve(1.0, max(0.0, at_peak)))
-    return found
+        curves.append(EfficiencyCurve(float(1 / (slope * peak)), float(overhead)))
+    relative_size = size / time
+    slope_without_overhead = float(relative_size.sum() / (relative_size**2).sum())
+    curves.append(EfficiencyCurve(min(1.0, 1 / (slope_without_overhead * peak))))
+    inverse_time = 1 / time
+    rest = 1 - relative_size / peak
+    overhead_at_peak = float((inverse_time * rest).sum() / (inverse_time**2).sum())
+    curves.append(EfficiencyCurve(1.0, max(0.0, overhead_at_peak)))
+    return curves
 
 
-def _seconds(curve: Curve, size: np.ndarray, peak: float) -> np.ndarray:
+def _seconds(curve: EfficiencyCurve, size: np.ndarray, peak: float) -> np.ndarray:
     return curve.overhead + size / (curve.share * peak)
 
 
-def _squares(curve: Curve, size: np.ndarray, time: np.ndarray, peak: float) -> float:
+def _squared_error(
+    curve: EfficiencyCurve, size: np.ndarray, time: np.ndarray, peak: float
+) -> float:
     return float(((_seconds(curve, size, peak) / time - 1) ** 2).sum())

@@ -1,4 +1,4 @@
-"""Hardware files: TOML in, :class:`Hardware` out; the presets are such files."""
+"""Reader for hardware files (TOML) and for the presets of the package, which are such files."""
 
 from __future__ import annotations
 
@@ -11,41 +11,45 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from nostall.core.errors import BadHardware, BadInput
 from nostall.workload.hardware.description import Hardware
-from nostall.workload.hardware.efficiency import Curve, flat
-from nostall.workload.hardware.operators import OperatorCurve
-from nostall.workload.hardware.quantity import quantity
+from nostall.workload.hardware.efficiency import EfficiencyCurve, flat_efficiency
+from nostall.workload.hardware.operator_time import OperatorTimeModel
+from nostall.workload.hardware.quantity import parse_quantity
 from nostall.workload.jobs.operators import OperatorKind
 from nostall.workload.jobs.record import Resource
 
-MOST_BYTES = 1 << 20
-"""A hardware file is a page of text; anything larger is something else."""
+MAX_BYTES = 1 << 20
+"""Size limit of a hardware file, so that another kind of file is not read by mistake."""
 
 
-def _amount(dimension: str) -> BeforeValidator:
-    def read(value: object) -> float:
+def _quantity_in(base_unit: str) -> BeforeValidator:
+    def parse(value: object) -> float:
         if not isinstance(value, str):
-            raise ValueError(f"{value!r} has no unit; write it as text with a unit ({dimension})")
+            raise ValueError(f"{value!r} has no unit; write it as text with a unit ({base_unit})")
         try:
-            return quantity(value, dimension)
+            return parse_quantity(value, base_unit)
         except BadInput as error:
             raise ValueError(str(error)) from error
 
-    return BeforeValidator(read)
+    return BeforeValidator(parse)
 
 
-Flops = Annotated[float, _amount("FLOP/s")]
-Rate = Annotated[float, _amount("B/s")]
-Size = Annotated[float, _amount("B")]
-Seconds = Annotated[float, _amount("s")]
+Flops = Annotated[float, _quantity_in("FLOP/s")]
+Rate = Annotated[float, _quantity_in("B/s")]
+Size = Annotated[float, _quantity_in("B")]
+Seconds = Annotated[float, _quantity_in("s")]
 
 
-class _CurveFile(BaseModel):
+class _CurveTable(BaseModel):
+    """Schema of an ``[efficiency.RESOURCE]`` table."""
+
     model_config = ConfigDict(extra="forbid")
     share: float = Field(gt=0, le=1)
     overhead: Seconds = 0.0
 
 
-class _OperatorFile(BaseModel):
+class _OperatorTable(BaseModel):
+    """Schema of an ``[operators.KIND]`` table."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     overhead: Seconds = 0.0
     compute: float = Field(default=0.0, ge=0)
@@ -53,7 +57,7 @@ class _OperatorFile(BaseModel):
 
 
 class HardwareFile(BaseModel):
-    """Schema of a hardware file.  ``sources`` names where each number was read."""
+    """Schema of a hardware file; the fields are those of :class:`Hardware`."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -65,56 +69,64 @@ class HardwareFile(BaseModel):
     ethernet: Rate = 0.0
     gpus_per_server: int = Field(ge=1, le=4096)
     pcie_links: int = Field(default=1, ge=1, le=4096)
-    efficiency: dict[Resource, _CurveFile] = Field(default_factory=dict)
-    operators: dict[OperatorKind, _OperatorFile] = Field(default_factory=dict)
+    efficiency: dict[Resource, _CurveTable] = Field(default_factory=dict)
+    operators: dict[OperatorKind, _OperatorTable] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 
-    def hardware(self) -> Hardware:
-        """The description, with the published flat efficiency where the file gives none."""
-        given = {r: Curve(c.share, c.overhead) for r, c in self.efficiency.items()}
-        operators = {k: OperatorCurve(**dict(c)) for k, c in self.operators.items()}
+    def to_hardware(self) -> Hardware:
+        """The description; resources without an efficiency have the published flat one."""
+        curves = {r: EfficiencyCurve(c.share, c.overhead) for r, c in self.efficiency.items()}
+        operators = {k: OperatorTimeModel(**dict(c)) for k, c in self.operators.items()}
         fields = self.model_dump(exclude={"efficiency", "operators"})
-        return Hardware(**fields, efficiency={**flat(), **given}, operators=operators)
+        return Hardware(**fields, efficiency={**flat_efficiency(), **curves}, operators=operators)
 
 
 def presets() -> list[str]:
-    """Names that :func:`load_hardware` takes besides a path."""
-    found = resources.files("nostall.workload.hardware").joinpath("presets").iterdir()
-    return sorted(p.name.removesuffix(".toml") for p in found if p.name.endswith(".toml"))
+    """Names of the hardware descriptions in the package."""
+    files = resources.files("nostall.workload.hardware").joinpath("presets").iterdir()
+    return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
 
 
 def load_hardware(name_or_path: str) -> Hardware:
-    """A preset by name, or a TOML file by path.
+    """Load a preset by its name, or a TOML file by its path.
 
-    Raises :class:`~nostall.core.errors.BadHardware` naming the file and the field.
+    Raises :class:`~nostall.core.errors.BadHardware` with the file and the field if it is not valid.
     """
     if name_or_path in presets():
-        place = resources.files("nostall.workload.hardware").joinpath("presets")
-        return _parse(place.joinpath(f"{name_or_path}.toml").read_text("utf-8"), name_or_path)
+        folder = resources.files("nostall.workload.hardware").joinpath("presets")
+        return _parse(folder.joinpath(f"{name_or_path}.toml").read_text("utf-8"), name_or_path)
     path = Path(name_or_path)
     if not path.is_file():
         raise BadHardware(
-            f"no hardware {name_or_path!r}; give a TOML file or one of {', '.join(presets())}"
+            f"{name_or_path!r} is neither a file nor a preset; give a TOML file or one of "
+            f"{', '.join(presets())}"
         )
-    if path.stat().st_size > MOST_BYTES:
-        raise BadHardware(f"{path} is larger than {MOST_BYTES} bytes; a hardware file is TOML text")
+    if path.stat().st_size > MAX_BYTES:
+        raise BadHardware(
+            f"{path} is larger than {MAX_BYTES} bytes and cannot be a hardware file; give a TOML "
+            "file"
+        )
     try:
         return _parse(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise BadHardware(f"cannot read {path}: {error}; give a TOML file") from error
 
 
-def _parse(text: str, where: str) -> Hardware:
+def _parse(text: str, source: str) -> Hardware:
+    """Parse the text of a hardware file; ``source`` names it in error messages."""
     try:
-        return HardwareFile.model_validate(tomllib.loads(text)).hardware()
+        return HardwareFile.model_validate(tomllib.loads(text)).to_hardware()
     except tomllib.TOMLDecodeError as error:
-        raise BadHardware(f"{where} is not TOML: {error}; see the presets for the form") from error
-    except BadInput as error:  # a curve that the schema allows and nothing can have
-        raise BadHardware(f"{where}: {error}") from error
+        raise BadHardware(
+            f"{source} is not TOML: {error}; the presets in nostall/workload/hardware/presets are "
+            "examples"
+        ) from error
+    except BadInput as error:  # the schema allows the values, the dataclasses do not
+        raise BadHardware(f"{source}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise BadHardware(
-            f"{where}: {field}: {first['msg'].removeprefix('Value error, ')}"
+            f"{source}: {field}: {first['msg'].removeprefix('Value error, ')}"
             f" ({error.error_count()} such problems); correct the file"
         ) from error

@@ -1,4 +1,4 @@
-"""What a training job is: the typed record, and tables of such records."""
+"""The record of a training job, and readers for tables of such records."""
 
 from nostall.workload.jobs.record import Architecture, Job, Resource
 

@@ -1,4 +1,4 @@
-"""What a step does, operator by operator: amounts of each call, and the kind that sets its rate."""
+"""The operators of a training step: FLOP, bytes and kind of each."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from enum import StrEnum
 
 
 class OperatorKind(StrEnum):
-    """Operators that reach similar shares of a GPU's peaks at similar sizes."""
+    """Classes of operators that reach similar shares of a GPU's peak rates at equal sizes."""
 
     PRODUCT = "product"
+    """Matrix products."""
     CONVOLUTION = "convolution"
     ATTENTION = "attention"
     ELEMENTWISE = "elementwise"
     NORMALISATION = "normalisation"
-    """Statistics and what is done with them: layer and batch norm, softmax."""
+    """Layer norm, batch norm, softmax: a reduction and an elementwise pass that uses its result."""
     REDUCTION = "reduction"
     EMBEDDING = "embedding"
 
     @property
-    def computes(self) -> bool:
-        """Whether its time counts as compute (arXiv:1910.05930's T_c), else as memory access."""
+    def is_compute_bound(self) -> bool:
+        """Whether its time counts as T_c of arXiv:1910.05930, not as memory access."""
         return self in (OperatorKind.PRODUCT, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Calls of one operator with the same amounts; ``flops`` and ``size`` (bytes) of all of them.
-
-    ``flops`` is 0 where PyTorch's counter has no formula.
-    """
+    """All calls of one operator that have the same FLOP and bytes."""
 
     kind: OperatorKind
     name: str
+    """PyTorch's name, for example ``aten.mm.default``."""
     calls: int
     flops: float
-    size: float
+    """FLOP of all calls together; 0 if PyTorch's FLOP counter has no formula."""
+    bytes_moved: float
+    """Bytes that all calls together read and write."""

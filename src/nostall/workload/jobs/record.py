@@ -1,8 +1,9 @@
-"""The features of one training job (arXiv:1910.05930): what one replica does in one step."""
+"""The job record of arXiv:1910.05930: architecture, replicas, FLOP and bytes of one step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,7 +12,7 @@ from nostall.workload.jobs.operators import Operator
 
 
 class Resource(StrEnum):
-    """What a step spends its time on."""
+    """Hardware resources that limit the speed of a step."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -21,29 +22,29 @@ class Resource(StrEnum):
 
 
 class Architecture(StrEnum):
-    """How the replicas of a job exchange weights and gradients."""
+    """How the replicas of a job exchange weights and gradients (arXiv:1910.05930)."""
 
     SINGLE = "1w1g"
-    """One worker, one GPU: nothing is exchanged."""
+    """One worker with one GPU: no exchange."""
     MULTI_GPU = "1wng"
-    """One worker, several GPUs; the weights live in host memory."""
+    """One worker with several GPUs; the weights are in host memory."""
     PS_WORKER = "ps-worker"
-    """Parameter servers and workers on different machines, one GPU a worker."""
+    """Parameter servers and workers on different machines, one GPU per worker."""
     ALLREDUCE_LOCAL = "allreduce-local"
     """Replicated weights on the GPUs of one server."""
     ALLREDUCE_CLUSTER = "allreduce-cluster"
     """Replicated weights on the GPUs of several servers."""
     PEARL = "pearl"
-    """Partitioned embeddings, replicated dense weights, on the GPUs of one server."""
+    """Partitioned embeddings and replicated dense weights on the GPUs of one server."""
 
     @property
-    def colocated(self) -> bool:
-        """Whether replicas fill servers, so that they share a server's PCIe for their input."""
+    def is_colocated(self) -> bool:
+        """Whether the replicas of a server share its PCIe links for their input."""
         return self not in (Architecture.SINGLE, Architecture.PS_WORKER)
 
     @property
-    def one_server(self) -> bool:
-        """Whether all replicas must sit in one server."""
+    def is_single_server(self) -> bool:
+        """Whether all replicas must run in one server."""
         return self not in (Architecture.PS_WORKER, Architecture.ALLREDUCE_CLUSTER)
 
 
@@ -59,58 +60,64 @@ _AMOUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job; every amount is for one replica (the paper's cNode: one GPU) and one step.
+    """One training job; amounts are for one replica (the paper's cNode: one GPU) and one step.
 
-    ``flops``: of compute-bound operators, at ``precision``.  ``memory_bytes``: read and written by
-    memory-bound operators.  ``input_bytes``: copied from host to GPU.  ``dense_bytes`` and
-    ``embedding_bytes``: size of the replicated weights and of all embedding tables together.
-    ``touched_bytes``: the embedding rows that one replica's batch reads.  ``weight_traffic``: the
-    paper's S_w, weight and gradient bytes a replica moves over each medium of its architecture;
-    where it is None the closed forms of :mod:`nostall.workload.model.traffic` give it.
-    ``operators`` say what the FLOP and memory bytes are made of, where that is known; hardware with
-    fitted operators then times each of them.  ``gpu_hours`` weights the job in a population (None:
-    replicas times step time).  Raises
-    :class:`~nostall.core.errors.BadJob` for values that no job can have.
+    Raises :class:`~nostall.core.errors.BadJob` for values that no job can have.
     """
 
     name: str
     architecture: Architecture
     replicas: int = 1
     batch: float = 1
+    """Samples per replica and step."""
     flops: float = 0.0
+    """FLOP of compute-bound operators, at ``precision``."""
     memory_bytes: float = 0.0
+    """Bytes that memory-bound operators read and write."""
     input_bytes: float = 0.0
+    """Bytes copied from the host to the GPU."""
     dense_bytes: float = 0.0
+    """Bytes of the dense weights."""
     embedding_bytes: float = 0.0
+    """Bytes of all embedding tables together."""
     touched_bytes: float = 0.0
+    """Bytes of the embedding rows that the batch of one replica reads."""
     weight_traffic: float | None = None
+    """The paper's S_w: weight and gradient bytes that a replica moves over each medium of its
+    architecture.  None: the closed forms of :mod:`nostall.workload.model.traffic` give it."""
     precision: str = "fp32"
     gpu_hours: float | None = None
+    """Weight of the job in a population.  None: replicas times step time."""
     operators: tuple[Operator, ...] = ()
+    """The operators that ``flops`` and ``memory_bytes`` add up, if known.  Hardware with fitted
+    operator times models each of them."""
 
     def __post_init__(self) -> None:
         for name in _AMOUNTS:
-            self._refuse_unless(name, lambda v: math.isfinite(v) and v >= 0, "a number >= 0")
+            self._check(name, _is_amount, "a number >= 0")
         for name in ("weight_traffic", "gpu_hours"):
             if getattr(self, name) is not None:
-                self._refuse_unless(name, lambda v: math.isfinite(v) and v >= 0, "a number >= 0")
-        self._refuse_unless("batch", lambda v: math.isfinite(v) and v > 0, "a number > 0")
-        self._refuse_unless("replicas", lambda v: v >= 1 and v == int(v), "a whole number >= 1")
+                self._check(name, _is_amount, "a number >= 0")
+        self._check("batch", lambda v: math.isfinite(v) and v > 0, "a number > 0")
+        self._check("replicas", lambda v: v >= 1 and v == int(v), "an integer >= 1")
         if self.architecture is Architecture.SINGLE and self.replicas != 1:
             raise BadJob(
-                f"job {self.name!r} is 1w1g with {self.replicas} replicas; 1w1g has one replica, "
-                f"name another architecture: {', '.join(a for a in Architecture)}"
+                f"job {self.name!r} is 1w1g with {self.replicas} replicas; 1w1g has one replica; "
+                f"use another architecture: {', '.join(a for a in Architecture)}"
             )
         if not self.flops + self.memory_bytes + self.input_bytes > 0:
             raise BadJob(
-                f"job {self.name!r} has no flops, memory_bytes or input_bytes; a step must do "
-                "something, so give at least one of them"
+                f"job {self.name!r} does no work: flops, memory_bytes and input_bytes are all 0; "
+                "set at least one of them"
             )
 
-    def _refuse_unless(self, name: str, good: object, allowed: str) -> None:
+    def _check(self, name: str, is_valid: Callable[[float], bool], allowed: str) -> None:
         value = getattr(self, name)
-        assert callable(good)
-        if not good(value):
+        if not is_valid(value):
             raise BadJob(
-                f"job {self.name!r} has {name} = {value!r}; allowed is {allowed}, correct the job"
+                f"job {self.name!r} has {name} = {value!r}; allowed is {allowed}; correct the job"
             )
+
+
+def _is_amount(value: float) -> bool:
+    return math.isfinite(value) and value >= 0

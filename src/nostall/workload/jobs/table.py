@@ -1,4 +1,4 @@
-"""Job tables: CSV or Parquet, one row a job, in bounded memory; bad rows are left out and said."""
+"""Reader for job tables: CSV or Parquet, one job per row, streamed in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from nostall.core.errors import BadJob, MissingPart
-from nostall.workload.jobs.columns import Column, columns
+from nostall.workload.jobs.columns import Column, parse_header
 from nostall.workload.jobs.record import Architecture, Job
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
-Row = dict[str, Any] | str
-"""The cells of a row under their field names, or why the row cannot be read."""
-MOST_KEPT = 100
-"""Reasons that are kept word by word; further bad rows are only counted."""
+Cells = dict[str, Any] | str
+"""The cells of a row by field name, or the reason why the row cannot be read."""
+MAX_REASONS = 100
+"""Skipped rows whose reason is stored; further ones are only counted."""
 
 
-def _spelling(value: object) -> object:
-    """'PS/Worker', 'ps_worker' and 'PS-Worker' all name the same architecture."""
+def _normalise_architecture(value: object) -> object:
+    """Accept 'PS/Worker', 'ps_worker' and 'PS-Worker' for 'ps-worker'."""
     if not isinstance(value, str):
         return value
     return value.strip().lower().replace("/", "-").replace("_", "-").replace(" ", "-")
 
 
 class JobRow(BaseModel):
-    """Schema of one row; amounts are for one replica and one step (see :class:`Job`)."""
+    """Schema of a table row; the fields are those of :class:`Job`."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     name: str | None = None
-    architecture: Annotated[Architecture, BeforeValidator(_spelling)]
+    architecture: Annotated[Architecture, BeforeValidator(_normalise_architecture)]
     replicas: int = 1
     batch: float = 1.0
     flops: float = 0.0
@@ -51,122 +51,130 @@ class JobRow(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A row that is no job: where it stands and why."""
+class SkippedRow:
+    """A row that does not describe a job."""
 
-    where: str
+    position: str
+    """Line of a CSV file (``line 4``) or row of a Parquet file (``row 4``)."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """What a table held: its jobs, and what was left out (``skipped`` counts all of it)."""
+    """The jobs of a table file, and the rows that were skipped."""
 
     path: Path
     jobs: tuple[Job, ...]
-    left_out: tuple[LeftOut, ...]
-    skipped: int
+    skipped_rows: tuple[SkippedRow, ...]
+    """The first :data:`MAX_REASONS` skipped rows."""
+    num_skipped: int
+    """Number of all skipped rows."""
 
 
 def is_table(path: Path) -> bool:
-    """Whether the name says that the file is a job table."""
+    """Whether the suffix of the file name is that of a job table."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def read_jobs(path: Path) -> JobTable:
-    """Read a table whose columns are the fields of :class:`Job`, some with a unit in brackets.
+    """Read a job table; its columns are fields of :class:`Job` with an optional unit in brackets.
 
-    ``dense_bytes [MB]`` and ``flops [T]`` scale their column.  A row that cannot be a job is left
-    out and reported; a file without a single job raises :class:`~nostall.core.errors.BadJob`.
+    For example, ``dense_bytes [MB]`` or ``flops [T]``.  A row that does not describe a job is
+    skipped and reported in the result.  Raises :class:`~nostall.core.errors.BadJob` if no row
+    describes a job.
     """
-    rows = _parquet(path) if path.name.lower().endswith(".parquet") else _csv(path)
+    rows = _parquet_rows(path) if path.name.lower().endswith(".parquet") else _csv_rows(path)
     jobs: list[Job] = []
-    bad: list[LeftOut] = []
-    skipped = 0
-    for where, row in rows:
+    skipped_rows: list[SkippedRow] = []
+    num_skipped = 0
+    for position, cells in rows:
         try:
-            jobs.append(_job(row, f"job {len(jobs) + skipped + 1}"))
+            jobs.append(_parse_job(cells, f"job {len(jobs) + num_skipped + 1}"))
         except (ValidationError, BadJob) as error:
-            skipped += 1
-            if len(bad) < MOST_KEPT:
-                bad.append(LeftOut(where, _why(error)))
+            num_skipped += 1
+            if len(skipped_rows) < MAX_REASONS:
+                skipped_rows.append(SkippedRow(position, _reason(error)))
     if not jobs:
-        first = f"; first reason: {bad[0].where}: {bad[0].reason}" if bad else ""
-        raise BadJob(f"{path}: none of {skipped} rows is a job{first}")
-    return JobTable(path, tuple(jobs), tuple(bad), skipped)
+        first = (
+            f"; first reason: {skipped_rows[0].position}: {skipped_rows[0].reason}"
+            if skipped_rows
+            else ""
+        )
+        raise BadJob(f"{path}: none of {num_skipped} rows describes a job{first}")
+    return JobTable(path, tuple(jobs), tuple(skipped_rows), num_skipped)
 
 
-def _job(row: Row, fallback: str) -> Job:
-    if isinstance(row, str):
-        raise BadJob(row)
-    given = {key: value for key, value in row.items() if value not in (None, "")}
-    read = JobRow.model_validate(given)
-    fields = read.model_dump()
-    return Job(**{**fields, "name": read.name or fallback})
+def _parse_job(cells: Cells, default_name: str) -> Job:
+    if isinstance(cells, str):
+        raise BadJob(cells)
+    row = JobRow.model_validate({k: v for k, v in cells.items() if v not in (None, "")})
+    return Job(**{**row.model_dump(), "name": row.name or default_name})
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        got = "" if first["type"] == "missing" else f", got {first['input']!r}"
-        return f"{field}: {first['msg'].lower()}{got}"
+        value = "" if first["type"] == "missing" else f", got {first['input']!r}"
+        return f"{field}: {first['msg'].lower()}{value}"
     return str(error)
 
 
-def _scaled(row: Mapping[str, Any], known: Mapping[str, Column]) -> Row:
-    """Values under their field names, in base units; or why a value has none."""
-    found = {}
+def _convert_units(row: Mapping[str, Any], columns: Mapping[str, Column]) -> Cells:
+    """Cells by field name in base units, or the reason if a cell is not a number."""
+    cells = {}
     for header, value in row.items():
-        column = known[header]
+        column = columns[header]
         if column.factor != 1.0 and value not in (None, ""):
             try:
                 value = float(value) * column.factor
             except (TypeError, ValueError):
                 return f"{column.field}: should be a number, got {value!r}"
-        found[column.field] = value
-    return found
+        cells[column.field] = value
+    return cells
 
 
-def _csv(path: Path) -> Iterator[tuple[str, Row]]:
+def _csv_rows(path: Path) -> Iterator[tuple[str, Cells]]:
+    """(position, cells) of each row of a CSV file, plain or gzipped."""
     opener = gzip.open if path.name.lower().endswith(".gz") else open
     line = 0
     try:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             assert isinstance(file, io.TextIOBase)
             reader = csv.DictReader(file)
-            known = columns(reader.fieldnames or (), JobRow.model_fields, str(path))
+            columns = parse_header(reader.fieldnames or (), JobRow.model_fields, str(path))
             for row in reader:
                 line = reader.line_num
-                yield f"line {line}", _checked(row, known)
+                yield f"line {line}", _parse_csv_row(row, columns)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        # What came before the damage is good: it is kept, and the damage is reported as a row.
+        # The rows before the damage are valid: they are used, and the damage is one skipped row.
         yield f"after line {line}", f"the rest of the file is not readable: {error}"
 
 
-def _checked(row: Mapping[str | None, Any], known: Mapping[str, Column]) -> Row:
-    """The row under its field names, or why it has none."""
+def _parse_csv_row(row: Mapping[str | None, Any], columns: Mapping[str, Column]) -> Cells:
+    # DictReader stores surplus cells under None, and None for missing cells.
     if None in row or None in row.values():
-        return f"more or fewer cells than the {len(known)} of the header"
-    return _scaled({str(key): value for key, value in row.items()}, known)
+        return f"the row does not have the {len(columns)} cells of the header"
+    return _convert_units({str(key): value for key, value in row.items()}, columns)
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Cells]]:
+    """(position, cells) of each row of a Parquet file."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingPart(
-            f"{path} is a Parquet file and pyarrow is missing; pip install 'nostall[parquet]', or "
-            "convert the table to CSV"
+            f"{path} is a Parquet file and pyarrow is not installed; pip install "
+            "'nostall[parquet]', or convert the table to CSV"
         ) from error
     try:
         with parquet.ParquetFile(path) as file:
-            known = columns(file.schema_arrow.names, JobRow.model_fields, str(path))
-            at = 0
+            columns = parse_header(file.schema_arrow.names, JobRow.model_fields, str(path))
+            number = 0
             for batch in file.iter_batches(batch_size=4096):
                 for row in batch.to_pylist():
-                    at += 1
-                    yield f"row {at}", _scaled(row, known)
+                    number += 1
+                    yield f"row {number}", _convert_units(row, columns)
     except (OSError, pyarrow.ArrowException) as error:
         raise BadJob(f"{path}: not a readable Parquet file: {error}; repair the file") from error

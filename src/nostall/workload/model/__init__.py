@@ -1,30 +1,31 @@
-"""The analytical framework of arXiv:1910.05930 and the questions it answers.
+"""The analytical model of arXiv:1910.05930: step time, projection, sensitivity, populations.
 
-Published: a step's time is input + compute + memory + weight traffic, each an amount over 70 % of
-a peak, without overlap.  Ours: closed forms of the traffic, efficiencies that depend on size, the
-bound with perfect overlap, weighted populations.  Every number here is *modelled*.
+As published, the time of a step is the sum of input, compute, memory access and weight traffic.
+Each is an amount over 70 % of a peak rate, and nothing overlaps.  nostall adds closed forms of the
+weight traffic, efficiencies that depend on size, a bound for perfect overlap and weighted
+populations.  All results are modelled.
 """
 
-from nostall.workload.model.breakdown import PARTS, Breakdown, step
-from nostall.workload.model.population import Population, Series
-from nostall.workload.model.projection import Projection, project
-from nostall.workload.model.roofline import Placement, place
-from nostall.workload.model.sweep import Sensitivity, Sweep, sensitivities, sweep
-from nostall.workload.model.traffic import traffic
+from nostall.workload.model.breakdown import STEP_PARTS, StepBreakdown, model_step
+from nostall.workload.model.population import Population, WeightedDistribution
+from nostall.workload.model.projection import Projection, project_job
+from nostall.workload.model.roofline import RooflinePoint, roofline_point
+from nostall.workload.model.sensitivity import RateSweep, Sensitivity, sensitivities, sweep_rate
+from nostall.workload.model.traffic import traffic_by_medium
 
 __all__ = [
-    "PARTS",
-    "Breakdown",
-    "Placement",
+    "STEP_PARTS",
     "Population",
     "Projection",
+    "RateSweep",
+    "RooflinePoint",
     "Sensitivity",
-    "Series",
-    "Sweep",
-    "place",
-    "project",
+    "StepBreakdown",
+    "WeightedDistribution",
+    "model_step",
+    "project_job",
+    "roofline_point",
     "sensitivities",
-    "step",
-    "sweep",
-    "traffic",
+    "sweep_rate",
+    "traffic_by_medium",
 ]

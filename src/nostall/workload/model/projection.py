@@ -1,4 +1,4 @@
-"""What another architecture would change: PS/Worker to AllReduce, AllReduce to PEARL, and so on."""
+"""Projection of a job to another architecture, for example from PS/Worker to AllReduce."""
 
 from __future__ import annotations
 
@@ -7,68 +7,69 @@ from dataclasses import dataclass, replace
 from nostall.core.errors import BadJob
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.jobs.record import Architecture, Job
-from nostall.workload.model.breakdown import Breakdown, step
+from nostall.workload.model.breakdown import StepBreakdown, model_step
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A job as it is and as it would be.
-
-    ``per_replica``: how much faster one replica's step gets.  ``throughput``: how much more all
-    replicas together process; lower where a server holds fewer replicas than the job had.
-    ``obstacle`` says why the job cannot run so (empty: it can); the times then say what it would
-    bring if it could.
-    """
+    """A job before and after porting, with its modelled steps."""
 
     before: Job
     after: Job
-    step_before: Breakdown
-    step_after: Breakdown
+    step_before: StepBreakdown
+    step_after: StepBreakdown
     obstacle: str
+    """Why the ported job cannot run; empty if it can.  The speed-ups ignore the obstacle."""
 
     @property
-    def per_replica(self) -> float:
+    def replica_speedup(self) -> float:
+        """Step time of one replica before over after."""
         return self.step_before.total / self.step_after.total
 
     @property
-    def throughput(self) -> float:
-        return self.per_replica * self.after.replicas / self.before.replicas
+    def throughput_speedup(self) -> float:
+        """Throughput of all replicas after over before.
+
+        Less than :attr:`replica_speedup` if porting reduces the number of replicas.
+        """
+        return self.replica_speedup * self.after.replicas / self.before.replicas
 
 
-def project(job: Job, target: Architecture, hardware: Hardware) -> Projection:
-    """Port ``job`` to ``target``; a target of one server caps the replicas at its GPUs.
+def project_job(job: Job, target: Architecture, hardware: Hardware) -> Projection:
+    """Port ``job`` to ``target``; a single-server target caps the replicas at its GPUs.
 
-    Raises :class:`~nostall.core.errors.BadJob` for 1w1g, which would drop replicas for nothing.
+    Raises :class:`~nostall.core.errors.BadJob` for 1w1g, which would only drop replicas.
     """
     if target is Architecture.SINGLE:
         raise BadJob(
-            f"job {job.name!r} cannot be projected to 1w1g; choose one of "
+            f"job {job.name!r} cannot be projected to 1w1g; use one of "
             f"{', '.join(a for a in Architecture if a is not Architecture.SINGLE)}"
         )
-    replicas = min(job.replicas, hardware.gpus_per_server) if target.one_server else job.replicas
+    gpus = hardware.gpus_per_server
+    replicas = min(job.replicas, gpus) if target.is_single_server else job.replicas
     after = replace(job, architecture=target, replicas=replicas)
     return Projection(
         before=job,
         after=after,
-        step_before=step(job, hardware),
-        step_after=step(after, hardware),
+        step_before=model_step(job, hardware),
+        step_after=model_step(after, hardware),
         obstacle=_obstacle(after, hardware),
     )
 
 
 def _obstacle(job: Job, hardware: Hardware) -> str:
-    """Why the weights do not fit a GPU; activations and optimiser state beyond them are unknown."""
-    held = held_bytes(job)
-    if held <= hardware.memory_size:
+    """The reason if the weights do not fit a GPU; activations and optimiser state are unknown."""
+    size = weight_bytes_per_gpu(job)
+    if size <= hardware.memory_size:
         return ""
     return (
-        f"weights need {held / 1e9:.3g} GB on each GPU, {hardware.name} has "
+        f"weights need {size / 1e9:.3g} GB on each GPU, {hardware.name} has "
         f"{hardware.memory_size / 1e9:.3g} GB"
     )
 
 
-def held_bytes(job: Job) -> float:
-    """Bytes of weights that one GPU holds under the job's architecture."""
+def weight_bytes_per_gpu(job: Job) -> float:
+    """Bytes of weights that one GPU stores under the job's architecture."""
     match job.architecture:
         case Architecture.MULTI_GPU | Architecture.PS_WORKER:
             return job.dense_bytes + job.touched_bytes

@@ -1,4 +1,4 @@
-"""Roofline placement (Williams et al., 2009) of a kernel: which roof it is under, and how near."""
+"""Roofline model (Williams et al., 2009): the bound of a kernel and the share of it attained."""
 
 from __future__ import annotations
 
@@ -13,36 +13,44 @@ Bound = Literal["compute", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """A kernel under the roofline of one GPU.
-
-    ``intensity``: FLOP per byte.  ``bound``: the roof above that intensity.  ``reached``: share of
-    that roof at the time it took; above 1 the amounts or the time cannot be right.
-    """
+class RooflinePoint:
+    """Position of a kernel in the roofline of one GPU."""
 
     intensity: float
+    """FLOP per byte."""
     bound: Bound
+    """The roof at that intensity."""
     roof_seconds: float
+    """Modelled time at the roof."""
     seconds: float
+    """Measured time."""
 
     @property
-    def reached(self) -> float:
+    def attained_share(self) -> float:
+        """Share of the roof that is attained; above 1 the FLOP, the bytes or the time are wrong."""
         return self.roof_seconds / self.seconds
 
 
-def place(
-    flops: float, size: float, seconds: float, hardware: Hardware, precision: str = "fp32"
-) -> Placement:
-    """Place ``flops`` FLOP and ``size`` bytes that took ``seconds`` under the peaks of a GPU.
+def roofline_point(
+    flops: float,
+    bytes_moved: float,
+    seconds: float,
+    hardware: Hardware,
+    precision: str = "fp32",
+) -> RooflinePoint:
+    """Place a kernel that took ``seconds`` under the peak rates of a GPU.
 
-    Peaks are taken as they are, without efficiency: the roof is what cannot be passed.
+    The roof is the peak rate without an efficiency, because it is an upper bound.  Raises
+    :class:`~nostall.core.errors.BadInput` if bytes or seconds are not positive or FLOP are
+    negative.
     """
-    if size <= 0 or seconds <= 0 or flops < 0:
+    if bytes_moved <= 0 or seconds <= 0 or flops < 0:
         raise BadInput(
-            f"a kernel has {flops!r} FLOP, {size!r} bytes and {seconds!r} s; allowed are bytes and "
-            "seconds > 0 and FLOP >= 0, leave kernels without them out"
+            f"a kernel has {flops!r} FLOP, {bytes_moved!r} bytes and {seconds!r} s; allowed are "
+            "bytes > 0, seconds > 0 and FLOP >= 0; leave out kernels without them"
         )
-    by_compute = flops / hardware.rate(Resource.COMPUTE, precision)
-    by_memory = size / hardware.rate(Resource.MEMORY)
-    bound: Bound = "compute" if by_compute > by_memory else "memory"
-    return Placement(flops / size, bound, max(by_compute, by_memory), seconds)
+    compute_seconds = flops / hardware.rate(Resource.COMPUTE, precision)
+    memory_seconds = bytes_moved / hardware.rate(Resource.MEMORY)
+    bound: Bound = "compute" if compute_seconds > memory_seconds else "memory"
+    roof_seconds = max(compute_seconds, memory_seconds)
+    return RooflinePoint(flops / bytes_moved, bound, roof_seconds, seconds)

@@ -1,5 +1,5 @@
-"""Features of a job from a PyTorch module and a batch, without running it on data."""
+"""Job features of a PyTorch module, counted on fake tensors without computing anything."""
 
-from nostall.workload.modules.features import ModuleFeatures, job_of, module_features
+from nostall.workload.modules.features import ModuleFeatures, job_from_features, module_features
 
-__all__ = ["ModuleFeatures", "job_of", "module_features"]
+__all__ = ["ModuleFeatures", "job_from_features", "module_features"]

@@ -1,9 +1,9 @@
 """FLOP and bytes of one training step of a PyTorch module, operator by operator.
 
-The step (forward, a scalar loss, backward) runs under fake tensors: shapes are computed, data are
-not, so that a model larger than this machine's memory can be described.  FLOP are those of
-PyTorch's own FLOP counter, halved for causal attention, whose kernels skip what is masked.  Bytes
-are what each operator has to read and write once when nothing is cached or fused.
+The step (forward, a scalar loss, backward) runs on fake tensors, which have shapes but no data, so
+the model may be larger than the memory of the machine.  FLOP come from PyTorch's FLOP counter and
+are halved for causal attention, because its kernels skip the masked half.  Bytes are what each
+operator reads and writes once if nothing is cached or fused.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from nostall.workload.jobs.record import Architecture, Job
 if TYPE_CHECKING:
     import torch
 
-_PRECISION = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleFeatures:
-    """What one step of a module does, per replica.
-
-    ``flops`` and ``product_bytes``: of products, convolutions and attention; ``memory_bytes``: of
-    all other operators.  ``touched_bytes``: embedding rows that the
-    batch looks up, with repetition.
-    """
+    """FLOP and bytes of one step of a module, per replica."""
 
     flops: float
+    """FLOP of matrix products, convolutions and attention."""
     product_bytes: float
+    """Bytes that these operators read and write."""
     memory_bytes: float
+    """Bytes that all other operators read and write."""
     input_bytes: float
+    """Bytes of the batch."""
     dense_bytes: float
+    """Bytes of all parameters that are not embedding tables."""
     embedding_bytes: float
+    """Bytes of the embedding tables."""
     touched_bytes: float
+    """Bytes of the embedding rows that the batch looks up, with repetition."""
     precision: str
+    """Precision of most parameters."""
     operators: tuple[Operator, ...]
 
 
@@ -49,46 +52,46 @@ def module_features(
     loss: Callable[[Any], torch.Tensor] | None = None,
     training: bool = True,
 ) -> ModuleFeatures:
-    """Describe one step of ``module(*batch)`` (or ``**batch``); nothing is computed.
+    """Count one step of ``module(*batch)``, or ``module(**batch)``, without computing it.
 
-    ``loss`` maps the module's output to a scalar; without it every floating-point tensor of the
-    output is summed.  ``training=False`` leaves the backward pass out.  Raises
-    :class:`~nostall.core.errors.MissingPart` without PyTorch and
-    :class:`~nostall.core.errors.BadJob` where the step cannot be traced.
+    ``loss`` maps the output of the module to a scalar; the default sums all floating-point tensors
+    of the output.  ``training=False`` omits the backward pass.  Raises
+    :class:`~nostall.core.errors.MissingPart` if PyTorch is not installed, and
+    :class:`~nostall.core.errors.BadJob` if the step cannot be traced.
     """
     try:
         import torch
     except ImportError as error:
         raise MissingPart(
-            "describing a module needs PyTorch, which is missing; pip install 'nostall[torch]'"
+            "module features need PyTorch, which is not installed; pip install 'nostall[torch]'"
         ) from error
-    from nostall.workload.modules.counting import count_step
+    from nostall.workload.modules.operator_counter import count_step
 
-    given = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
-    counted = count_step(module, batch, loss, training)
+    inputs = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
+    counts = count_step(module, batch, loss, training)
     embeddings = {
         id(m.weight): m.weight
         for m in module.modules()
         if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag)
     }
-    own = {id(p): p for p in module.parameters()}
-    tables = sum(_size(w) for w in embeddings.values())
-    floating = [p.dtype for p in own.values() if p.is_floating_point()]
-    dtype = max(set(floating), key=floating.count) if floating else torch.float32
+    parameters = {id(p): p for p in module.parameters()}
+    embedding_bytes = sum(_num_bytes(w) for w in embeddings.values())
+    dtypes = [p.dtype for p in parameters.values() if p.is_floating_point()]
+    dtype = max(set(dtypes), key=dtypes.count) if dtypes else torch.float32
     return ModuleFeatures(
-        flops=counted.flops,
-        product_bytes=counted.product_bytes,
-        memory_bytes=counted.memory_bytes,
-        input_bytes=float(sum(_size(t) for t in given if isinstance(t, torch.Tensor))),
-        dense_bytes=float(sum(_size(p) for p in own.values()) - tables),
-        embedding_bytes=float(tables),
-        touched_bytes=counted.touched_bytes,
-        precision=_PRECISION.get(str(dtype).removeprefix("torch."), "fp32"),
-        operators=counted.operators,
+        flops=counts.flops,
+        product_bytes=counts.product_bytes,
+        memory_bytes=counts.memory_bytes,
+        input_bytes=float(sum(_num_bytes(t) for t in inputs if isinstance(t, torch.Tensor))),
+        dense_bytes=float(sum(_num_bytes(p) for p in parameters.values()) - embedding_bytes),
+        embedding_bytes=float(embedding_bytes),
+        touched_bytes=counts.touched_bytes,
+        precision=_PRECISIONS.get(str(dtype).removeprefix("torch."), "fp32"),
+        operators=counts.operators,
     )
 
 
-def job_of(
+def job_from_features(
     features: ModuleFeatures,
     name: str,
     architecture: Architecture,
@@ -96,7 +99,7 @@ def job_of(
     replicas: int = 1,
     batch: float = 1,
 ) -> Job:
-    """The record that the model takes; its weight traffic follows from the closed forms."""
+    """The job that trains the module; the closed forms of the model give its weight traffic."""
     if not features.flops + features.memory_bytes:
         raise BadJob(f"module {name!r} does no work in a step; give a module that computes")
     return Job(
@@ -115,5 +118,5 @@ def job_of(
     )
 
 
-def _size(tensor: torch.Tensor) -> int:
+def _num_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.numel() * tensor.element_size())

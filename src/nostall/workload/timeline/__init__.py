@@ -1,1 +1,1 @@
-"""What a trace measured: where a GPU's time went, and what to fix first."""
+"""Measured analysis of traces: GPU time by kind of work, causes of idle time, bottlenecks."""

@@ -1,4 +1,4 @@
-"""Where the time of one GPU went, measured: work of each kind, and why it idled."""
+"""Measured breakdown of the time of one GPU: seconds of each kind of work, and causes of idling."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.workload.timeline.intervals import Intervals
-from nostall.workload.traces.kinds import Kind, kinds
-from nostall.workload.traces.recording import Activities, Recording
+from nostall.workload.traces.recording import Activities, ActivityType, Recording
+from nostall.workload.traces.work_kinds import WorkKind, work_kinds
 
-PARTS = (
+TIME_PARTS = (
     "compute",
     "memory",
     "weights",
@@ -24,184 +24,197 @@ PARTS = (
     "idle_launch",
     "idle_other",
 )
-"""Where time can go; the parts of a timeline sum to its span."""
+"""Parts of the time of a GPU; those of a timeline sum to its span."""
 
-_SHOWN = (Kind.COMPUTE, Kind.MEMORY, Kind.COMMUNICATION, Kind.INPUT, Kind.COPY)
+_BUSY_PARTS = {
+    "compute": WorkKind.COMPUTE,
+    "memory": WorkKind.MEMORY,
+    "weights": WorkKind.COMMUNICATION,
+    "data": WorkKind.INPUT,
+    "copies": WorkKind.COPY,
+}
+"""Kind of work of each busy part, in the order of priority for moments with several kinds."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One GPU of one trace, measured; times in seconds.
+    """Measured time of one GPU of one trace, in seconds.
 
-    ``parts`` splits ``span`` (from the first to the last activity, or the recorded steps): where
-    several kinds of work run at a time, the first of compute, memory, weights, data, copies gets
-    it, so ``weights`` is the *exposed* communication.  ``idle_input``: the host waited for its data
-    loader; ``idle_sync``: it waited for the GPU and only then launched on; ``idle_launch``: it was
-    late without waiting; ``idle_other``: work was launched in time, or its launch is not recorded.
+    A gap without GPU work has one of four causes.  ``idle_input``: the host waited for its data
+    loader.  ``idle_sync``: the host waited for the GPU before it launched the next activity.
+    ``idle_launch``: the host launched the next activity late without such a wait.  ``idle_other``:
+    the next activity was launched before the gap, or its launch is not recorded.
     """
 
     recording: Recording
     device: int
     begin: float
+    """Start of the analysed span."""
     span: float
+    """Length of the analysed span: the recorded steps, or all activities if there are no steps."""
     steps: int
+    """Recorded steps in the span; 0: the trace has none."""
     parts: Mapping[str, float]
+    """Seconds of each of :data:`TIME_PARTS`.  If several kinds of work run at a time, the first of
+    compute, memory, weights, data, copies counts, so ``weights`` is exposed communication."""
     communication: float
-    hidden: float
-    kernels: int
-    backlog_gap: float
-    """Median idle time between kernels that were launched in time: what launching cannot beat."""
-    late_gaps: int
-    chains: float
-    """Seconds that runs of neighbouring memory-bound kernels would save if each ran as one kernel
-    that takes as long as its longest: a bound for fusion."""
+    """Seconds of communication, exposed or hidden."""
+    hidden_communication: float
+    """Seconds of communication while compute or memory kernels run."""
+    num_kernels: int
+    on_time_gap: float
+    """Median gap before activities that were launched before the gap: a lower bound of gaps."""
+    num_late_gaps: int
+    """Number of ``idle_launch`` gaps."""
+    fusion_saving: float
+    """Seconds saved if each run of neighbouring memory-bound kernels were one kernel that takes as
+    long as the longest of them: an upper bound of the gain of fusion."""
 
     @property
     def idle(self) -> float:
+        """Seconds without GPU work."""
         return sum(v for k, v in self.parts.items() if k.startswith("idle"))
 
     @property
     def overlap(self) -> float:
-        """Share of communication that computation hides; 1 when there is none."""
-        return self.hidden / self.communication if self.communication else 1.0
+        """Share of communication that computation hides; 1 if there is no communication."""
+        return self.hidden_communication / self.communication if self.communication else 1.0
 
 
-def analyse(recording: Recording) -> list[Timeline]:
-    """One timeline for each GPU of a trace, those of lower number first.
+def build_timelines(recording: Recording) -> list[Timeline]:
+    """The timeline of each GPU of a trace, by ascending device number.
 
-    Raises :class:`~nostall.core.errors.BadTrace` where no activity takes any time.
+    Raises :class:`~nostall.core.errors.BadTrace` if all activities have duration 0.
     """
-    found = []
+    timelines = []
     for device in sorted(set(recording.activities.device.tolist())):
         rows = recording.activities.device == device
-        own = recording.activities.select(rows)
-        if (own.end > own.start).any():
-            found.append(_timeline(recording, own, device))
-    if not found:
+        activities = recording.activities.select(rows)
+        if (activities.end > activities.start).any():
+            timelines.append(_build_timeline(recording, activities, device))
+    if not timelines:
         raise BadTrace(
             f"{recording.path}: all {len(recording.activities)} GPU activities have duration 0; "
-            "record anew"
+            "record the trace again"
         )
-    return found
+    return timelines
 
 
-def _timeline(recording: Recording, own: Activities, device: int) -> Timeline:
-    begin, end, steps = _window(recording, own)
-    inside = (own.start < end) & (own.end > begin)
-    own = own.select(inside)
-    kind = kinds(own, recording.names)
-    parts, covered = _attributed(own, kind, begin, end)
-    moved = Intervals.union(*_of(own, kind == Kind.COMMUNICATION)).clip(begin, end)
-    computing = Intervals.union(*_of(own, kind <= Kind.MEMORY)).clip(begin, end)
-    gaps = covered.gaps(begin, end)
-    why, late, backlog = _idle(recording, own, gaps)
+def _build_timeline(recording: Recording, activities: Activities, device: int) -> Timeline:
+    begin, end, steps = _analysed_span(recording, activities)
+    activities = activities.select((activities.start < end) & (activities.end > begin))
+    kinds = work_kinds(activities, recording.names)
+    busy_parts, busy = _busy_parts(activities, kinds, begin, end)
+    communication = _covered(activities, kinds == WorkKind.COMMUNICATION).clip(begin, end)
+    computation = _covered(activities, kinds <= WorkKind.MEMORY).clip(begin, end)
+    idle = _idle_time(recording, activities, busy.gaps(begin, end))
     return Timeline(
         recording=recording,
         device=device,
         begin=begin,
         span=end - begin,
         steps=steps,
-        parts={**parts, **why},
-        communication=moved.length,
-        hidden=moved.overlap(computing),
-        kernels=int((own.kind == 0).sum()),
-        backlog_gap=backlog,
-        late_gaps=late,
-        chains=_chains(own, kind),
+        parts={**busy_parts, **idle.parts},
+        communication=communication.length,
+        hidden_communication=communication.overlap(computation),
+        num_kernels=int((activities.type == ActivityType.KERNEL).sum()),
+        on_time_gap=idle.on_time_gap,
+        num_late_gaps=idle.num_late_gaps,
+        fusion_saving=_fusion_saving(activities, kinds),
     )
 
 
-def _of(own: Activities, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return own.start[rows], own.end[rows]
+def _covered(activities: Activities, rows: np.ndarray) -> Intervals:
+    return Intervals.union(activities.start[rows], activities.end[rows])
 
 
-def _window(recording: Recording, own: Activities) -> tuple[float, float, int]:
-    """The recorded steps where they hold GPU work, else everything."""
-    first, last = float(own.start.min()), float(own.end.max())
+def _analysed_span(recording: Recording, activities: Activities) -> tuple[float, float, int]:
+    """(begin, end, number of steps): from the first recorded step on if GPU work follows it."""
+    first, last = float(activities.start.min()), float(activities.end.max())
     steps = recording.steps
     if len(steps):
-        begin, end = max(first, float(steps[0, 0])), last
-        if end > begin:
-            return begin, end, len(steps)
+        begin = max(first, float(steps[0, 0]))
+        if last > begin:
+            return begin, last, len(steps)
     return first, last, 0
 
 
-def _attributed(
-    own: Activities, kind: np.ndarray, begin: float, end: float
+def _busy_parts(
+    activities: Activities, kinds: np.ndarray, begin: float, end: float
 ) -> tuple[dict[str, float], Intervals]:
-    """Seconds of each kind of work, each moment counted once, and all of it together."""
-    names = ("compute", "memory", "weights", "data", "copies")
-    covered = Intervals(np.empty(0), np.empty(0))
+    """Seconds of each busy part, counting each moment once, and all moments with GPU work."""
+    covered = Intervals.empty()
     parts = {}
-    for one, name in zip(_SHOWN, names, strict=True):
-        grown = covered | Intervals.union(*_of(own, kind == one)).clip(begin, end)
-        parts[name] = grown.length - covered.length
-        covered = grown
+    for part, kind in _BUSY_PARTS.items():
+        extended = covered | _covered(activities, kinds == kind).clip(begin, end)
+        parts[part] = extended.length - covered.length
+        covered = extended
     return parts, covered
 
 
-def _idle(
-    recording: Recording, own: Activities, gaps: Intervals
-) -> tuple[dict[str, float], int, float]:
-    """(seconds idle by cause, gaps in which the host was late, median gap in which it was not)."""
+@dataclass(frozen=True, slots=True)
+class _IdleTime:
+    """Idle seconds by cause, and the gaps; the fields are those of :class:`Timeline`."""
+
+    parts: dict[str, float]
+    num_late_gaps: int
+    on_time_gap: float
+
+
+def _idle_time(recording: Recording, activities: Activities, gaps: Intervals) -> _IdleTime:
     length = gaps.end - gaps.start
-    launched = _launch_of_next(recording, own, gaps)
-    known = np.isfinite(launched)
-    late = known & (launched > gaps.start)
+    launched = _next_launch(recording, activities, gaps)
+    is_known = np.isfinite(launched)
+    is_late = is_known & (launched > gaps.start)
     loading = Intervals.union(recording.loading[:, 0], recording.loading[:, 1])
-    input_bound = late & _touches(gaps, loading)
+    by_input = is_late & gaps.intersects(loading)
     calls = recording.calls
-    waiting = Intervals.union(calls.start[calls.waits], calls.end[calls.waits])
-    synced = late & ~input_bound & _touches(gaps, waiting)
-    plain = late & ~input_bound & ~synced
-    in_time = length[known & ~late]
-    seconds = {
-        "idle_input": float(length[input_bound].sum()),
-        "idle_sync": float(length[synced].sum()),
-        "idle_launch": float(length[plain].sum()),
-        "idle_other": float(length[~late].sum()),
+    waits = Intervals.union(calls.start[calls.synchronizes], calls.end[calls.synchronizes])
+    by_sync = is_late & ~by_input & gaps.intersects(waits)
+    by_launch = is_late & ~by_input & ~by_sync
+    on_time = length[is_known & ~is_late]
+    parts = {
+        "idle_input": float(length[by_input].sum()),
+        "idle_sync": float(length[by_sync].sum()),
+        "idle_launch": float(length[by_launch].sum()),
+        "idle_other": float(length[~is_late].sum()),
     }
-    return seconds, int(plain.sum()), float(np.median(in_time)) if len(in_time) else 0.0
+    on_time_gap = float(np.median(on_time)) if len(on_time) else 0.0
+    return _IdleTime(parts, int(by_launch.sum()), on_time_gap)
 
 
-def _launch_of_next(recording: Recording, own: Activities, gaps: Intervals) -> np.ndarray:
-    """When the call that launched the activity behind each gap began; NaN: not recorded."""
+def _next_launch(recording: Recording, activities: Activities, gaps: Intervals) -> np.ndarray:
+    """Start of the call that launched the activity after each gap; NaN if it is not recorded."""
     calls = recording.calls
-    found = np.full(len(gaps.start), np.nan)
+    launched = np.full(len(gaps.start), np.nan)
     if not len(calls.start):
-        return found
+        return launched
     order = np.argsort(calls.correlation, kind="stable")
-    known = calls.correlation[order]
-    behind = np.searchsorted(own.start, gaps.end - 1e-12)
-    for row in np.flatnonzero(behind < len(own)):
-        wanted = own.correlation[behind[row]]
-        at = np.searchsorted(known, wanted)
-        if wanted >= 0 and at < len(known) and known[at] == wanted:
-            found[row] = calls.start[order[at]]
-    return found
+    sorted_ids = calls.correlation[order]
+    next_activity = np.searchsorted(activities.start, gaps.end - 1e-12)
+    for gap in np.flatnonzero(next_activity < len(activities)):
+        correlation = activities.correlation[next_activity[gap]]
+        row = np.searchsorted(sorted_ids, correlation)
+        if correlation >= 0 and row < len(sorted_ids) and sorted_ids[row] == correlation:
+            launched[gap] = calls.start[order[row]]
+    return launched
 
 
-def _touches(gaps: Intervals, other: Intervals) -> np.ndarray:
-    """Which gaps share time with any interval of ``other``."""
-    if not len(other.start):
-        return np.zeros(len(gaps.start), dtype=bool)
-    after = np.searchsorted(other.end, gaps.start, side="right")
-    begins = np.append(other.start, np.inf)
-    return np.asarray(begins[after] < gaps.end)
+def _fusion_saving(activities: Activities, kinds: np.ndarray) -> float:
+    """``Timeline.fusion_saving``: for each run of memory-bound kernels, its sum minus its longest.
 
-
-def _chains(own: Activities, kind: np.ndarray) -> float:
-    """What perfect fusion of neighbouring memory-bound kernels of a stream would save."""
-    kernels = own.kind == 0
-    saved = 0.0
-    for stream in set(own.stream[kernels].tolist()):
-        rows = kernels & (own.stream == stream)
-        length = (own.end - own.start)[rows]
-        memory = kind[rows] == Kind.MEMORY
-        edges = np.flatnonzero(np.diff(memory.astype(np.int8))) + 1
+    A run is on one stream, without a kernel of another kind in between.
+    """
+    kernels = activities.type == ActivityType.KERNEL
+    saving = 0.0
+    for stream in set(activities.stream[kernels].tolist()):
+        rows = kernels & (activities.stream == stream)
+        length = (activities.end - activities.start)[rows]
+        is_memory = kinds[rows] == WorkKind.MEMORY
+        edges = np.flatnonzero(np.diff(is_memory.astype(np.int8))) + 1
         bounds = np.concatenate(([0], edges, [len(length)]))
         for low, high in pairwise(bounds.tolist()):
-            if high - low > 1 and memory[low]:
+            if high - low > 1 and is_memory[low]:
                 run = length[low:high]
-                saved += float(run.sum() - run.max())
-    return saved
+                saving += float(run.sum() - run.max())
+    return saving

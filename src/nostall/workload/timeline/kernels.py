@@ -1,4 +1,4 @@
-"""The kernels of a timeline, by name: how often, how long, and under which roof."""
+"""Measured time of each kernel of a timeline, with its modelled position in the roofline."""
 
 from __future__ import annotations
 
@@ -9,82 +9,99 @@ from numpy.typing import NDArray
 
 from nostall.core.errors import BadHardware
 from nostall.workload.hardware.description import Hardware
-from nostall.workload.model.roofline import Placement, place
+from nostall.workload.model.roofline import RooflinePoint, roofline_point
 from nostall.workload.timeline.analysis import Timeline
-from nostall.workload.traces.kinds import Kind, kinds
+from nostall.workload.traces.recording import ActivityType
+from nostall.workload.traces.work_kinds import WorkKind, work_kinds
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """All launches of one kernel: measured seconds, and its modelled place under the roofline.
-
-    ``placed`` of ``seconds`` are operators whose shapes the trace recorded; ``placement`` adds them
-    up (None: there are none, or no hardware was given).
-    """
+    """All launches of one kernel name on one GPU."""
 
     name: str
-    kind: Kind
+    kind: WorkKind
     launches: int
     seconds: float
-    placed: float
-    placement: Placement | None
+    """Measured."""
+    roofline_seconds: float
+    """Measured seconds of the launches whose FLOP and bytes the trace gives."""
+    roofline: RooflinePoint | None
+    """Modelled position of these launches together; None if there are none, or no hardware."""
 
 
 def kernel_times(timeline: Timeline, hardware: Hardware | None = None) -> list[KernelTime]:
-    """Every kernel name, the one with the most time first."""
+    """The time of each kernel name, the longest first; ``hardware`` adds roofline positions."""
     recording = timeline.recording
-    own = recording.activities
-    rows = (own.device == timeline.device) & (own.kind == 0) & (own.end > timeline.begin)
-    own = own.select(rows & (own.start < timeline.begin + timeline.span))
-    kind = kinds(own, recording.names)
-    length = own.end - own.start
-    order = np.argsort(own.name, kind="stable")
-    operator = _of_longest(own.operator, length)
-    groups = np.split(order, np.flatnonzero(np.diff(own.name[order])) + 1) if len(order) else []
-    found = []
+    kernels = recording.activities
+    is_kernel = (kernels.device == timeline.device) & (kernels.type == ActivityType.KERNEL)
+    kernels = kernels.select(
+        is_kernel
+        & (kernels.end > timeline.begin)
+        & (kernels.start < timeline.begin + timeline.span)
+    )
+    kinds = work_kinds(kernels, recording.names)
+    length = kernels.end - kernels.start
+    by_name = np.argsort(kernels.name, kind="stable")
+    operator = _longest_kernel_only(kernels.operator, length)
+    bounds = np.flatnonzero(np.diff(kernels.name[by_name])) + 1
+    groups = np.split(by_name, bounds) if len(by_name) else []
+    times = []
     for group in groups:
-        name = recording.names[own.name[group[0]]]
-        operators = operator[group].tolist()
-        placed, placement = _placed(timeline, name, operators, length[group].tolist(), hardware)
-        seconds = float(length[group].sum())
-        of = Kind(int(kind[group[0]]))
-        found.append(KernelTime(name, of, len(group), seconds, placed, placement))
-    return sorted(found, key=lambda k: -k.seconds)
+        name = recording.names[kernels.name[group[0]]]
+        operators, lengths = operator[group].tolist(), length[group].tolist()
+        roofline_seconds, roofline = _roofline(timeline, name, operators, lengths, hardware)
+        times.append(
+            KernelTime(
+                name=name,
+                kind=WorkKind(int(kinds[group[0]])),
+                launches=len(group),
+                seconds=float(length[group].sum()),
+                roofline_seconds=roofline_seconds,
+                roofline=roofline,
+            )
+        )
+    return sorted(times, key=lambda kernel: -kernel.seconds)
 
 
-def _of_longest(operator: NDArray[np.int64], length: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The operators, but -1 where another kernel of the same operator took longer: a product that
-    is split and then summed up is done by the kernel that does most of it."""
+def _longest_kernel_only(
+    operator: NDArray[np.int64], length: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """The operator ids, with -1 for all but the longest kernel of each operator.
+
+    An operator can launch several kernels, for example a split-K product and its reduction.  The
+    longest kernel does most of the work and gets all FLOP and bytes of the operator.
+    """
     order = np.lexsort((length, operator))
-    last = np.ones(len(order), dtype=np.bool_)
-    last[:-1] = operator[order][1:] != operator[order][:-1]
-    found = np.full_like(operator, -1)
-    found[order[last]] = operator[order[last]]
-    return found
+    is_longest = np.ones(len(order), dtype=np.bool_)
+    is_longest[:-1] = operator[order][1:] != operator[order][:-1]
+    longest_only = np.full_like(operator, -1)
+    longest_only[order[is_longest]] = operator[order[is_longest]]
+    return longest_only
 
 
-def _placed(
+def _roofline(
     timeline: Timeline,
     name: str,
     operators: list[int],
-    seconds: list[float],
+    lengths: list[float],
     hardware: Hardware | None,
-) -> tuple[float, Placement | None]:
-    """Seconds of the launches whose amounts are known, and where they are together."""
+) -> tuple[float, RooflinePoint | None]:
+    """(seconds of the launches whose cost is known, their position in the roofline together)."""
     if hardware is None:
         return 0.0, None
-    flops = size = time = 0.0
+    flops = bytes_moved = seconds = 0.0
     precision = ""
-    for operator, length in zip(operators, seconds, strict=True):
-        found = timeline.recording.amounts.get(operator)
-        if found is not None and length > 0:
-            flops, size, time = flops + found.flops, size + found.size, time + length
-            precision = found.precision
-    if not time:
+    for operator, length in zip(operators, lengths, strict=True):
+        cost = timeline.recording.operator_costs.get(operator)
+        if cost is not None and length > 0:
+            flops, bytes_moved = flops + cost.flops, bytes_moved + cost.bytes_moved
+            seconds, precision = seconds + length, cost.precision
+    if not seconds:
         return 0.0, None
     if precision == "fp32" and "tf32" in name:
         precision = "tf32"
     try:
-        return time, place(flops, size, time, hardware, precision)
+        return seconds, roofline_point(flops, bytes_moved, seconds, hardware, precision)
     except BadHardware:
-        return 0.0, None  # this GPU has no peak of that precision on record
+        return 0.0, None  # the hardware has no peak rate for this precision

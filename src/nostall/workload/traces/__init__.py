@@ -1,1 +1,1 @@
-"""Profiler traces: streamed from files into columns, in bounded memory."""
+"""Readers for profiler traces (Kineto, Chakra) that stream files in bounded memory."""

@@ -1,4 +1,4 @@
-"""Kineto traces (torch.profiler's export_chrome_trace): streamed into columns, once through."""
+"""Reader for Kineto traces (torch.profiler's ``export_chrome_trace``), in one streaming pass."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ import msgspec
 import numpy as np
 
 from nostall.core.errors import BadTrace
-from nostall.workload.traces.amounts import OPERATORS, Amounts, amounts
-from nostall.workload.traces.chunks import Progress, TraceFile
-from nostall.workload.traces.events import Arguments, Event, Frame
-from nostall.workload.traces.recording import SECONDS, Activities, Calls, Recording
+from nostall.workload.traces.event_stream import Progress, TraceFile
+from nostall.workload.traces.kineto_schema import Event, EventArguments, Metadata
+from nostall.workload.traces.operator_cost import COST_RULES, OperatorCost, operator_cost
+from nostall.workload.traces.recording import (
+    TIME_UNIT,
+    Activities,
+    ActivityType,
+    Recording,
+    RuntimeCalls,
+)
 
-GPU = {
-    "kernel": 0,
-    "Kernel": 0,
-    "gpu_memcpy": 1,
-    "Memcpy": 1,
-    "gpu_memset": 2,
-    "Memset": 2,
+# Old and new versions of Kineto spell categories differently.
+GPU_CATEGORIES: dict[str, int] = {
+    "kernel": ActivityType.KERNEL,
+    "Kernel": ActivityType.KERNEL,
+    "gpu_memcpy": ActivityType.MEMCPY,
+    "Memcpy": ActivityType.MEMCPY,
+    "gpu_memset": ActivityType.MEMSET,
+    "Memset": ActivityType.MEMSET,
 }
-"""Categories of GPU activities, spelt as old and new Kineto do."""
-RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
-OPERATOR = frozenset({"cpu_op", "Operator"})
-MOST_DULL = 10_000
-"""Names of operators that are remembered; a trace may make up a new name for every call."""
-_LOADING = "enumerate(DataLoader)"
-BYTES = {
+RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
+OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
+MAX_IGNORED_NAMES = 10_000
+"""Limit of the set of ignored operator names; a trace can have a new name for every call."""
+_DATA_LOADER = "enumerate(DataLoader)"
+DTYPE_BYTES = {
     "Byte": 1,
     "Char": 1,
     "Bool": 1,
@@ -42,148 +48,159 @@ BYTES = {
     "Double": 8,
     "Long": 8,
 }
-"""Bytes an element, by the names that NCCL records carry."""
+"""Bytes per element of the dtypes that PyTorch records for NCCL kernels."""
 
 
 def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
-    """Read one trace, gzipped or not; memory holds only GPU activities and runtime calls.
+    """Read one trace, plain or gzipped; memory holds only GPU activities and runtime calls.
 
-    Raises :class:`~nostall.core.errors.BadTrace` naming file and position where there is nothing to
-    read, and naming the file where no activity ran on a GPU.
+    Raises :class:`~nostall.core.errors.BadTrace` if the file has no events (with the position of
+    the damage), or no GPU activity.
     """
     file = TraceFile(path, progress)
-    columns = _Columns()
-    for events in file.lists(columns.decode):
+    columns = _ColumnBuilder()
+    for events in file.event_lists(columns.decode):
         columns.add(events)
     if not columns.events:
-        raise BadTrace(f"{path}: no events: {file.damage or 'the list is empty'}; record anew")
-    frame, damage = _frame(file)
-    if not columns.start:
-        why = f" ({damage})" if damage else ""
         raise BadTrace(
-            f"{path}: none of {columns.events} events ran on a GPU{why}; record with "
+            f"{path}: no events: {file.damage or 'the list is empty'}; record the trace again"
+        )
+    metadata, damage = _metadata(file)
+    if not columns.start:
+        cause = f" ({damage})" if damage else ""
+        raise BadTrace(
+            f"{path}: none of {columns.events} events ran on a GPU{cause}; record the trace with "
             "ProfilerActivity.CUDA on a machine with a GPU"
         )
-    return columns.recording(path, frame, damage)
+    return columns.recording(path, metadata, damage)
 
 
-def _frame(file: TraceFile) -> tuple[Frame, str | None]:
+def _metadata(file: TraceFile) -> tuple[Metadata, str | None]:
+    """The metadata of a trace that has been read, and the damage of the file."""
     if file.frame.startswith(b"[") or not file.frame:
-        return Frame(), file.damage
+        return Metadata(), file.damage
     try:
-        return msgspec.json.decode(file.frame, type=Frame), file.damage
+        return msgspec.json.decode(file.frame, type=Metadata), file.damage
     except msgspec.DecodeError as error:
-        where = f"what stands around the events cannot be read ({error})"
-        return Frame(), file.damage or where
+        damage = f"the text before and after the events cannot be read ({error})"
+        return Metadata(), file.damage or damage
 
 
-class _Columns:
-    """Columns that grow while the trace streams by."""
+class _ColumnBuilder:
+    """Collects the columns of a recording from lists of events."""
 
     def __init__(self) -> None:
-        self._events = msgspec.json.Decoder(list[Event])
-        self._raw = msgspec.json.Decoder(list[msgspec.Raw])
-        self._one = msgspec.json.Decoder(Event)
-        self.events = self.left_out = 0
+        self._decode_list = msgspec.json.Decoder(list[Event]).decode
+        self._decode_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+        self._decode_event = msgspec.json.Decoder(Event).decode
+        self.events = self.unusable_events = 0
         self.names: dict[str, int] = {}
         self.start, self.end = array("d"), array("d")
-        self.name, self.kind, self.device = array("i"), array("b"), array("h")
+        self.name, self.type, self.device = array("i"), array("b"), array("h")
         self.stream, self.correlation, self.operator = array("q"), array("q"), array("q")
-        self.size, self.message = array("d"), array("d")
+        self.copied_bytes, self.message_bytes = array("d"), array("d")
         self.call_start, self.call_end = array("d"), array("d")
-        self.call_correlation, self.call_waits = array("q"), array("b")
+        self.call_correlation, self.call_synchronizes = array("q"), array("b")
         self.steps: list[tuple[float, float]] = []
         self.loading: list[tuple[float, float]] = []
-        self.amounts: dict[int, Amounts] = {}
-        self._dull: set[str | int | None] = set()
+        self.operator_costs: dict[int, OperatorCost] = {}
+        self._ignored_names: set[str | int | None] = set()
 
     def decode(self, text: bytes | memoryview) -> list[Event]:
-        """A list of events; where a field of one has another type, that one is left out."""
+        """Decode a JSON list of events; an event with a field of a wrong type is skipped."""
         try:
-            return self._events.decode(text)
+            return self._decode_list(text)
         except msgspec.ValidationError:
-            found = []
-            for raw in self._raw.decode(text):
+            events = []
+            for raw in self._decode_raw_list(text):
                 try:
-                    found.append(self._one.decode(raw))
+                    events.append(self._decode_event(raw))
                 except msgspec.ValidationError:
                     self.events += 1
-                    self.left_out += 1
-            return found
+                    self.unusable_events += 1
+            return events
 
     def add(self, events: list[Event]) -> None:
-        """Sort one list of events into the columns."""
+        """Append the events to the columns."""
         self.events += len(events)
-        gpu, runtime, operator, dull = GPU.get, RUNTIME, OPERATOR, self._dull
+        # Local names: this loop runs once per event of the file.
+        activity_type, ignored = GPU_CATEGORIES.get, self._ignored_names
+        runtime_categories, operator_categories = RUNTIME_CATEGORIES, OPERATOR_CATEGORIES
         for event in events:
             if event.ph != "X":
                 continue
             category = event.cat
             if event.dur < 0:
-                self.left_out += 1
-            elif category in operator:
-                if event.name not in dull:
-                    self._operator(event)
-            elif category in runtime:
-                self._call(event)
-            elif category is not None and (kind := gpu(category)) is not None:
-                self._activity(event, kind)
+                self.unusable_events += 1
+            elif category in operator_categories:
+                if event.name not in ignored:
+                    self._add_operator(event)
+            elif category in runtime_categories:
+                self._add_call(event)
+            elif category is not None and (type_ := activity_type(category)) is not None:
+                self._add_activity(event, type_)
             elif category == "user_annotation":
-                self._annotation(event)
+                self._add_annotation(event)
 
-    def _activity(self, event: Event, kind: int) -> None:
-        args = event.args or _NONE
+    def _add_activity(self, event: Event, activity_type: int) -> None:
+        args = event.args or _NO_ARGUMENTS
         name = str(event.name)
         self.start.append(event.ts)
         self.end.append(event.ts + event.dur)
         self.name.append(self.names.setdefault(name, len(self.names)))
-        self.kind.append(kind)
-        self.stream.append(_number(args.stream if args.stream is not None else event.tid))
-        self.device.append(min(_number(args.device), 32767))
+        self.type.append(activity_type)
+        self.stream.append(_parse_id(args.stream if args.stream is not None else event.tid))
+        self.device.append(min(_parse_id(args.device), 32767))
         self.correlation.append(-1 if args.correlation is None else args.correlation)
-        # Old Kineto repeats the correlation instead of naming the operator.
-        own = args.external is None or args.external == args.correlation
-        self.operator.append(-1 if own or args.external is None else args.external)
-        self.size.append(args.bytes or 0.0)
-        self.message.append((args.elements or 0.0) * BYTES.get(args.dtype or "", 0))
+        # Old versions of Kineto write the correlation id instead of the operator's id.
+        operator = args.external_id
+        if operator is None or operator == args.correlation:
+            operator = -1
+        self.operator.append(operator)
+        self.copied_bytes.append(args.bytes or 0.0)
+        self.message_bytes.append(
+            (args.message_elements or 0.0) * DTYPE_BYTES.get(args.dtype or "", 0)
+        )
 
-    def _call(self, event: Event) -> None:
-        args = event.args or _NONE
+    def _add_call(self, event: Event) -> None:
+        args = event.args or _NO_ARGUMENTS
         self.call_start.append(event.ts)
         self.call_end.append(event.ts + event.dur)
         self.call_correlation.append(-1 if args.correlation is None else args.correlation)
-        self.call_waits.append("Synchronize" in str(event.name))
+        self.call_synchronizes.append("Synchronize" in str(event.name))
 
-    def _annotation(self, event: Event) -> None:
+    def _add_annotation(self, event: Event) -> None:
         name = str(event.name)
         if name.startswith("ProfilerStep"):
             self.steps.append((event.ts, event.ts + event.dur))
-        elif name.startswith(_LOADING):
+        elif name.startswith(_DATA_LOADER):
             self.loading.append((event.ts, event.ts + event.dur))
 
-    def _operator(self, event: Event) -> None:
-        """What is counted, and data loaders; other names are remembered as of no interest."""
+    def _add_operator(self, event: Event) -> None:
+        """Add an operator with a cost rule or a data loader; remember other names as ignored."""
         name = str(event.name)
-        if name in OPERATORS:
-            self._count(name, event)
-        elif name.startswith(_LOADING):
+        if name in COST_RULES:
+            self._add_cost(name, event)
+        elif name.startswith(_DATA_LOADER):
             self.loading.append((event.ts, event.ts + event.dur))
-        elif len(self._dull) < MOST_DULL:
-            self._dull.add(event.name)
+        elif len(self._ignored_names) < MAX_IGNORED_NAMES:
+            self._ignored_names.add(event.name)
 
-    def _count(self, name: str, event: Event) -> None:
-        args = event.args or _NONE
-        if args.external is None or not args.dims or not args.types:
+    def _add_cost(self, name: str, event: Event) -> None:
+        args = event.args or _NO_ARGUMENTS
+        if args.external_id is None or not args.input_shapes or not args.input_dtypes:
             return
-        found = amounts(name, bytes(args.dims), bytes(args.types), bytes(args.plain or b"[]"))
-        if found is not None:
-            self.amounts[args.external] = found
+        shapes, dtypes = bytes(args.input_shapes), bytes(args.input_dtypes)
+        cost = operator_cost(name, shapes, dtypes, bytes(args.input_values or b"[]"))
+        if cost is not None:
+            self.operator_costs[args.external_id] = cost
 
-    def recording(self, path: Path, frame: Frame, damage: str | None) -> Recording:
-        """The columns, sorted by start."""
+    def recording(self, path: Path, metadata: Metadata, damage: str | None) -> Recording:
+        """The recording, with columns sorted by start."""
         order = np.argsort(np.frombuffer(self.start), kind="stable")
-        # Clocks count from the epoch; subtracting first keeps the nanoseconds of a float.
+        # Times count from the epoch; subtracting before scaling keeps nanoseconds in a float64.
         origin = float(np.frombuffer(self.start)[order[0]])
+        distributed = metadata.distributed
         return Recording(
             path=path,
             activities=self._activities(order, origin),
@@ -191,53 +208,55 @@ class _Columns:
             names=tuple(self.names),
             steps=_spans(self.steps, origin),
             loading=_spans(self.loading, origin),
-            amounts=self.amounts,
-            origin=origin * SECONDS,
-            rank=frame.distributed.rank if frame.distributed else None,
-            world_size=frame.distributed.world_size if frame.distributed else None,
-            gpu=next((d.name for d in frame.devices if d.name), "unknown GPU"),
-            schema=frame.schema,
+            operator_costs=self.operator_costs,
+            origin=origin * TIME_UNIT,
+            rank=distributed.rank if distributed else None,
+            world_size=distributed.world_size if distributed else None,
+            gpu=next((d.name for d in metadata.devices if d.name), "unknown GPU"),
+            schema=metadata.schema,
             events=self.events,
-            left_out=self.left_out,
+            unusable_events=self.unusable_events,
             damage=damage,
         )
 
     def _activities(self, order: np.ndarray, origin: float) -> Activities:
         device = np.array(self.device, dtype=np.int16)[order]
-        if (named := device >= 0).any():
-            device[~named] = device[named].min()  # some copies of old traces name no device
+        if (has_device := device >= 0).any():
+            # Some copies in old traces have no device.
+            device[~has_device] = device[has_device].min()
         return Activities(
-            start=(np.array(self.start)[order] - origin) * SECONDS,
-            end=(np.array(self.end)[order] - origin) * SECONDS,
+            start=(np.array(self.start)[order] - origin) * TIME_UNIT,
+            end=(np.array(self.end)[order] - origin) * TIME_UNIT,
             name=np.array(self.name, dtype=np.int32)[order],
-            kind=np.array(self.kind, dtype=np.int8)[order],
+            type=np.array(self.type, dtype=np.int8)[order],
             stream=np.array(self.stream, dtype=np.int64)[order],
             device=device,
             correlation=np.array(self.correlation, dtype=np.int64)[order],
-            size=np.array(self.size)[order],
-            message=np.array(self.message)[order],
+            copied_bytes=np.array(self.copied_bytes)[order],
+            message_bytes=np.array(self.message_bytes)[order],
             operator=np.array(self.operator, dtype=np.int64)[order],
         )
 
-    def _calls(self, origin: float) -> Calls:
+    def _calls(self, origin: float) -> RuntimeCalls:
         order = np.argsort(np.array(self.call_start), kind="stable")
-        return Calls(
-            start=(np.array(self.call_start)[order] - origin) * SECONDS,
-            end=(np.array(self.call_end)[order] - origin) * SECONDS,
+        return RuntimeCalls(
+            start=(np.array(self.call_start)[order] - origin) * TIME_UNIT,
+            end=(np.array(self.call_end)[order] - origin) * TIME_UNIT,
             correlation=np.array(self.call_correlation, dtype=np.int64)[order],
-            waits=np.array(self.call_waits, dtype=bool)[order],
+            synchronizes=np.array(self.call_synchronizes, dtype=bool)[order],
         )
 
 
 def _spans(spans: list[tuple[float, float]], origin: float) -> np.ndarray:
-    return (np.array(sorted(spans), dtype=np.float64).reshape(-1, 2) - origin) * SECONDS
+    """(start, end) in seconds since ``origin``, sorted, shape [spans, 2]."""
+    return (np.array(sorted(spans), dtype=np.float64).reshape(-1, 2) - origin) * TIME_UNIT
 
 
-_NONE = Arguments()
+_NO_ARGUMENTS = EventArguments()
 
 
-def _number(value: int | str | None) -> int:
-    """Streams and devices are numbers, or text that holds one ('stream 7')."""
+def _parse_id(value: int | str | None) -> int:
+    """The number of a stream or device, which can be text such as 'stream 7'; -1 if none."""
     if isinstance(value, int):
         return value
     digits = "".join(c for c in str(value) if c.isdigit())

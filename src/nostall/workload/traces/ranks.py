@@ -1,4 +1,4 @@
-"""Several traces of one job, one a rank: read side by side, checked against each other."""
+"""Reader for the Kineto traces of several ranks of one job, with checks across the ranks."""
 
 from __future__ import annotations
 
@@ -13,73 +13,79 @@ from nostall.workload.traces.kineto import read_kineto
 from nostall.workload.traces.recording import Recording
 
 Progress = Callable[[Path, int], None]
-"""Called with a file and the bytes of it read so far."""
+"""Called with a file and the number of its bytes that have been read."""
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The recordings that could be read, what was left out (one line each), and what is odd."""
+class RankRecordings:
+    """The traces that could be read, and what is wrong with the others or with the set."""
 
     recordings: tuple[Recording, ...]
-    left_out: tuple[str, ...]
-    remarks: tuple[str, ...]
+    unreadable: tuple[str, ...]
+    """Reason for each file that could not be read."""
+    notes: tuple[str, ...]
+    """Damage of files, missing or repeated ranks, mixed schema versions."""
 
 
 def read_ranks(
     paths: Sequence[Path], *, processes: int = 1, progress: Progress | None = None
-) -> Ranks:
-    """Read every trace that can be read.
+) -> RankRecordings:
+    """Read all traces that can be read, in ``processes`` worker processes if more than 1.
 
-    With ``processes`` > 1 files are read side by side.  Raises
-    :class:`~nostall.core.errors.BadTrace` with the first reason where none can be read.
+    Raises :class:`~nostall.core.errors.BadTrace` with the first reason if none can be read.
     """
     if processes > 1 and len(paths) > 1:
         with ProcessPoolExecutor(min(processes, len(paths)), get_context("spawn")) as pool:
-            read = []
-            for path, outcome in zip(paths, pool.map(_read, paths), strict=True):
-                read.append(outcome)
+            results = []
+            for path, result in zip(paths, pool.map(_read, paths), strict=True):
+                results.append(result)
                 if progress is not None:
                     progress(path, path.stat().st_size if path.exists() else 0)
     else:
-        read = [_read(path, _for_file(path, progress)) for path in paths]
-    good = [one for one in read if isinstance(one, Recording)]
-    bad = [one for one in read if isinstance(one, str)]
-    if not good:
-        raise BadTrace(bad[0] if bad else "no traces were given; give at least one file")
-    return Ranks(tuple(good), tuple(bad), tuple(_remarks(good)))
+        results = [_read(path, _file_progress(path, progress)) for path in paths]
+    recordings = [result for result in results if isinstance(result, Recording)]
+    unreadable = [result for result in results if isinstance(result, str)]
+    if not recordings:
+        raise BadTrace(unreadable[0] if unreadable else "no traces to read; give at least one file")
+    return RankRecordings(tuple(recordings), tuple(unreadable), tuple(_notes(recordings)))
 
 
-def _for_file(path: Path, progress: Progress | None) -> Callable[[int], None] | None:
+def _file_progress(path: Path, progress: Progress | None) -> Callable[[int], None] | None:
     if progress is None:
         return None
     return lambda done: progress(path, done)
 
 
 def _read(path: Path, progress: Callable[[int], None] | None = None) -> Recording | str:
+    """The recording, or the reason if the file cannot be read."""
     try:
         return read_kineto(path, progress)
     except BadTrace as error:
         return str(error)
 
 
-def _remarks(recordings: Sequence[Recording]) -> list[str]:
-    """What a reader of the numbers should know about the files."""
-    found = []
-    for one in recordings:
-        if one.damage:
-            found.append(f"{one.path}: {one.damage}; what came before is used")
-        if one.left_out:
-            found.append(f"{one.path}: {one.left_out} of {one.events} events are unusable")
-    ranks = [one.rank for one in recordings if one.rank is not None]
-    world = max((one.world_size or 0 for one in recordings), default=0)
-    doubled = sorted({r for r in ranks if ranks.count(r) > 1})
-    if doubled:
-        found.append(f"rank {', '.join(map(str, doubled))} comes more than once")
-    missing = sorted(set(range(world)) - set(ranks))
+def _notes(recordings: Sequence[Recording]) -> list[str]:
+    notes = []
+    for recording in recordings:
+        if recording.damage:
+            notes.append(
+                f"{recording.path}: {recording.damage}; the events before the damage are used"
+            )
+        if recording.unusable_events:
+            notes.append(
+                f"{recording.path}: {recording.unusable_events} of {recording.events} events are "
+                "unusable"
+            )
+    ranks = [recording.rank for recording in recordings if recording.rank is not None]
+    world_size = max((recording.world_size or 0 for recording in recordings), default=0)
+    repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if repeated:
+        notes.append(f"more than one trace has rank {', '.join(map(str, repeated))}")
+    missing = sorted(set(range(world_size)) - set(ranks))
     if ranks and missing:
-        some = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        found.append(f"{len(missing)} of {world} ranks have no trace here ({some})")
-    schemas = sorted({str(one.schema) for one in recordings})
+        listed = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        notes.append(f"no trace for {len(missing)} of {world_size} ranks ({listed})")
+    schemas = sorted({str(recording.schema) for recording in recordings})
     if len(schemas) > 1:
-        found.append(f"the traces have different schema versions ({', '.join(schemas)})")
-    return found
+        notes.append(f"the traces have different schema versions ({', '.join(schemas)})")
+    return notes

@@ -1,79 +1,99 @@
-"""A profiler trace as columns: what ran on the GPUs, what the host called, where steps begin."""
+"""In-memory form of a profiler trace: columns of GPU activities and runtime calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 
-from nostall.workload.traces.amounts import Amounts
+from nostall.workload.traces.operator_cost import OperatorCost
 
-SECONDS = 1e-6
-"""Trace times are microseconds, whatever ``displayTimeUnit`` says: that is for viewers only."""
+TIME_UNIT = 1e-6
+"""Seconds per unit of time in a trace; ``displayTimeUnit`` only affects trace viewers."""
+
+
+class ActivityType(IntEnum):
+    """Types of GPU activities."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
 
 
 @dataclass(frozen=True)
 class Activities:
-    """GPU activities, by start.  One row: start and end (s), name, stream, device, correlation.
-
-    ``name`` indexes ``Recording.names``; ``kind`` is 0 kernel, 1 memcpy, 2 memset; ``size`` bytes
-    copied (0 unknown); ``message`` bytes of a collective (0 unknown); ``operator`` the id of the
-    operator that launched it (-1 unknown).
-    """
+    """GPU activities in columns of shape [activities], sorted by start."""
 
     start: np.ndarray
+    """Seconds."""
     end: np.ndarray
+    """Seconds."""
     name: np.ndarray
-    kind: np.ndarray
+    """Index into ``Recording.names``."""
+    type: np.ndarray
+    """:class:`ActivityType`."""
     stream: np.ndarray
     device: np.ndarray
     correlation: np.ndarray
-    size: np.ndarray
-    message: np.ndarray
+    """Correlation id of the runtime call that launched the activity; -1: unknown."""
+    copied_bytes: np.ndarray
+    """Bytes of a copy; 0: unknown."""
+    message_bytes: np.ndarray
+    """Bytes that this rank contributes to a collective; 0: unknown."""
     operator: np.ndarray
+    """Id of the PyTorch operator that launched the activity; -1: unknown."""
 
     def __len__(self) -> int:
         return len(self.start)
 
     def select(self, rows: np.ndarray) -> Activities:
-        """The rows of a mask or of an index, in order."""
+        """The rows of a boolean mask or of an index array, in the order of that array."""
         return Activities(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Host calls of the GPU runtime: start and end (s), correlation, and whether each waits."""
+class RuntimeCalls:
+    """Calls of the GPU runtime on the host in columns of shape [calls], sorted by start."""
 
     start: np.ndarray
+    """Seconds."""
     end: np.ndarray
+    """Seconds."""
     correlation: np.ndarray
-    waits: np.ndarray
+    """Correlation id of the activity that the call launches; -1: none."""
+    synchronizes: np.ndarray
+    """Whether the call waits for the GPU."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One trace file; times count from its first GPU activity, which began at ``origin``.
-
-    ``steps``: (start, end) in seconds of each ProfilerStep; ``loading``: of the host's waiting for
-    its data loader.  ``amounts``: FLOP and bytes of an operator id, where its shapes were
-    recorded.  ``events`` were read, ``left_out`` of them are unusable; ``damage`` says why reading
-    stopped early.
-    """
+    """One trace file.  Times are seconds since its first GPU activity."""
 
     path: Path
     activities: Activities
-    calls: Calls
+    calls: RuntimeCalls
     names: tuple[str, ...]
+    """Names of the activities."""
     steps: np.ndarray
+    """Start and end of each ProfilerStep, shape [steps, 2]."""
     loading: np.ndarray
-    amounts: Mapping[int, Amounts]
+    """Start and end of each wait of the host for its data loader, shape [waits, 2]."""
+    operator_costs: Mapping[int, OperatorCost]
+    """FLOP and bytes by operator id, if the shapes of the operator were recorded."""
     origin: float
+    """Start of the first GPU activity on the clock of the trace, in seconds."""
     rank: int | None
     world_size: int | None
     gpu: str
+    """Name of the GPU."""
     schema: int | None
+    """Schema version of the file."""
     events: int
-    left_out: int
+    """Number of events that were read."""
+    unusable_events: int
+    """Number of these events that have invalid fields and are skipped."""
     damage: str | None
+    """Why reading stopped before the end of the file; None: the file is complete."""

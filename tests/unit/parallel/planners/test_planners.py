@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.parallel.instances import small
+from benchmarks.parallel.instances import small_problem
 
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan, Infeasible
@@ -114,7 +114,7 @@ def test_heavy_parameters_at_the_end_get_few_replicas() -> None:
 def test_nostall_is_close_to_the_optimum() -> None:
     gaps = []
     for seed in range(5):
-        work, _ = small(seed)
+        work, _ = small_problem(seed)
         optimum = simulated_s(work, make_plan(work, "exhaustive", Effort(600)))
         gaps.append(simulated_s(work, make_plan(work, "nostall", Effort(60, 900))) / optimum - 1)
     assert np.median(gaps) <= 0.01
@@ -178,7 +178,7 @@ def test_swaps_and_moves_of_interchangeable_gpus_are_not_offered() -> None:
 
     If all GPUs are interchangeable, no swap and only one GPU of each stage is offered.
     """
-    work, _ = small(98)
+    work, _ = small_problem(98)
     seconds = simulated_s(work, make_plan(work, "nostall", Effort(600, 900)))
     assert seconds <= simulated_s(work, make_plan(work, "exhaustive", Effort(600)))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nostall.core import BadHardware, BadInput
 from nostall.workload import Resource, load_hardware, presets
-from nostall.workload.hardware import Curve, fit_curve
-from nostall.workload.hardware.quantity import quantity
+from nostall.workload.hardware import EfficiencyCurve, fit_efficiency
+from nostall.workload.hardware.quantity import parse_quantity
 
 TEXT = """
 name = "mine"
@@ -29,32 +29,32 @@ overhead = "0.001 s"
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_gives_a_source_for_every_number(name: str) -> None:
-    found = load_hardware(name)
-    assert found.name == name
+def test_every_preset_has_a_source_for_every_number(name: str) -> None:
+    hardware = load_hardware(name)
+    assert hardware.name == name
     links = ("pcie", "pcie_links", "nvlink", "ethernet")
     for number in ("flops", "memory", "memory_size", *links, "gpus_per_server", "efficiency"):
-        assert found.sources[number], number
+        assert hardware.sources[number], number
 
 
-def test_the_published_cluster_marks_what_is_not_verified() -> None:
+def test_the_published_cluster_marks_unverified_numbers() -> None:
     sources = load_hardware("pai-2018").sources
     for number in ("memory", "memory_size", "gpus_per_server", "efficiency"):
         assert "not verified" in sources[number]
 
 
-def test_a_file_gives_units_and_its_own_efficiency(tmp_path: Path) -> None:
+def test_a_file_has_units_and_efficiencies_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TEXT)
-    found = load_hardware(str(path))
-    assert found.memory_size == 16 * 2**30
-    assert found.curve(Resource.ETHERNET) == Curve(0.5, 0.001)
-    assert found.curve(Resource.PCIE) == Curve(0.7)
-    assert found.nvlink == 0
+    hardware = load_hardware(str(path))
+    assert hardware.memory_size == 16 * 2**30
+    assert hardware.curve(Resource.ETHERNET) == EfficiencyCurve(0.5, 0.001)
+    assert hardware.curve(Resource.PCIE) == EfficiencyCurve(0.7)
+    assert hardware.nvlink == 0
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('"1 TB/s"', "1e12", "unit"),
         ('"1 TB/s"', '"1 TB"', "not an amount in B/s"),
@@ -67,21 +67,23 @@ def test_a_file_gives_units_and_its_own_efficiency(tmp_path: Path) -> None:
         ('name = "mine"', "name =", "not TOML"),
     ],
 )
-def test_a_bad_file_is_refused_by_name(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_bad_file_is_rejected_with_its_name(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TEXT.replace(old, new))
     with pytest.raises(BadHardware) as error:
         load_hardware(str(path))
-    assert said in str(error.value) and "mine.toml" in str(error.value)
+    assert message in str(error.value) and "mine.toml" in str(error.value)
 
 
-def test_a_name_that_is_neither_file_nor_preset_lists_the_presets() -> None:
+def test_the_error_for_an_unknown_name_lists_the_presets() -> None:
     with pytest.raises(BadHardware, match="pai-2018"):
         load_hardware("b300")
 
 
 @pytest.mark.parametrize(
-    ("text", "dimension", "value"),
+    ("text", "base_unit", "value"),
     [
         ("25 Gb/s", "B/s", 3.125e9),
         ("25Gbps", "B/s", 3.125e9),
@@ -91,44 +93,46 @@ def test_a_name_that_is_neither_file_nor_preset_lists_the_presets() -> None:
         ("1e-3 s", "s", 1e-3),
     ],
 )
-def test_quantities(text: str, dimension: str, value: float) -> None:
-    assert quantity(text, dimension) == pytest.approx(value)
+def test_quantities(text: str, base_unit: str, value: float) -> None:
+    assert parse_quantity(text, base_unit) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["25", "25 Gb", "-1 GB/s", "GB/s", "1 gb/s", "nan GB/s", ""])
-def test_what_is_no_rate(text: str) -> None:
+def test_texts_that_are_not_rates_are_rejected(text: str) -> None:
     with pytest.raises(BadInput):
-        quantity(text, "B/s")
+        parse_quantity(text, "B/s")
 
 
 @given(st.floats(0.01, 1.0), st.floats(0, 1e-2), st.integers(3, 12))
-def test_a_fit_recovers_the_curve_that_made_the_measurements(share, overhead, points) -> None:
-    truth, peak = Curve(share, overhead), 10e9
+def test_a_fit_recovers_the_curve_of_exact_measurements(share, overhead, points) -> None:
+    truth, peak = EfficiencyCurve(share, overhead), 10e9
     sizes = np.geomspace(1e4, 1e9, points)
-    found = fit_curve(sizes, [truth.seconds(s, peak) for s in sizes], peak)
-    assert found.worst_error < 1e-6
-    assert found.curve.share == pytest.approx(share, rel=1e-4)
-    assert found.curve.overhead == pytest.approx(overhead, rel=1e-3, abs=1e-9)
+    fit = fit_efficiency(sizes, [truth.seconds(s, peak) for s in sizes], peak)
+    assert fit.worst_error < 1e-6
+    assert fit.curve.share == pytest.approx(share, rel=1e-4)
+    assert fit.curve.overhead == pytest.approx(overhead, rel=1e-3, abs=1e-9)
 
 
-def test_a_fit_stays_physical_where_noise_says_otherwise() -> None:
+def test_a_fit_stays_within_its_bounds_for_impossible_measurements() -> None:
     sizes = [1e6, 2e6, 3e6]
-    faster_than_peak = fit_curve(sizes, [s / 20e9 for s in sizes], 10e9)
+    faster_than_peak = fit_efficiency(sizes, [s / 20e9 for s in sizes], 10e9)
     assert faster_than_peak.curve.share == 1.0
-    negative_start = fit_curve(sizes, [1e-4, 5e-4, 9e-4], 10e9)
-    assert negative_start.curve.overhead == 0.0
+    negative_overhead = fit_efficiency(sizes, [1e-4, 5e-4, 9e-4], 10e9)
+    assert negative_overhead.curve.overhead == 0.0
 
 
 def test_half_size_reaches_half_the_share() -> None:
-    curve, peak = Curve(0.8, 1e-3), 10e9
-    half = curve.half_size(peak)
-    assert half / curve.seconds(half, peak) / peak == pytest.approx(0.4)
+    curve, peak = EfficiencyCurve(0.8, 1e-3), 10e9
+    half_size = curve.half_size(peak)
+    assert half_size / curve.seconds(half_size, peak) / peak == pytest.approx(0.4)
     assert curve.seconds(0, peak) == 0
 
 
 @pytest.mark.parametrize(
     ("sizes", "seconds"), [([1e6], [1.0]), ([1e6, 1e6], [1.0, 2.0]), ([1e6, 2e6], [1.0, 0.0])]
 )
-def test_too_little_to_fit(sizes: list[float], seconds: list[float]) -> None:
+def test_too_few_or_impossible_measurements_cannot_be_fitted(
+    sizes: list[float], seconds: list[float]
+) -> None:
     with pytest.raises(BadInput):
-        fit_curve(sizes, seconds, 10e9)
+        fit_efficiency(sizes, seconds, 10e9)

@@ -1,4 +1,4 @@
-"""Job records and tables of them: what is read, what is left out, what is refused."""
+"""Job records and job tables: units, skipped rows, rejected files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from nostall.core import BadJob, MissingPart
 from nostall.workload import Architecture, Job, read_jobs
 
-GOOD = """name,architecture,replicas,flops [T],dense_bytes [MB],weight_traffic [GB],gpu_hours
+TWO_JOBS = """name,architecture,replicas,flops [T],dense_bytes [MB],weight_traffic [GB],gpu_hours
 resnet,allreduce-local,8,1.5,204,0.357,12
 ctr,PS/Worker,16,0.1,1,,80
 """
@@ -24,15 +24,15 @@ def write(tmp_path: Path, text: str, name: str = "jobs.csv") -> Path:
 
 
 @pytest.mark.parametrize("name", ["jobs.csv", "jobs.csv.gz"])
-def test_units_and_spellings(tmp_path: Path, name: str) -> None:
-    found = read_jobs(write(tmp_path, GOOD, name))
-    resnet, ctr = found.jobs
+def test_units_and_spellings_of_architectures(tmp_path: Path, name: str) -> None:
+    table = read_jobs(write(tmp_path, TWO_JOBS, name))
+    resnet, ctr = table.jobs
     assert resnet.flops == pytest.approx(1.5e12)
     assert resnet.dense_bytes == pytest.approx(204e6)
     assert resnet.weight_traffic == pytest.approx(357e6)
     assert ctr.architecture is Architecture.PS_WORKER
     assert ctr.weight_traffic is None
-    assert found.skipped == 0
+    assert table.num_skipped == 0
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -41,15 +41,15 @@ def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "jobs.parquet"
     columns = {"architecture": ["1w1g", "ps-worker", None], "flops [G]": [1.0, 2.0, 3.0]}
     parquet.write_table(pyarrow.table({**columns, "replicas": [1, 4, 1]}), path)
-    found = read_jobs(path)
-    assert [j.flops for j in found.jobs] == [1e9, 2e9]
-    assert (found.left_out[0].where, found.skipped) == ("row 3", 1)
+    table = read_jobs(path)
+    assert [j.flops for j in table.jobs] == [1e9, 2e9]
+    assert (table.skipped_rows[0].position, table.num_skipped) == ("row 3", 1)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(BadJob, match=r"jobs\.parquet"):
         read_jobs(path)
 
 
-def test_parquet_without_pyarrow_says_how_to_get_it(
+def test_the_error_for_missing_pyarrow_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -68,22 +68,24 @@ def test_parquet_without_pyarrow_says_how_to_get_it(
         ("x,ps-worker,2,-1,1,1,1", "flops"),
         ("x,ps-worker,2,nan,1,1,1", "flops"),
         ("x,ps-worker,2,many,1,1,1", "flops"),
-        ("x,ps-worker,2,,1,1,1", "does something|do"),
+        ("x,ps-worker,2,,1,1,1", "does no work"),
         ("x,1w1g,2,1,1,1,1", "1w1g"),
         ("x,ps-worker,2", "cells"),
         ("x,ps-worker,2,1,1,1,1,9,9", "cells"),
     ],
 )
-def test_a_bad_row_is_left_out_and_the_rest_is_kept(tmp_path: Path, row: str, reason: str) -> None:
-    found = read_jobs(write(tmp_path, GOOD + row + "\n"))
-    assert len(found.jobs) == 2
-    assert found.skipped == 1
-    assert found.left_out[0].where == "line 4"
-    assert any(part in found.left_out[0].reason for part in reason.split("|"))
+def test_a_bad_row_is_skipped_and_the_others_are_read(
+    tmp_path: Path, row: str, reason: str
+) -> None:
+    table = read_jobs(write(tmp_path, TWO_JOBS + row + "\n"))
+    assert len(table.jobs) == 2
+    assert table.num_skipped == 1
+    assert table.skipped_rows[0].position == "line 4"
+    assert reason in table.skipped_rows[0].reason
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "architecture"),
         ("name,flops\nx,1\n", "architecture"),
@@ -95,21 +97,23 @@ def test_a_bad_row_is_left_out_and_the_rest_is_kept(tmp_path: Path, row: str, re
         ("architecture,flops\n", "none of 0 rows"),
     ],
 )
-def test_a_table_without_jobs_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
+def test_a_table_without_jobs_is_rejected_with_its_name(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(BadJob) as error:
         read_jobs(write(tmp_path, text))
-    assert said in str(error.value) and "jobs.csv" in str(error.value)
+    assert message in str(error.value) and "jobs.csv" in str(error.value)
 
 
-def test_a_truncated_file_yields_what_came_before_the_damage(tmp_path: Path) -> None:
+def test_the_rows_before_the_damage_of_a_truncated_file_are_read(tmp_path: Path) -> None:
     rows = "".join(f"x{n},1w1g,1,{n}.{n * 7919 % 1000},1,1,1\n" for n in range(1, 20_000))
-    path = write(tmp_path, GOOD + rows, "jobs.csv.gz")
+    path = write(tmp_path, TWO_JOBS + rows, "jobs.csv.gz")
     path.write_bytes(path.read_bytes()[:-5000])
-    found = read_jobs(path)
-    assert 1000 < len(found.jobs) < 20_000
-    assert found.skipped == 1
-    assert "not readable" in found.left_out[0].reason
-    assert found.left_out[0].where.startswith("after line ")
+    table = read_jobs(path)
+    assert 1000 < len(table.jobs) < 20_000
+    assert table.num_skipped == 1
+    assert "not readable" in table.skipped_rows[0].reason
+    assert table.skipped_rows[0].position.startswith("after line ")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,7 @@ def test_a_truncated_file_yields_what_came_before_the_damage(tmp_path: Path) -> 
         ("jobs.csv", b"architecture,flops\n1w1g,\x001\n"),
     ],
 )
-def test_broken_files_name_themselves(tmp_path: Path, name: str, data: bytes) -> None:
+def test_the_error_for_a_broken_file_names_it(tmp_path: Path, name: str, data: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(BadJob, match=r"jobs\.csv"):
@@ -131,6 +135,6 @@ def test_broken_files_name_themselves(tmp_path: Path, name: str, data: bytes) ->
 @pytest.mark.parametrize(
     "changes", [{"flops": math.inf}, {"batch": 0}, {"replicas": 0}, {"weight_traffic": -1.0}]
 )
-def test_impossible_jobs_are_refused(changes: dict[str, float]) -> None:
+def test_impossible_jobs_are_rejected(changes: dict[str, float]) -> None:
     with pytest.raises(BadJob, match=next(iter(changes))):
         Job("x", Architecture.PS_WORKER, **{"flops": 1.0, **changes})  # type: ignore[arg-type]

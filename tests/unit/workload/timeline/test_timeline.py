@@ -1,4 +1,4 @@
-"""Timelines made by hand: each moment is counted once, and every idle gap has its cause."""
+"""Timelines of small handmade traces: busy parts, causes of idle gaps, bottlenecks, roofline."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from hypothesis import strategies as st
 
 from nostall.core import BadTrace
 from nostall.workload.jobs.record import Resource
-from nostall.workload.timeline.advice import advise
-from nostall.workload.timeline.analysis import PARTS, Timeline, analyse
+from nostall.workload.timeline.analysis import TIME_PARTS, Timeline, build_timelines
+from nostall.workload.timeline.bottlenecks import find_bottlenecks
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.kernels import kernel_times
-from nostall.workload.timeline.strip import strip
-from nostall.workload.traces.kinds import Kind, kind_of_name
+from nostall.workload.timeline.time_slices import slice_shares
 from nostall.workload.traces.kineto import read_kineto
-from tests.unit.workload.job_records import ROUND
+from nostall.workload.traces.work_kinds import WorkKind, kernel_work_kind
+from tests.unit.workload.job_records import TEST_HARDWARE
 from tests.unit.workload.trace_events import Event, event, kernel, launch, trace, write
 
 GEMM, ADD, NCCL = "ampere_sgemm_128x64_nn", "vectorized_elementwise_kernel", "ncclDevKernel_AllRed"
 
 
-def timeline(tmp_path: Path, *events: Event) -> Timeline:
-    [found] = analyse(read_kineto(write(tmp_path / "t.json", trace(*events))))
-    return found
+def make_timeline(tmp_path: Path, *events: Event) -> Timeline:
+    [only] = build_timelines(read_kineto(write(tmp_path / "t.json", trace(*events))))
+    return only
 
 
-def microseconds(found: Timeline) -> dict[str, float]:
-    return {k: round(v * 1e6, 3) for k, v in found.parts.items() if v > 1e-12}
+def microseconds(timeline: Timeline) -> dict[str, float]:
+    return {k: round(v * 1e6, 3) for k, v in timeline.parts.items() if v > 1e-12}
 
 
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 
 
-def covered(pairs: list[tuple[int, int]]) -> set[int]:
+def covered_times(pairs: list[tuple[int, int]]) -> set[int]:
     return {t for start, length in pairs for t in range(start, start + length)}
 
 
-def intervals(pairs: list[tuple[int, int]]) -> Intervals:
+def make_intervals(pairs: list[tuple[int, int]]) -> Intervals:
     start = np.array([s for s, _ in pairs], dtype=float)
     return Intervals.union(start, start + np.array([n for _, n in pairs], dtype=float))
 
 
 @given(spans, spans, st.integers(0, 40), st.integers(1, 40))
-def test_interval_algebra_is_that_of_sets(a, b, low, width) -> None:
-    first, second = intervals(a), intervals(b)
-    assert first.length == len(covered(a))
-    assert (first | second).length == len(covered(a) | covered(b))
-    assert first.overlap(second) == len(covered(a) & covered(b))
+def test_interval_operations_are_those_of_sets(a, b, low, width) -> None:
+    first, second = make_intervals(a), make_intervals(b)
+    assert first.length == len(covered_times(a))
+    assert (first | second).length == len(covered_times(a) | covered_times(b))
+    assert first.overlap(second) == len(covered_times(a) & covered_times(b))
     window = set(range(low, low + width))
-    assert first.clip(low, low + width).length == len(covered(a) & window)
-    assert first.gaps(low, low + width).length == len(window - covered(a))
+    assert first.clip(low, low + width).length == len(covered_times(a) & window)
+    assert first.gaps(low, low + width).length == len(window - covered_times(a))
     assert all(first.start[1:] > first.end[:-1])
 
 
-def test_each_moment_is_counted_once_and_exposed_communication_is_what_nothing_hides(
+def test_each_moment_counts_once_and_communication_last_of_the_kernels(
     tmp_path: Path,
 ) -> None:
-    found = timeline(
+    timeline = make_timeline(
         tmp_path,
         kernel(GEMM, 0, 10),
         kernel(ADD, 5, 10, stream=8),
@@ -68,170 +68,180 @@ def test_each_moment_is_counted_once_and_exposed_communication_is_what_nothing_h
         event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 20, 6, stream=10),
         event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 25, 3, stream=10),
     )
-    assert microseconds(found) == {
+    assert microseconds(timeline) == {
         "compute": 10, "memory": 5, "weights": 7, "data": 4, "copies": 2,
     }  # fmt: skip
-    assert found.span == pytest.approx(28e-6)
-    assert found.communication == pytest.approx(10e-6)
-    assert found.overlap == pytest.approx(0.3)
+    assert timeline.span == pytest.approx(28e-6)
+    assert timeline.communication == pytest.approx(10e-6)
+    assert timeline.overlap == pytest.approx(0.3)
 
 
-def test_idle_time_by_cause(tmp_path: Path) -> None:
-    found = timeline(
+def test_causes_of_idle_time(tmp_path: Path) -> None:
+    timeline = make_timeline(
         tmp_path,
         launch(0, 1), kernel(ADD, 10, 10, launch=1),
-        launch(5, 2), kernel(ADD, 23, 7, launch=2),      # launched long before: other
+        launch(5, 2), kernel(ADD, 23, 7, launch=2),      # launched before the gap: other
         launch(36, 3), kernel(ADD, 40, 10, launch=3),    # launched late: launch
         event("cuda_runtime", "cudaStreamSynchronize", 45, 10),
-        launch(56, 4), kernel(ADD, 60, 10, launch=4),    # the host had waited: sync
+        launch(56, 4), kernel(ADD, 60, 10, launch=4),    # after a synchronisation: sync
         event("user_annotation", "enumerate(DataLoader)#_Next", 65, 10),
-        launch(76, 5), kernel(ADD, 80, 10, launch=5),    # the host had loaded: input
+        launch(76, 5), kernel(ADD, 80, 10, launch=5),    # after the data loader: input
         kernel(ADD, 95, 5, launch=6),                    # launch not recorded: other
     )  # fmt: skip
-    assert microseconds(found) == {
+    assert microseconds(timeline) == {
         "memory": 52, "idle_other": 8, "idle_launch": 10, "idle_sync": 10, "idle_input": 10,
     }  # fmt: skip
-    assert found.late_gaps == 1
-    assert found.backlog_gap == pytest.approx(3e-6)
+    assert timeline.num_late_gaps == 1
+    assert timeline.on_time_gap == pytest.approx(3e-6)
 
 
-@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 30), st.sampled_from(Kind), st.integers(0, 3)), min_size=1, max_size=25))  # fmt: skip # noqa: E501
+activity_rows = st.tuples(
+    st.integers(0, 99), st.integers(0, 30), st.sampled_from(WorkKind), st.integers(0, 3)
+)
+"""(start, duration, kind of work, stream)."""
+
+
+@given(st.lists(activity_rows, min_size=1, max_size=25))
 def test_the_parts_sum_to_the_span(tmp_path_factory, rows) -> None:
-    names = {Kind.COMPUTE: GEMM, Kind.MEMORY: ADD, Kind.COMMUNICATION: NCCL}
-    made = [
-        kernel(names[k], s, n, stream=q)
-        if k in names
-        else event("gpu_memcpy", f"Memcpy {'HtoD' if k is Kind.INPUT else 'DtoH'}", s, n, stream=q)
+    kernel_names = {WorkKind.COMPUTE: GEMM, WorkKind.MEMORY: ADD, WorkKind.COMMUNICATION: NCCL}
+    events = [
+        kernel(kernel_names[k], s, n, stream=q)
+        if k in kernel_names
+        else event(
+            "gpu_memcpy", f"Memcpy {'HtoD' if k is WorkKind.INPUT else 'DtoH'}", s, n, stream=q
+        )
         for s, n, k, q in rows
     ]
-    path = write(tmp_path_factory.mktemp("t") / "t.json", trace(*made))
+    path = write(tmp_path_factory.mktemp("t") / "t.json", trace(*events))
     if not any(n for _, n, _, _ in rows):
         with pytest.raises(BadTrace, match="duration 0"):
-            analyse(read_kineto(path))
+            build_timelines(read_kineto(path))
         return
-    [found] = analyse(read_kineto(path))
-    assert set(found.parts) == set(PARTS)
-    assert sum(found.parts.values()) == pytest.approx(found.span)
-    assert all(v >= -1e-15 for v in found.parts.values())
-    assert 0 <= found.overlap <= 1 + 1e-9
-    for advice in advise(found):
-        assert advice.gain > 1
-        assert advice.recoverable <= found.span
+    [timeline] = build_timelines(read_kineto(path))
+    assert set(timeline.parts) == set(TIME_PARTS)
+    assert sum(timeline.parts.values()) == pytest.approx(timeline.span)
+    assert all(v >= -1e-15 for v in timeline.parts.values())
+    assert 0 <= timeline.overlap <= 1 + 1e-9
+    for bottleneck in find_bottlenecks(timeline):
+        assert bottleneck.max_speedup > 1
+        assert bottleneck.recoverable_seconds <= timeline.span
 
 
-def test_devices_are_analysed_apart(tmp_path: Path) -> None:
-    made = trace(kernel(GEMM, 0, 10, device=0), kernel(ADD, 0, 20, device=1))
-    found = analyse(read_kineto(write(tmp_path / "t.json", made)))
-    assert [t.device for t in found] == [0, 1]
-    assert [t.span for t in found] == pytest.approx([10e-6, 20e-6])
+def test_each_device_has_a_timeline(tmp_path: Path) -> None:
+    two_gpus = trace(kernel(GEMM, 0, 10, device=0), kernel(ADD, 0, 20, device=1))
+    timelines = build_timelines(read_kineto(write(tmp_path / "t.json", two_gpus)))
+    assert [t.device for t in timelines] == [0, 1]
+    assert [t.span for t in timelines] == pytest.approx([10e-6, 20e-6])
 
 
-def test_recorded_steps_leave_out_what_came_before(tmp_path: Path) -> None:
-    found = timeline(
+def test_the_span_starts_with_the_first_recorded_step(tmp_path: Path) -> None:
+    timeline = make_timeline(
         tmp_path,
         kernel(ADD, 0, 50),
         event("user_annotation", "ProfilerStep#1", 100, 40),
         event("user_annotation", "ProfilerStep#2", 140, 40),
         kernel(GEMM, 110, 10),
-        kernel(GEMM, 180, 20),  # runs on after the host's step has ended
+        kernel(GEMM, 180, 20),  # ends after the step of the host
     )
-    assert found.steps == 2
-    assert found.span == pytest.approx(100e-6)
-    assert found.parts["memory"] == 0
+    assert timeline.steps == 2
+    assert timeline.span == pytest.approx(100e-6)
+    assert timeline.parts["memory"] == 0
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("ampere_sgemm_128x64_nn", Kind.COMPUTE),
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_tn>()", Kind.COMPUTE),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", Kind.COMPUTE),
-        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3>()", Kind.COMPUTE),
-        ("flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", Kind.COMPUTE),
-        ("Cijk_Ailk_Bljk_SB_MT64x64x16_SN", Kind.COMPUTE),
-        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Kind.COMMUNICATION),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", Kind.COMMUNICATION),
-        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>()", Kind.COMMUNICATION),
-        ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>", Kind.MEMORY),
-        ("void fbgemm_gpu::permute_2D_data_kernel<false, int>()", Kind.MEMORY),
-        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128>()", Kind.MEMORY),
-        ("void splitKreduce_kernel<float>(cublasSplitKParams<float>)", Kind.MEMORY),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp>()", Kind.MEMORY),
-        ("void cudnn::ops::nchwToNhwcKernel<float>()", Kind.MEMORY),
+        ("ampere_sgemm_128x64_nn", WorkKind.COMPUTE),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_tn>()", WorkKind.COMPUTE),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", WorkKind.COMPUTE),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3>()", WorkKind.COMPUTE),
+        ("flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", WorkKind.COMPUTE),
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16_SN", WorkKind.COMPUTE),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", WorkKind.COMMUNICATION),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", WorkKind.COMMUNICATION),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>()", WorkKind.COMMUNICATION),
+        ("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add>", WorkKind.MEMORY),
+        ("void fbgemm_gpu::permute_2D_data_kernel<false, int>()", WorkKind.MEMORY),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128>()", WorkKind.MEMORY),
+        ("void splitKreduce_kernel<float>(cublasSplitKParams<float>)", WorkKind.MEMORY),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp>()", WorkKind.MEMORY),
+        ("void cudnn::ops::nchwToNhwcKernel<float>()", WorkKind.MEMORY),
     ],
 )  # fmt: skip
-def test_kinds_by_name(name: str, kind: Kind) -> None:
-    assert kind_of_name(name) is kind
+def test_work_kinds_by_kernel_name(name: str, kind: WorkKind) -> None:
+    assert kernel_work_kind(name) is kind
 
 
-def test_advice_names_the_level_and_bounds_the_gain(tmp_path: Path) -> None:
-    found = timeline(
+def test_bottlenecks_have_a_remedy_and_a_bound(tmp_path: Path) -> None:
+    timeline = make_timeline(
         tmp_path,
         launch(0, 1), kernel(GEMM, 0, 50, launch=1),
         launch(1, 2), kernel(NCCL, 50, 30, launch=2),
         launch(81, 3), kernel(ADD, 85, 4, launch=3),
         launch(82, 4), kernel(ADD, 90, 10, launch=4),
     )  # fmt: skip
-    advice = {a.problem: a for a in advise(found)}
-    exposed = advice["communication that no computation hides"]
-    assert exposed.level.startswith("nostall.parallel")
-    assert exposed.gain == pytest.approx(100 / 70)
-    late = advice["the GPU waits for launches"]
-    assert late.recoverable == pytest.approx((5 - 1) * 1e-6)  # less the gap of one in time
-    fused = advice["chains of memory-bound kernels"]
-    assert (fused.level.split(":")[0], fused.recoverable) == ("nostall.fusion", pytest.approx(4e-6))
+    bottlenecks = {b.problem: b for b in find_bottlenecks(timeline)}
+    exposed = bottlenecks["communication that no computation hides"]
+    assert exposed.remedy.startswith("nostall.parallel")
+    assert exposed.max_speedup == pytest.approx(100 / 70)
+    late = bottlenecks["the GPU waits for launches"]
+    # Minus the gap before a launch in time.
+    assert late.recoverable_seconds == pytest.approx((5 - 1) * 1e-6)
+    unfused = bottlenecks["chains of memory-bound kernels"]
+    assert unfused.remedy.split(":")[0] == "nostall.fusion"
+    assert unfused.recoverable_seconds == pytest.approx(4e-6)
 
 
-def test_communication_can_hide_only_behind_computation(tmp_path: Path) -> None:
-    found = timeline(tmp_path, kernel(GEMM, 0, 10), kernel(NCCL, 10, 90))
-    [only] = advise(found)
-    assert only.seconds == pytest.approx(90e-6)
-    assert only.gain == pytest.approx(100 / 90)
+def test_only_computation_can_hide_communication(tmp_path: Path) -> None:
+    timeline = make_timeline(tmp_path, kernel(GEMM, 0, 10), kernel(NCCL, 10, 90))
+    [exposed] = find_bottlenecks(timeline)
+    assert exposed.seconds == pytest.approx(90e-6)
+    assert exposed.max_speedup == pytest.approx(100 / 90)
 
 
-def test_products_with_recorded_shapes_are_placed_under_the_roofline(tmp_path: Path) -> None:
+def test_products_with_recorded_shapes_have_a_roofline_position(tmp_path: Path) -> None:
     shapes = {"Input Dims": [[1000, 1000], [1000, 1000]], "Input type": ["float", "float"]}
-    found = timeline(
+    timeline = make_timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 0, 1, **shapes, **{"External id": 5}),
         kernel(GEMM, 0, 400, **{"External id": 5}),
         kernel(ADD, 400, 100),
     )
-    product, add = kernel_times(found, ROUND)
-    assert product.placement is not None
-    assert product.placement.bound == "compute"
-    assert product.placement.reached == pytest.approx(2e9 / 10e12 / 400e-6)
-    assert (add.placement, add.placed) == (None, 0)
-    [below] = advise(found, [product, add])
-    assert below.level.startswith("nostall.sass")
-    assert below.gain == pytest.approx(500 / 300)
-    assert kernel_times(found)[0].placement is None
+    product, add = kernel_times(timeline, TEST_HARDWARE)
+    assert product.roofline is not None
+    assert product.roofline.bound == "compute"
+    assert product.roofline.attained_share == pytest.approx(2e9 / 10e12 / 400e-6)
+    assert (add.roofline, add.roofline_seconds) == (None, 0)
+    [slow_product] = find_bottlenecks(timeline, [product, add])
+    assert slow_product.remedy.startswith("nostall.sass")
+    assert slow_product.max_speedup == pytest.approx(500 / 300)
+    assert kernel_times(timeline)[0].roofline is None
 
 
-def test_a_pass_over_memory_has_its_own_roof_and_is_no_product(tmp_path: Path) -> None:
+def test_memory_bound_kernels_have_the_memory_roof_and_are_no_products(tmp_path: Path) -> None:
     shapes = {"Input Dims": [[1000, 1000], [1000, 1000]], "Input type": ["float", "float"]}
-    found = timeline(
+    timeline = make_timeline(
         tmp_path,
         event("cpu_op", "aten::add", 0, 1, **shapes, **{"External id": 5}),
         kernel(ADD, 0, 40, **{"External id": 5}),
     )
-    [add] = kernel_times(found, ROUND)
-    assert add.placement is not None and add.placement.bound == "memory"
-    assert add.placement.roof_seconds == pytest.approx(12e6 / ROUND.rate(Resource.MEMORY))
-    assert not [a for a in advise(found, [add]) if "products" in a.problem]
+    [add] = kernel_times(timeline, TEST_HARDWARE)
+    assert add.roofline is not None and add.roofline.bound == "memory"
+    assert add.roofline.roof_seconds == pytest.approx(12e6 / TEST_HARDWARE.rate(Resource.MEMORY))
+    assert not [b for b in find_bottlenecks(timeline, [add]) if "products" in b.problem]
 
 
-def test_slices_add_up_to_the_parts(tmp_path: Path) -> None:
-    found = timeline(
+def test_slices_sum_to_the_parts(tmp_path: Path) -> None:
+    timeline = make_timeline(
         tmp_path,
         kernel(GEMM, 0, 33),
         kernel(ADD, 20, 30, stream=8),
         kernel(NCCL, 45, 20, stream=9),
         kernel(ADD, 80, 17),
     )
-    shares = strip(found, 7)
+    shares = slice_shares(timeline, 7)
     assert shares.shape == (5, 7)
-    seconds = shares.sum(axis=1) * found.span / 7
-    names = ("compute", "memory", "weights", "data", "copies")
-    assert seconds == pytest.approx([found.parts[name] for name in names])
+    seconds = shares.sum(axis=1) * timeline.span / 7
+    busy_parts = ("compute", "memory", "weights", "data", "copies")
+    assert seconds == pytest.approx([timeline.parts[part] for part in busy_parts])
     assert (shares.sum(axis=0) <= 1 + 1e-9).all()

@@ -1,4 +1,4 @@
-"""FLOP and bytes of recorded operators, with PyTorch's own counting as the oracle."""
+"""FLOP and bytes of recorded operators, compared with PyTorch's FLOP counter."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nostall.workload.traces.amounts import Amounts, amounts
+from nostall.workload.traces.operator_cost import OperatorCost, operator_cost
 
 torch = pytest.importorskip("torch")
 
 
-def counted(operator: str, dims: Any, types: Any, plain: Any = ()) -> Amounts | None:
-    return amounts(operator, *(json.dumps(one).encode() for one in (dims, types, plain)))
+def cost(operator: str, shapes: Any, dtypes: Any, values: Any = ()) -> OperatorCost | None:
+    return operator_cost(operator, *(json.dumps(v).encode() for v in (shapes, dtypes, values)))
 
 
-SMALL = st.integers(1, 3)
+small = st.integers(1, 3)
 
 
 @settings(deadline=None, max_examples=40)
-@given(SMALL, st.integers(1, 2), SMALL, SMALL, st.integers(0, 2), SMALL, SMALL, st.integers(5, 9))
-def test_convolutions_are_those_that_pytorch_counts(
+@given(small, st.integers(1, 2), small, small, st.integers(0, 2), small, small, st.integers(5, 9))
+def test_flops_of_convolutions_are_those_of_pytorch(
     batch: int, groups: int, out: int, kernel: int, pad: int, stride: int, dilate: int, size: int
 ) -> None:
     from torch.utils.flop_counter import FlopCounterMode
@@ -32,23 +32,23 @@ def test_convolutions_are_those_that_pytorch_counts(
     weight = torch.empty(out * groups, 4, kernel, 2, device="meta")
     if dilate * (kernel - 1) + 1 > size + 2 * pad:
         return
-    how = ((stride, 1), (pad, 1), (dilate, 1))
+    options = ((stride, 1), (pad, 1), (dilate, 1))
     with FlopCounterMode(display=False) as counter:
-        y = torch.ops.aten.convolution(x, weight, None, *how, False, (0, 0), groups)
-    strides, paddings, dilations = (str(list(pair)) for pair in how)
-    plain = ["", "", paddings, strides, dilations, str(groups), "False", "False", "True"]
-    dims = [list(x.shape), list(weight.shape), *([],) * 7]
-    types = ["float", "float", "ScalarList", "ScalarList", "ScalarList", *("Scalar",) * 4]
-    found = counted("aten::cudnn_convolution", dims, types, plain)
+        y = torch.ops.aten.convolution(x, weight, None, *options, False, (0, 0), groups)
+    strides, paddings, dilations = (str(list(pair)) for pair in options)
+    values = ["", "", paddings, strides, dilations, str(groups), "False", "False", "True"]
+    shapes = [list(x.shape), list(weight.shape), *([],) * 7]
+    dtypes = ["float", "float", "ScalarList", "ScalarList", "ScalarList", *("Scalar",) * 4]
+    forward = cost("aten::cudnn_convolution", shapes, dtypes, values)
     moved = 4 * (x.numel() + weight.numel() + y.numel())
-    assert found == Amounts(counter.get_total_flops(), moved, "fp32")
-    # Its gradients: either product is as large.
-    dims = [list(y.shape), list(x.shape), list(weight.shape)]
-    assert counted("aten::convolution_backward", dims, ["float"] * 3) == found
+    assert forward == OperatorCost(counter.get_total_flops(), moved, "fp32")
+    # Each of the two products of the backward pass costs as much.
+    shapes = [list(y.shape), list(x.shape), list(weight.shape)]
+    assert cost("aten::convolution_backward", shapes, ["float"] * 3) == forward
 
 
 @pytest.mark.parametrize(
-    ("operator", "dims", "types", "size"),
+    ("operator", "shapes", "dtypes", "size"),
     [
         ("aten::add", [[8, 4], [4], []], ["float", "float", "Scalar"], 4 * (32 + 4 + 32)),
         ("aten::add_", [[8], [8]], ["c10::BFloat16"] * 2, 2 * 24),
@@ -59,13 +59,16 @@ def test_convolutions_are_those_that_pytorch_counts(
         ("aten::copy_", [[6], [6], []], ["c10::Half", "float", "Scalar"], 2 * 6 + 4 * 6),
     ],
 )
-def test_a_pass_moves_every_tensor_once(operator: str, dims: Any, types: Any, size: int) -> None:
-    found = counted(operator, dims, types)
-    assert found is not None and (found.size, found.precision) == (size, "fp32")
+def test_memory_bound_operators_move_each_tensor_once(
+    operator: str, shapes: Any, dtypes: Any, size: int
+) -> None:
+    counted = cost(operator, shapes, dtypes)
+    assert counted is not None
+    assert (counted.bytes_moved, counted.precision) == (size, "fp32")
 
 
 @pytest.mark.parametrize(
-    ("operator", "dims", "types", "plain"),
+    ("operator", "shapes", "dtypes", "values"),
     [
         ("aten::add", [[8], [8]], ["float", "bool"], []),
         ("aten::add", [[], []], ["float", "float"], []),
@@ -77,7 +80,7 @@ def test_a_pass_moves_every_tensor_once(operator: str, dims: Any, types: Any, si
         ("aten::_flash_attention_forward", [[8]], ["float"], []),
     ],
 )
-def test_what_is_not_known_well_enough_is_not_counted(
-    operator: str, dims: Any, types: Any, plain: Any
+def test_incomplete_or_unknown_arguments_have_no_cost(
+    operator: str, shapes: Any, dtypes: Any, values: Any
 ) -> None:
-    assert counted(operator, dims, types, plain) is None
+    assert cost(operator, shapes, dtypes, values) is None

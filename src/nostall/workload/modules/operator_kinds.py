@@ -1,4 +1,4 @@
-"""Which kind an operator of PyTorch is, by its name."""
+"""Classification of PyTorch operators into kinds, by their names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BY_NAME = (
 _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _BY_NAME)
 
 
-def kind_of_operator(name: str, flops: float) -> OperatorKind:
-    """The kind of ``aten.name.overload``.
+def operator_kind(name: str, flops: float) -> OperatorKind:
+    """The kind of the operator ``aten.name.overload``.
 
-    What nothing here knows is a product where PyTorch counts its FLOP, else elementwise, as most of
-    the rest is.
+    An unrecognised operator is a matrix product if PyTorch's FLOP counter has a formula for it
+    (``flops`` > 0), else elementwise.
     """
     for kind, pattern in _PATTERNS:
         if pattern.search(name):

@@ -1,0 +1,14 @@
+"""Results of ``nostall characterize``: job tables (modelled) and traces (measured)."""
+
+from nostall.workload.characterization.jobs import JobsCharacterization, characterize_jobs
+from nostall.workload.characterization.traces import TracesCharacterization, characterize_traces
+from nostall.workload.characterization.what_if import WhatIf, parse_what_if
+
+__all__ = [
+    "JobsCharacterization",
+    "TracesCharacterization",
+    "WhatIf",
+    "characterize_jobs",
+    "characterize_traces",
+    "parse_what_if",
+]

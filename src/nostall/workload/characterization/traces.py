@@ -1,0 +1,283 @@
+"""Characterisation of profiler traces: measured times, and modelled bounds of the speed-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nostall.core.errors import BadInput, BadTrace
+from nostall.workload.characterization.what_if import WhatIf
+from nostall.workload.hardware.description import Hardware
+from nostall.workload.jobs.record import Resource
+from nostall.workload.timeline.analysis import Timeline, build_timelines
+from nostall.workload.timeline.bottlenecks import Bottleneck, find_bottlenecks
+from nostall.workload.timeline.collectives import (
+    MatchedCollective,
+    has_collectives,
+    match_collectives,
+)
+from nostall.workload.timeline.kernels import KernelTime, kernel_times
+from nostall.workload.traces.chakra import ChakraTrace
+from nostall.workload.traces.ranks import RankRecordings
+from nostall.workload.traces.recording import Recording
+
+PART_OF_RESOURCE = {
+    Resource.COMPUTE: "compute",
+    Resource.MEMORY: "memory",
+    Resource.PCIE: "data",
+    Resource.NVLINK: "weights",
+    Resource.ETHERNET: "weights",
+}
+"""The part of a timeline that a resource bounds.  A trace does not record which link a collective
+uses, so both links bound all exposed communication."""
+MAX_KERNELS = 25
+"""Kernels in the JSON output."""
+
+
+@dataclass(frozen=True)
+class GpuCharacterization:
+    """One GPU of one Kineto trace."""
+
+    timeline: Timeline
+    kernels: tuple[KernelTime, ...]
+    bottlenecks: tuple[Bottleneck, ...]
+    what_if: tuple[tuple[str, float], ...]
+    """(question, modelled speed-up)."""
+
+    @property
+    def name(self) -> str:
+        """The rank (the file name if the trace has no rank) and the device."""
+        return f"{_rank_name(self.timeline.recording)}, GPU {self.timeline.device}"
+
+    def as_json(self) -> dict[str, Any]:
+        timeline = self.timeline
+        recording = timeline.recording
+        return {
+            "kind": "measured",
+            "file": str(recording.path),
+            "rank": recording.rank,
+            "device": timeline.device,
+            "gpu": recording.gpu,
+            "events": recording.events,
+            "seconds": timeline.span,
+            "steps": timeline.steps,
+            "parts_seconds": dict(timeline.parts),
+            "communication_seconds": timeline.communication,
+            "overlap": timeline.overlap,
+            "kernels": timeline.num_kernels,
+            "top_kernels": [_kernel_json(kernel) for kernel in self.kernels[:MAX_KERNELS]],
+            "fix_first": [
+                {
+                    "problem": bottleneck.problem,
+                    "measured_seconds": bottleneck.seconds,
+                    "modelled_gain_at_most": bottleneck.max_speedup,
+                    "who": bottleneck.remedy,
+                    "how": bottleneck.method,
+                }
+                for bottleneck in self.bottlenecks
+            ],
+            "what_if": [
+                {"question": question, "modelled_speedup": speedup}
+                for question, speedup in self.what_if
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class RankWaiting:
+    """Time that one rank spends in the collectives of the job."""
+
+    recording: Recording
+    collective_seconds: float
+    """Measured seconds of all collectives on this rank."""
+    waiting_seconds: float
+    """Seconds of these that the rank waits for the last rank."""
+
+    @property
+    def name(self) -> str:
+        return _rank_name(self.recording)
+
+
+@dataclass(frozen=True)
+class CollectiveSummary:
+    """The collectives that all ranks of a job run together, measured."""
+
+    collectives: int
+    """Number of collectives."""
+    message_bytes: float
+    """Bytes that one rank contributes to all of them."""
+    transfer_seconds: float
+    """Seconds of all collectives without waiting."""
+    ranks: tuple[RankWaiting, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "measured",
+            "collectives": self.collectives,
+            "message_bytes": self.message_bytes,
+            "transfer_seconds": self.transfer_seconds,
+            "ranks": [
+                {
+                    "file": str(rank.recording.path),
+                    "rank": rank.recording.rank,
+                    "collective_seconds": rank.collective_seconds,
+                    "waiting_seconds": rank.waiting_seconds,
+                }
+                for rank in self.ranks
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class TracesCharacterization:
+    """The result for a set of traces."""
+
+    gpus: tuple[GpuCharacterization, ...]
+    collectives: CollectiveSummary | None
+    """None if there are fewer than two ranks, or if their collectives do not match."""
+    chakra: tuple[ChakraTrace, ...]
+    skip_reasons: tuple[str, ...]
+    """Reasons for unreadable traces and traces without GPU time."""
+    notes: tuple[str, ...]
+    """Damage of files, missing ranks and other limits of the result."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON output of the command; it has ``collectives`` only if they were matched."""
+        matched = {"collectives": self.collectives.as_json()} if self.collectives else {}
+        return {
+            "ranks": [gpu.as_json() for gpu in self.gpus],
+            **matched,
+            "chakra": [_chakra_json(trace) for trace in self.chakra],
+            "left_out": len(self.skip_reasons),
+            "reasons": list(self.skip_reasons),
+            "remarks": list(self.notes),
+        }
+
+
+def characterize_traces(
+    ranks: RankRecordings | None,
+    chakra: Sequence[ChakraTrace] = (),
+    hardware: Hardware | None = None,
+    questions: Sequence[WhatIf] = (),
+    unreadable: Sequence[str] = (),
+) -> TracesCharacterization:
+    """Analyse Kineto traces (``ranks``) and Chakra traces.
+
+    ``unreadable`` are the reasons for files that could not be read.  Raises
+    :class:`~nostall.core.errors.BadTrace` if no trace has GPU time.
+    """
+    skip_reasons = [*unreadable, *(ranks.unreadable if ranks else ())]
+    recordings = ranks.recordings if ranks else ()
+    gpus: list[GpuCharacterization] = []
+    for recording in recordings:
+        try:
+            timelines = build_timelines(recording)
+        except BadTrace as error:
+            skip_reasons.append(str(error))
+            continue
+        gpus += [_characterize_gpu(timeline, hardware, questions) for timeline in timelines]
+    if not gpus and not chakra:
+        raise BadTrace(skip_reasons[0] if skip_reasons else "no traces; give at least one file")
+    notes = list(ranks.notes) if ranks else []
+    notes += [f"{c.path}: {c.damage}; the nodes before it are used" for c in chakra if c.damage]
+    collectives = None
+    if _are_ranks_of_one_job(recordings):
+        try:
+            collectives = _collective_summary(recordings)
+        except BadTrace as error:
+            notes.append(f"the waiting of ranks for each other is unknown: {error}")
+    return TracesCharacterization(
+        tuple(gpus), collectives, tuple(chakra), tuple(skip_reasons), tuple(notes)
+    )
+
+
+def _rank_name(recording: Recording) -> str:
+    return f"rank {recording.rank}" if recording.rank is not None else recording.path.name
+
+
+def _are_ranks_of_one_job(recordings: Sequence[Recording]) -> bool:
+    """Whether the traces are of different ranks with one world size, and run collectives."""
+    ranks = {recording.rank for recording in recordings}
+    return (
+        len(recordings) > 1
+        and None not in ranks
+        and len(ranks) == len(recordings)
+        and len({recording.world_size for recording in recordings}) == 1
+        and any(has_collectives(recording) for recording in recordings)
+    )
+
+
+def _collective_summary(recordings: Sequence[Recording]) -> CollectiveSummary:
+    collectives: list[MatchedCollective] = match_collectives(recordings)
+    return CollectiveSummary(
+        collectives=len(collectives),
+        message_bytes=sum(c.message_bytes for c in collectives),
+        transfer_seconds=sum(c.transfer for c in collectives),
+        ranks=tuple(
+            RankWaiting(
+                recording,
+                sum(c.seconds[i] for c in collectives),
+                sum(c.waits[i] for c in collectives),
+            )
+            for i, recording in enumerate(recordings)
+        ),
+    )
+
+
+def _characterize_gpu(
+    timeline: Timeline, hardware: Hardware | None, questions: Sequence[WhatIf]
+) -> GpuCharacterization:
+    kernels = kernel_times(timeline, hardware)
+    what_if = tuple((q.text, _speedup(timeline, q, hardware)) for q in questions)
+    bottlenecks = find_bottlenecks(timeline, kernels)
+    return GpuCharacterization(timeline, tuple(kernels), tuple(bottlenecks), what_if)
+
+
+def _speedup(timeline: Timeline, question: WhatIf, hardware: Hardware | None) -> float:
+    """Amdahl's law for the measured part that the resource of the question bounds."""
+    if question.resource is None:
+        raise BadInput(
+            f"--what-if {question.text}: a trace has too little information for a projection to "
+            "another architecture; give a job table, or ask for a rate such as nvlink=x2"
+        )
+    if question.factor is None and hardware is None:
+        raise BadInput(
+            f"--what-if {question.text}: a trace does not record the rates of its links; add "
+            "--hardware, or ask for a factor such as nvlink=x2"
+        )
+    factor = question.factor or question.factor_on(hardware) if hardware else question.factor
+    assert factor is not None
+    seconds = timeline.parts[PART_OF_RESOURCE[question.resource]]
+    return timeline.span / (timeline.span - seconds * (1 - 1 / factor))
+
+
+def _kernel_json(kernel: KernelTime) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "name": kernel.name,
+        "class": kernel.kind.name.lower(),
+        "launches": kernel.launches,
+        "seconds": kernel.seconds,
+    }
+    if kernel.roofline is not None:
+        fields["modelled_roofline"] = {
+            "placed_seconds": kernel.roofline_seconds,
+            "flop_per_byte": kernel.roofline.intensity,
+            "bound": kernel.roofline.bound,
+            "reached": kernel.roofline.attained_share,
+        }
+    return fields
+
+
+def _chakra_json(trace: ChakraTrace) -> dict[str, Any]:
+    return {
+        "kind": "measured",
+        "file": str(trace.path),
+        "version": trace.version,
+        "nodes": trace.nodes,
+        "gpu_nodes": trace.gpu_nodes,
+        "gpu_seconds": {kind.name.lower(): value for kind, value in trace.seconds.items()},
+        "host_seconds": trace.host_seconds,
+        "collective_bytes": dict(trace.moved_bytes),
+        "flops": trace.flops,
+    }

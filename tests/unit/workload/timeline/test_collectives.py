@@ -1,0 +1,54 @@
+"""Collectives matched across ranks: transfer time on the last rank, waiting on the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nostall.core import BadTrace
+from nostall.workload.timeline.collectives import match_collectives
+from nostall.workload.traces.kineto import read_kineto
+from nostall.workload.traces.recording import Recording
+from tests.unit.workload.trace_events import kernel, trace, write
+
+H200 = Path(__file__).parents[1] / "h200"
+
+
+def record_rank(tmp_path: Path, rank: int, *durations: float) -> Recording:
+    """A rank whose AllReduces take ``durations`` (microseconds), with a product before each."""
+    events = []
+    for i, duration in enumerate(durations):
+        events += [kernel("gemm", 1000 * i, 10), kernel("ncclAllReduce", 1000 * i + 20, duration)]
+    path = tmp_path / f"{rank}_{len(durations)}.json.gz"
+    return read_kineto(write(path, trace(*events, rank=rank, world=2)))
+
+
+def test_the_last_rank_does_not_wait(tmp_path: Path) -> None:
+    collectives = match_collectives(
+        [record_rank(tmp_path, 0, 30, 200), record_rank(tmp_path, 1, 130, 50)]
+    )
+    assert [c.transfer for c in collectives] == pytest.approx([30e-6, 50e-6])
+    assert [c.waits for c in collectives] == [
+        pytest.approx((0, 100e-6)),
+        pytest.approx((150e-6, 0)),
+    ]
+
+
+def test_ranks_that_do_not_match_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(BadTrace, match="two or more"):
+        match_collectives([record_rank(tmp_path, 0, 30)])
+    with pytest.raises(BadTrace, match="its 2 collectives are not the 1 of"):
+        match_collectives([record_rank(tmp_path, 0, 30), record_rank(tmp_path, 1, 30, 40)])
+
+
+@pytest.mark.skipif(not H200.is_dir(), reason="there are no traces of two GPUs")
+def test_waiting_is_half_of_the_communication_of_a_rank_on_two_h200() -> None:
+    """One step of BERT: 219 MB of gradients in the buckets of DistributedDataParallel."""
+    recordings = [read_kineto(H200 / f"ddp_rank{rank}.json.gz") for rank in (0, 1)]
+    all_reduces = [c for c in match_collectives(recordings) if "AllReduce" in c.name]
+    assert sum(c.message_bytes for c in all_reduces) == pytest.approx(219e6, rel=0.01)
+    transfer = sum(c.transfer for c in all_reduces)
+    on_rank_1 = sum(c.seconds[1] for c in all_reduces)
+    assert 0.9e-3 < transfer < 1.1e-3
+    assert on_rank_1 > 1.9 * transfer
