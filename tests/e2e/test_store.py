@@ -87,7 +87,7 @@ def test_records_are_judged_again(home: str, tmp_path: Path) -> None:
     store = Store(Path(elsewhere))
     (row,) = store.rows()
     data = store.artefacts.get(row.optimised, "cubin")
-    at = Cubin.parse(data).texts[0].at + 16 * 4
+    at = Cubin.parse(data).texts[0].file_offset + 16 * 4
     unsafe = data[:at] + 2 * data[at + 16 : at + 32] + data[at + 32 :]
     known = store.provenance(row).model_copy(update={"optimised": name(unsafe)})
     bad = store.record(SMALL.read_bytes(), unsafe, known)

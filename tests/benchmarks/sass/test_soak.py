@@ -29,7 +29,7 @@ ORIGINAL = build(ENTRY).cubin
 @contextmanager
 def opened(kernel: Kernel, plan: Plan) -> Iterator[Device]:
     (text,) = Cubin.parse(kernel.cubin).texts
-    make = partial(fragile, (text.at, text.at + text.size))
+    make = partial(fragile, (text.file_offset, text.file_offset + text.size))
     with LocalGpu(kernel, plan, make=make) as gpu:
         yield gpu
 

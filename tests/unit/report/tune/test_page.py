@@ -298,7 +298,9 @@ def test_foreign_files_are_refused(run: Path) -> None:
     whole = (run / "best.cubin").read_bytes()
     text = load(run).original.text
     other = bytearray(whole)
-    other[text.at : text.at + 16] = other[text.at + 16 : text.at + 32]
+    other[text.file_offset : text.file_offset + 16] = other[
+        text.file_offset + 16 : text.file_offset + 32
+    ]
     (run / "best.cubin").write_bytes(other)
     with pytest.raises(BadRun, match="is not a re-scheduling"):
         write_report(run)
