@@ -1,7 +1,7 @@
-"""The catalogue: which Triton kernels are compiled, and for which architectures.
+"""The Triton kernels of the corpus, and the architectures that each is compiled for.
 
-This module does not import Triton.  ``SKIPPED`` names what a Triton version cannot compile, each
-with its reason; any other failure stops the build.
+This module does not import Triton.  ``SKIPPED`` lists the cubins that a Triton version cannot
+compile, with the reason.  Any other failure stops the build.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 ALL = (75, 80, 86, 89, 90, 100, 120)
+"""Supported compute capabilities; 90 stands for 9.0."""
 TENSOR = ALL[1:]
+"""All compute capabilities except 7.5."""
 
 
 @dataclass(frozen=True)
@@ -18,17 +20,22 @@ class Entry:
     """One launch of one kernel, compiled for several architectures."""
 
     path: str
+    """Path of the kernel file, relative to the repository."""
     launch: str
+    """Name in ``LAUNCHES`` of the file."""
     capabilities: tuple[int, ...]
     options: Mapping[str, object] = field(default_factory=dict)
+    """Compile options of Triton."""
     suffix: str = ""
+    """Part of the file name that distinguishes compile options."""
 
     def name(self, capability: int) -> str:
-        """File name of the cubin, without its ending."""
+        """File name of the cubin without its extension."""
         return f"{self.launch.replace('@', '-')}{self.suffix}.sm_{capability}"
 
 
 def _examples() -> Iterator[Entry]:
+    """Kernels of ``examples``."""
     table = {
         "gemm_leakyrelu": TENSOR,
         "gemm_leakyrelu@mma": (80, 90, 120),
@@ -69,7 +76,8 @@ def _examples() -> Iterator[Entry]:
         yield Entry(f"examples/{stem}.py", launch, capabilities)
 
 
-def _own() -> Iterator[Entry]:
+def _corpus_kernels() -> Iterator[Entry]:
+    """Kernels of ``tests/corpus/kernels``."""
     tables = {
         "elementwise": {
             "vector_add": ALL,
@@ -177,8 +185,8 @@ def _own() -> Iterator[Entry]:
             yield Entry(f"tests/corpus/kernels/{stem}.py", launch, capabilities)
 
 
-def _options() -> Iterator[Entry]:
-    """The same kernels under other compile options."""
+def _other_options() -> Iterator[Entry]:
+    """Some of the kernels with other compile options."""
     path = "tests/corpus/kernels/tensor_cores.py"
     yield Entry(path, "descriptor_matmul", (90, 100), {"num_ctas": 2}, ".cluster2")
     yield Entry(path, "matmul@bf16", (80, 120), {"maxnreg": 64}, ".maxnreg64")
@@ -188,10 +196,12 @@ def _options() -> Iterator[Entry]:
     yield Entry("examples/softmax.py", "softmax", (90,), {"enable_fp_fusion": False}, ".nofma")
 
 
-ENTRIES: tuple[Entry, ...] = (*_examples(), *_own(), *_options())
+ENTRIES: tuple[Entry, ...] = (*_examples(), *_corpus_kernels(), *_other_options())
 
-_ARRIVAL = "its warp specialisation cannot place barriers around a loop over tiles on sm_100"
+_BARRIER_PLACEMENT = (
+    "its warp specialisation cannot place barriers around a loop over tiles on sm_100"
+)
 SKIPPED: dict[tuple[str, str], str] = {
-    ("3.6", "descriptor_persistent-specialised.sm_100"): _ARRIVAL,
-    ("3.6", "descriptor_persistent-wide.sm_100"): _ARRIVAL,
+    ("3.6", "descriptor_persistent-specialised.sm_100"): _BARRIER_PLACEMENT,
+    ("3.6", "descriptor_persistent-wide.sm_100"): _BARRIER_PLACEMENT,
 }
