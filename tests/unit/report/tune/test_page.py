@@ -155,7 +155,7 @@ def test_links_agree_with_the_verifier(made: Path) -> None:
     loaded = load(made)
     sm = loaded.program.sm
     for function in (loaded.original, loaded.candidate):
-        observed = HazardValidator(sm).observe(function)
+        observed = HazardValidator(sm).analyse(function)
         assert not observed.findings
         links = protections(function, sm).links
         assert not [link for link in links if link.how[0] == "open"]
