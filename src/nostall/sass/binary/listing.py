@@ -82,6 +82,7 @@ def parse(text: str) -> dict[str, Listing]:
 
 
 def _parse_section(name: str, lines: list[str]) -> Listing:
+    """Parse the lines of one text section; ``name`` is its function."""
     rows: list[Row] = []
     labels: dict[str, int] = {}
     pending_labels: list[str] = []

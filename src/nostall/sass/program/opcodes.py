@@ -17,20 +17,20 @@ from functools import cache
 class Pipe(StrEnum):
     """The unit that executes an instruction; the latency tables are by pipe."""
 
-    INT = "int"
-    FMA = "fma"
-    HALF = "half"
-    DOUBLE = "double"
-    MMA = "mma"
-    GMMA = "gmma"
-    UNIFORM = "uniform"
-    XU = "xu"
-    LSU = "lsu"
-    TEXTURE = "texture"
-    CONST = "const"
-    SPECIAL = "special"
-    TENSOR = "tensor"
-    CONTROL = "control"
+    INT = "int"  # integer and logic arithmetic, comparisons, selects
+    FMA = "fma"  # FP32 arithmetic, IMAD
+    HALF = "half"  # FP16 and BF16 arithmetic, packed conversions
+    DOUBLE = "double"  # FP64 arithmetic
+    MMA = "mma"  # matrix products of one warp
+    GMMA = "gmma"  # asynchronous matrix products of a warpgroup
+    UNIFORM = "uniform"  # uniform datapath: one value for all threads of a warp
+    XU = "xu"  # transcendental functions, conversions, bit counts
+    LSU = "lsu"  # load/store unit: memory accesses, atomics, shuffles
+    TEXTURE = "texture"  # texture and surface accesses
+    CONST = "const"  # loads from constant memory
+    SPECIAL = "special"  # reads of special registers, such as the thread index
+    TENSOR = "tensor"  # asynchronous copies, tensor memory, mbarriers, memory barriers
+    CONTROL = "control"  # branches, barriers, convergence
 
 
 class Effect:

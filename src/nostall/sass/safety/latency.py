@@ -113,6 +113,7 @@ class LatencyTable:
     def _floor(
         self, first: Instruction, second: Instruction, names: tuple[str, str], kind: HazardKind
     ) -> int:
+        """The floor of a pair; ``names`` are its coarse names."""
         if not second.has_fixed_latency(self.sm) and first.pipe in _DONE_BEFORE_VARIABLE.get(
             kind, ()
         ):

@@ -83,6 +83,7 @@ def observe_cubin(data: bytes) -> tuple[int, Observations]:
 
 
 def _observe_function(function: Function, sm: int, observations: Observations) -> None:
+    """Add the distances in one function to ``observations``."""
     order = function.instructions
     facts = {i.index: instruction_facts(i, sm, HORIZON) for i in order}
     entries = entry_states(function.blocks, order, facts)

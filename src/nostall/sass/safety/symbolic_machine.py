@@ -125,12 +125,12 @@ class SymbolicMachine:
         self.now = 0
         self.outcome = Outcome(memory=[terms("memory", i) for i in range(len(_READS))])
         self.issued: list[IssuedInstruction] = []
+        # Length of ``issued`` at which finished instructions are removed from it.
         self.cleanup_size = 32
-        """Length of ``issued`` at which finished instructions are removed from it."""
+        # Register -> its writers that may not have written yet.
         self.writers: dict[int, list[IssuedInstruction]] = {}
-        """Register -> its writers that may not have written yet."""
+        # Register -> the writers whose result its present value may be.
         self.visible_writers: dict[int, list[IssuedInstruction]] = {}
-        """Register -> the writers whose result its present value may be."""
         self.waited = 0
         self.resolved = 0
 
