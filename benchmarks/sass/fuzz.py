@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.harness import MEMORY, OWN_SECONDS, TOOL_SECONDS, Report, limited
+from tests.fuzz.harness import MEMORY, OWN_SECONDS, TOOL_SECONDS, Report, run_limited
 
 from benchmarks.harness.result_file import save
 
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> None:
 
 def _through(which: str, seeds: range, size: int) -> dict[str, Any]:
     total, start = Report(), time.monotonic()
-    for report in limited(which, seeds, size):
+    for report in run_limited(which, seeds, size):
         total.add(report)
         done = sum(total.outcomes.values())
         print(f"{which}: {done} of {len(seeds)}, {len(total.failures)} failures", flush=True)

@@ -104,7 +104,7 @@ def unsafe() -> Body:
         rng = np.random.default_rng(0)
         with LocalGpu(kernel(name), MeasurementPlan(deadline=4.0)) as gpu:
             for at in rng.choice(text.size // 16 - 2, 8, replace=False):
-                here = text.at + 16 * int(at)
+                here = text.file_offset + 16 * int(at)
                 data = found.cubin
                 swapped = data[here + 16 : here + 32] + data[here : here + 16]
                 outcome = gpu.evaluate(data[:here] + swapped + data[here + 32 :])

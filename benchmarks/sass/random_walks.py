@@ -81,7 +81,7 @@ def first_refused(
     """A move whose state before is accepted and after is refused (by bisection)."""
     original = judge(program, space, walk[0][1])
     if not original.safe:
-        found = [f"{finding.half}: {finding}" for finding in original.findings[:4]]
+        found = [f"{finding.part}: {finding}" for finding in original.findings[:4]]
         return {"step": 0, "move": "the original itself", "findings": found}
     low, high = 0, len(walk) - 1
     verdict = judge(program, space, walk[high][1])
@@ -94,7 +94,7 @@ def first_refused(
             high, verdict = middle, found
     move = walk[high][0]
     text = "" if move is None else space.function.instructions[move.index].text
-    findings = [f"{finding.half}: {finding}" for finding in verdict.findings[:4]]
+    findings = [f"{finding.part}: {finding}" for finding in verdict.findings[:4]]
     return {"step": high, "move": str(move), "instruction": text, "findings": findings}
 
 

@@ -51,8 +51,8 @@ PARTS = ("data", "compute", "memory")
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("measured", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    argparse.add_argument("--preset", help="write a preset of this name to the package")
-    argparse.add_argument(
+    parser.add_argument("--preset", help="write a preset of this name to the package")
+    parser.add_argument(
         "--ranks", type=Path, nargs="*", help="traces of one step of a model, one per rank"
     )
 

@@ -1,7 +1,7 @@
 """Speed and peak memory of reading Kineto traces, measured on generated traces.
 
     python -m benchmarks run workload.reading_speed --gigabytes 1 \\
-        --out benchmarks/results/reading_speed.json
+        --out benchmarks/workload/results/reading_speed.json
 
 One event in ten is a GPU activity and two in ten are runtime calls, as in public traces of training
 steps; the text has the layout of Kineto.  Rates are events per second of CPU time, because the

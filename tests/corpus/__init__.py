@@ -1,1 +1,1 @@
-"""A corpus of compiled kernels: what compilers emit is the field that nostall works on."""
+"""A corpus of kernels compiled by Triton and nvcc, on which the SASS level is tested."""

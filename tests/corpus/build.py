@@ -4,8 +4,8 @@
     python tests/corpus/build.py --triton .cache/triton-3.6.0 --out .cache/corpus
 
 A folder given to ``--triton`` comes from ``pip install --no-deps --target FOLDER triton==...``.
-Cubins that are up to date are kept; a kernel that does not compile stops the build with exit
-code 1 unless ``triton_kernels.SKIPPED`` gives a reason.
+Cubins that are up to date are not compiled again.  The exit code is 1 if a kernel does not compile
+and ``triton_kernels.SKIPPED`` gives no reason for it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.corpus.catalogue import ROOT, folder, index, stale, stamp, wanted
+from tests.corpus.catalogue import ROOT, folder, index, stale, stamp, triton_entries
 from tests.corpus.triton_kernels import Entry
 
 
-def _compile(entry: Entry, capability: int, name: str, place: Path) -> dict[str, Any]:
+def _compile(entry: Entry, capability: int, name: str, cubins: Path) -> dict[str, Any]:
+    """Compile one cubin into folder ``cubins``; returns its index entry, or {"error": message}."""
     from nostall.core import NostallError
     from nostall.tuning.source import compile_triton
 
@@ -38,7 +39,7 @@ def _compile(entry: Entry, capability: int, name: str, place: Path) -> dict[str,
         )
     except NostallError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    _write(place / f"{name}.cubin", source.cubin)
+    _write(cubins / f"{name}.cubin", source.cubin)
     assert source.launch is not None
     return {
         "kernel": source.kernel,
@@ -52,29 +53,30 @@ def _compile(entry: Entry, capability: int, name: str, place: Path) -> dict[str,
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Write a file so that other processes never see a part of it."""
     temporary = path.with_suffix(f".tmp{os.getpid()}")
     temporary.write_bytes(data)
     temporary.replace(path)
 
 
 def build(out: Path, jobs: int, step: int) -> int:
-    """Bring the cubins of the importable Triton up to date; number of failures."""
+    """Compile the cubins of the importable Triton that are out of date; returns the failures."""
     import triton
 
     version = str(triton.__version__)
-    place = folder(version, out)
-    place.mkdir(parents=True, exist_ok=True)
-    names = {name for _, _, name in wanted(version)}
+    cubins = folder(version, out)
+    cubins.mkdir(parents=True, exist_ok=True)
+    names = {name for _, _, name in triton_entries(version)}
     known = {name: item for name, item in index(version, out).items() if name in names}
-    for left in place.glob("*.cubin"):
-        if left.stem not in names:
-            left.unlink()
+    for cubin in cubins.glob("*.cubin"):
+        if cubin.stem not in names:
+            cubin.unlink()
     todo = stale(version, out, step)
     failures = 0
     start = time.monotonic()
     with ProcessPoolExecutor(jobs) as pool:
-        # An entry's architectures stay together: a worker then has its module's helpers warm.
-        running = {pool.submit(_compile, *item, place): item for item in todo}
+        # The architectures of an entry are neighbours, so that a worker reuses compiled helpers.
+        running = {pool.submit(_compile, *item, cubins): item for item in todo}
         for future in as_completed(running):
             entry, capability, name = running[future]
             result = future.result()
@@ -85,25 +87,28 @@ def build(out: Path, jobs: int, step: int) -> int:
             else:
                 known[name] = {"stamp": stamp(entry, capability, version), **result}
     text = json.dumps(dict(sorted(known.items())), indent=1)
-    _write(place / "index.json", text.encode())
+    _write(cubins / "index.json", text.encode())
     print(
         f"triton {version}: {len(todo) - failures} compiled, {failures} failed, "
-        f"{len(known)} in {place}, {time.monotonic() - start:.0f} s"
+        f"{len(known)} in {cubins}, {time.monotonic() - start:.0f} s"
     )
     return failures
 
 
 def main() -> int:
+    """Build with this Triton, or with another one in a child process; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--triton", default="current", help="'current' or a pip --target folder")
+    parser.add_argument(
+        "--triton", default="current", help="'current', or a folder of pip --target"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "corpus")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--every", type=int, default=1, help="compile every N-th cubin only")
+    parser.add_argument("--every", type=int, default=1, help="compile only every N-th cubin")
     options = parser.parse_args()
     if options.triton != "current":
         target = Path(options.triton).resolve()
         if not (target / "triton" / "__init__.py").is_file():
-            parser.error(f"{target} holds no triton; fill it with pip install --target")
+            parser.error(f"{target} has no triton; fill it with pip install --target")
         command = [sys.executable, __file__, "--triton", "current", "--out", str(options.out)]
         command += ["--jobs", str(options.jobs), "--every", str(options.every)]
         paths = [str(target), os.environ.get("PYTHONPATH", "")]

@@ -1,7 +1,7 @@
-"""Where the corpus is, what belongs to it, and whether it is up to date.
+"""Catalogue of the corpus: paths of its cubins, and building those that are out of date.
 
-``corpus()`` is what tests call: it builds what is missing and returns the paths.  The environment
-variable ``NOSTALL_CORPUS_SLICE=N`` keeps every N-th cubin only, for quick runs.
+Tests call ``corpus()``, which builds missing cubins and returns all paths.  The environment
+variable ``NOSTALL_CORPUS_SLICE=N`` selects every N-th cubin only, for quick runs.
 """
 
 from __future__ import annotations
@@ -24,36 +24,44 @@ from tests.corpus.triton_kernels import ENTRIES, SKIPPED, Entry
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / ".cache" / "corpus"
+"""Folder of the built Triton cubins."""
 OLD_TRITON_VERSION = "3.6.0"
 OLD_TRITON = ROOT / ".cache" / f"triton-{OLD_TRITON_VERSION}"
 NVCC = Path(__file__).parent / "nvcc"
+"""Folder of the committed cubins that nvcc compiled."""
 EXAMPLES_NVCC = ROOT / "examples" / "nvcc"
-SLICE = "NOSTALL_CORPUS_SLICE"
+SLICE_VARIABLE = "NOSTALL_CORPUS_SLICE"
 
 
-def every() -> int:
-    """Every how many-th cubin is wanted."""
-    text = os.environ.get(SLICE, "1")
+def slice_step() -> int:
+    """N if every N-th cubin is selected; 1 selects all.
+
+    Raises ValueError if the environment variable is not a positive whole number.
+    """
+    text = os.environ.get(SLICE_VARIABLE, "1")
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{SLICE}={text!r}: give a whole number of 1 or more")
+        raise ValueError(f"{SLICE_VARIABLE} is {text!r}; set it to a whole number of 1 or more")
     return int(text)
 
 
-def wanted(version: str, step: int = 1) -> list[tuple[Entry, int, str]]:
-    """Entry, compute capability and file name of each Triton cubin of this version."""
+def triton_entries(version: str, step: int = 1) -> list[tuple[Entry, int, str]]:
+    """(entry, compute capability, file name) of every ``step``-th cubin of a Triton version."""
     series = ".".join(version.split(".")[:2])
-    everything = [
+    entries = [
         (entry, capability, entry.name(capability))
         for entry in ENTRIES
         for capability in entry.capabilities
         if (series, entry.name(capability)) not in SKIPPED
     ]
-    return everything[::step]
+    return entries[::step]
 
 
 @lru_cache
-def _compiler() -> str:
-    """The text of what decides the bytes, so that other edits do not rebuild the corpus."""
+def _compiler_source() -> str:
+    """Source text of the functions that decide the bytes of a cubin.
+
+    Edits of other functions do not rebuild the corpus.
+    """
     parts = (source.compile_triton, source._specialised, source._compile, kernel_file.imported)
     return "\n".join(inspect.getsource(part) for part in parts)
 
@@ -64,10 +72,10 @@ def _digest(path: Path) -> str:
 
 
 def stamp(entry: Entry, capability: int, version: str) -> str:
-    """Changes with everything that decides the bytes of a cubin."""
+    """A digest that changes with everything that decides the bytes of a cubin."""
     parts = [
         _digest(ROOT / entry.path),
-        _compiler(),
+        _compiler_source(),
         repr((entry, capability, version)),
     ]
     if entry.path.startswith("tests/"):
@@ -76,12 +84,12 @@ def stamp(entry: Entry, capability: int, version: str) -> str:
 
 
 def folder(version: str, out: Path = BUILT) -> Path:
-    """Where the cubins of one Triton version lie."""
+    """The folder with the cubins of one Triton version."""
     return out / f"triton-{version}"
 
 
 def index(version: str, out: Path = BUILT) -> dict[str, Any]:
-    """The index of one Triton version by cubin name: launch, kernel, stamp and provenance."""
+    """The index of one Triton version: cubin name -> launch, kernel, stamp and provenance."""
     try:
         loaded: dict[str, Any] = json.loads((folder(version, out) / "index.json").read_text())
     except FileNotFoundError:
@@ -90,41 +98,43 @@ def index(version: str, out: Path = BUILT) -> dict[str, Any]:
 
 
 def stale(version: str, out: Path = BUILT, step: int = 1) -> list[tuple[Entry, int, str]]:
-    """What has to be compiled."""
+    """The entries of :func:`triton_entries` whose cubin is missing or out of date."""
     known = index(version, out)
-    place = folder(version, out)
+    cubins = folder(version, out)
     return [
         (entry, capability, name)
-        for entry, capability, name in wanted(version, step)
+        for entry, capability, name in triton_entries(version, step)
         if known.get(name, {}).get("stamp") != stamp(entry, capability, version)
-        or not (place / f"{name}.cubin").is_file()
+        or not (cubins / f"{name}.cubin").is_file()
     ]
 
 
 def versions() -> tuple[str, str]:
-    """The two Triton versions of the corpus: the oldest known and the installed one."""
+    """The two Triton versions of the corpus: the oldest supported one and the installed one."""
     return OLD_TRITON_VERSION, importlib.metadata.version("triton")
 
 
 def _build(version: str, step: int) -> None:
+    """Compile the cubins of one Triton version that are out of date, in a child process."""
     current = version == importlib.metadata.version("triton")
     if not current and not OLD_TRITON.is_dir():
         raise RuntimeError(
-            f"{OLD_TRITON} is not there; run: pip install --no-deps --target {OLD_TRITON} "
+            f"{OLD_TRITON} does not exist; run: pip install --no-deps --target {OLD_TRITON} "
             f"triton=={OLD_TRITON_VERSION}"
         )
-    where = "current" if current else str(OLD_TRITON)
+    triton = "current" if current else str(OLD_TRITON)
     script = str(Path(__file__).parent / "build.py")
-    command = [sys.executable, script, "--triton", where, "--out", str(BUILT), "--every", str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the corpus build failed:\n{done.stdout}\n{done.stderr}")
+    command = [sys.executable, script, "--triton", triton]
+    command += ["--out", str(BUILT), "--every", str(step)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"the corpus build failed:\n{process.stdout}\n{process.stderr}")
 
 
 @lru_cache
 def triton_corpus() -> tuple[Path, ...]:
-    """Paths of the Triton cubins of both versions; builds what is missing."""
-    step = every()
+    """Paths of the Triton cubins of both versions; builds those that are out of date."""
+    step = slice_step()
     BUILT.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with (BUILT / "lock").open("w") as lock:
@@ -132,16 +142,17 @@ def triton_corpus() -> tuple[Path, ...]:
         for version in versions():
             if stale(version, step=step):
                 _build(version, step)
-            place = folder(version)
-            paths += [place / f"{name}.cubin" for _, _, name in wanted(version, step)]
+            cubins = folder(version)
+            paths += [cubins / f"{name}.cubin" for _, _, name in triton_entries(version, step)]
     return tuple(paths)
 
 
 @lru_cache
 def nvcc_corpus() -> tuple[Path, ...]:
-    """Paths of the committed cubins that nvcc made, without those made to be refused."""
-    found = [*NVCC.glob("*.cubin"), *EXAMPLES_NVCC.glob("*.cubin")]
-    return tuple(sorted(path for path in found if not path.name.startswith("refused")))[:: every()]
+    """Paths of the committed nvcc cubins for supported architectures."""
+    paths = [*NVCC.glob("*.cubin"), *EXAMPLES_NVCC.glob("*.cubin")]
+    supported = sorted(path for path in paths if not path.name.startswith("refused"))
+    return tuple(supported)[:: slice_step()]
 
 
 def fatbins() -> tuple[Path, ...]:
@@ -149,20 +160,20 @@ def fatbins() -> tuple[Path, ...]:
     return tuple(sorted(NVCC.glob("*.fatbin")))
 
 
-def refused() -> tuple[Path, ...]:
-    """Paths of cubins for architectures that nostall does not know."""
+def unsupported_cubins() -> tuple[Path, ...]:
+    """Paths of the committed cubins for architectures that nostall does not support."""
     return tuple(sorted(NVCC.glob("refused*.cubin")))
 
 
 def corpus() -> list[Path]:
-    """Paths of all cubins that nostall has to accept."""
+    """Paths of all cubins that the verifier must accept."""
     return [*triton_corpus(), *nvcc_corpus()]
 
 
-def described() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Each Triton cubin with its index entry."""
+def indexed_cubins() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """(path, index entry) of each Triton cubin."""
     triton_corpus()
     for version in versions():
         known = index(version)
-        for _, _, name in wanted(version, every()):
+        for _, _, name in triton_entries(version, slice_step()):
             yield folder(version) / f"{name}.cubin", known[name]

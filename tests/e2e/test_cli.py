@@ -96,7 +96,7 @@ def test_verify_refuses_a_changed_control_word(tmp_path: Path) -> None:
 
     data = bytearray(SMALL.read_bytes())
     text = Cubin.parse(bytes(data)).texts[0]
-    for at in range(text.at, text.at + text.size, 16):
+    for at in range(text.file_offset, text.file_offset + text.size, 16):
         word = int.from_bytes(data[at : at + 16], "little") & ~WAIT.mask
         data[at : at + 16] = word.to_bytes(16, "little")
     bad = tmp_path / "bad.cubin"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, nostall, refused
-from tests.unit.sass.binary.cubin_builder import Part, elf, text
+from tests.unit.sass.binary.cubin_builder import SectionSpec, elf, text
 
 GOOD = SMALL.read_bytes()
 
@@ -28,7 +28,7 @@ FILES = {
     "header": (GOOD[:50], "truncated"),
     "truncated": (GOOD[: len(GOOD) // 2], "truncated"),
     "amd": (elf(text(), machine=224), "machine 224"),
-    "without_text": (elf(Part(".nv.info", 0x70000000)), "no machine code"),
+    "without_text": (elf(SectionSpec(".nv.info", 0x70000000)), "no machine code"),
     "absurd_size": (patched(HEADERS + 64 * 3 + 32, "<Q", 1 << 60), "claims bytes"),
     "absurd_count": (patched(60, "<H", 0xFFFF), "do not fit"),
     "absurd_table": (patched(40, "<Q", (1 << 64) - 64), "do not fit"),

@@ -88,7 +88,7 @@ def test_store_verify_checks_all_records(home: str, tmp_path: Path) -> None:
     store = Store(Path(elsewhere))
     (row,) = store.rows()
     data = store.artefacts.get(row.optimised, "cubin")
-    at = Cubin.parse(data).texts[0].at + 16 * 4
+    at = Cubin.parse(data).texts[0].file_offset + 16 * 4
     unsafe = data[:at] + 2 * data[at + 16 : at + 32] + data[at + 32 :]
     provenance = store.provenance(row).model_copy(update={"optimised": content_hash(unsafe)})
     bad = store.record(SMALL.read_bytes(), unsafe, provenance)

@@ -1,1 +1,1 @@
-"""Damaged inputs: they cost one clear error, never a crash, memory or time."""
+"""Fuzzing: damaged cubins must raise a documented error and cost little memory and time."""

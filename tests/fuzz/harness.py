@@ -1,7 +1,7 @@
-"""What becomes of a mutant: an outcome, the time it took, and anything that must not happen.
+"""Fuzzing harness: runs mutants and records outcomes, times, peak memory and failures.
 
-Batches run in a child process whose address space is limited, so that a parser that believes an
-absurd size meets ``MemoryError`` instead of the machine's end.
+Batches run in a child process with a limit on its address space.  A parser that allocates an
+absurd size then raises ``MemoryError`` and does not exhaust the memory of the machine.
 """
 
 from __future__ import annotations
@@ -22,112 +22,122 @@ from types import FrameType
 from typing import Any
 
 from nostall.core.errors import BadBinary
-from nostall.sass.binary.attributes import attributes
-from nostall.sass.binary.cubin import Cubin, disassemblable
+from nostall.sass.binary.attributes import parse_attributes
+from nostall.sass.binary.cubin import Cubin, upgrade_elf_header
 from nostall.sass.binary.elf import SHT_CUDA_INFO
 from nostall.sass.program.program import Program
 from nostall.sass.safety.verify import validate_program
-from tests.fuzz.mutants import CONTAINER, CONTENT, Mutant, Original, mutate
+from tests.fuzz.mutants import CONTAINER_MUTATIONS, CONTENT_MUTATIONS, Mutant, Original, mutate
 
 ROOT = Path(__file__).resolve().parents[2]
 NVCC = ROOT / "tests" / "corpus" / "nvcc"
-SMALL = 20_000
-"""Bytes of the largest original that goes through the vendor's tool."""
+MAX_TOOL_BYTES = 20_000
+"""Bytes of the largest original whose mutants are disassembled."""
 
 OWN_SECONDS = 5.0
+"""Time limit for a mutant in nostall's own parsers."""
 TOOL_SECONDS = 150.0
+"""Time limit for a mutant in nvdisasm and the verifier."""
 MEMORY = 1 << 30
-"""Bytes of address space that a batch may use on top of the interpreter's own."""
+"""Bytes of address space that a batch may use in addition to the interpreter's own."""
 
 
-class Hang(BaseException):
-    """A mutant took longer than it may."""
+class MutantTimeout(BaseException):
+    """A mutant exceeded its time limit."""
 
 
 @dataclass
 class Report:
-    """Outcomes of a batch; ``failures`` describe what must not happen."""
+    """Results of one or more batches."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    """Outcome -> number of mutants."""
     kinds: Counter[str] = field(default_factory=Counter)
+    """Name of the mutation -> number of mutants."""
     failures: list[dict[str, Any]] = field(default_factory=list)
+    """Crashes, timeouts and errors without a message, with the seed of the mutant."""
     slowest: dict[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
     peak_rss_mib: float = 0.0
 
-    def add(self, other: Report) -> None:
-        """Take another batch in."""
-        self.outcomes += other.outcomes
-        self.kinds += other.kinds
-        self.failures += other.failures
-        self.slowest = max(self.slowest, other.slowest, key=lambda s: s["seconds"])
-        self.peak_rss_mib = max(self.peak_rss_mib, other.peak_rss_mib)
+    def add(self, report: Report) -> None:
+        """Add the results of another batch."""
+        self.outcomes += report.outcomes
+        self.kinds += report.kinds
+        self.failures += report.failures
+        self.slowest = max(self.slowest, report.slowest, key=lambda s: s["seconds"])
+        self.peak_rss_mib = max(self.peak_rss_mib, report.peak_rss_mib)
 
-    def fail(self, mutant: Mutant, what: str) -> None:
-        """Note what must not happen, with all that repeats it."""
-        how = {"seed": mutant.seed, "of": mutant.of, "how": mutant.how}
-        self.failures.append({**how, "what": what})
+    def fail(self, mutant: Mutant, message: str) -> None:
+        """Record a failure with everything that is needed to repeat it."""
+        source = {"seed": mutant.seed, "of": mutant.original, "how": mutant.mutation}
+        self.failures.append({**source, "what": message})
 
 
 @lru_cache
 def originals(largest: int | None = None) -> tuple[Original, ...]:
-    """The committed cubins, the refused ones included."""
+    """The committed cubins of at most ``largest`` bytes, unsupported architectures included."""
     paths = sorted([*NVCC.glob("*.cubin"), *(ROOT / "examples" / "nvcc").glob("*.cubin")])
-    found = [Original.read(path) for path in paths]
-    return tuple(o for o in found if largest is None or len(o.data) <= largest)
+    cubins = [Original.read(path) for path in paths]
+    return tuple(o for o in cubins if largest is None or len(o.data) <= largest)
 
 
-def own_mutant(seed: int) -> Mutant:
-    """A mutant for nostall's own parsers."""
-    return mutate(originals(), CONTAINER, seed)
+def parser_mutant(seed: int) -> Mutant:
+    """The mutant of a seed for nostall's own parsers."""
+    return mutate(originals(), CONTAINER_MUTATIONS, seed)
 
 
 def tool_mutant(seed: int) -> Mutant:
-    """A mutant for the whole way through nvdisasm and the verifier."""
-    return mutate(originals(SMALL), CONTENT, seed)
+    """The mutant of a seed for nvdisasm and the verifier."""
+    return mutate(originals(MAX_TOOL_BYTES), CONTENT_MUTATIONS, seed)
 
 
-def through_own(data: bytes) -> str:
-    """Everything that reads a cubin's bytes without the vendor's tools."""
+def parse_cubin(data: bytes) -> str:
+    """Run all code that reads a cubin without NVIDIA's tools; returns the outcome."""
     cubin = Cubin.parse(data)
     for section in cubin.elf.sections:
         if section.type == SHT_CUDA_INFO:
-            for entry in attributes(cubin.elf, section):
+            for entry in parse_attributes(cubin.elf, section):
                 assert len(entry.payload) <= len(data)
-    assert len(disassemblable(data, cubin.sm)) == len(data)
+    assert len(upgrade_elf_header(data, cubin.sm)) == len(data)
     for text in cubin.texts:
-        assert text.at + text.size <= len(data)
-        assert all(r.at + r.width <= len(data) and r.offset < text.size for r in text.records)
+        assert text.file_offset + text.size <= len(data)
+        assert all(
+            r.file_offset + r.width <= len(data) and r.offset < text.size for r in text.records
+        )
     return "parsed"
 
 
-def through_tool(data: bytes) -> str:
-    """nvdisasm, the program, its bytes again, and the validator's verdict."""
+def validate_cubin(data: bytes) -> str:
+    """Disassemble, round-trip and validate a cubin; returns the outcome."""
     program = Program.from_cubin(data)
     assert program.to_cubin() == data
     return "parsed, safe" if validate_program(program).safe else "parsed, refused"
 
 
-def batch(which: str, seeds: Iterable[int]) -> Report:
-    """Outcomes of the mutants of these seeds, in this process."""
-    make, judge, limit = _ways()[which]
+def run_batch(target: str, seeds: Iterable[int]) -> Report:
+    """Run the mutants of these seeds in this process.
+
+    ``target``: "own" for nostall's parsers, "tool" for nvdisasm and the verifier.
+    """
+    make_mutant, run, limit = _targets()[target]
     report = Report()
     before = signal.signal(signal.SIGALRM, _alarm)
     try:
         for seed in seeds:
-            mutant = make(seed)
-            report.kinds[mutant.how.partition("+")[0]] += 1
+            mutant = make_mutant(seed)
+            report.kinds[mutant.mutation.partition("+")[0]] += 1
             start = time.perf_counter()
             signal.setitimer(signal.ITIMER_REAL, limit)
             try:
-                outcome = judge(mutant.data)
+                outcome = run(mutant.data)
             except BadBinary as error:
                 outcome = type(error).__name__
                 if not str(error).strip():
                     report.fail(mutant, f"{outcome} without a message")
-            except Hang:
+            except MutantTimeout:
                 outcome = "hang"
-                report.fail(mutant, f"no end after {limit} s")
-            except Exception as error:
+                report.fail(mutant, f"did not finish within {limit} s")
+            except Exception as error:  # any other error of the code under test is a failure
                 outcome = "crash"
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 place = f"{Path(last.filename).name}:{last.lineno}"
@@ -140,8 +150,8 @@ def batch(which: str, seeds: Iterable[int]) -> Report:
                 report.slowest = {
                     "seconds": round(seconds, 4),
                     "seed": seed,
-                    "of": mutant.of,
-                    "how": mutant.how,
+                    "of": mutant.original,
+                    "how": mutant.mutation,
                     "outcome": outcome,
                 }
     finally:
@@ -151,38 +161,46 @@ def batch(which: str, seeds: Iterable[int]) -> Report:
 
 
 def _peak_mib() -> float:
-    """The most memory this process ever held.  Not ``ru_maxrss``: that begins with the memory of
-    the process which started this one."""
+    """Peak resident memory of this process, in MiB.
+
+    ``ru_maxrss`` does not serve: it starts with the memory of the parent process.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next(line for line in lines if line.startswith("VmHWM:"))
     return int(peak.split()[1]) / 1024
 
 
-def limited(which: str, seeds: range, size: int = 1000) -> Iterable[Report]:
-    """Batches of ``size`` seeds, in a child with a limit on memory; yields one report each."""
+def run_limited(target: str, seeds: range, size: int = 1000) -> Iterable[Report]:
+    """Run batches of ``size`` seeds, each in a child process with limited memory.
+
+    Yields one report for each batch.
+    """
     context = get_context("spawn")
     start = seeds.start
     while start < seeds.stop:
         part = range(start, min(start + size, seeds.stop))
         with ProcessPoolExecutor(1, mp_context=context, initializer=_limit_memory) as pool:
             try:
-                report = pool.submit(batch, which, part).result()
+                report = pool.submit(run_batch, target, part).result()
             except BrokenProcessPool:
                 report = Report(Counter({"crash": len(part)}))
-                report.failures.append({"seeds": [part.start, part.stop], "what": "child died"})
+                report.failures.append(
+                    {"seeds": [part.start, part.stop], "what": "the child process died"}
+                )
         yield report
         start = part.stop
 
 
-def _ways() -> dict[str, tuple[Callable[[int], Mutant], Callable[[bytes], str], float]]:
+def _targets() -> dict[str, tuple[Callable[[int], Mutant], Callable[[bytes], str], float]]:
+    """Target -> (mutant of a seed, code under test, time limit in seconds)."""
     return {
-        "own": (own_mutant, through_own, OWN_SECONDS),
-        "tool": (tool_mutant, through_tool, TOOL_SECONDS),
+        "own": (parser_mutant, parse_cubin, OWN_SECONDS),
+        "tool": (tool_mutant, validate_cubin, TOOL_SECONDS),
     }
 
 
 def _alarm(signum: int, frame: FrameType | None) -> None:
-    raise Hang
+    raise MutantTimeout
 
 
 def _limit_memory() -> None:

@@ -1,4 +1,4 @@
-"""Mutants of cubins: every one follows from its seed alone."""
+"""Mutants of cubins for fuzzing: the seed alone determines a mutant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADER_FIELDS = {
     "e_shnum": (60, 2),
     "e_shstrndx": (62, 2),
 }
-"""Offset and width of the ELF header's fields."""
+"""Field of the ELF header -> (offset, width) in bytes."""
 
 SECTION_FIELDS = {
     "sh_name": (0, 4),
@@ -41,14 +41,14 @@ SECTION_FIELDS = {
     "sh_addralign": (48, 8),
     "sh_entsize": (56, 8),
 }
-"""Offset and width of a section header's fields."""
+"""Field of a section header -> (offset, width) in bytes."""
 
 _SECTION_HEADER = 64
 
 
 @dataclass(frozen=True)
 class Original:
-    """A whole cubin and its layout."""
+    """An undamaged cubin and its layout."""
 
     name: str
     data: bytes
@@ -60,26 +60,29 @@ class Original:
         return cls(path.name, data, Elf.parse(data))
 
     @property
-    def headers_at(self) -> int:
-        """Where the section table begins."""
+    def section_table_offset(self) -> int:
+        """File position of the section table."""
         return int.from_bytes(self.data[40:48], "little")
 
     def sections(self, *types: int) -> list[Section]:
-        """Sections of these types that are not empty."""
+        """Sections of these types, without empty ones."""
         return [s for s in self.elf.sections if s.type in types and s.size]
 
     @property
     def texts(self) -> list[Section]:
+        """Sections of machine code, without empty ones."""
         return [s for s in self.elf.sections if s.name.startswith(".text.") and s.size]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A damaged cubin; ``how`` names the mutation, ``of`` the original."""
+    """A damaged cubin."""
 
     seed: int
-    of: str
-    how: str
+    original: str
+    """File name of the undamaged cubin."""
+    mutation: str
+    """Name of the mutation; a second one follows after ``+``."""
     data: bytes
 
 
@@ -87,21 +90,21 @@ Mutation = Callable[[Original, random.Random], bytes]
 
 
 def mutate(originals: Sequence[Original], mutations: Sequence[Mutation], seed: int) -> Mutant:
-    """The mutant of this seed; now and then two mutations meet in one."""
+    """The mutant of a seed; in a fifth of all mutants two mutations are combined."""
     rng = random.Random(seed)
     original = rng.choice(originals)
     mutation = rng.choice(mutations)
     data = mutation(original, rng)
-    how = mutation.__name__
+    name = mutation.__name__
     if rng.random() < 0.2:
         second = rng.choice((bit_flips, byte_runs, truncation))
         data = second(Original(original.name, data, original.elf), rng)
-        how += f"+{second.__name__}"
-    return Mutant(seed, original.name, how, data)
+        name += f"+{second.__name__}"
+    return Mutant(seed, original.name, name, data)
 
 
-def _absurd(original: Original, rng: random.Random, width: int) -> bytes:
-    """A number that a parser may trip over."""
+def _absurd_number(original: Original, rng: random.Random, width: int) -> bytes:
+    """The bytes of a number that may break a parser: near a limit of the file, or random."""
     size = len(original.data)
     section = rng.choice(original.elf.sections)
     choices = (0, 1, 2, 15, 16, 17, 0x7F, 0xFF, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 63)
@@ -110,12 +113,13 @@ def _absurd(original: Original, rng: random.Random, width: int) -> bytes:
     return (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
 
 
-def _put(data: bytes, at: int, piece: bytes) -> bytes:
+def _overwrite(data: bytes, at: int, piece: bytes) -> bytes:
+    """Replace the bytes at position ``at`` by ``piece``."""
     return data[:at] + piece + data[at + len(piece) :]
 
 
 def bit_flips(original: Original, rng: random.Random) -> bytes:
-    """1 to 64 bits anywhere."""
+    """Flip 1 to 64 bits anywhere."""
     data = bytearray(original.data)
     for _ in range(rng.choice((1, 2, 8, 64))):
         if data:
@@ -124,64 +128,66 @@ def bit_flips(original: Original, rng: random.Random) -> bytes:
 
 
 def byte_runs(original: Original, rng: random.Random) -> bytes:
-    """A run of equal or random bytes anywhere."""
+    """Write a run of equal or random bytes anywhere."""
     if not original.data:
         return b""
     length = rng.choice((1, 4, 16, 64, 512))
     run = rng.choice((b"\0" * length, b"\xff" * length, rng.randbytes(length)))
     at = rng.randrange(len(original.data))
-    return _put(original.data, at, run)[: len(original.data)]
+    return _overwrite(original.data, at, run)[: len(original.data)]
 
 
 def truncation(original: Original, rng: random.Random) -> bytes:
-    """The beginning of the file."""
+    """Keep only the beginning of the file."""
     return original.data[: rng.choice((rng.randrange(65), rng.randrange(len(original.data) + 1)))]
 
 
 def removal(original: Original, rng: random.Random) -> bytes:
-    """A piece cut out of the middle: everything behind it moves."""
+    """Cut a piece out, so that everything after it moves."""
     at = rng.randrange(len(original.data))
     return original.data[:at] + original.data[at + rng.choice((1, 8, 16, 100, 1000)) :]
 
 
 def repetition(original: Original, rng: random.Random) -> bytes:
-    """A piece of the file copied over another."""
+    """Copy a piece of the file over another one."""
     size = len(original.data)
     start, length = rng.randrange(size), rng.choice((4, 16, 64, 1024))
-    return _put(original.data, rng.randrange(size), original.data[start : start + length])[:size]
+    return _overwrite(original.data, rng.randrange(size), original.data[start : start + length])[
+        :size
+    ]
 
 
 def header_field(original: Original, rng: random.Random) -> bytes:
-    """An absurd number in the ELF header."""
+    """Write an absurd number into the ELF header."""
     at, width = rng.choice(list(HEADER_FIELDS.values()))
-    return _put(original.data, at, _absurd(original, rng, width))
+    return _overwrite(original.data, at, _absurd_number(original, rng, width))
 
 
 def section_field(original: Original, rng: random.Random) -> bytes:
-    """Absurd numbers in section headers."""
+    """Write absurd numbers into section headers."""
     data = original.data
     for _ in range(rng.choice((1, 1, 2, 5))):
         at, width = rng.choice(list(SECTION_FIELDS.values()))
         index = rng.randrange(len(original.elf.sections))
-        place = original.headers_at + index * _SECTION_HEADER + at
-        data = _put(data, place, _absurd(original, rng, width))
+        position = original.section_table_offset + index * _SECTION_HEADER + at
+        data = _overwrite(data, position, _absurd_number(original, rng, width))
     return data
 
 
 def section_types(original: Original, rng: random.Random) -> bytes:
-    """Sections that claim to be symbol tables, relocations or attributes."""
+    """Give half of the sections the type of a symbol table, relocations or attributes."""
     data = original.data
     for index in range(len(original.elf.sections)):
         if rng.random() < 0.5:
             kind = rng.choice((SHT_SYMTAB, SHT_RELA, SHT_REL, SHT_CUDA_INFO, 8, 3))
-            place = original.headers_at + index * _SECTION_HEADER + 4
-            data = _put(data, place, struct.pack("<I", kind))
+            position = original.section_table_offset + index * _SECTION_HEADER + 4
+            data = _overwrite(data, position, struct.pack("<I", kind))
     return data
 
 
 def section_shuffle(original: Original, rng: random.Random) -> bytes:
-    """The section table in another order, or one header copied over all others."""
-    count, at = len(original.elf.sections), original.headers_at
+    """Reorder the section table, or copy one header over all others."""
+    count, at = len(original.elf.sections), original.section_table_offset
     headers = [
         original.data[at + i * _SECTION_HEADER : at + (i + 1) * _SECTION_HEADER]
         for i in range(count)
@@ -193,49 +199,49 @@ def section_shuffle(original: Original, rng: random.Random) -> bytes:
         headers[i], headers[j] = headers[j], headers[i]
     else:
         rng.shuffle(headers)
-    return _put(original.data, at, b"".join(headers))
+    return _overwrite(original.data, at, b"".join(headers))
 
 
 def many_sections(original: Original, rng: random.Random) -> bytes:
-    """Thousands of headers that all name the same bytes."""
-    at = original.headers_at + rng.randrange(len(original.elf.sections)) * _SECTION_HEADER
+    """Append a section table with up to 65000 headers of the same bytes."""
+    at = original.section_table_offset + rng.randrange(len(original.elf.sections)) * _SECTION_HEADER
     header = original.data[at : at + _SECTION_HEADER]
     count = rng.choice((100, 100, 500, 500, 2000, 2000, 2000, 65000))
-    data = _put(original.data, 40, struct.pack("<Q", len(original.data)))
-    return _put(data, 60, struct.pack("<H", count)) + header * count
+    data = _overwrite(original.data, 40, struct.pack("<Q", len(original.data)))
+    return _overwrite(data, 60, struct.pack("<H", count)) + header * count
 
 
 def attribute(original: Original, rng: random.Random) -> bytes:
-    """Damage inside ``.nv.info``."""
-    return _inside(original, rng, original.sections(SHT_CUDA_INFO), 4)
+    """Damage ``.nv.info`` sections."""
+    return _damage_sections(original, rng, original.sections(SHT_CUDA_INFO), 4)
 
 
 def symbol(original: Original, rng: random.Random) -> bytes:
-    """Damage inside the symbol table."""
-    return _inside(original, rng, original.sections(SHT_SYMTAB), 8)
+    """Damage the symbol table."""
+    return _damage_sections(original, rng, original.sections(SHT_SYMTAB), 8)
 
 
 def relocation(original: Original, rng: random.Random) -> bytes:
-    """Damage inside relocations, or another section as their target."""
+    """Damage relocations, and in half of the cases give them another target section."""
     tables = original.sections(SHT_REL, SHT_RELA)
-    data = _inside(original, rng, tables, 8)
+    data = _damage_sections(original, rng, tables, 8)
     if tables and rng.random() < 0.5:
         table = rng.choice(tables)
-        place = original.headers_at + table.index * _SECTION_HEADER + 44
-        data = _put(data, place, struct.pack("<I", rng.choice(original.texts).index))
+        position = original.section_table_offset + table.index * _SECTION_HEADER + 44
+        data = _overwrite(data, position, struct.pack("<I", rng.choice(original.texts).index))
     return data
 
 
 def string_table(original: Original, rng: random.Random) -> bytes:
-    """Names without an end, or one very long name under every symbol."""
+    """Fill a string table with one byte: names without an end, or one very long name."""
     tables = [s for s in original.elf.sections if s.type == 3 and s.size]
     table = rng.choice(tables)
     filler = rng.choice((b"a", b"\0", b"\xff")) * (table.size - rng.choice((0, 1)))
-    return _put(original.data, table.offset, filler)
+    return _overwrite(original.data, table.offset, filler)
 
 
 def text_bits(original: Original, rng: random.Random) -> bytes:
-    """1 to 8 bits inside machine code."""
+    """Flip 1 to 8 bits of machine code."""
     data = bytearray(original.data)
     section = rng.choice(original.texts)
     for _ in range(rng.choice((1, 1, 2, 8))):
@@ -244,7 +250,7 @@ def text_bits(original: Original, rng: random.Random) -> bytes:
 
 
 def text_words(original: Original, rng: random.Random) -> bytes:
-    """Instruction words replaced by others, swapped, or by noise."""
+    """Replace instruction words by others, by noise or by zeros."""
     data = bytearray(original.data)
     section = rng.choice(original.texts)
     for _ in range(rng.choice((1, 2, 10))):
@@ -255,7 +261,7 @@ def text_words(original: Original, rng: random.Random) -> bytes:
 
 
 def control_words(original: Original, rng: random.Random) -> bytes:
-    """Other stalls, scoreboards, waits or reuse marks: bits 105 to 124 of instruction words."""
+    """Flip bits of control words (bits 105 to 124 of instruction words)."""
     data = bytearray(original.data)
     section = rng.choice(original.texts)
     for _ in range(rng.choice((1, 2, 20))):
@@ -266,7 +272,7 @@ def control_words(original: Original, rng: random.Random) -> bytes:
 
 
 def exchange(original: Original, rng: random.Random) -> bytes:
-    """Neighbouring instruction words exchanged."""
+    """Exchange neighbouring instruction words."""
     data = bytearray(original.data)
     section = rng.choice(original.texts)
     for _ in range(rng.choice((1, 5))):
@@ -275,19 +281,22 @@ def exchange(original: Original, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def _inside(original: Original, rng: random.Random, places: Sequence[Section], step: int) -> bytes:
-    if not places:
+def _damage_sections(
+    original: Original, rng: random.Random, sections: Sequence[Section], word: int
+) -> bytes:
+    """Write absurd numbers of up to ``word`` bytes into one to four of these sections."""
+    if not sections:
         return bit_flips(original, rng)
     data = original.data
     for _ in range(rng.choice((1, 1, 4))):
-        section = rng.choice(places)
-        width = rng.choice((1, 2, step))
+        section = rng.choice(sections)
+        width = rng.choice((1, 2, word))
         at = section.offset + rng.randrange(max(1, section.size - width))
-        data = _put(data, at - at % width, _absurd(original, rng, width))
+        data = _overwrite(data, at - at % width, _absurd_number(original, rng, width))
     return data
 
 
-CONTAINER: tuple[Mutation, ...] = (
+CONTAINER_MUTATIONS: tuple[Mutation, ...] = (
     bit_flips,
     byte_runs,
     truncation,
@@ -303,9 +312,9 @@ CONTAINER: tuple[Mutation, ...] = (
     relocation,
     string_table,
 )
-"""Damage that the container's parser has to find."""
+"""Mutations for nostall's own parsers of the container."""
 
-CONTENT: tuple[Mutation, ...] = (
+CONTENT_MUTATIONS: tuple[Mutation, ...] = (
     bit_flips,
     byte_runs,
     repetition,
@@ -318,4 +327,4 @@ CONTENT: tuple[Mutation, ...] = (
     control_words,
     exchange,
 )
-"""Damage that often passes the parser and reaches the vendor's tool and the verifier."""
+"""Mutations that often pass the parsers, so that nvdisasm and the verifier get the damage."""

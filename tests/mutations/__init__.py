@@ -1,1 +1,1 @@
-"""Seeded violations that the verifier has to refuse, and legal edits that it has to accept."""
+"""Seeded violations that the verifier must reject, and legal edits that it must accept."""

@@ -1,4 +1,4 @@
-"""The corpus kernels that mutations are applied to: small ones, of every architecture."""
+"""The corpus kernels that mutations are applied to: small ones of all architectures."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ TRITON = (
 NVCC = ("atomics.sm_90", "memory.sm_120", "memory.sm_80", "hopper.sm_90a")
 
 
-def paths() -> list[Path]:
-    """The cubins that are there; all of them unless the corpus is sliced."""
+def cubin_paths() -> list[Path]:
+    """The cubins that exist: all of ``TRITON`` and ``NVCC`` unless the corpus is sliced."""
     catalogue.corpus()
     folder = catalogue.folder(catalogue.versions()[1])
-    wanted = [folder / f"{name}.cubin" for name in TRITON]
-    wanted += [catalogue.NVCC / f"{name}.cubin" for name in NVCC]
-    return [path for path in wanted if path.is_file()]
+    paths = [folder / f"{name}.cubin" for name in TRITON]
+    paths += [catalogue.NVCC / f"{name}.cubin" for name in NVCC]
+    return [path for path in paths if path.is_file()]
 
 
-def smallest(count: int) -> list[Path]:
-    """Where every function is to be looked at."""
-    return sorted(paths(), key=lambda path: (path.stat().st_size, path))[:count]
+def smallest_cubins(count: int) -> list[Path]:
+    """The smallest cubins, for tests that take all functions of a cubin."""
+    return sorted(cubin_paths(), key=lambda path: (path.stat().st_size, path))[:count]
 
 
 @lru_cache
-def read(path: Path) -> Program:
-    """A cubin as a program; the same object each time."""
+def read_program(path: Path) -> Program:
+    """Parse a cubin; returns the same object for the same path."""
     return Program.from_cubin(path.read_bytes())
 
 
-def functions() -> Iterator[tuple[str, Program, Function]]:
-    """(cubin name, program, function) of all kernels."""
-    for path in paths():
-        program = read(path)
+def all_functions() -> Iterator[tuple[str, Program, Function]]:
+    """(cubin name, program, function) of each function of all cubins."""
+    for path in cubin_paths():
+        program = read_program(path)
         for function in program.functions:
             yield path.stem, program, function

@@ -1,4 +1,4 @@
-"""Catch rates by kind and by half of the verifier.
+"""Measure how many seeded violations each part of the verifier rejects, by kind.
 
 python -m tests.mutations.report --out benchmarks/sass/results/seeded_hazards.json
 """
@@ -12,43 +12,47 @@ from typing import Any
 
 from benchmarks.harness.result_file import save
 
-from tests.mutations.judging import KINDS, mutants, opinions
+from tests.mutations.mutants import MUTATIONS, check_by_part, mutants
 
 Row = dict[str, Any]
 _COUNTS = ("mutants", "refused", "unreadable", "structure", "hazards", "symbolic")
-FULL = 3
-"""Mutants of each kind that are disassembled again; the others reuse what is known."""
+DISASSEMBLED = 3
+"""Mutants of each kind that nvdisasm parses; the others are parsed without it."""
 
 
-def measure(kind: str, count: int, each: int) -> Row:
-    """How many mutants of one kind each part of the verifier refuses.
+def measure(kind: str, count: int, per_function: int) -> Row:
+    """How many mutants of one kind each part of the verifier rejects.
 
-    ``hazards`` and ``symbolic`` judge only what the reader and the structure check let pass."""
+    ``hazards`` and ``symbolic`` check only the mutants that the parser and the structure check
+    accept.
+    """
     row: Row = {"kind": kind, **dict.fromkeys(_COUNTS, 0), "accepted": []}
-    for number, mutant in enumerate(mutants(kind, count, each)):
-        found = opinions(mutant, full=number < FULL)
+    for number, mutant in enumerate(mutants(kind, count, per_function)):
+        result = check_by_part(mutant, disassemble=number < DISASSEMBLED)
         row["mutants"] += 1
-        row["refused"] += found.refused
-        row["unreadable"] += found.unreadable
-        row["structure"] += found.structure
-        row["hazards"] += bool(found.hazards)
-        row["symbolic"] += bool(found.symbolic)
-        if not found.refused:
+        row["refused"] += result.rejected
+        row["unreadable"] += result.unreadable
+        row["structure"] += result.structure
+        row["hazards"] += bool(result.hazards)
+        row["symbolic"] += bool(result.symbolic)
+        if not result.rejected:
             row["accepted"].append(str(mutant))
     return row
 
 
 def main() -> int:
-    """Print the table, write the file, return 1 when a mutant was accepted."""
-    parser = argparse.ArgumentParser(description="Catch rates of the verifier by kind and half.")
+    """Print the table and write the file; returns 1 if the verifier accepted a mutant."""
+    parser = argparse.ArgumentParser(
+        description="Share of seeded violations that each part of the verifier rejects."
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=60, help="mutants per kind, at most")
-    parser.add_argument("--each", type=int, default=4, help="mutants per kind and function")
-    parser.add_argument("--kind", help="this kind only")
+    parser.add_argument("--count", type=int, default=60, help="most mutants per kind")
+    parser.add_argument("--each", type=int, default=4, help="most mutants per kind and function")
+    parser.add_argument("--kind", help="measure only this kind of violation")
     options = parser.parse_args()
     rows: list[Row] = []
     print(f"{'kind':38} {' '.join(f'{name:>10}' for name in _COUNTS)}")
-    for kind in [options.kind] if options.kind else list(KINDS):
+    for kind in [options.kind] if options.kind else list(MUTATIONS):
         row = measure(kind, options.count, options.each)
         rows.append(row)
         print(f"{kind:38} {' '.join(f'{row[name]:10}' for name in _COUNTS)}", flush=True)
@@ -60,7 +64,7 @@ def main() -> int:
     save(
         options.out,
         total=total,
-        reread_by_nvdisasm=sum(min(FULL, row["mutants"]) for row in rows),
+        reread_by_nvdisasm=sum(min(DISASSEMBLED, row["mutants"]) for row in rows),
         judged_by_both_halves=judged,
         hazards_rate=round(total["hazards"] / max(judged, 1), 4),
         symbolic_rate=round(total["symbolic"] / max(judged, 1), 4),

@@ -1,4 +1,4 @@
-"""Moves: legal ones only are offered, they are pure, and the verifier accepts where they lead."""
+"""Moves: only legal ones are offered, they do not mutate, the verifier accepts their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nostall.testing import check_space
 from tests.corpus import catalogue
 
 MOVES = 150
-WALKED = (
+KERNELS = (
     "softmax.sm_75",
     "cumulative_sum.sm_75",
     "pipelined_copy.sm_80",
@@ -44,7 +44,7 @@ WALKED = (
     "atomics.sm_100",
     "matmul_fp8.sm_120",
 )
-SMALL = "vector_add.sm_90"
+SMALL_KERNEL = "vector_add.sm_90"
 NO_TAGS: frozenset[str] = frozenset()
 ERRORS = {
     Slide: IllegalSlide,
@@ -66,8 +66,11 @@ def _space(name: str) -> ScheduleSpace:
     return ScheduleSpace(program, program.kernels[0])
 
 
-def _walk(space: ScheduleSpace, moves: int, seed: int) -> tuple[Schedule, list[ScheduleMove]]:
+def _random_walk(
+    space: ScheduleSpace, moves: int, seed: int
+) -> tuple[Schedule, list[ScheduleMove]]:
     rng = np.random.default_rng(seed)
+    """Up to ``moves`` random legal moves from the start: (final state, moves)."""
     state, made = space.start(), []
     for _ in range(moves):
         move = space.propose(state, rng)
@@ -78,10 +81,10 @@ def _walk(space: ScheduleSpace, moves: int, seed: int) -> tuple[Schedule, list[S
     return state, made
 
 
-@pytest.mark.parametrize("name", WALKED)
-def test_a_random_walk_ends_in_a_schedule_that_the_verifier_accepts(name: str) -> None:
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_verifier_accepts_the_end_of_a_random_walk(name: str) -> None:
     space = _space(name)
-    state, made = _walk(space, MOVES, seed=7)
+    state, made = _random_walk(space, MOVES, seed=7)
     assert len(made) == MOVES
     candidate = Program.from_cubin(space.impose(state).to_cubin())
     assert candidate.cubin.data != space.program.cubin.data
@@ -89,73 +92,75 @@ def test_a_random_walk_ends_in_a_schedule_that_the_verifier_accepts(name: str) -
     assert verdict.safe, [str(finding) for finding in verdict.findings[:3]]
 
 
-def test_the_space_keeps_its_contract() -> None:
-    check_space(_space(SMALL), steps=12)
+def test_the_schedule_space_fulfils_the_space_contract() -> None:
+    check_space(_space(SMALL_KERNEL), steps=12)
 
 
-def _conceivable(space: ScheduleSpace) -> list[ScheduleMove]:
-    found: list[ScheduleMove] = []
+def _candidate_moves(space: ScheduleSpace) -> list[ScheduleMove]:
+    """Moves of all kinds on all instructions, most of them illegal."""
+    moves: list[ScheduleMove] = []
     for index in range(len(space.function.instructions)):
-        found += [Slide(index, by, NO_TAGS) for by in (-16, -3, -1, 1, 2, 16)]
-        found.append(Swap(index, NO_TAGS))
-        found += [Restall(index, cycles, NO_TAGS) for cycles in (0, 1, 5, 11, 12, 15, 16)]
-        found.append(Yield(index, NO_TAGS))
-        found += [Reuse(index, slot, NO_TAGS) for slot in range(3)]
-        found += [Board(index, write, b, NO_TAGS) for write in (False, True) for b in (0, 5)]
-    return found
+        moves += [Slide(index, by, NO_TAGS) for by in (-16, -3, -1, 1, 2, 16)]
+        moves.append(Swap(index, NO_TAGS))
+        moves += [Restall(index, cycles, NO_TAGS) for cycles in (0, 1, 5, 11, 12, 15, 16)]
+        moves.append(Yield(index, NO_TAGS))
+        moves += [Reuse(index, slot, NO_TAGS) for slot in range(3)]
+        moves += [Board(index, write, b, NO_TAGS) for write in (False, True) for b in (0, 5)]
+    return moves
 
 
-def _bare(move: ScheduleMove) -> tuple[str, str]:
+def _untagged(move: ScheduleMove) -> tuple[str, str]:
+    """(class, text) of a move, without its tags."""
     return type(move).__name__, str(move)
 
 
-@pytest.mark.parametrize("walked", [0, 60])
-def test_moves_offers_exactly_what_apply_takes(walked: int) -> None:
-    space = _space(SMALL)
-    state, _ = _walk(space, walked, seed=3)
-    offered = {_bare(move) for move in space.moves(state)}
-    taken = set()
-    raised = set()
-    for move in _conceivable(space):
+@pytest.mark.parametrize("steps", [0, 60])
+def test_the_offered_moves_are_exactly_those_that_apply_accepts(steps: int) -> None:
+    space = _space(SMALL_KERNEL)
+    state, _ = _random_walk(space, steps, seed=3)
+    offered = {_untagged(move) for move in space.moves(state)}
+    accepted = set()
+    rejected = set()
+    for move in _candidate_moves(space):
         try:
             space.apply(state, move)
         except IllegalMove as error:
             assert type(error) is ERRORS[type(move)]
             assert str(move) in str(error)
-            assert _bare(move) not in offered
-            raised.add(type(move))
+            assert _untagged(move) not in offered
+            rejected.add(type(move))
         else:
-            taken.add(_bare(move))
-    same = {m for m in taken if not _is_same_stall(space, state, m)}
-    assert same <= offered
-    assert taken
-    assert raised == set(ERRORS)
+            accepted.add(_untagged(move))
+    changing = {m for m in accepted if not _is_same_stall(space, state, m)}
+    assert changing <= offered
+    assert accepted
+    assert rejected == set(ERRORS)
 
 
-def _is_same_stall(space: ScheduleSpace, state: Schedule, bare: tuple[str, str]) -> bool:
-    """Setting the stall that an instruction has is no move, so it is not offered."""
-    kind, text = bare
+def _is_same_stall(space: ScheduleSpace, state: Schedule, untagged: tuple[str, str]) -> bool:
+    """Whether a move sets the present stall.  Such a move is accepted, but not offered."""
+    kind, text = untagged
     if kind != "Restall":
         return False
     index, _, cycles = text.removeprefix("stall #").partition(" = ")
     return int(state.stall[int(index)]) == int(cycles)
 
 
-def test_proposals_are_among_the_moves_and_carry_the_wanted_tags() -> None:
-    space = _space(SMALL)
-    state, _ = _walk(space, 20, seed=1)
+def test_proposals_are_offered_moves_with_the_requested_tags() -> None:
+    space = _space(SMALL_KERNEL)
+    state, _ = _random_walk(space, 20, seed=1)
     offered = set(space.moves(state))
     rng = np.random.default_rng(5)
-    for wanted in (NO_TAGS, frozenset({"memory"}), frozenset({"slide"}), frozenset({"swap"})):
-        fitting = {move for move in offered if wanted <= move.tags}
+    for tags in (NO_TAGS, frozenset({"memory"}), frozenset({"slide"}), frozenset({"swap"})):
+        matching = {move for move in offered if tags <= move.tags}
         for _ in range(30):
-            move = space.propose(state, rng, wanted)
-            assert (move in fitting) if fitting else (move is None)
+            move = space.propose(state, rng, tags)
+            assert (move in matching) if matching else (move is None)
 
 
-def test_apply_leaves_the_old_state_alone() -> None:
-    space = _space(SMALL)
-    state, _ = _walk(space, 10, seed=2)
+def test_apply_does_not_change_the_old_state() -> None:
+    space = _space(SMALL_KERNEL)
+    state, _ = _random_walk(space, 10, seed=2)
     before = space.dump(state)
     for move in space.moves(state):
         after = space.apply(state, move)
@@ -170,30 +175,30 @@ def _changes(state: Schedule, after: Schedule) -> bool:
     return any(not np.array_equal(a, b) for a, b in pairs)
 
 
-def test_swapped_and_swapped_back_is_the_original_cubin() -> None:
+def test_swapping_twice_restores_the_original_cubin() -> None:
     space = _space("softmax.sm_90")
     start = space.start()
-    done = 0
+    swaps = 0
     for move in space.moves(start):
         if not isinstance(move, Swap):
             continue
         at = int(np.flatnonzero(start.order == move.index)[0])
-        other = int(start.order[at + 1])
-        if any(start.reuse[i] for i in (move.index, other, int(start.order[at - 1]))):
+        neighbour = int(start.order[at + 1])
+        if any(start.reuse[i] for i in (move.index, neighbour, int(start.order[at - 1]))):
             continue
         swapped = space.apply(start, move)
         assert space.impose(swapped).to_cubin() != space.program.cubin.data
-        back = space.apply(swapped, Swap(other, NO_TAGS))
-        assert back == start
-        assert space.impose(back).to_cubin() == space.program.cubin.data
-        done += 1
-        if done == 20:
+        restored = space.apply(swapped, Swap(neighbour, NO_TAGS))
+        assert restored == start
+        assert space.impose(restored).to_cubin() == space.program.cubin.data
+        swaps += 1
+        if swaps == 20:
             break
-    assert done
+    assert swaps
 
 
-@pytest.mark.parametrize("name", WALKED)
-def test_patched_bytes_are_those_of_the_program(name: str) -> None:
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_patcher_gives_the_bytes_of_the_program(name: str) -> None:
     space = _space(name)
     patcher = Patcher(space.program, space.function)
     state, rng = space.start(), np.random.default_rng(5)

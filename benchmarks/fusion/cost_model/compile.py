@@ -20,12 +20,12 @@ from time import monotonic
 from typing import Any
 
 import torch
+from nostall.sass.binary.parse_attributes import parse_attributes
 
 from nostall.core.errors import one_line
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.emit.program import Launch, Program
 from nostall.fusion.codegen.runtime.kernel import launch_options, load_source
-from nostall.sass.binary.attributes import attributes
 from nostall.sass.binary.cubin import Cubin
 
 _REGISTERS, _FRAME = 0x2F, 0x11
@@ -102,7 +102,7 @@ def use(cubin: bytes) -> dict[str, int]:
     for section in parsed.elf.sections:
         if section.name != ".nv.info":
             continue
-        for entry in attributes(parsed.elf, section):
+        for entry in parse_attributes(parsed.elf, section):
             name = {_REGISTERS: "registers", _FRAME: "stack_bytes"}.get(entry.code)
             if name is not None and len(entry.payload) == 8:
                 found[name] = max(found[name], struct.unpack("<II", entry.payload)[1])

@@ -41,7 +41,7 @@ def _facts(program: Program, function: Function, data: bytes) -> dict[str, Any]:
     space = ScheduleSpace(program, function)
     moving = mobility(space)
     verdict = validate(data)
-    pipes = Counter(i.row.pipe for i in function.instructions)
+    pipes = Counter(i.pipe for i in function.instructions)
     return {
         "kernel": function.name,
         "architecture": f"sm_{program.sm}",
@@ -52,7 +52,7 @@ def _facts(program: Program, function: Function, data: bytes) -> dict[str, Any]:
         "movable": moving.movable,
         "movable_share": round(moving.share, 4),
         "pins": moving.pins,
-        "unmodelled": sorted({i.base for i in function.instructions if not i.known}),
+        "unmodelled": sorted({i.base for i in function.instructions if not i.is_known_opcode}),
         "safe": verdict.safe,
         "findings": [str(f) for f in verdict.findings[:20]],
     }

@@ -36,9 +36,7 @@ def verify(
 
 def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
     if format is Format.JSON:
-        findings = [
-            {name: getattr(f, name) for name in f.__dataclass_fields__} for f in verdict.findings
-        ]
+        findings = [finding.as_record() for finding in verdict.findings]
         show_json({"safe": verdict.safe, "checked": verdict.checked, "findings": findings})
         return
     if verdict.findings and not quiet:
@@ -46,7 +44,7 @@ def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
             f"{len(verdict.findings)} findings",
             ("kind", "where", "instruction", "reason", "half"),
             [
-                (f.kind, f"{f.function}+{f.offset:#x}", f.instruction, f.reason, f.half)
+                (f.kind, f"{f.function}+{f.offset:#x}", f.instruction, f.reason, f.part)
                 for f in verdict.findings[:50]
             ],
         )

@@ -1,4 +1,4 @@
-"""The native-instruction level: read a cubin, judge a schedule, change it, write it back."""
+"""SASS level: parse a cubin into a program, verify a changed schedule and write the cubin back."""
 
 from nostall.sass.program import Function, Instruction, Program
 from nostall.sass.safety import Finding, Verdict, validate, verify

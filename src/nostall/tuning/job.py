@@ -36,7 +36,7 @@ from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
 from nostall.sass.program import Function
 from nostall.sass.safety import verify
-from nostall.sass.safety.identity import rules
+from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
 from nostall.tuning.evidence import compared_how, comparison_of, notes_on, verdict_of
@@ -231,7 +231,7 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
         "kernel": source.kernel,
         "origin": source.origin,
         "original_sha256": hashlib.sha256(source.cubin).hexdigest(),
-        RULES: rules(),
+        RULES: rules_digest(),
         "objective": settings.objective,
         "strategy": settings.strategy,
         "seed": settings.seed,

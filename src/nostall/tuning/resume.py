@@ -8,7 +8,7 @@ from typing import Any
 
 from nostall.core import BadRun, Checkpoint, Run
 from nostall.sass import Verdict
-from nostall.sass.safety.identity import rules
+from nostall.sass.safety.identity import rules_digest
 from nostall.tuning.gpu_objective import MeasuredSchedules
 
 FINALISTS = "finalists.json"
@@ -30,7 +30,7 @@ def resumed(run: Run | None, measured: MeasuredSchedules | None, judge: Judge) -
     checkpoint = run.checkpoint()
     if checkpoint is None:
         return None
-    changed = run.record.settings.get(RULES) != rules()
+    changed = run.record.settings.get(RULES) != rules_digest()
     stood = {"present": checkpoint.current, "best": checkpoint.best} if changed else {}
     for name, state in stood.items():
         verdict = judge(state)

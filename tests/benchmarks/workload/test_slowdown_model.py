@@ -121,7 +121,7 @@ def test_fitted_predictions_of_public_measurements_are_better_than_flat_ones() -
     strict=True,
     raises=AssertionError,
     reason="a fit to two models has an interval that is too narrow for CIFAR-10 "
-    "(benchmarks/results/workload_slowdown.json); the target remains",
+    "(benchmarks/workload/results/slowdown.json); the target remains",
 )
 def test_the_interval_covers_each_model_by_itself() -> None:
     assert all(

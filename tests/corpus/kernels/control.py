@@ -1,4 +1,4 @@
-"""Ways through a program: loops, divergence, calls, printing, early ends."""
+"""Control flow: loops, divergence, calls, printing, assertions, early returns."""
 
 # ruff: noqa: N803
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One element at a time: arithmetic of every type, special functions, random numbers."""
+"""Elementwise kernels: arithmetic of all types, special functions, random numbers."""
 
 # ruff: noqa: N803
 from __future__ import annotations

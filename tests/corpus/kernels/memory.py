@@ -1,11 +1,11 @@
-"""Ways to memory: atomics, caches, transposes, indices, pipelined copies, scopes and fences."""
+"""Memory kernels: atomics, cache hints, transposes, gathers, pipelined copies, descriptors."""
 
 # ruff: noqa: N803
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from kernel_spec import both, constants, dst, index, integers, spec, src
+from kernel_spec import constants, dst, index, inout, integers, spec, src
 
 
 @triton.jit
@@ -155,16 +155,16 @@ def descriptor_reduce(x, y, rows, columns, BM: tl.constexpr, BN: tl.constexpr):
 N = 65536
 LAUNCHES = {
     "atomics": spec(
-        src("x", "i32", N), both("total", "i32", 64), both("high", "i32", 64),
-        both("low", "i32", 64), both("bits", "i32", 64), both("swapped", "i32", 64),
+        src("x", "i32", N), inout("total", "i32", 64), inout("high", "i32", 64),
+        inout("low", "i32", 64), inout("bits", "i32", 64), inout("swapped", "i32", 64),
         integers(n=N), constants(BLOCK=256), grid=(N // 256,),
     ),
     "float_atomics": spec(
-        src("x", "f32", N), both("single", "f32", 256), both("half", "f16", 256),
-        both("count", "i32", 1), integers(n=N), constants(BLOCK=512), grid=(N // 512,),
+        src("x", "f32", N), inout("single", "f32", 256), inout("half", "f16", 256),
+        inout("count", "i32", 1), integers(n=N), constants(BLOCK=512), grid=(N // 512,),
     ),
     "lock_and_add": spec(
-        dst("lock", "i32", 1), src("x", "f32", 64, 512), both("total", "f32", 512),
+        dst("lock", "i32", 1), src("x", "f32", 64, 512), inout("total", "f32", 512),
         constants(BLOCK=512), grid=(64,),
     ),
     "transpose": spec(
@@ -182,7 +182,7 @@ LAUNCHES = {
     ),
     "embedding_backward": spec(
         src("dy", "f32", 512, 256), index("tokens", "i32", 1000, 512),
-        both("grad", "f32", 1000, 256),
+        inout("grad", "f32", 1000, 256),
         constants(D=256), grid=(512,),
     ),
     "sparse_rows": spec(
@@ -191,7 +191,7 @@ LAUNCHES = {
         constants(BLOCK=128), grid=(256,),
     ),
     "cache_hints": spec(
-        both("x", "f32", N), both("y", "f32", N), both("z", "f32", N), integers(n=N),
+        inout("x", "f32", N), inout("y", "f32", N), inout("z", "f32", N), integers(n=N),
         constants(BLOCK=1024), grid=(N // 1024,),
     ),
     "pipelined_copy": spec(
@@ -215,7 +215,7 @@ LAUNCHES = {
         constants(BM=64, BN=64), grid=(8, 8),
     ),
     "descriptor_reduce": spec(
-        src("x", "f32", 512, 512), both("y", "f32", 64, 512), integers(rows=512, columns=512),
+        src("x", "f32", 512, 512), inout("y", "f32", 64, 512), integers(rows=512, columns=512),
         constants(BM=64, BN=32), grid=(16,),
     ),
 }  # fmt: skip

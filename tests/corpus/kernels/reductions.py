@@ -1,11 +1,11 @@
-"""Over rows and columns: sums, scans, sorts, normalisations, losses."""
+"""Reductions over rows and columns: sums, scans, sorts, normalisations, losses."""
 
 # ruff: noqa: N803
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from kernel_spec import both, constants, dst, floats, index, integers, spec, src
+from kernel_spec import constants, dst, floats, index, inout, integers, spec, src
 
 
 @triton.jit
@@ -198,8 +198,9 @@ LAUNCHES = {
         integers(columns=5000), floats(eps=1e-5), constants(BLOCK=8192), grid=(R,), warps=8,
     ),
     "layernorm_backward": spec(
-        dst("dx", "f16", R, C), src("dy", "f16", R, C), both("dw", "f32", C), both("db", "f32", C),
-        src("x", "f32", R, C), src("w", "f32", C), src("mean", "f32", R), src("rstd", "f32", R),
+        dst("dx", "f16", R, C), src("dy", "f16", R, C), inout("dw", "f32", C),
+        inout("db", "f32", C), src("x", "f32", R, C), src("w", "f32", C), src("mean", "f32", R),
+        src("rstd", "f32", R),
         integers(columns=C), constants(BLOCK=1024), grid=(R,),
     ),
     "cross_entropy": spec(
@@ -243,7 +244,7 @@ LAUNCHES = {
         constants(BLOCK=256, K=8), grid=(R,), warps=2,
     ),
     "histogram": spec(
-        index("x", "i32", 128, 65536), both("y", "i32", 128), integers(n=65536),
+        index("x", "i32", 128, 65536), inout("y", "i32", 128), integers(n=65536),
         constants(BINS=128, BLOCK=2048), grid=(32,),
     ),
     "gather_in_block": spec(

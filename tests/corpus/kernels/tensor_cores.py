@@ -1,11 +1,11 @@
-"""Matrix units: every operand type, descriptors (TMA), warp specialisation, clusters, big tiles."""
+"""Matrix-unit kernels: all operand types, TMA descriptors, warp specialisation, large tiles."""
 
 # ruff: noqa: N803
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from kernel_spec import both, constants, dst, floats, integers, spec, src
+from kernel_spec import constants, dst, floats, inout, integers, spec, src
 
 
 @triton.jit
@@ -213,7 +213,7 @@ def _matmul(dtype, out, tile, warps=4, stages=3, precision="tf32"):  # type: ign
 def _plain(dtype="f16", out="f16", tile=(128, 128, 64), grid=(4, 4), warps=4, stages=3, **more):  # type: ignore[no-untyped-def]
     m, n, k = tile
     return spec(
-        src("a", dtype, 512, 512), src("b", dtype, 512, 512), both("c", out, 512, 512),
+        src("a", dtype, 512, 512), src("b", dtype, 512, 512), inout("c", out, 512, 512),
         integers(M=512, N=512, K=512), constants(BM=m, BN=n, BK=k, **more),
         grid=grid, warps=warps, stages=stages,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from nostall.core.errors import BadRun
 from nostall.gpu import Outcome, Timing
 from nostall.sass import Program, Verdict
 from nostall.sass.safety import verify as true_verify
-from nostall.sass.safety.identity import rules
+from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
 from nostall.tuning import job
@@ -76,7 +76,7 @@ def test_the_rules_of_today_are_not_asked_twice(
     run: Run, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = json.loads((run.path / "run.json").read_text())
-    record["settings"]["rules"] = rules()
+    record["settings"]["rules"] = rules_digest()
     (run.path / "run.json").write_text(json.dumps(record))
     asked: list[bytes] = []
 

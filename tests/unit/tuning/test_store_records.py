@@ -128,7 +128,7 @@ def test_a_bundle_is_verified_here(tmp_path: Path) -> None:
 def _swapped(original: bytes) -> bytes:
     """Two neighbouring instructions exchanged without asking whether they may be."""
     text = Cubin.parse(original).texts[0]
-    at = text.at + 16 * 4
+    at = text.file_offset + 16 * 4
     one, two = original[at : at + 16], original[at + 16 : at + 32]
     return original[:at] + two + one + original[at + 32 :]
 

@@ -14,7 +14,7 @@ from nostall.workload.timeline.kernels import kernel_times
 from nostall.workload.traces.kineto import read_kineto
 
 TRACES = Path(__file__).parent / "h200"
-MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "workload_gpu.json"
+MEASURED = Path(__file__).parents[3] / "benchmarks" / "workload" / "results" / "gpu.json"
 pytestmark = pytest.mark.skipif(
     not TRACES.is_dir(), reason="benchmarks.workload.gpu has not been run on a GPU yet"
 )

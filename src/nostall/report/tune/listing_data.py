@@ -31,9 +31,9 @@ def page_data(run: LoadedRun, blocks: list[BlockLineup], waits: Waits | None) ->
         after[name] = _difference(before[name], after[name])
     return {
         "text": texts(original),
-        "pipe": [i.row.pipe for i in by_index],
-        "fixed": [int(i.row.fixed(run.program.sm)) for i in by_index],
-        "pinned": [i.index for i in by_index if i.is_wall or i.index in original.pinned],
+        "pipe": [i.pipe for i in by_index],
+        "fixed": [int(i.has_fixed_latency(run.program.sm)) for i in by_index],
+        "pinned": [i.index for i in by_index if i.is_barrier or i.index in original.pinned],
         "reasons": list(waits.reasons) if waits else [],
         "names": ["original", run.what],
         "blocks": [_block(block, waits) for block in blocks],
@@ -74,7 +74,7 @@ def _side(function: Function, sm: int, explanation: Explanation | None) -> dict[
     return {
         "order": [i.index for i in function.instructions],
         "control": [str(i.control) for i in by_index],
-        "reuse": [0 if i.batch_field else i.control.reuse for i in by_index],
+        "reuse": [0 if i.has_batch_field else i.control.reuse for i in by_index],
         "cycles": _cycles(explanation),
         "links": [_link(link) for link in found.links],
         "waits": _waits(found),

@@ -14,11 +14,17 @@ from dataclasses import dataclass, field
 from nostall.report.tune.reaching_definitions import Reaching
 from nostall.sass.binary.encoding import SCOREBOARDS
 from nostall.sass.program import Block, Function, Instruction, registers
-from nostall.sass.program.queues import result_boards
+from nostall.sass.program.queues import result_scoreboards
 from nostall.sass.safety import in_flight as pending
-from nostall.sass.safety.facts import Facts, depbar_mask, facts_of, opposite, registers_in
-from nostall.sass.safety.latency import Floors
-from nostall.sass.safety.pairing import Kind
+from nostall.sass.safety.facts import (
+    InstructionFacts,
+    drained_scoreboards,
+    instruction_facts,
+    negate_literals,
+    register_numbers,
+)
+from nostall.sass.safety.latency import LatencyTable
+from nostall.sass.safety.pairing import HazardKind
 
 How = tuple[str | int, ...]
 """A kind of protection and its figures:
@@ -45,7 +51,7 @@ class Link:
 
     first: int
     second: int
-    kind: Kind
+    kind: HazardKind
     registers: str
     how: How
 
@@ -69,7 +75,7 @@ class Protections:
     waits: list[Wait] = field(default_factory=list[Wait])
 
 
-_WHAT = {pending.RESULT: "result", pending.SOURCES: "sources", pending.ORDER: "completion"}
+_WHAT = {pending.RESULT: "result", pending.SOURCES: "sources", pending.COMPLETION: "completion"}
 
 
 def protections(function: Function, sm: int) -> Protections:
@@ -103,8 +109,10 @@ class _Analysis:
     def __init__(self, function: Function, sm: int) -> None:
         self.function = function
         self.order = function.instructions
-        self.floors = Floors.of(sm)
-        self.facts = {i.index: facts_of(i, sm, self.floors.ceiling(i)) for i in self.order}
+        self.floors = LatencyTable.load(sm)
+        self.facts = {
+            i.index: instruction_facts(i, sm, self.floors.max_latency(i)) for i in self.order
+        }
         self.position = {i.index: at for at, i in enumerate(self.order)}
         self.found = Protections()
         self.waiters: dict[pending.Key, list[int]] = defaultdict(list)
@@ -113,7 +121,7 @@ class _Analysis:
 
     def run(self) -> Protections:
         blocks = self.function.blocks
-        late = {i: registers_in(facts.late) for i, facts in self.facts.items()}
+        late = {i: register_numbers(facts.late_sources) for i, facts in self.facts.items()}
         reaching = Reaching(self.order, blocks, late)
         entries = pending.entry_states(blocks, self.order, self.facts)
         for number, (block, state) in enumerate(zip(blocks, entries, strict=True)):
@@ -126,22 +134,24 @@ class _Analysis:
     def _block(self, block: Block, state: pending.State, reaching: Reaching, number: int) -> None:
         self.local, self.start = {}, block.start
         reaching.enter(number)
-        for here, in_flight, ended in pending.walk(state, block, self.order, self.facts):
+        for here, in_flight, ended in pending.step_through(state, block, self.order, self.facts):
             control = here.instruction.control
-            mask = control.wait | depbar_mask(here.instruction)
+            mask = control.wait | drained_scoreboards(here.instruction)
             index = here.instruction.index
             for key, item in ended:
-                self.local[key] = (index, item.cover & mask)
+                self.local[key] = (index, item.scoreboards & mask)
                 self.waiters[key].append(index)
-                self.found.waits.append(Wait(index, key[0], _WHAT[key[1]], item.cover & mask))
+                self.found.waits.append(Wait(index, key[0], _WHAT[key[1]], item.scoreboards & mask))
             self.found.links += self._links(here, in_flight, reaching)
             for role in _WHAT:
                 self.local.pop((index, role), None)
             reaching.step(here.instruction)
 
-    def _links(self, here: Facts, state: pending.State, reaching: Reaching) -> Iterator[Link]:
+    def _links(
+        self, here: InstructionFacts, state: pending.State, reaching: Reaching
+    ) -> Iterator[Link]:
         """The links that end at ``here``; registers with one protection share a link."""
-        together: dict[tuple[int, Kind, How], list[int]] = defaultdict(list)
+        together: dict[tuple[int, HazardKind, How], list[int]] = defaultdict(list)
         for first, kind, register in self._pairs(here.instruction, reaching):
             how = self._how(self.facts[first], here, kind, register, state)
             if how is not None:
@@ -151,7 +161,7 @@ class _Analysis:
 
     def _pairs(
         self, instruction: Instruction, reaching: Reaching
-    ) -> Iterator[tuple[int, Kind, int]]:
+    ) -> Iterator[tuple[int, HazardKind, int]]:
         for register in instruction.uses:
             for first in reaching.writers(register):
                 yield first, "RAW", register
@@ -164,7 +174,12 @@ class _Analysis:
                     yield first, "WAW", register
 
     def _how(
-        self, first: Facts, here: Facts, kind: Kind, register: int, state: pending.State
+        self,
+        first: InstructionFacts,
+        here: InstructionFacts,
+        kind: HazardKind,
+        register: int,
+        state: pending.State,
     ) -> How | None:
         """What protects a pair; None when it needs no protection worth a line."""
         role = pending.SOURCES if kind == "WAR" else pending.RESULT
@@ -177,31 +192,41 @@ class _Analysis:
             return ("board", boards, waiter, self._setter(key, waiter, boards))
         if kind != "RAW":
             return None
-        if first.fixed:
-            return ("arrived", first.expires)
+        if first.fixed_latency:
+            return ("arrived", first.max_latency)
         return ("earlier",)
 
     def _in_flight(
-        self, first: Facts, here: Facts, kind: Kind, register: int, item: pending.Pending
+        self,
+        first: InstructionFacts,
+        here: InstructionFacts,
+        kind: HazardKind,
+        register: int,
+        item: pending.InFlight,
     ) -> How | None:
-        if item.when & opposite(here.when):
+        if item.guard_literals & negate_literals(here.guard_literals):
             return None
         queue = "source_queue" if kind == "WAR" else "result_queue"
         mine = getattr(first, queue)
         if kind != "RAW" and mine and mine == getattr(here, queue):
             return ("queue",)
-        if not first.fixed:
+        if not first.fixed_latency:
             return ("open",)
         one, two = first.instruction, here.instruction
-        least = self.floors.least(one, two, register, kind)
-        return ("distance", item.elapsed, least, self.floors.usual(one, two, register, kind))
+        least = self.floors.min_distance(one, two, register, kind)
+        return (
+            "distance",
+            item.elapsed,
+            least,
+            self.floors.safe_distance(one, two, register, kind),
+        )
 
     def _setter(self, key: pending.Key, waiter: int, boards: int) -> int:
         """The instruction whose scoreboard was waited for: the producer or one of its queue."""
         index, role = key
         first = self.facts[index]
         control = first.instruction.control
-        own = result_boards(first.instruction)
+        own = result_scoreboards(first.instruction)
         if role != pending.RESULT:
             own |= sum(1 << b for b in (control.write_sb, control.read_sb) if b in SCOREBOARDS)
         if own & boards:

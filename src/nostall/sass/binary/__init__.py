@@ -1,1 +1,1 @@
-"""Bytes in, bytes out: ELF container, instruction words, and the vendor tools."""
+"""Binary formats: ELF cubins, fatbins, 128-bit instruction words, and NVIDIA's disassembler."""

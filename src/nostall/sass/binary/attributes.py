@@ -1,8 +1,8 @@
-"""Instruction offsets that a cubin records outside its text: ``.nv.info`` and relocations.
+"""Instruction offsets that a cubin records outside its machine code, in ``.nv.info`` sections.
 
-An instruction whose offset is recorded may move only together with its record.  Records whose
-layout is known yield the exact file positions of their offsets; from any other record every
-value that could be an instruction offset is *pinned*: that instruction must stay where it is.
+If an instruction moves, every recorded offset that names it must be rewritten.  For an attribute
+with a known layout the parser returns the file position of each offset.  For any other attribute
+each value that could be an instruction offset is *pinned*: that instruction must not move.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from nostall.sass.binary.elf import Elf, Section
 from nostall.sass.binary.encoding import WORD_BYTES
 
 _NVAL, _BVAL, _HVAL, _SVAL = 1, 2, 3, 4
+"""Formats of an attribute's value: none, one byte, two bytes, or a payload of the given size."""
 
-OFFSET_LISTS = {
+OFFSET_LIST_ATTRIBUTES = {
     0x1C: "EXIT_INSTR_OFFSETS",
     0x1D: "S2RCTAID_INSTR_OFFSETS",
     0x25: "LD_CACHEMOD_INSTR_OFFSETS",
@@ -30,13 +31,13 @@ OFFSET_LISTS = {
 }
 """Attributes whose payload is a plain list of u32 byte offsets."""
 
-MBARRIER_OFFSETS = 0x39
-"""Records of four u32: offset, register, mbarrier offset, kind."""
+MBARRIER_INSTR_OFFSETS = 0x39
+"""Attribute with records of four u32: offset, register, mbarrier offset, kind."""
 
 INDIRECT_BRANCH_TARGETS = 0x34
-"""Records of u32: offset of the branch, 0, count, then count target offsets."""
+"""Attribute with records of u32: offset of the branch, 0, count, then ``count`` target offsets."""
 
-NO_OFFSETS = frozenset(
+ATTRIBUTES_WITHOUT_OFFSETS = frozenset(
     (
         *range(0x01, 0x1C),
         *(0x1E, 0x1F, 0x20, 0x21, 0x22, 0x23, 0x24, 0x26, 0x29, 0x2A, 0x2B, 0x2C, 0x2F, 0x30),
@@ -50,31 +51,36 @@ NO_OFFSETS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One ``.nv.info`` entry; ``at`` is the file position of its payload."""
+    """One entry of a ``.nv.info`` section."""
 
     code: int
+    """EIATTR number."""
     format: int
-    at: int
+    """1 to 4, see ``_NVAL`` to ``_SVAL``."""
+    file_offset: int
+    """File position of the payload, in bytes."""
     payload: bytes
+    """Empty unless the format is ``_SVAL``."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRecord:
-    """A value of ``width`` bytes at file position ``at`` that holds ``offset`` into the text.
+    """A value in the cubin that holds a byte offset into the machine code of one function."""
 
-    Attributes name an instruction, relocations a byte inside one.  ``fixed`` records name a
-    target (a label), which never moves.
-    """
-
-    at: int
+    file_offset: int
+    """File position of the value, in bytes."""
     offset: int
+    """The value: of an instruction (attributes) or of a byte inside one (relocations)."""
     width: int
+    """Size of the value in bytes."""
     source: str
-    fixed: bool = False
+    """Name of the attribute, or ``relocation TYPE``."""
+    is_branch_target: bool = False
+    """Whether the value names a branch target.  A target is a position and never moves."""
 
 
-def attributes(elf: Elf, section: Section) -> Iterator[Attribute]:
-    """Parse one ``.nv.info*`` section."""
+def parse_attributes(elf: Elf, section: Section) -> Iterator[Attribute]:
+    """Parse one ``.nv.info*`` section; raises :class:`BadBinary` if it is damaged."""
     data, at = elf.content(section), 0
     while at < len(data):
         if at + 4 > len(data):
@@ -92,58 +98,68 @@ def attributes(elf: Elf, section: Section) -> Iterator[Attribute]:
 
 
 def offset_records(elf: Elf, info: Section, text_size: int) -> tuple[list[OffsetRecord], set[int]]:
-    """The offsets that one function's ``.nv.info`` section records, and the offsets it pins."""
+    """Read the offsets in one function's ``.nv.info`` section: (records, pinned offsets).
+
+    ``text_size`` is the size of the function's machine code in bytes.
+    """
     records: list[OffsetRecord] = []
     pinned: set[int] = set()
-    for entry in attributes(elf, info):
-        if entry.format != _SVAL or entry.code in NO_OFFSETS:
+    for attribute in parse_attributes(elf, info):
+        if attribute.format != _SVAL or attribute.code in ATTRIBUTES_WITHOUT_OFFSETS:
             continue
-        known = _known_layout(entry, text_size)
-        if known is None:
-            pinned.update(_possible_offsets(entry.payload, text_size))
+        parsed = _parse_records(attribute, text_size)
+        if parsed is None:
+            pinned.update(_possible_offsets(attribute.payload, text_size))
         else:
-            records.extend(known)
+            records.extend(parsed)
     return records, pinned
 
 
-def _known_layout(entry: Attribute, text_size: int) -> list[OffsetRecord] | None:
-    """The records of an attribute, or None when its bytes do not follow a known layout."""
-    words = [w for (w,) in struct.iter_unpack("<I", entry.payload[: len(entry.payload) // 4 * 4])]
-    if len(entry.payload) % 4:
+def _parse_records(attribute: Attribute, text_size: int) -> list[OffsetRecord] | None:
+    """The records of an attribute, or None if its bytes do not follow a known layout."""
+    payload = attribute.payload
+    words = [w for (w,) in struct.iter_unpack("<I", payload[: len(payload) // 4 * 4])]
+    if len(payload) % 4:
         return None
-    name = OFFSET_LISTS.get(entry.code)
+    positions: list[tuple[int, bool]] | None  # (number of the u32, whether it is a branch target)
+    name = OFFSET_LIST_ATTRIBUTES.get(attribute.code)
     if name is not None:
-        places = [(i, False) for i in range(len(words))]
-    elif entry.code == MBARRIER_OFFSETS and len(words) % 4 == 0:
-        name, places = "MBARRIER_INSTR_OFFSETS", [(i, False) for i in range(0, len(words), 4)]
-    elif entry.code == INDIRECT_BRANCH_TARGETS:
-        name, found = "INDIRECT_BRANCH_TARGETS", _branch_places(words)
-        if found is None:
-            return None
-        places = found
+        positions = [(i, False) for i in range(len(words))]
+    elif attribute.code == MBARRIER_INSTR_OFFSETS and len(words) % 4 == 0:
+        name = "MBARRIER_INSTR_OFFSETS"
+        positions = [(i, False) for i in range(0, len(words), 4)]
+    elif attribute.code == INDIRECT_BRANCH_TARGETS:
+        name, positions = "INDIRECT_BRANCH_TARGETS", _indirect_branch_positions(words)
     else:
         return None
-    if any(words[i] % WORD_BYTES or words[i] >= text_size for i, _ in places):
+    if positions is None:
         return None
-    return [OffsetRecord(entry.at + 4 * i, words[i], 4, name, fixed) for i, fixed in places]
+    if any(words[i] % WORD_BYTES or words[i] >= text_size for i, _ in positions):
+        return None
+    return [
+        OffsetRecord(attribute.file_offset + 4 * i, words[i], 4, name, is_target)
+        for i, is_target in positions
+    ]
 
 
-def _branch_places(words: list[int]) -> list[tuple[int, bool]] | None:
-    places: list[tuple[int, bool]] = []
+def _indirect_branch_positions(words: list[int]) -> list[tuple[int, bool]] | None:
+    """Positions of offsets in INDIRECT_BRANCH_TARGETS, or None if the words do not fit it."""
+    positions: list[tuple[int, bool]] = []
     at = 0
     while at < len(words):
         if at + 3 > len(words) or words[at + 1] != 0 or at + 3 + words[at + 2] > len(words):
             return None
-        places.append((at, False))
-        places.extend((at + 3 + i, True) for i in range(words[at + 2]))
+        positions.append((at, False))
+        positions.extend((at + 3 + i, True) for i in range(words[at + 2]))
         at += 3 + words[at + 2]
-    return places
+    return positions
 
 
 def _possible_offsets(payload: bytes, text_size: int) -> set[int]:
-    whole = payload[: len(payload) // 4 * 4]
+    """All u32 values of a payload that could be the offset of an instruction."""
+    complete_words = payload[: len(payload) // 4 * 4]
     return {
         word
-        for (word,) in struct.iter_unpack("<I", whole)
+        for (word,) in struct.iter_unpack("<I", complete_words)
         if word % WORD_BYTES == 0 and word < text_size
     }

@@ -1,4 +1,4 @@
-"""A cubin as a container: its architecture, its functions, and where their bytes lie."""
+"""Cubin container: architecture, functions, and the file positions of their machine code."""
 
 from __future__ import annotations
 
@@ -20,46 +20,58 @@ from nostall.sass.binary.elf import (
 from nostall.sass.binary.encoding import WORD_BYTES
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+"""Supported architectures; 90 stands for sm_90."""
 
-_OLD, _NEW = 51, 65
+_OLD_ABI, _NEW_ABI = 51, 65
+"""Values of EI_OSABI in the two ELF variants of cubins (older and newer CUDA toolkits)."""
+_NEW_ABI_VERSION = 8
 _EV_CURRENT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TextSection:
-    """The machine code of one function (an entry kernel or a device function).
-
-    ``at`` and ``size`` are in bytes of the file; ``records`` are the offsets written down
-    elsewhere in the file; ``pinned`` are the offsets that must not move; ``entries`` are the
-    offsets at which symbols of this section begin.
-    """
+    """The machine code of one function (an entry kernel or a device function)."""
 
     name: str
-    at: int
+    """Name of the function."""
+    file_offset: int
+    """File position of the first instruction word, in bytes."""
     size: int
+    """Size in bytes."""
     is_kernel: bool
+    """Whether the function is an entry point (``__global__``)."""
     entries: tuple[tuple[int, str], ...]
+    """(offset in bytes, name) of each function symbol in this section."""
     records: tuple[OffsetRecord, ...]
+    """Offsets into this section that other sections record."""
     pinned: frozenset[int]
+    """Offsets of instructions that must not move, because an unreadable record may name them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """A parsed cubin; ``sm`` is the architecture number, such as 90."""
+    """A parsed cubin."""
 
     elf: Elf
     sm: int
+    """Architecture number, such as 90."""
     texts: tuple[TextSection, ...]
+    """One section for each function, in the order of the file."""
 
     @property
     def data(self) -> bytes:
+        """The bytes of the file."""
         return self.elf.data
 
     @classmethod
     def parse(cls, data: bytes) -> Cubin:
-        """Read a cubin of either ELF variant; raises :class:`BadBinary`."""
+        """Parse a cubin of either ELF variant.
+
+        Raises :class:`BadBinary` if ``data`` is not a complete cubin with machine code, and
+        :class:`UnsupportedArchitecture` if it is for an architecture outside ``ARCHITECTURES``.
+        """
         elf = Elf.parse(data)
-        sm = _architecture(elf)
+        sm = _read_architecture(elf)
         symbols: dict[int, list[Symbol]] = {}
         for symbol in elf.symbols():
             symbols.setdefault(symbol.section, []).append(symbol)
@@ -72,23 +84,19 @@ class Cubin:
                 infos.setdefault(section.name, []).append(section)
         texts: dict[str, TextSection] = {}
         for section in elf.sections:
-            if not section.name.startswith(".text.") or section.type == SHT_NOBITS:
-                continue
-            if section.size % WORD_BYTES:
-                raise BadBinary(
-                    f"section {section.name!r} has {section.size} bytes; code comes in "
-                    f"{WORD_BYTES}-byte words"
-                )
-            if section.size == 0:
+            if not _holds_machine_code(section):
                 continue
             records = [
-                OffsetRecord(r.at, r.offset, 8, f"relocation {r.type}")
+                OffsetRecord(r.file_offset, r.offset, 8, f"relocation {r.type}")
                 for r in relocations.get(section.index, ())
                 if r.offset < section.size
             ]
-            text = _text(elf, section, symbols.get(section.index, []), records, infos)
+            text = _text_section(elf, section, symbols.get(section.index, []), records, infos)
             if text.name in texts:
-                raise BadBinary(f"section {section.name!r} is there twice; the file is damaged")
+                raise BadBinary(
+                    f"section {section.name!r} appears twice, but a function has one; the file is "
+                    "damaged"
+                )
             texts[text.name] = text
         if not texts:
             raise BadBinary(
@@ -98,61 +106,83 @@ class Cubin:
         return cls(elf, sm, tuple(texts.values()))
 
 
-def disassemblable(data: bytes, sm: int) -> bytes:
-    """A scratch copy that today's nvdisasm analyses: header of the newer ELF variant.
+def upgrade_elf_header(data: bytes, sm: int) -> bytes:
+    """Copy a cubin and give it the header of the newer ELF variant; a newer cubin is unchanged.
 
-    Register marks stop with "flow analysis is disabled" when tool and ELF generation differ.
+    A current nvdisasm prints no register marks for the older variant: it reports "flow analysis
+    is disabled".  The copy is for nvdisasm only.
     """
-    if data[7] != _OLD:
+    if data[7] != _OLD_ABI:
         return data
     copy = bytearray(data)
-    copy[7], copy[8] = _NEW, 8
+    copy[7], copy[8] = _NEW_ABI, _NEW_ABI_VERSION
     struct.pack_into("<I", copy, 0x14, _EV_CURRENT)
     struct.pack_into("<I", copy, 0x30, 0x06000000 | (0x04 if sm < 100 else 0x02) | sm << 8)
     return bytes(copy)
 
 
-def _architecture(elf: Elf) -> int:
-    if elf.os_abi == _OLD:
+def check_architecture(sm: int, subject: str) -> None:
+    """Raise :class:`UnsupportedArchitecture` if nostall does not support ``sm``.
+
+    ``subject`` begins the message, for example "the cubin is for".
+    """
+    if sm not in ARCHITECTURES:
+        supported = ", ".join(f"sm_{n}" for n in ARCHITECTURES)
+        raise UnsupportedArchitecture(f"{subject} sm_{sm}; supported are {supported}")
+
+
+def _read_architecture(elf: Elf) -> int:
+    """The architecture number in the ELF flags."""
+    if elf.os_abi == _OLD_ABI:
         sm = elf.flags & 0xFF
-    elif elf.os_abi == _NEW:
+    elif elf.os_abi == _NEW_ABI:
         sm = elf.flags >> 8 & 0xFF
     else:
         raise BadBinary(
-            f"ELF OS/ABI {elf.os_abi} is not a known cubin variant ({_OLD} or {_NEW}); this may be "
-            "a relocatable or a newer format"
+            f"ELF OS/ABI {elf.os_abi} is not a known cubin variant ({_OLD_ABI} or {_NEW_ABI}); the "
+            "file may be relocatable device code or a newer format; give a linked cubin"
         )
     check_architecture(sm, "the cubin is for")
     return sm
 
 
-def check_architecture(sm: int, what: str) -> None:
-    """Raise :class:`UnsupportedArchitecture` for one that nostall does not know."""
-    if sm not in ARCHITECTURES:
-        known = ", ".join(f"sm_{n}" for n in ARCHITECTURES)
-        raise UnsupportedArchitecture(f"{what} sm_{sm}; supported are {known}")
+def _holds_machine_code(section: Section) -> bool:
+    """Whether a section is a ``.text`` section that is not empty."""
+    if not section.name.startswith(".text.") or section.type == SHT_NOBITS:
+        return False
+    if section.size % WORD_BYTES:
+        raise BadBinary(
+            f"section {section.name!r} has {section.size} bytes; machine code must be a multiple "
+            f"of {WORD_BYTES} bytes; the file is damaged"
+        )
+    return section.size > 0
 
 
-def _text(
+def _text_section(
     elf: Elf,
     section: Section,
     symbols: list[Symbol],
     records: list[OffsetRecord],
     infos: dict[str, list[Section]],
 ) -> TextSection:
+    """Collect what the file says about one ``.text`` section.
+
+    ``symbols`` and ``records`` are those of this section; ``infos`` maps the name of each
+    ``.nv.info`` section of the file to the sections of that name.
+    """
     name = section.name.removeprefix(".text.")
-    mine = [s for s in symbols if s.type == STT_FUNC]
+    functions = [s for s in symbols if s.type == STT_FUNC]
     pinned: set[int] = set()
     for info in infos.get(f".nv.info.{name}", ()):
-        listed, fixed = offset_records(elf, info, section.size)
-        records = records + listed
-        pinned |= fixed
+        info_records, info_pinned = offset_records(elf, info, section.size)
+        records = records + info_records
+        pinned |= info_pinned
     return TextSection(
         name=name,
-        at=section.offset,
+        file_offset=section.offset,
         size=section.size,
-        is_kernel=any(s.other & STO_CUDA_ENTRY and s.name == name for s in mine),
-        entries=tuple(sorted({(s.value, s.name) for s in mine})),
+        is_kernel=any(s.other & STO_CUDA_ENTRY and s.name == name for s in functions),
+        entries=tuple(sorted({(s.value, s.name) for s in functions})),
         records=tuple(records),
         pinned=frozenset(pinned),
     )

@@ -1,9 +1,8 @@
-"""A bounded reader of little-endian ELF64 files that remembers where every record lies.
+"""Bounded reader of little-endian ELF64 files: sections, symbols, relocations, file positions.
 
-It reads the parts of a cubin that a schedule can touch (sections, symbols, relocations) and
-nothing else.  Every offset, size and index is checked against the file before it is used, so a
-damaged file costs one clear :class:`~nostall.core.errors.BadBinary`, never memory or time.
-Layout: ELF-64 Object File Format 1.5; values particular to CUDA are named below.
+The reader checks every offset, size and index against the file before it uses it.  A damaged file
+therefore raises :class:`~nostall.core.errors.BadBinary` and never costs much memory or time.
+Layout: ELF-64 Object File Format 1.5, with the CUDA constants below.
 """
 
 from __future__ import annotations
@@ -15,25 +14,29 @@ from itertools import pairwise
 from nostall.core.errors import BadBinary
 
 EM_CUDA = 190
+"""``e_machine`` of a cubin."""
 MAX_BYTES = 1 << 29
+"""Size of the largest file that is read."""
 MAX_SECTIONS = 1 << 16
 MAX_NAME = 1 << 16
+"""Bytes of the longest symbol or section name."""
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9
 SHT_CUDA_INFO = 0x70000000
 STT_FUNC = 2
 STO_CUDA_ENTRY = 0x10
+"""Bit of ``st_other`` that marks an entry kernel."""
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = {SHT_REL: struct.Struct("<QQ"), SHT_RELA: struct.Struct("<QQq")}
-_TABLES = frozenset((SHT_SYMTAB, SHT_REL, SHT_RELA, SHT_CUDA_INFO))
+_PARSED_TYPES = frozenset((SHT_SYMTAB, SHT_REL, SHT_RELA, SHT_CUDA_INFO))
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section header; ``offset`` and ``size`` are in bytes, inside the file."""
+    """One section header; ``offset`` (file position) and ``size`` are in bytes."""
 
     index: int
     name: str
@@ -47,7 +50,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """One symbol; ``value`` and ``size`` are bytes within its section."""
+    """One symbol; ``value`` (offset in its section) and ``size`` are in bytes.
+
+    ``section`` is the index of its section, ``other`` the field ``st_other``.
+    """
 
     name: str
     type: int
@@ -59,17 +65,21 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A patch the loader makes: ``offset`` is in the target section, ``at`` in the file."""
+    """One relocation: bytes that the loader patches."""
 
-    at: int
+    file_offset: int
+    """File position of the relocation entry, whose first 8 bytes are ``offset``."""
     target: int
+    """Index of the section that is patched."""
     offset: int
+    """Offset of the patched bytes in the target section."""
     type: int
+    """R_CUDA relocation type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """The tables of one ELF file."""
+    """One parsed ELF file; ``os_abi`` and ``abi_version`` are bytes 7 and 8 of ``e_ident``."""
 
     data: bytes
     os_abi: int
@@ -81,18 +91,18 @@ class Elf:
     def parse(cls, data: bytes) -> Elf:
         """Read the header and the section table.
 
-        Raises :class:`BadBinary` for anything that is not a complete little-endian ELF64 file
-        for CUDA (``e_machine`` 190).
+        Raises :class:`BadBinary` if ``data`` is not a complete little-endian ELF64 file for CUDA
+        (``e_machine`` 190).
         """
         if len(data) > MAX_BYTES:
-            raise BadBinary(f"the file has {len(data)} bytes; at most {MAX_BYTES} are read")
+            raise BadBinary(f"the file has {len(data)} bytes; at most {MAX_BYTES} are allowed")
         if data[:4] != b"\x7fELF":
             raise BadBinary(
                 f"not an ELF file (it begins with {data[:4]!r}); give a cubin, for example from "
                 "`nvcc -cubin` or Triton's cache"
             )
         if len(data) < _HEADER.size:
-            raise BadBinary(f"truncated: {len(data)} bytes, an ELF64 header has {_HEADER.size}")
+            raise BadBinary(f"truncated: {len(data)} bytes; an ELF64 header has {_HEADER.size}")
         ident, _, machine, _, _, _, shoff, flags, _, _, _, shentsize, shnum, shstrndx = (
             _HEADER.unpack_from(data)
         )
@@ -120,27 +130,28 @@ class Elf:
         return cls(data, ident[7], ident[8], flags, sections)
 
     def content(self, section: Section) -> bytes:
-        """The section's bytes (empty for NOBITS)."""
+        """The bytes of a section (none for NOBITS)."""
         if section.type == SHT_NOBITS:
             return b""
         return self.data[section.offset : section.offset + section.size]
 
     def symbols(self) -> tuple[Symbol, ...]:
         """All symbols of all symbol tables."""
-        found: list[Symbol] = []
+        symbols: list[Symbol] = []
         for table in self.sections:
             if table.type != SHT_SYMTAB:
                 continue
-            names = _Strings(self._linked(table, "string table"))
+            names = _StringTable(self._linked_content(table, "string table"))
             raw = self.content(table)
             for i in range(len(raw) // _SYMBOL.size):
                 name, info, other, index, value, size = _SYMBOL.unpack_from(raw, i * _SYMBOL.size)
-                found.append(Symbol(names.at(name, "symbol"), info & 15, other, index, value, size))
-        return tuple(found)
+                text = names.name(name, "symbol")
+                symbols.append(Symbol(text, info & 15, other, index, value, size))
+        return tuple(symbols)
 
     def relocations(self) -> tuple[Relocation, ...]:
-        """All relocations of all REL and RELA sections, with their place in the file."""
-        found: list[Relocation] = []
+        """All relocations of all REL and RELA sections."""
+        relocations: list[Relocation] = []
         for table in self.sections:
             layout = _RELOCATION.get(table.type)
             if layout is None:
@@ -149,37 +160,42 @@ class Elf:
             for i in range(len(raw) // layout.size):
                 offset, info = layout.unpack_from(raw, i * layout.size)[:2]
                 at = table.offset + i * layout.size
-                found.append(Relocation(at, table.info, offset, info & 0xFFFFFFFF))
-        return tuple(found)
+                relocations.append(Relocation(at, table.info, offset, info & 0xFFFFFFFF))
+        return tuple(relocations)
 
-    def _linked(self, section: Section, what: str) -> bytes:
+    def _linked_content(self, section: Section, role: str) -> bytes:
+        """The bytes of the section that ``sh_link`` names; ``role`` is for the error text."""
         if section.link >= len(self.sections):
             raise BadBinary(
-                f"section {section.name!r} names section {section.link} as its {what}; there are "
-                f"{len(self.sections)}"
+                f"section {section.name!r} names section {section.link} as its {role}, but the "
+                f"file has {len(self.sections)} sections; it is damaged"
             )
         return self.content(self.sections[section.link])
 
 
 def _sections(data: bytes, raw: list[tuple[int, ...]], names_index: int) -> list[Section]:
+    """Sections from their unpacked headers; ``names_index`` is the section of their names."""
     names_type, names_offset, names_size = (raw[names_index][i] for i in (1, 4, 5))
     if names_type == SHT_NOBITS or names_offset + names_size > len(data):
         raise BadBinary("the section-name table does not lie inside the file")
-    names = _Strings(data[names_offset : names_offset + names_size])
-    found: list[Section] = []
+    names = _StringTable(data[names_offset : names_offset + names_size])
+    sections: list[Section] = []
     for index, (name, kind, flags, _, offset, size, link, info, _, _) in enumerate(raw):
-        text = names.at(name, f"section {index}")
+        text = names.name(name, f"section {index}")
         if kind != SHT_NOBITS and offset + size > len(data):
             raise BadBinary(
                 f"section {text!r} claims bytes {offset}..{offset + size} of a file of "
                 f"{len(data)}; the file is truncated or damaged"
             )
-        found.append(Section(index, text, kind, flags, offset, size, link, info))
-    return found
+        sections.append(Section(index, text, kind, flags, offset, size, link, info))
+    return sections
 
 
 def _require_disjoint(sections: tuple[Section, ...], table_at: int) -> None:
-    """What is read or written must not overlap: then all work is linear in the file's size."""
+    """Raise BadBinary if two parts of the file that are read or written overlap.
+
+    Without overlaps all work is linear in the size of the file.
+    """
     ranges = [
         (0, _HEADER.size, "the ELF header"),
         (table_at, table_at + len(sections) * _SECTION.size, "the section table"),
@@ -187,7 +203,9 @@ def _require_disjoint(sections: tuple[Section, ...], table_at: int) -> None:
     ranges += [
         (s.offset, s.offset + s.size, f"section {s.name!r}")
         for s in sections
-        if s.size and s.type != SHT_NOBITS and (s.type in _TABLES or s.name.startswith(".text."))
+        if s.size
+        and s.type != SHT_NOBITS
+        and (s.type in _PARSED_TYPES or s.name.startswith(".text."))
     ]
     ranges.sort()
     for (_, end, first), (start, _, second) in pairwise(ranges):
@@ -198,27 +216,34 @@ def _require_disjoint(sections: tuple[Section, ...], table_at: int) -> None:
             )
 
 
-class _Strings:
-    """A string table; together its names may not be longer than names that share nothing."""
+class _StringTable:
+    """Names of a string table.
+
+    The names read may together have four times the bytes of the table plus ``MAX_NAME``.  Names
+    that share their ends could otherwise need memory quadratic in the size of the table.
+    """
 
     def __init__(self, table: bytes) -> None:
-        self.table = table
-        self.known: dict[int, str] = {}
-        self.left = 4 * len(table) + MAX_NAME
+        self._table = table
+        self._cache: dict[int, str] = {}
+        self._remaining = 4 * len(table) + MAX_NAME
 
-    def at(self, offset: int, what: str) -> str:
-        """The NUL-terminated name at ``offset``."""
-        name = self.known.get(offset)
+    def name(self, offset: int, owner: str) -> str:
+        """The NUL-terminated name at ``offset``; ``owner`` is for the error text."""
+        name = self._cache.get(offset)
         if name is None:
-            end = self.table.find(b"\0", offset)
-            if offset > len(self.table) or (end < 0 and self.table):
-                raise BadBinary(f"the name of a {what} lies outside its string table (at {offset})")
-            self.left -= max(0, end - offset)
-            if end - offset > MAX_NAME or self.left < 0:
+            end = self._table.find(b"\0", offset)
+            if offset > len(self._table) or (end < 0 and self._table):
                 raise BadBinary(
-                    f"the name of a {what} has {end - offset} bytes or overlaps too many others; "
-                    "the string table is damaged"
+                    f"the name of a {owner} lies outside its string table (at {offset}); the file "
+                    "is damaged"
                 )
-            name = self.table[offset:end].decode("utf-8", "replace")
-            self.known[offset] = name
+            self._remaining -= max(0, end - offset)
+            if end - offset > MAX_NAME or self._remaining < 0:
+                raise BadBinary(
+                    f"the name of a {owner} has {end - offset} bytes (at most {MAX_NAME} are "
+                    "allowed) or overlaps too many others; the string table is damaged"
+                )
+            name = self._table[offset:end].decode("utf-8", "replace")
+            self._cache[offset] = name
         return name

@@ -1,7 +1,8 @@
-"""The 128-bit instruction word of Volta and later: which bits schedule and which bits compute.
+"""The 128-bit instruction word of Volta and later GPUs: control word (scheduling) and payload.
 
-The control word is declared as bit fields; everything else is payload and is never touched.
-Bits and meanings: the nvdisasm grammar for sm_75 to sm_120, agreed by several public studies.
+The control word is declared as bit fields.  All other bits are the payload, which nostall never
+changes.  Bits and meanings: the nvdisasm grammar for sm_75 to sm_120, on which several public
+studies agree.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 WORD_BYTES = 16
+"""Bytes of one instruction."""
 NO_SCOREBOARD = 7
+"""Value of a scoreboard field that sets no scoreboard."""
 SCOREBOARDS = range(6)
+"""Numbers of the scoreboards of a warp."""
 
 
 @dataclass(frozen=True, slots=True)
 class BitField:
-    """Bits ``low`` .. ``low + width - 1`` of the word."""
+    """Bits ``low`` to ``low + width - 1`` of the instruction word."""
 
     low: int
     width: int
 
     @property
     def mask(self) -> int:
+        """The field's bits, set in an otherwise empty word."""
         return ((1 << self.width) - 1) << self.low
 
     def get(self, word: int) -> int:
+        """The value of the field in ``word``."""
         return (word >> self.low) & ((1 << self.width) - 1)
 
 
@@ -43,20 +49,20 @@ PAYLOAD_MASK = ((1 << 128) - 1) & ~CONTROL_MASK
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One instruction's scheduling fields.
-
-    ``stall``: cycles until the warp's next issue.  ``yields``: the next issue slot goes to another
-    warp.  ``write_sb`` / ``read_sb``: scoreboard 0..5 released when the result is written / the
-    sources are read (7: none).  ``wait``: bit mask of scoreboards that must be 0 before issue.
-    ``reuse``: bit mask of operand slots a, b, c kept in the operand cache.
-    """
+    """The control word of one instruction: its scheduling fields."""
 
     stall: int
+    """Cycles until the next instruction of the warp may issue, 0 to 15."""
     yields: bool
+    """Whether the scheduler gives the next issue slot to another warp."""
     write_sb: int = NO_SCOREBOARD
+    """Write scoreboard, released when the result is written: 0 to 5, or 7 for none."""
     read_sb: int = NO_SCOREBOARD
+    """Read scoreboard, released when the sources are read: 0 to 5, or 7 for none."""
     wait: int = 0
+    """Wait mask: bit n set means that scoreboard n must be 0 before issue."""
     reuse: int = 0
+    """Reuse flags: bits 0 to 2 keep operand slots a, b, c in the reuse cache."""
 
     def with_(self, **fields: int | bool) -> Control:
         """A copy with some fields replaced."""
@@ -64,12 +70,12 @@ class Control:
 
     @property
     def waits(self) -> tuple[int, ...]:
-        """The scoreboards waited for."""
+        """The scoreboards of the wait mask, in increasing order."""
         return tuple(sb for sb in SCOREBOARDS if self.wait >> sb & 1)
 
     @property
     def drains(self) -> bool:
-        """The DRAIN form: stall 0 with the yield bit, which empties the pipeline."""
+        """Whether this is the DRAIN form (stall 0 with yield), which empties the pipeline."""
         return self.yields and self.stall == 0
 
     def __str__(self) -> str:
@@ -79,13 +85,13 @@ class Control:
 
 
 def decode(word: int) -> tuple[int, Control]:
-    """Split a word into payload (control bits zero) and control."""
+    """Split an instruction word into its payload (control bits 0) and its control word."""
     payload = word & PAYLOAD_MASK
-    return payload, _control(word ^ payload)
+    return payload, _decode_control(word ^ payload)
 
 
-@lru_cache(1 << 14)  # a kernel has few different ones
-def _control(bits: int) -> Control:
+@lru_cache(1 << 14)  # a kernel has few different control words
+def _decode_control(bits: int) -> Control:
     return Control(
         stall=STALL.get(bits),
         yields=not NO_YIELD.get(bits),
@@ -97,7 +103,7 @@ def _control(bits: int) -> Control:
 
 
 def encode(payload: int, control: Control) -> int:
-    """The inverse of :func:`decode`."""
+    """Combine a payload and a control word: the inverse of :func:`decode`."""
     return (
         payload
         | control.stall << STALL.low
@@ -109,18 +115,19 @@ def encode(payload: int, control: Control) -> int:
     )
 
 
-def illegal(control: Control, *, batch_field: bool = False) -> str | None:
-    """Why a control word may not be encoded, or None when it may.
+def illegal_reason(control: Control, *, has_batch_field: bool = False) -> str | None:
+    """Why the hardware does not accept a control word, or None if it is legal.
 
-    ``batch_field`` marks opcodes whose bits 122..124 are the batch field and not reuse (DEPBAR).
-    Grammar rules: without yield the issue field is 17..27, so a stall of 0 or 12..15 exists only
-    with yield; reuse exists only without yield; scoreboard 6 does not exist.
+    ``has_batch_field``: bits 122 to 124 of this opcode are the batch field, not reuse flags.
+
+    Rules of the nvdisasm grammar: without yield the issue field is 17 to 27, so stalls 0 and 12
+    to 15 exist only with yield.  Reuse exists only without yield.  There is no scoreboard 6.
     """
     if not control.yields and not 1 <= control.stall <= 11:
-        return f"stall {control.stall} without yield (1..11 are allowed, 12..15 need yield)"
-    if control.reuse and control.yields and not batch_field:
-        return "reuse together with yield"
-    for name, board in (("write", control.write_sb), ("read", control.read_sb)):
-        if board == 6:
-            return f"{name} scoreboard 6 (0..5 exist, 7 means none)"
+        return f"stall {control.stall} without yield; 1 to 11 are allowed without yield"
+    if control.reuse and control.yields and not has_batch_field:
+        return "reuse flags together with yield; only one of them is allowed"
+    for name, scoreboard in (("write", control.write_sb), ("read", control.read_sb)):
+        if scoreboard == 6:
+            return f"{name} scoreboard 6; 0 to 5 are allowed, 7 means none"
     return None

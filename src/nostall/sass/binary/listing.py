@@ -1,8 +1,9 @@
-"""nvdisasm's listing as rows: offset, text, word, and the register marks of each instruction.
+"""Run nvdisasm and parse its listing: offset, text, word and register marks of each instruction.
 
-Command: ``nvdisasm -lrm narrow -hex -c``.  Each instruction prints two lines; the second carries
-one character per register in column groups GPR, PRED, UGPR, UPRED.  Only the marks ``^`` (defined),
-``v`` (used) and ``x`` (both) are read: the liveness mark differs between tool versions.
+Command: ``nvdisasm -lrm narrow -hex -c``.  Each instruction takes two lines.  The second line has
+one character for each register, in column groups GPR, PRED, UGPR and UPRED.  The parser reads the
+marks ``^`` (defined), ``v`` (used) and ``x`` (both).  It ignores the liveness mark, which differs
+between versions of nvdisasm.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 
 from nostall.core.errors import BadBinary
 from nostall.sass.binary import toolchain
-from nostall.sass.binary.cubin import Cubin, disassemblable
+from nostall.sass.binary.cubin import Cubin, upgrade_elf_header
 
-GROUPS = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
+REGISTER_FILES = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
+"""Column group -> prefix of its register names."""
 
 _SECTION = re.compile(r"^\t\.section\t\.text\.(.+?),\"")
-_FIRST = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*/\* 0x([0-9a-f]{16}) \*/")
-_SECOND = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
+_FIRST_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*/\* 0x([0-9a-f]{16}) \*/")
+_SECOND_LINE = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL = re.compile(r"^(\.L_[\w.$]+|[\w.$]+):")
 _MARK = re.compile(r"[\^vx]")
 
@@ -32,100 +34,115 @@ class Row:
     """One instruction of a listing."""
 
     offset: int
+    """Offset in the text section, in bytes."""
     text: str
+    """Assembly text without the semicolon."""
     word: int
+    """The 128-bit instruction word."""
     defs: tuple[Register, ...]
+    """Registers marked as defined."""
     uses: tuple[Register, ...]
+    """Registers marked as used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One text section; ``labels`` maps a label to the offset it stands before."""
+    """The listing of one text section."""
 
     name: str
     rows: tuple[Row, ...]
     labels: dict[str, int]
+    """Label -> offset of the instruction after it, in bytes."""
 
 
 def disassemble(cubin: Cubin) -> dict[str, Listing]:
-    """Run nvdisasm on a scratch copy; one listing per text section."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin", prefix="nostall-") as scratch:
-        scratch.write(disassemblable(cubin.data, cubin.sm))
-        scratch.flush()
+    """Run nvdisasm on a temporary copy of a cubin; returns a listing for each function name.
+
+    Raises :class:`BadBinary` if nvdisasm rejects the cubin or prints an unexpected listing.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin", prefix="nostall-") as copy:
+        copy.write(upgrade_elf_header(cubin.data, cubin.sm))
+        copy.flush()
         tool = str(toolchain.find("nvdisasm"))
-        text = toolchain.run([tool, "-lrm", "narrow", "-hex", "-c", scratch.name], "nvdisasm")
+        text = toolchain.run([tool, "-lrm", "narrow", "-hex", "-c", copy.name], "nvdisasm")
     return parse(text)
 
 
 def parse(text: str) -> dict[str, Listing]:
-    """Parse nvdisasm's output."""
+    """Parse the output of nvdisasm; returns a listing for each function name."""
     sections: dict[str, list[str]] = {}
     current: list[str] | None = None
     for line in text.splitlines():
         if line.startswith("\t.section\t"):
-            found = _SECTION.match(line)
-            current = sections.setdefault(found[1], []) if found else None
+            section = _SECTION.match(line)
+            current = sections.setdefault(section[1], []) if section else None
         elif current is not None and line:
             current.append(line)
-    return {name: _listing(name, lines) for name, lines in sections.items()}
+    return {name: _parse_section(name, lines) for name, lines in sections.items()}
 
 
-def _listing(name: str, lines: list[str]) -> Listing:
+def _parse_section(name: str, lines: list[str]) -> Listing:
+    """Parse the lines of one text section; ``name`` is its function."""
     rows: list[Row] = []
     labels: dict[str, int] = {}
-    waiting: list[str] = []
+    pending_labels: list[str] = []
     columns: dict[int, Register] = {}
-    bars: str | None = None
-    first: tuple[int, str, int] | None = None
+    group_line: str | None = None
+    first: tuple[int, str, int] | None = None  # offset, text, low half of the word
     for line in lines:
         if first is not None:
-            second = _SECOND.match(line)
+            second = _SECOND_LINE.match(line)
             if second is None:
-                raise BadBinary(f"nvdisasm printed {line.strip()[:60]!r} inside an instruction")
-            defs, uses = _marks(line, columns)
+                raise BadBinary(
+                    f"nvdisasm printed {line.strip()[:60]!r} inside an instruction of "
+                    f".text.{name}; its version may be unsupported"
+                )
+            defs, uses = _register_marks(line, columns)
             word = first[2] | int(second[1], 16) << 64
             rows.append(Row(first[0], first[1], word, defs, uses))
             first = None
             continue
-        start = _FIRST.match(line)
+        start = _FIRST_LINE.match(line)
         if start is not None:
             first = (int(start[1], 16), start[2].rstrip(" ;"), int(start[3], 16))
-            for label in waiting:
+            for label in pending_labels:
                 labels[label] = first[0]
-            waiting = []
-        elif "// |" in line and not line.lstrip().startswith("/*"):
-            here = _LABEL.match(line)
-            if here:
-                waiting.append(here[1])
-            elif "GPR" in line or "PRED" in line:
-                bars = line
-            elif "#" in line and bars is not None:
-                columns = _columns(bars, line)
-        else:
-            here = _LABEL.match(line)
-            if here:
-                waiting.append(here[1])
+            pending_labels = []
+            continue
+        match = _LABEL.match(line)
+        is_table_line = "// |" in line and not line.lstrip().startswith("/*")
+        if match:
+            pending_labels.append(match[1])
+        elif is_table_line and ("GPR" in line or "PRED" in line):
+            group_line = line
+        elif is_table_line and "#" in line and group_line is not None:
+            columns = _register_columns(group_line, line)
     end = rows[-1].offset + 16 if rows else 0
-    labels.update(dict.fromkeys(waiting, end))
+    labels.update(dict.fromkeys(pending_labels, end))
     return Listing(name, tuple(rows), labels)
 
 
-def _columns(names: str, digits: str) -> dict[int, Register]:
-    """The register of each column, from the two header lines."""
-    found: dict[int, Register] = {}
-    start = names.index("// |") + 4
-    while (end := names.find("|", start)) >= 0:
-        file = GROUPS.get(names[start:end].strip())
-        zero = digits.find("0", digits.find("#", start, end), end)
+def _register_columns(group_line: str, digit_line: str) -> dict[int, Register]:
+    """Map each character column to its register, from the two header lines of the marks.
+
+    ``group_line`` has the names of the column groups, ``digit_line`` the last digits of the
+    register numbers.
+    """
+    columns: dict[int, Register] = {}
+    start = group_line.index("// |") + 4
+    while (end := group_line.find("|", start)) >= 0:
+        file = REGISTER_FILES.get(group_line[start:end].strip())
+        zero = digit_line.find("0", digit_line.find("#", start, end), end)
         if file is not None and zero >= 0:
-            found.update((at, (file, at - zero)) for at in range(zero, end))
+            columns.update((at, (file, at - zero)) for at in range(zero, end))
         start = end + 1
-    return found
+    return columns
 
 
-def _marks(
+def _register_marks(
     line: str, columns: dict[int, Register]
 ) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
+    """The registers that a line marks as defined, and those that it marks as used."""
     defs: list[Register] = []
     uses: list[Register] = []
     for mark in _MARK.finditer(line, line.find("// |")):

@@ -1,4 +1,4 @@
-"""The vendor's tools: where they are, and running them with limits on time, memory and output."""
+"""Find NVIDIA's nvdisasm and cuobjdump, and run them with limits on time, memory and output."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from pathlib import Path
 
 from nostall.core.errors import BadBinary, MissingPart
 
-_SECONDS = 120
-_MEMORY = 6 << 30
-_OUTPUT = 2 << 30
+_TIMEOUT_SECONDS = 120
+_MAX_MEMORY_BYTES = 6 << 30
+_MAX_OUTPUT_BYTES = 2 << 30
 
 
 def find(tool: str) -> Path:
-    """The path of ``nvdisasm`` or ``cuobjdump``.
+    """The path of ``nvdisasm`` or ``cuobjdump``; raises :class:`MissingPart` if there is none.
 
-    Order: ``NOSTALL_NVDISASM`` / ``NOSTALL_CUOBJDUMP``, the PyPI package of the same name wherever
-    Python imports from, PATH (an older nvdisasm may refuse kernels of 255 registers).
+    Search order:
+
+    1. the environment variable ``NOSTALL_NVDISASM`` or ``NOSTALL_CUOBJDUMP``;
+    2. the PyPI package (``nvidia-cuda-nvdisasm``, ``nvidia-cuda-cuobjdump``) on ``sys.path``;
+    3. PATH, which comes last because an older nvdisasm may reject kernels with 255 registers.
     """
     variable = f"NOSTALL_{tool.upper()}"
-    chosen = os.environ.get(variable)
-    if chosen:
-        if os.access(chosen, os.X_OK) and Path(chosen).is_file():
-            return Path(chosen)
+    override = os.environ.get(variable)
+    if override:
+        if os.access(override, os.X_OK) and Path(override).is_file():
+            return Path(override)
         raise MissingPart(
-            f"{variable} is {chosen!r}, which is not an executable file; unset it to use the "
+            f"{variable} is {override!r}, which is not an executable file; unset it to use the "
             f"packaged {tool}"
         )
     for site in dict.fromkeys([*filter(None, sys.path), sysconfig.get_path("platlib")]):
@@ -47,56 +50,58 @@ def find(tool: str) -> Path:
 
 
 def version(tool: str) -> str:
-    """The tool's own version line, such as ``V13.5.37``."""
+    """The version that the tool prints, such as ``V13.5.37``; ``unknown`` if it prints none."""
     text = run([str(find(tool)), "--version"], tool)
     words = [w for w in text.replace(",", " ").split() if w.startswith("V") and w[1:2].isdigit()]
     return words[-1] if words else "unknown"
 
 
-def run(command: Sequence[str], what: str, cwd: Path | None = None) -> str:
-    """Run a vendor tool and return its standard output.
+def run(command: Sequence[str], tool: str, cwd: Path | None = None) -> str:
+    """Run a tool and return its standard output; ``tool`` is its name in error texts.
 
-    Raises :class:`BadBinary` when the tool refuses its input, dies or passes a limit: the input
-    is then at fault; :class:`MissingPart` when it cannot be started.
+    Raises :class:`BadBinary` if the tool rejects its input, crashes or exceeds a limit (the input
+    is the cause then), and :class:`MissingPart` if the tool cannot be started.
     """
-    with tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as output:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
-                stdout=out,
+                stdout=output,
                 stderr=subprocess.PIPE,
                 stdin=subprocess.DEVNULL,
-                timeout=_SECONDS,
-                preexec_fn=_limits(),
+                timeout=_TIMEOUT_SECONDS,
+                preexec_fn=_resource_limits(),
                 cwd=cwd,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise BadBinary(f"{what} did not finish within {_SECONDS} s on this input") from None
+            raise BadBinary(
+                f"{tool} did not finish within {_TIMEOUT_SECONDS} s on this input"
+            ) from None
         except OSError as error:
             raise MissingPart(f"{command[0]} cannot be started: {error.strerror}") from error
-        complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        if done.returncode != 0:
-            said = complaint[0] if complaint else f"exit code {done.returncode}"
-            raise BadBinary(f"{what} refuses this input: {said}")
-        out.seek(0)
-        text = out.read().decode("utf-8", "replace")
-        if any("flow analysis" in line or "Invalid register" in line for line in complaint):
-            raise BadBinary(f"{what} cannot analyse this input: {complaint[0]}")
+        errors = process.stderr.decode("utf-8", "replace").strip().splitlines()
+        if process.returncode != 0:
+            message = errors[0] if errors else f"exit code {process.returncode}"
+            raise BadBinary(f"{tool} rejects this input: {message}")
+        output.seek(0)
+        text = output.read().decode("utf-8", "replace")
+        if any("flow analysis" in line or "Invalid register" in line for line in errors):
+            raise BadBinary(f"{tool} cannot analyse this input: {errors[0]}")
         return text
 
 
-def _limits() -> Callable[[], None]:
-    """Limits for the tool; a limit that already holds here and is lower stays."""
-    wanted = {
-        resource.RLIMIT_AS: _MEMORY,
-        resource.RLIMIT_FSIZE: _OUTPUT,
+def _resource_limits() -> Callable[[], None]:
+    """A function that sets the limits in the child process; lower limits in force stay."""
+    requested = {
+        resource.RLIMIT_AS: _MAX_MEMORY_BYTES,
+        resource.RLIMIT_FSIZE: _MAX_OUTPUT_BYTES,
         resource.RLIMIT_CORE: 0,
     }
     pairs = []
-    for kind, most in wanted.items():
+    for kind, maximum in requested.items():
         hard = resource.getrlimit(kind)[1]
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        limit = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
         pairs.append((kind, (limit, limit)))
 
     def apply() -> None:

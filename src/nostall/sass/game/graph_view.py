@@ -77,7 +77,7 @@ class GraphView:
         pipes = list(Pipe)
         for i in function.instructions:
             row = self._static[i.index]
-            row[pipes.index(i.row.pipe)] = 1.0
+            row[pipes.index(i.pipe)] = 1.0
             guarded = float(i.is_guarded)
             row[len(Pipe) : _STATIC] = graph.memory[i.index], graph.fixed[i.index], guarded
             block = graph.blocks[graph.block_of[i.index]]

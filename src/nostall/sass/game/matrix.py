@@ -80,4 +80,6 @@ def _operands(instruction: Instruction) -> tuple[str, ...]:
 
 def _memory_number(instruction: Instruction) -> float:
     base = instruction.base
-    return float(PUBLISHED.index(base)) if base in PUBLISHED and not instruction.is_wall else -1.0
+    return (
+        float(PUBLISHED.index(base)) if base in PUBLISHED and not instruction.is_barrier else -1.0
+    )

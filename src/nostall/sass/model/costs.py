@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nostall.sass.model.parameters import SmParameters
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Does, Pipe
+from nostall.sass.program.opcodes import Effect, Pipe
 
 WARP = 32
 
@@ -91,7 +91,7 @@ _SHAPES = {
 _PRODUCT = re.compile(r"^(\d+)x(\d+)x(\d+)$")
 _EIGHT_BIT = frozenset(("E4M3", "E5M2", "S8", "U8"))
 _WIDE = {"64": 8, "128": 16, "256": 32, "U8": 1, "S8": 1, "U16": 2, "S16": 2}
-_SHARED = Does.READ_SHARED | Does.WRITE_SHARED
+_SHARED = Effect.READ_SHARED | Effect.WRITE_SHARED
 _SLOTS = ((Column.A, 24), (Column.B, 32), (Column.C, 64))
 _BANKED = frozenset((Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.DOUBLE))
 
@@ -156,7 +156,7 @@ class _Coster:
         }
 
     def fill(self, instruction: Instruction, row: NDArray[np.int32]) -> None:
-        pipe = instruction.row.pipe
+        pipe = instruction.pipe
         row[Column.PIPE] = _PIPES[pipe]
         row[Column.OCCUPANCY] = self._occupancy(instruction)
         row[Column.LATENCY] = self.latency.get(pipe, 1)
@@ -181,7 +181,7 @@ class _Coster:
 
     def _occupancy(self, instruction: Instruction) -> int:
         """Cycles between two issues to the pipe."""
-        pipe, base = instruction.row.pipe, instruction.base
+        pipe, base = instruction.pipe, instruction.base
         if base == "IMAD":
             wide = instruction.modifiers & {"WIDE", "HI"}
             return self.table.issue_imad * (2 if wide else 1)
@@ -227,7 +227,7 @@ class _Coster:
             row[Column.KIND] = Kind.GROUP
 
     def _load_store(self, instruction: Instruction, row: NDArray[np.int32]) -> None:
-        table, base, does = self.table, instruction.base, instruction.does
+        table, base, does = self.table, instruction.base, instruction.effects
         width = next((_WIDE[m] for m in instruction.modifiers if m in _WIDE), 4)
         bytes_ = WARP * width
         if base in ("SHFL", "MATCH", "REDUX", "MOVM", "QSPC", "PIXLD", "ISBERD"):
@@ -240,12 +240,12 @@ class _Coster:
             self._shared(row, 2 * bytes_, table.latency_atomic)
         elif does & _SHARED and base != "LDGSTS":
             self._shared(row, bytes_, self._shared_latency(max(1, width // 4)))
-        elif does & (Does.READ_LOCAL | Does.WRITE_LOCAL):
+        elif does & (Effect.READ_LOCAL | Effect.WRITE_LOCAL):
             self._shared(row, bytes_, table.latency_l1)
         else:
             row[Column.SERVER] = Server.GLOBAL
             row[Column.SERVICE] = max(1, round(bytes_ / self.global_rate))
-            extra = table.latency_atomic if instruction.row.does & Does.FENCE else 0
+            extra = table.latency_atomic if instruction.opcode_class.effects & Effect.FENCE else 0
             row[Column.LATENCY] = table.latency_global + extra
 
     def _shared_latency(self, words: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nostall.core.errors import BadLaunch
 from nostall.core.launch import LaunchSpec
-from nostall.sass.binary.attributes import attributes
+from nostall.sass.binary.attributes import parse_attributes
 from nostall.sass.model.parameters import SUB_CORES, SmParameters
 from nostall.sass.program.program import Function, Program
 
@@ -75,7 +75,7 @@ def register_count(program: Program, function: Function) -> int:
     for section in elf.sections:
         if section.name != ".nv.info":
             continue
-        for entry in attributes(elf, section):
+        for entry in parse_attributes(elf, section):
             if entry.code == _REGCOUNT and len(entry.payload) == 8:
                 symbol, count = struct.unpack("<II", entry.payload)
                 if symbol < len(names) and names[symbol] == function.name:

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from nostall.core.errors import BadLaunch
 from nostall.sass.model.loops import Loop
-from nostall.sass.program.opcodes import Does, Pipe
+from nostall.sass.program.opcodes import Effect, Pipe
 from nostall.sass.program.program import Function
 
 MAX_INSTRUCTIONS = 100_000
 """A path stops here; only many loops inside each other, each unrolled far, come that far."""
 
-_WORK = Does.READ_GLOBAL | Does.READ_SHARED
+_WORK = Effect.READ_GLOBAL | Effect.READ_SHARED
 _MATRIX = (Pipe.MMA, Pipe.GMMA)
 
 SHORT = 4
@@ -236,7 +236,7 @@ class _Walker:
 
     def _works(self, loop: Loop) -> bool:
         return any(
-            i.row.pipe in _MATRIX or i.does & _WORK
+            i.pipe in _MATRIX or i.effects & _WORK
             for b in loop.body
             for i in self.function.instructions[self.blocks[b].start : self.blocks[b].end]
             if not i.never_executes

@@ -1,4 +1,4 @@
-"""The one representation: instructions with def/use, blocks, functions."""
+"""In-memory program: functions, basic blocks, and instructions with their defs and uses."""
 
 from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction

@@ -1,7 +1,7 @@
 """Basic blocks and the control-flow graph of one function.
 
-Where control can go is over-approximated: an edge too many makes nostall more careful, a missing
-one would make it wrong.
+The graph over-approximates where control can go.  A superfluous edge makes nostall more careful; a
+missing edge would make it wrong.
 """
 
 from __future__ import annotations
@@ -12,152 +12,212 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Does, Pipe
+from nostall.sass.program.opcodes import Effect, Pipe
 
-_TARGET = re.compile(r"`\((.+?)\)")
-_NO_FALL = frozenset(("BRA", "JMP", "EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU", "KILL", "LONGJMP"))
-_INDIRECT = frozenset(("BRX", "BRXU", "JMX", "JMXU"))
+_LABEL_OPERAND = re.compile(r"`\((.+?)\)")
+_NO_FALL_THROUGH = frozenset(
+    ("BRA", "JMP", "EXIT", "RET", "BRX", "BRXU", "JMX", "JMXU", "KILL", "LONGJMP")
+)
+_INDIRECT_BRANCHES = frozenset(("BRX", "BRXU", "JMX", "JMXU"))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions ``start`` .. ``end`` - 1 by position; ``succ`` and ``pred`` are block numbers.
-
-    ``external``: control can enter from outside the function's own graph (entry, call target).
-    ``region``: number of the subroutine inside the text section that the block belongs to.
-    ``open``: what runs right before or right after it is code that this graph does not know.
-    """
+    """One basic block: the instructions at positions ``start`` to ``end - 1``."""
 
     start: int
     end: int
     succ: tuple[int, ...]
+    """Numbers of the blocks that may run next."""
     pred: tuple[int, ...]
-    external: bool
-    region: int
-    open: bool
+    """Numbers of the blocks that may run before."""
+    is_entry: bool
+    """Whether control can enter here from outside the function (a symbol names the position)."""
+    subroutine: int
+    """Number of the subroutine of this text section that contains the block."""
+    adjoins_unknown_code: bool
+    """Whether code that is not in this graph may run immediately before or after the block."""
 
     def __len__(self) -> int:
         return self.end - self.start
 
 
-def build(
+def build_blocks(
     instructions: Sequence[Instruction],
     labels: Mapping[str, int],
     entries: Sequence[int],
-    indirect: Sequence[int],
+    indirect_targets: Sequence[int],
     is_kernel: bool,
 ) -> tuple[Block, ...]:
-    """Cut at labels that something jumps to, at entries, and after whatever ends a block.
+    """Cut a function into basic blocks and connect them.
 
-    ``labels`` maps names to positions; ``entries`` are positions where a symbol begins;
-    ``indirect`` are positions that an indirect branch may reach; ``is_kernel``: the first
-    instruction is where a launch begins, not where a caller jumps to.
+    ``labels`` maps each label to its position.  ``entries`` are the positions of function symbols.
+    ``indirect_targets`` are positions that an indirect branch may reach.  ``is_kernel``: a launch
+    starts at position 0; otherwise unknown callers may call it.
     """
-    count = len(instructions)
-    targets = {at: ts for at, i in enumerate(instructions) if (ts := _targets(i, labels))}
-    leaders = {0, *entries, *indirect}.union(*targets.values())
-    leaders.update(at + 1 for at, i in enumerate(instructions) if i.does & Does.ENDS_BLOCK)
-    resume = _resume_points(instructions, labels)
-    leaders.update(*resume.values())
-    called = {t for at, ts in targets.items() if _is_call(instructions[at]) for t in ts}
-    gates = sorted({0, *entries, *called})
-    starts = sorted(x for x in leaders | called if 0 <= x < count)
-    number = {start: i for i, start in enumerate(starts)}
-    ends = [*starts[1:], count]
-    wild = [number[x] for x in {*indirect, *labels.values()} if x in number]
-    back: dict[int, set[int]] = {}
-    for end in ends:
-        if _is_call(instructions[end - 1]) and end < count:
-            for target in targets.get(end - 1, ()):
-                back.setdefault(_region(gates, target), set()).add(number[end])
-    jumps: dict[int, set[int]] = {}
-    for at, ts in targets.items():
-        block = bisect_right(starts, at) - 1
-        jumps.setdefault(block, set()).update(number[t] for t in ts if t in number)
-    succ: list[tuple[int, ...]] = []
-    for block, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        out = jumps.get(block, set[int]())
-        last = instructions[end - 1]
-        if last.base == "BSYNC" and end not in resume.get(last.operands[0], ()):
-            out.update(number[x] for x in resume.get(last.operands[0], ()) if x in number)
-        if last.base == "RET":
-            out.update(back.get(_region(gates, start), ()))
-        if last.base in _INDIRECT and end - 1 not in targets:
-            out.update(number[x] for x in indirect if x in number) if indirect else out.update(wild)
-        if end < count and _falls_through(last):
-            out.add(number[end])
-        succ.append(tuple(sorted(out)))
-    pred: list[list[int]] = [[] for _ in starts]
-    for i, out_edges in enumerate(succ):
-        for j in out_edges:
+    graph = _GraphBuilder(instructions, labels, entries, indirect_targets)
+    succ = graph.successors()
+    pred: list[list[int]] = [[] for _ in graph.starts]
+    for i, successors in enumerate(succ):
+        for j in successors:
             pred[j].append(i)
-    outside = {number[e] for e in (0, *entries) if e in number}
-    away = {end for end in ends if _is_call(instructions[end - 1]) and end - 1 not in targets}
-    unknown = _called_from_anywhere(instructions, gates, [*back], is_kernel)
-    opened = [
-        bool({start, end} & away)
-        or (
-            _region(gates, start) in unknown
-            and (start in gates or instructions[end - 1].base == "RET")
-        )
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    entry_blocks = {graph.number[e] for e in (0, *entries) if e in graph.number}
+    adjoins_unknown_code = graph.adjoins_unknown_code(is_kernel)
     return tuple(
         Block(
-            start, ends[i], succ[i], tuple(pred[i]), i in outside, _region(gates, start), opened[i]
+            start,
+            graph.ends[i],
+            succ[i],
+            tuple(pred[i]),
+            i in entry_blocks,
+            graph.subroutine(start),
+            adjoins_unknown_code[i],
         )
-        for i, start in enumerate(starts)
+        for i, start in enumerate(graph.starts)
     )
 
 
-def _called_from_anywhere(
-    instructions: Sequence[Instruction], gates: list[int], called: Sequence[int], is_kernel: bool
-) -> set[int]:
-    """The subroutines whose callers are not all known: nobody here calls them by name, or somebody
-    calls by pointer."""
-    callees = set(range(1 if is_kernel else 0, len(gates)))
-    by_pointer = any(_is_call(i) and _by_pointer(i) for i in instructions)
-    return callees if by_pointer else callees - set(called)
+class _GraphBuilder:
+    """Block boundaries of one function, and the edges between its blocks."""
 
+    def __init__(
+        self,
+        instructions: Sequence[Instruction],
+        labels: Mapping[str, int],
+        entries: Sequence[int],
+        indirect_targets: Sequence[int],
+    ) -> None:
+        self.instructions = instructions
+        self.indirect_targets = indirect_targets
+        # Position of a branch or call -> the positions that it may jump to.
+        self.targets = {
+            at: targets for at, i in enumerate(instructions) if (targets := _targets(i, labels))
+        }
+        self.resume = _resume_positions(instructions, labels)
+        called = {
+            target
+            for at, targets in self.targets.items()
+            if _is_call(instructions[at])
+            for target in targets
+        }
+        self.subroutine_starts = sorted({0, *entries, *called})
+        count = len(instructions)
+        leaders = {0, *entries, *indirect_targets, *called}.union(*self.targets.values())
+        leaders.update(at + 1 for at, i in enumerate(instructions) if i.effects & Effect.ENDS_BLOCK)
+        leaders.update(*self.resume.values())
+        self.starts = sorted(position for position in leaders if 0 <= position < count)
+        self.ends = [*self.starts[1:], count]
+        self.number = {start: i for i, start in enumerate(self.starts)}
+        self.labelled_blocks = self._block_numbers({*indirect_targets, *labels.values()})
+        self.return_blocks = self._find_return_blocks()
 
-def _region(gates: list[int], position: int) -> int:
-    return bisect_right(gates, position) - 1
+    def subroutine(self, position: int) -> int:
+        """Number of the subroutine that contains ``position``."""
+        return bisect_right(self.subroutine_starts, position) - 1
+
+    def _block_numbers(self, positions: set[int]) -> list[int]:
+        """The blocks that start at one of ``positions``."""
+        return [self.number[position] for position in positions if position in self.number]
+
+    def _find_return_blocks(self) -> dict[int, set[int]]:
+        """Subroutine -> the blocks after its calls, to which its RET may return."""
+        blocks: dict[int, set[int]] = {}
+        for end in self.ends:
+            if _is_call(self.instructions[end - 1]) and end < len(self.instructions):
+                for target in self.targets.get(end - 1, ()):
+                    blocks.setdefault(self.subroutine(target), set()).add(self.number[end])
+        return blocks
+
+    def successors(self) -> list[tuple[int, ...]]:
+        """For each block the numbers of the blocks that may run next, sorted."""
+        jumps: dict[int, set[int]] = {}
+        for at, targets in self.targets.items():
+            block = bisect_right(self.starts, at) - 1
+            jumps.setdefault(block, set()).update(
+                self.number[t] for t in targets if t in self.number
+            )
+        successors: list[tuple[int, ...]] = []
+        for block, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
+            out = jumps.get(block, set[int]())
+            last = self.instructions[end - 1]
+            if last.base == "BSYNC" and end not in self.resume.get(last.operands[0], ()):
+                out.update(self._block_numbers(self.resume.get(last.operands[0], set())))
+            if last.base == "RET":
+                out.update(self.return_blocks.get(self.subroutine(start), ()))
+            if last.base in _INDIRECT_BRANCHES and end - 1 not in self.targets:
+                recorded = self._block_numbers(set(self.indirect_targets))
+                out.update(recorded if self.indirect_targets else self.labelled_blocks)
+            if end < len(self.instructions) and _falls_through(last):
+                out.add(self.number[end])
+            successors.append(tuple(sorted(out)))
+        return successors
+
+    def adjoins_unknown_code(self, is_kernel: bool) -> list[bool]:
+        """For each block: whether unknown code may run immediately before or after it."""
+        unknown_calls = {
+            end
+            for end in self.ends
+            if _is_call(self.instructions[end - 1]) and end - 1 not in self.targets
+        }
+        unknown_callers = self._subroutines_with_unknown_callers(is_kernel)
+        return [
+            bool({start, end} & unknown_calls)
+            or (
+                self.subroutine(start) in unknown_callers
+                and (start in self.subroutine_starts or self.instructions[end - 1].base == "RET")
+            )
+            for start, end in zip(self.starts, self.ends, strict=True)
+        ]
+
+    def _subroutines_with_unknown_callers(self, is_kernel: bool) -> set[int]:
+        """Subroutines that no CALL of this function names; all if the function calls by pointer."""
+        callees = set(range(1 if is_kernel else 0, len(self.subroutine_starts)))
+        if any(_is_call(i) and _calls_by_pointer(i) for i in self.instructions):
+            return callees
+        return callees - set(self.return_blocks)
 
 
 def _targets(instruction: Instruction, labels: Mapping[str, int]) -> list[int]:
-    """Positions that the instruction may jump to.  BSSY only notes where its BSYNC continues;
-    the label of RET is where its subroutine's callers are, and that of a call by pointer is what
-    its register is relative to."""
-    if instruction.row.pipe is not Pipe.CONTROL or instruction.base in ("BSSY", "RET"):
+    """Positions that the instruction may jump to.
+
+    Three kinds of instructions name a label and do not jump to it.  BSSY notes where its BSYNC
+    continues.  The label of RET is in the callers of its subroutine.  The register of a call by
+    pointer is relative to its label.
+    """
+    if instruction.pipe is not Pipe.CONTROL or instruction.base in ("BSSY", "RET"):
         return []
-    if _is_call(instruction) and _by_pointer(instruction):
+    if _is_call(instruction) and _calls_by_pointer(instruction):
         return []
-    found = [name for operand in instruction.operands for name in _TARGET.findall(operand)]
-    return [labels[name] for name in found if name in labels]
+    names = [name for operand in instruction.operands for name in _LABEL_OPERAND.findall(operand)]
+    return [labels[name] for name in names if name in labels]
 
 
-def _resume_points(
+def _resume_positions(
     instructions: Sequence[Instruction], labels: Mapping[str, int]
 ) -> dict[str, set[int]]:
-    """Where a BSYNC on each convergence register may continue: the targets of its BSSYs."""
-    found: dict[str, set[int]] = {}
+    """Convergence register -> the positions where a BSYNC on it may continue.
+
+    These are the targets of all BSSYs on the register.
+    """
+    positions: dict[str, set[int]] = {}
     for instruction in instructions:
         if instruction.base == "BSSY":
-            for name in _TARGET.findall(instruction.operands[-1]):
+            for name in _LABEL_OPERAND.findall(instruction.operands[-1]):
                 if name in labels:
-                    found.setdefault(instruction.operands[0], set()).add(labels[name])
-    return found
+                    positions.setdefault(instruction.operands[0], set()).add(labels[name])
+    return positions
 
 
 def _is_call(instruction: Instruction) -> bool:
     return instruction.base == "CALL"
 
 
-def _by_pointer(call: Instruction) -> bool:
+def _calls_by_pointer(call: Instruction) -> bool:
     return not call.operands[-1].startswith("`")
 
 
 def _falls_through(last: Instruction) -> bool:
-    if last.base not in _NO_FALL or last.is_guarded:
+    """Whether control may continue after a block's last instruction."""
+    if last.base not in _NO_FALL_THROUGH or last.is_guarded:
         return True
     return last.base in ("BRA", "JMP") and not last.operands[0].startswith("`")

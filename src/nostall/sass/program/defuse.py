@@ -1,8 +1,12 @@
-"""Definitions and uses of each instruction: nvdisasm's register marks with their gaps closed.
+"""Registers that each instruction defines and uses: nvdisasm's register marks, corrected.
 
-Gaps found by experiment: ``P2R``/``R2P`` (and their uniform twins) do not list the predicates that
-their mask names; LDGSTS's trailing predicate is marked defined although it is only read; CALL and
-RET carry marks of their callees and callers, of which only the operands they name are kept.
+nvdisasm's marks have gaps, which were found by experiment:
+
+- P2R, R2P and their uniform variants do not mark the predicates that their mask selects.
+- LDGSTS marks its trailing predicate as defined, but only reads it.
+- CALL and RET carry the marks of their callees and callers.  Only the registers that their own
+  operands name are kept.
+- Uniform registers above the last printed column have no marks.
 """
 
 from __future__ import annotations
@@ -13,34 +17,34 @@ from typing import NamedTuple
 from nostall.sass.binary.listing import Row
 from nostall.sass.program import registers
 
-_NAME = re.compile(r"(?<![\w.$])(?:UR|UP|R|P)\d+(?![\w$])")
+_REGISTER_NAME = re.compile(r"(?<![\w.$])(?:UR|UP|R|P)\d+(?![\w$])")
 _SYMBOL = re.compile(r"`\([^)]*\)|\(\*.*?\*\)")
-_BRACKET = re.compile(r"\[([^\]]*)\]")
-_UNIFORM = re.compile(r"\bUR\d+")
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+_UNIFORM_NAME = re.compile(r"\bUR\d+")
 _NUMBERS = {registers.name(r): r for r in registers.ALL}
 _LAST_UNIFORM_COLUMN = 62
-"""nvdisasm 13.5 prints UR0..UR62; the number is also the first whose pair is cut off."""
-_TO_UNIFORM = frozenset(("LDCU", "R2UR", "VOTEU", "CREDUX", "REDUX"))
+"""nvdisasm 13.5 prints UR0 to UR62; UR62 is also the first register whose pair is cut off."""
+_WRITES_UNIFORM = frozenset(("LDCU", "R2UR", "VOTEU", "CREDUX", "REDUX"))
 
 
 class DefUse(NamedTuple):
-    """Register numbers; see :class:`~nostall.sass.program.instruction.Instruction`."""
+    """Register numbers; see the same fields of :class:`.instruction.Instruction`."""
 
     defs: tuple[int, ...]
     uses: tuple[int, ...]
-    guards: tuple[int, ...]
-    address: frozenset[int]
+    guard_registers: tuple[int, ...]
+    address_registers: frozenset[int]
     unmarked: tuple[str, ...]
-    glued: bool
+    acts_as_barrier: bool
 
 
-def of(row: Row, guard: str | None, base: str, operands: tuple[str, ...]) -> DefUse:
-    """Definitions and uses of one listing row."""
+def def_use(row: Row, guard: str | None, base: str, operands: tuple[str, ...]) -> DefUse:
+    """The registers that one instruction of a listing defines and uses."""
     defs = [registers.number(*r) for r in row.defs]
     uses = [registers.number(*r) for r in row.uses]
-    guards = named(guard.lstrip("!")) if guard else []
+    guards = named_registers(guard.lstrip("!")) if guard else []
     if base in ("P2R", "R2P", "UP2UR", "UR2UP"):
-        masked = _mask_predicates(base, operands)
+        masked = _masked_predicates(base, operands)
         (uses if base in ("P2R", "UP2UR") else defs).extend(masked)
         if base in ("R2P", "UR2UP"):
             uses.extend(masked)
@@ -48,46 +52,53 @@ def of(row: Row, guard: str | None, base: str, operands: tuple[str, ...]) -> Def
         uses.extend(r for r in defs if registers.is_predicate(r))
         defs = [r for r in defs if not registers.is_predicate(r)]
     if base in ("CALL", "RET"):
-        kept = named(" ".join(operands))
-        defs, uses = [], [r for r in uses if r in kept or r - 1 in kept]
+        own = named_registers(" ".join(operands))
+        defs, uses = [], [r for r in uses if r in own or r - 1 in own]
     uses.extend(guards)
-    hidden = _names_hidden_columns(row.text)
-    if hidden:
-        _beyond_columns(row.text, operands, base, defs, uses)
-    address = frozenset(_address(operands)) & frozenset(uses)
+    has_hidden_registers = _names_hidden_columns(row.text)
+    if has_hidden_registers:
+        _add_hidden_registers(row.text, operands, base, defs, uses)
+    address = frozenset(_address_registers(operands)) & frozenset(uses)
     known = {*defs, *uses}
     text = _SYMBOL.sub("", row.text)
-    unmarked = tuple(n for n in _NAME.findall(text) if _NUMBERS.get(n, -1) not in known)
-    return DefUse(_unique(defs), _unique(uses), _unique(guards), address, unmarked, hidden)
-
-
-def _names_hidden_columns(text: str) -> bool:
-    """Whether an instruction names uniform registers above the last column nvdisasm prints."""
-    return "UR" in text and any(
-        int(name[2:]) >= _LAST_UNIFORM_COLUMN for name in _UNIFORM.findall(text)
+    unmarked = tuple(n for n in _REGISTER_NAME.findall(text) if _NUMBERS.get(n, -1) not in known)
+    return DefUse(
+        _unique(defs), _unique(uses), _unique(guards), address, unmarked, has_hidden_registers
     )
 
 
-def _beyond_columns(
+def named_registers(text: str) -> list[int]:
+    """Numbers of the registers that a text names, in its order; -1 for a name without register."""
+    return [_NUMBERS.get(name, -1) for name in _REGISTER_NAME.findall(text)]
+
+
+def _names_hidden_columns(text: str) -> bool:
+    """Whether an instruction names uniform registers beyond the columns that nvdisasm prints."""
+    return "UR" in text and any(
+        int(name[2:]) >= _LAST_UNIFORM_COLUMN for name in _UNIFORM_NAME.findall(text)
+    )
+
+
+def _add_hidden_registers(
     text: str, operands: tuple[str, ...], base: str, defs: list[int], uses: list[int]
 ) -> None:
-    """Uniform registers above the last column, from the operands' text.
+    """Append uniform registers without a column to ``defs`` and ``uses``, from the operand text.
 
-    The first operand of an instruction that writes uniform registers is its destination, as wide
-    as its modifiers say; descriptors and 64-bit operands are pairs.  Because this is a reading of
-    text and not of the vendor's marks, such instructions are also pinned by the caller.
+    The first operand of an instruction that writes uniform registers is its destination, and the
+    modifiers give its width.  Descriptors and 64-bit operands are register pairs.  This reads text
+    and not nvdisasm's marks, so the caller also makes such an instruction a scheduling barrier.
     """
     opcode = text.split()[1] if text.startswith("@") else text.split()[0]
     width = 4 if ".128" in opcode else 2 if ".64" in opcode or ".WIDE" in opcode else 1
     for at, operand in enumerate(operands):
-        for name in _UNIFORM.findall(operand):
+        for name in _UNIFORM_NAME.findall(operand):
             index = int(name[2:])
             if index < _LAST_UNIFORM_COLUMN:
                 continue
-            is_result = at == 0 and operand == name and (base[0] in "US" or base in _TO_UNIFORM)
-            pair = f"desc[{name}]" in operand or f"{name}.64" in operand
-            pair = pair or (opcode.startswith("UIADD3.64") and not is_result)
-            span = width if is_result else 2 if pair else 1
+            is_result = at == 0 and operand == name and (base[0] in "US" or base in _WRITES_UNIFORM)
+            is_pair = f"desc[{name}]" in operand or f"{name}.64" in operand
+            is_pair = is_pair or (opcode.startswith("UIADD3.64") and not is_result)
+            span = width if is_result else 2 if is_pair else 1
             names = (f"UR{i}" for i in range(index, index + span))
             numbers = [_NUMBERS[n] for n in names if n in _NUMBERS]
             (defs if is_result else uses).extend(numbers)
@@ -97,25 +108,20 @@ def _unique(items: list[int]) -> tuple[int, ...]:
     return tuple(sorted(set(items)))
 
 
-def named(text: str) -> list[int]:
-    """The registers that a text names, in its order; -1 for one that does not exist."""
-    return [_NUMBERS.get(name, -1) for name in _NAME.findall(text)]
-
-
-def _address(operands: tuple[str, ...]) -> list[int]:
-    """Registers inside brackets; each names itself and, when 64 bits wide, the next one."""
-    found: list[int] = []
+def _address_registers(operands: tuple[str, ...]) -> list[int]:
+    """Each register inside brackets and its successor, which belongs to a 64-bit address."""
+    numbers: list[int] = []
     for operand in operands:
         if "[" not in operand:
             continue
-        for part in _BRACKET.findall(operand):
-            for register in named(part):
-                found += (register, register + 1)
-    return found
+        for part in _BRACKETS.findall(operand):
+            for register in named_registers(part):
+                numbers += (register, register + 1)
+    return numbers
 
 
-def _mask_predicates(base: str, operands: tuple[str, ...]) -> list[int]:
-    """Predicates that the immediate mask selects; all of them when there is no immediate."""
+def _masked_predicates(base: str, operands: tuple[str, ...]) -> list[int]:
+    """Predicates that the immediate mask selects; all seven if the mask is not an immediate."""
     file = "UP" if base.startswith("U") else "P"
     last = operands[-1] if operands else ""
     try:

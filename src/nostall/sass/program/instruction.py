@@ -1,4 +1,4 @@
-"""One instruction: what it computes (never changed) and how it is scheduled (may change)."""
+"""One instruction: its payload (never changed) and its control word (may change)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nostall.sass.binary.encoding import Control
-from nostall.sass.program.opcodes import BATCH_FIELD, UNKNOWN, Does, Opcode, lookup
+from nostall.sass.program.opcodes import (
+    BATCH_FIELD_OPCODES,
+    UNKNOWN,
+    Effect,
+    OpcodeClass,
+    Pipe,
+    lookup,
+)
 
 _GUARD = re.compile(r"^@(!?U?P[T0-9]\d*)\s+")
 _DELIMITER = re.compile(r"[\[({\])},]")
@@ -15,28 +22,32 @@ _DELIMITER = re.compile(r"[\[({\])},]")
 
 @dataclass(frozen=True)
 class Instruction:
-    """A decoded instruction of one function.
-
-    ``index`` is its position in the original text (its identity); ``payload`` is the word without
-    control bits.  ``defs`` and ``uses`` are register numbers with real operand widths; the
-    subset ``guards`` comes from the predicate guard and ``address`` from bracketed operands.
-    ``unmarked`` lists registers that the text names but the register columns do not know.
-    ``glued`` instructions stay where they are and nothing crosses them.
-    """
+    """A decoded instruction of one function."""
 
     index: int
+    """Position in the original function.  It identifies the instruction when it moves."""
     text: str
+    """Assembly text as nvdisasm prints it."""
     payload: int
+    """The instruction word with its control bits 0."""
     control: Control
     opcode: str
+    """Mnemonic with modifiers, such as ``LDG.E.128``."""
     guard: str | None
+    """Guard predicate, such as ``!P0``; None if there is none."""
     operands: tuple[str, ...]
     defs: tuple[int, ...]
+    """Numbers of the registers that are written, all registers of wide operands included."""
     uses: tuple[int, ...]
-    guards: tuple[int, ...]
-    address: frozenset[int]
+    """Numbers of the registers that are read, guard and wide operands included."""
+    guard_registers: tuple[int, ...]
+    """The part of ``uses`` that the guard predicate reads."""
+    address_registers: frozenset[int]
+    """The part of ``uses`` in bracketed operands."""
     unmarked: tuple[str, ...] = ()
-    glued: bool = False
+    """Registers that the text names and that ``defs`` and ``uses`` lack."""
+    acts_as_barrier: bool = False
+    """Whether the instruction is a scheduling barrier although its opcode is not."""
 
     @cached_property
     def base(self) -> str:
@@ -45,80 +56,92 @@ class Instruction:
 
     @cached_property
     def modifiers(self) -> frozenset[str]:
+        """The parts of the mnemonic after the first dot."""
         return frozenset(self.opcode.split(".")[1:])
 
     @cached_property
-    def known(self) -> bool:
-        """Whether the opcode has a row in the class table."""
+    def is_known_opcode(self) -> bool:
+        """Whether the opcode has a row in the opcode table."""
         return lookup(self.base) is not None
 
     @cached_property
-    def row(self) -> Opcode:
+    def opcode_class(self) -> OpcodeClass:
+        """The opcode's row in the opcode table, or ``UNKNOWN``."""
         return lookup(self.base) or UNKNOWN
 
     @cached_property
-    def does(self) -> int:
-        """Effects, refined by modifiers and operands."""
-        does = self.row.does
+    def pipe(self) -> Pipe:
+        """The pipe that executes the instruction."""
+        return self.opcode_class.pipe
+
+    def has_fixed_latency(self, sm: int) -> bool:
+        """Whether the result arrives after a fixed number of cycles, without a scoreboard."""
+        return self.opcode_class.has_fixed_latency(sm)
+
+    @cached_property
+    def effects(self) -> int:
+        """Effects of the opcode, extended by those of modifiers and operands (see ``Effect``)."""
+        effects = self.opcode_class.effects
         if "STRONG" in self.modifiers or "MMIO" in self.modifiers:
-            does |= Does.FENCE
+            effects |= Effect.FENCE
         if "`(" in self.text and any(operand.startswith("`(") for operand in self.operands):
-            does |= Does.WALL  # an address relative to its own
+            effects |= Effect.BARRIER  # the operand is relative to the instruction's own address
         if "CLOCK" in self.text or "GLOBALTIMER" in self.text:
-            does |= Does.WALL
-        if self.glued:
-            does |= Does.WALL
-        return does
+            effects |= Effect.BARRIER
+        if self.acts_as_barrier:
+            effects |= Effect.BARRIER
+        return effects
 
     @property
-    def is_wall(self) -> bool:
-        return bool(self.does & Does.WALL)
-
-    @property
-    def touches_memory(self) -> bool:
-        return bool(self.does & (Does.READ_ANY | Does.WRITE_ANY | Does.FENCE | Does.WALL))
+    def is_barrier(self) -> bool:
+        """Whether the instruction is a scheduling barrier: nothing may move across it."""
+        return bool(self.effects & Effect.BARRIER)
 
     @cached_property
     def is_guarded(self) -> bool:
-        """Whether the instruction may not execute for some thread."""
+        """Whether some thread may not execute the instruction."""
         return self.guard is not None and self.guard not in ("PT", "UPT")
 
     @cached_property
     def never_executes(self) -> bool:
+        """Whether the guard is always false."""
         return self.guard in ("!PT", "!UPT")
 
     @property
-    def batch_field(self) -> bool:
-        return self.base in BATCH_FIELD
+    def has_batch_field(self) -> bool:
+        """Whether bits 122 to 124 of the word are the batch field and not reuse flags."""
+        return self.base in BATCH_FIELD_OPCODES
 
     def with_control(self, control: Control) -> Instruction:
+        """A copy with another control word."""
         return replace(self, control=control)
 
 
 def parse_text(text: str) -> tuple[str | None, str, tuple[str, ...]]:
-    """(guard, opcode, operands) of an nvdisasm line; commas inside brackets do not split."""
+    """Split an nvdisasm line into (guard, opcode, operands); brackets keep operands together."""
     guard = None
-    found = _GUARD.match(text)
-    if found:
-        guard = found[1]
-        text = text[found.end() :]
+    match = _GUARD.match(text)
+    if match:
+        guard = match[1]
+        text = text[match.end() :]
     opcode, _, rest = text.partition(" ")
-    return guard, opcode, tuple(_split(rest))
+    return guard, opcode, tuple(_split_operands(rest))
 
 
-def _split(rest: str) -> list[str]:
-    if "[" not in rest and "(" not in rest and "{" not in rest:
-        return [part.strip() for part in rest.split(",")] if rest.strip() else []
-    parts: list[str] = []
+def _split_operands(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    if "[" not in text and "(" not in text and "{" not in text:
+        return [part.strip() for part in text.split(",")] if text.strip() else []
+    operands: list[str] = []
     depth = start = 0
-    for delimiter in _DELIMITER.finditer(rest):
+    for delimiter in _DELIMITER.finditer(text):
         char = delimiter[0]
         if char in "[({":
             depth += 1
         elif char in "])}":
             depth -= 1
         elif depth == 0:
-            parts.append(rest[start : delimiter.start()].strip())
+            operands.append(text[start : delimiter.start()].strip())
             start = delimiter.end()
-    parts.append(rest[start:].strip())
-    return parts
+    operands.append(text[start:].strip())
+    return operands

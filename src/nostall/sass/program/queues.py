@@ -1,8 +1,9 @@
-"""Facts about when sources are read and in which order results arrive, found in compiler output.
+"""In-order queues: which variable-latency instructions read sources or deliver results in order.
 
-Variable-latency units work through in-order queues.  Compilers rely on that: one instruction's
-scoreboard also covers earlier instructions of its queue, and a later instruction of a queue may
-overwrite an earlier one's sources without a wait.
+Each variable-latency unit works through a queue, and compilers rely on its order in two ways.  The
+scoreboard of one instruction also covers earlier instructions of its queue.  A later instruction
+of a queue may overwrite the sources of an earlier one without a wait.  The rules of this module
+were found in compiler output.
 """
 
 from __future__ import annotations
@@ -11,74 +12,85 @@ from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
 
-_SHARED_RESULTS = frozenset(("LDS", "LDSM", "SHFL", "ATOMS", "REDUX"))
-"""Load/store opcodes whose results arrive in issue order (never seen relied on for LDG, LDL)."""
+_IN_ORDER_RESULTS = frozenset(("LDS", "LDSM", "SHFL", "ATOMS", "REDUX"))
+"""Load/store opcodes whose results arrive in issue order.
 
+No compiler was seen to rely on the order of LDG or LDL.
+"""
 
 _ASYNC_UNIFORM = ("UTMA", "UTC", "UBLK")
-"""Engines that fetch uniform registers themselves, after issue."""
+"""Prefixes of opcodes for asynchronous engines, which read uniform registers after issue."""
 
 
 def result_queue(instruction: Instruction, sm: int) -> str:
-    """Name of the queue that delivers results in order, or "" when there is none."""
-    row = instruction.row
-    if row.fixed(sm):
+    """Name of the queue that delivers the result in order, or "" if there is none."""
+    if instruction.has_fixed_latency(sm):
         return ""
-    if row.pipe is Pipe.LSU:
-        return "lsu" if instruction.base in _SHARED_RESULTS else ""
-    if row.pipe is Pipe.SPECIAL:
-        # An H200 answered S2UR before an earlier S2R; compilers rely on the order of S2UR only.
+    if instruction.pipe is Pipe.LSU:
+        return "lsu" if instruction.base in _IN_ORDER_RESULTS else ""
+    if instruction.pipe is Pipe.SPECIAL:
+        # Measured on an H200: an S2UR delivered before an earlier S2R.  Compilers rely on the
+        # order among S2UR only.
         return "s2ur" if instruction.base == "S2UR" else ""
-    return row.pipe
+    return instruction.pipe
 
 
 def source_queue(instruction: Instruction, sm: int) -> str:
-    """Name of the queue that reads sources in order, or "" when sources are read at issue."""
-    return "" if instruction.row.fixed(sm) else instruction.row.pipe
+    """Name of the queue that reads the sources in order, or "" for fixed latency."""
+    return "" if instruction.has_fixed_latency(sm) else instruction.pipe
 
 
 def late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
-    """The source registers that may still be read after issue.
+    """The source registers that the hardware may still read after issue.
 
-    Predicates are read at issue.  Variable-latency instructions read uniform registers at issue,
-    but for the asynchronous engines.  Of the fixed-latency ones the matrix units read everything
-    late, the others uniform registers, and the uniform datapath all of its operands.
+    - Predicates are always read at issue.
+    - Variable latency: all other sources are read late, except that only asynchronous engines
+      read uniform registers late.
+    - Fixed latency: the matrix units read everything late, the uniform datapath everything except
+      its guard, and the other pipes only uniform registers.
     """
-    pipe = instruction.row.pipe
     uses = instruction.uses
-    if instruction.row.fixed(sm):
-        if pipe is Pipe.MMA:
+    if instruction.has_fixed_latency(sm):
+        if instruction.pipe is Pipe.MMA:
             return tuple(r for r in uses if not registers.is_predicate(r))
-        if pipe is Pipe.UNIFORM:
-            return tuple(r for r in uses if r not in instruction.guards)
+        if instruction.pipe is Pipe.UNIFORM:
+            return tuple(r for r in uses if r not in instruction.guard_registers)
         return tuple(r for r in uses if registers.is_uniform(r) and not registers.is_predicate(r))
-    engine = instruction.base.startswith(_ASYNC_UNIFORM)
+    is_async = instruction.base.startswith(_ASYNC_UNIFORM)
     return tuple(
-        r for r in uses if not registers.is_predicate(r) and (engine or not registers.is_uniform(r))
+        r
+        for r in uses
+        if not registers.is_predicate(r) and (is_async or not registers.is_uniform(r))
     )
 
 
 def drains_sources(instruction: Instruction) -> bool:
-    """A barrier that blocks at once stands behind every earlier access of the load/store queue."""
+    """Whether earlier load/store instructions have read all sources before the next one issues.
+
+    That holds after a BAR that blocks at once and has no guard.
+    """
     blocks = instruction.base == "BAR" and not instruction.modifiers & {"DEFER_BLOCKING", "ARV"}
     return blocks and not instruction.is_guarded
 
 
-def result_boards(instruction: Instruction) -> int:
-    """Bit mask of the scoreboards that announce an instruction's own results.
+def result_scoreboards(instruction: Instruction) -> int:
+    """Bit mask of the scoreboards that the instruction releases when its own result is written.
 
-    ATOM's success predicate (emulated half-precision adds) comes with the read scoreboard.
+    The success predicate of ATOM (emulated half-precision adds) comes with the read scoreboard.
     """
     control = instruction.control
-    board = control.write_sb
-    if board > 5 and instruction.base == "ATOM":
-        board = control.read_sb
-    return 1 << board if board < 6 else 0
+    scoreboard = control.write_sb
+    if scoreboard > 5 and instruction.base == "ATOM":
+        scoreboard = control.read_sb
+    return 1 << scoreboard if scoreboard < 6 else 0
 
 
 def partial_wait(instruction: Instruction) -> tuple[int, int] | None:
-    """(scoreboard, n) of a ``DEPBAR.LE SBx, n``: all but the last n setters are done, which tells
-    something only about operations that complete in order."""
+    """(scoreboard, n) of ``DEPBAR.LE SBx, n`` with n > 0; None for any other instruction.
+
+    After it, all but the last n instructions that set the scoreboard have completed.  That is
+    known only for instructions that complete in order.
+    """
     operands = instruction.operands
     if instruction.base != "DEPBAR" or len(operands) < 2 or not operands[0].startswith("SB"):
         return None

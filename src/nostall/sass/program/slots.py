@@ -1,8 +1,9 @@
-"""Which general register sits in which operand slot (a, b, c) of the operand cache.
+"""Operand slots (a, b, c) of the reuse cache: which general register an instruction has in each.
 
-The slot is a matter of the instruction, the place in the word a matter of its form (bits 9..11):
-an immediate, constant or uniform operand takes bits 32..63, and the register that would be there
-moves to bits 64..71.  Found by matching nvdisasm's ``.reuse`` marks with the words.
+The slot of an operand depends on the instruction.  Its place in the instruction word depends on
+the form of the instruction (bits 9 to 11): an immediate, constant or uniform operand takes bits 32
+to 63, and the register that would be there is in bits 64 to 71.  The rules were found by comparing
+nvdisasm's ``.reuse`` marks with the instruction words.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from nostall.sass.program.instruction import Instruction
 
 SLOTS = "abc"
 _REGISTERS_ONLY = 1
-_B_MOVED = (2, 3, 7)
+"""Form in which all operands are registers."""
+_SLOT_B_AT_64 = (2, 3, 7)
+"""Forms in which the register at bit 64 is in slot b; in all others it is in slot c."""
 _TWO_SOURCES_A_C = frozenset(("FADD", "HADD2", "DADD", "FHADD", "FADD2"))
 
 
 def slot_register(instruction: Instruction, slot: int) -> int | None:
-    """The register in operand slot 0, 1 or 2, or None."""
-    low = _place(instruction, slot)
+    """Number of the general register in operand slot 0, 1 or 2 (a, b, c), or None."""
+    low = _register_field(instruction, slot)
     if low is None:
         return None
     register = instruction.payload >> low & 0xFF
     return register if register != 255 and register in instruction.uses else None
 
 
-def _place(instruction: Instruction, slot: int) -> int | None:
-    """Lowest bit of the register number in the word."""
+def _register_field(instruction: Instruction, slot: int) -> int | None:
+    """Lowest bit of the 8-bit register number in the instruction word, or None."""
     if slot == 0:
         return 24
     form = instruction.payload >> 9 & 7
@@ -33,5 +36,5 @@ def _place(instruction: Instruction, slot: int) -> int | None:
         if instruction.base in _TWO_SOURCES_A_C:
             return 32 if slot == 2 else None
         return 32 if slot == 1 else 64
-    moved = 1 if form in _B_MOVED else 2
-    return 64 if slot == moved else None
+    slot_at_64 = 1 if form in _SLOT_B_AT_64 else 2
+    return 64 if slot == slot_at_64 else None

@@ -1,4 +1,4 @@
-"""What an order may be: latencies, hazards, symbolic validation, and the verdict."""
+"""Verifier: hazard validation, symbolic translation validation and the resulting verdict."""
 
 from nostall.sass.safety.verdict import Finding, Verdict
 from nostall.sass.safety.verify import validate, validate_program, verify, verify_program

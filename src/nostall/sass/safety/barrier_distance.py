@@ -1,7 +1,8 @@
-"""Distances to walls: a barrier and the like need some cycles before what follows may touch memory.
+"""Issue distances between scheduling barriers and the instructions around them.
 
-Found on hardware: a load that issues fewer than about five cycles after ``BAR.SYNC`` overtakes the
-barrier, although nothing in the word says so.  Compilers keep a distance; so must a candidate.
+Measured on hardware: a load that issues fewer than about five cycles after ``BAR.SYNC`` overtakes
+the barrier, although no scoreboard or wait of either instruction tells so.  Compilers keep a
+distance, and a candidate schedule must keep it as well.
 """
 
 from __future__ import annotations
@@ -10,45 +11,56 @@ from collections.abc import Iterator, Sequence
 
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
-from nostall.sass.safety.latency import WALL_REACH, Floors
+from nostall.sass.safety.latency import BARRIER_REACH, LatencyTable
 
-Near = dict[tuple[int, int], int]
-"""(earlier, later) -> cycles, for pairs of which one is a wall, less than WALL_REACH apart."""
+Distances = dict[tuple[int, int], int]
+"""(earlier, later) index -> cycles, for pairs with a barrier less than BARRIER_REACH apart."""
 
 
-def near_walls(
-    original: Function, candidate: Function, floors: Floors
+def short_barrier_distances(
+    original: Function, candidate: Function, table: LatencyTable
 ) -> Iterator[tuple[Instruction, str]]:
-    """Instructions that came closer to a wall than they were and than compilers allow."""
+    """Instructions that are closer to a barrier than originally and than compilers allow.
+
+    Yields (instruction, reason).
+    """
     by_index = {i.index: i for i in candidate.instructions}
     for block in candidate.blocks:
-        before = _distances(original.instructions[block.start : block.end])
-        after = _distances(candidate.instructions[block.start : block.end])
+        before = _barrier_distances(original.instructions[block.start : block.end])
+        after = _barrier_distances(candidate.instructions[block.start : block.end])
         for (a, b), cycles in after.items():
             first, second = by_index[a], by_index[b]
-            if cycles >= before.get((a, b), WALL_REACH):
+            if cycles >= before.get((a, b), BARRIER_REACH):
                 continue
-            if first.is_wall and cycles < (least := floors.after_wall(first, second)):
-                yield second, f"issues {cycles} cycles after {first.text}; at least {least} needed"
-            if second.is_wall and cycles < (least := floors.before_wall(first, second)):
-                yield first, f"issues {cycles} cycles before {second.text}; at least {least} needed"
+            if first.is_barrier:
+                required = table.min_distance_after_barrier(first, second)
+                if cycles < required:
+                    yield second, _reason(cycles, "after", first, required)
+            if second.is_barrier:
+                required = table.min_distance_before_barrier(first, second)
+                if cycles < required:
+                    yield first, _reason(cycles, "before", second, required)
 
 
-def _distances(order: Sequence[Instruction]) -> Near:
-    """To every wall before an instruction, and to the next one after it."""
-    found: Near = {}
-    walls: list[tuple[int, Instruction]] = []
-    since: list[tuple[int, Instruction]] = []
+def _reason(cycles: int, relation: str, barrier: Instruction, required: int) -> str:
+    return f"issues {cycles} cycles {relation} {barrier.text}; at least {required} are required"
+
+
+def _barrier_distances(order: Sequence[Instruction]) -> Distances:
+    """Distances of each instruction to all barriers before it and to the next one after it."""
+    distances: Distances = {}
+    barriers: list[tuple[int, Instruction]] = []
+    since_barrier: list[tuple[int, Instruction]] = []
     now = 0
     for instruction in order:
-        near = since if instruction.is_wall else []
-        for at, earlier in (*walls, *near):
-            if now - at < WALL_REACH:
-                found[earlier.index, instruction.index] = now - at
-        if instruction.is_wall:
-            walls = [*walls[-WALL_REACH:], (now, instruction)]
-            since = []
+        near = since_barrier if instruction.is_barrier else []
+        for issued, earlier in (*barriers, *near):
+            if now - issued < BARRIER_REACH:
+                distances[earlier.index, instruction.index] = now - issued
+        if instruction.is_barrier:
+            barriers = [*barriers[-BARRIER_REACH:], (now, instruction)]
+            since_barrier = []
         else:
-            since.append((now, instruction))
+            since_barrier.append((now, instruction))
         now += instruction.control.stall
-    return found
+    return distances

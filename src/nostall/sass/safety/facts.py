@@ -1,4 +1,8 @@
-"""What the pending analysis needs to know about one instruction, computed once per function."""
+"""Facts about one instruction for the in-flight analysis, computed once per function.
+
+Sets of registers, scoreboards and predicate literals are bit masks.  A *literal* is a predicate or
+its negation, such as ``P0`` or ``!P0``.
+"""
 
 from __future__ import annotations
 
@@ -9,67 +13,93 @@ from nostall.sass.program import queues, registers
 from nostall.sass.program.instruction import Instruction
 
 NEVER = 1 << 30
+"""``max_latency`` of a variable-latency instruction: only a scoreboard proves it done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Bit masks of registers and predicate literals; ``expires``: cycles after which a
-    fixed-latency result has arrived (NEVER for variable latency)."""
+class InstructionFacts:
+    """What one instruction reads and writes, when, and under which guard."""
 
     instruction: Instruction
-    fixed: bool
+    fixed_latency: bool
     defs: int
+    """Registers that are written."""
     uses: int
-    late: int
+    """Registers that are read."""
+    late_sources: int
+    """Registers that may still be read after issue."""
     kills: int
-    expires: int
+    """Registers that are written in all threads: ``defs`` without a guard, else none."""
+    max_latency: int
+    """Cycles after which a fixed-latency result has arrived; NEVER for variable latency."""
     result_queue: str
+    """In-order queue of the result, or ""."""
     source_queue: str
-    when: int
-    forgets: int
+    """In-order queue of the source reads, or ""."""
+    guard_literals: int
+    """The literal of the guard, or 0."""
+    redefined_literals: int
+    """Literals of the predicates that are written, both signs."""
+
+
+def instruction_facts(instruction: Instruction, sm: int, max_latency: int) -> InstructionFacts:
+    """The facts of one instruction.
+
+    ``max_latency``: cycles after which its result has arrived if it has fixed latency.
+    """
+    has_fixed_latency = instruction.has_fixed_latency(sm)
+    return InstructionFacts(
+        instruction=instruction,
+        fixed_latency=has_fixed_latency,
+        defs=register_mask(instruction.defs),
+        uses=register_mask(instruction.uses),
+        late_sources=register_mask(queues.late_sources(instruction, sm)),
+        kills=0 if instruction.is_guarded else register_mask(instruction.defs),
+        max_latency=max_latency if has_fixed_latency else NEVER,
+        result_queue=queues.result_queue(instruction, sm),
+        source_queue=queues.source_queue(instruction, sm),
+        guard_literals=guard_literal(instruction.guard) if instruction.guard else 0,
+        redefined_literals=_redefined_literals(instruction),
+    )
 
 
 def register_mask(numbers: Sequence[int]) -> int:
+    """Register numbers as a bit mask."""
     mask = 0
     for n in numbers:
         mask |= 1 << n
     return mask
 
 
-def facts_of(instruction: Instruction, sm: int, ceiling: int) -> Facts:
-    """Summarise one instruction; ``ceiling`` bounds a fixed-latency result in cycles."""
-    return Facts(
-        instruction=instruction,
-        fixed=instruction.row.fixed(sm),
-        defs=register_mask(instruction.defs),
-        uses=register_mask(instruction.uses),
-        late=register_mask(queues.late_sources(instruction, sm)),
-        kills=0 if instruction.is_guarded else register_mask(instruction.defs),
-        expires=ceiling if instruction.row.fixed(sm) else NEVER,
-        result_queue=queues.result_queue(instruction, sm),
-        source_queue=queues.source_queue(instruction, sm),
-        when=literal(instruction.guard) if instruction.guard else 0,
-        forgets=_forgets(instruction),
-    )
+def register_numbers(mask: int) -> list[int]:
+    """The register numbers of a bit mask, in increasing order."""
+    numbers: list[int] = []
+    while mask:
+        low = mask & -mask
+        numbers.append(low.bit_length() - 1)
+        mask ^= low
+    return numbers
 
 
-def literal(guard: str) -> int:
-    """A predicate literal as a bit: P0..UP6 take bits 0..14, their negations bits 16..30."""
-    negated = guard.startswith("!")
+def guard_literal(guard: str) -> int:
+    """The literal of a guard as a bit; 0 for PT and UPT.
+
+    P0 to UP6 have bits 0 to 14, their negations bits 16 to 30.
+    """
+    is_negated = guard.startswith("!")
     name = guard.removeprefix("!")
     digit = name[-1]
     if not digit.isdigit():
         return 0
-    return 1 << int(digit) + (8 if name.startswith("U") else 0) + (16 if negated else 0)
+    return 1 << int(digit) + (8 if name.startswith("U") else 0) + (16 if is_negated else 0)
 
 
-def opposite(literals: int) -> int:
-    """The negation of each literal in the set."""
+def negate_literals(literals: int) -> int:
+    """The negation of each literal of a set."""
     return literals >> 16 | (literals & 0xFFFF) << 16
 
 
-def _forgets(instruction: Instruction) -> int:
-    """The literals of the predicates that the instruction redefines."""
+def _redefined_literals(instruction: Instruction) -> int:
     mask = 0
     for register in instruction.defs:
         if registers.is_predicate(register):
@@ -78,30 +108,20 @@ def _forgets(instruction: Instruction) -> int:
     return mask
 
 
-def depbar_mask(instruction: Instruction) -> int:
-    """Scoreboards that a DEPBAR fully drains."""
+def drained_scoreboards(instruction: Instruction) -> int:
+    """Bit mask of the scoreboards that a DEPBAR waits for until they are 0."""
     if instruction.base != "DEPBAR":
         return 0
     mask = 0
     operands = instruction.operands
     if operands and operands[0].startswith("SB"):
-        board = int(operands[0][2:])
+        scoreboard = int(operands[0][2:])
         count = operands[1] if len(operands) > 1 else "0x0"
         if not count.startswith("{") and int(count, 16) == 0:
-            mask |= 1 << board
+            mask |= 1 << scoreboard
     for operand in operands:
         if operand.startswith("{"):
             for digit in operand.strip("{}").split(","):
                 if digit.strip().isdigit():
                     mask |= 1 << int(digit)
     return mask
-
-
-def registers_in(mask: int) -> list[int]:
-    """The register numbers of a bit mask."""
-    found: list[int] = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found

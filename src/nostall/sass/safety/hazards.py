@@ -1,9 +1,9 @@
-"""The hazard validator: the first half of the verifier.
+"""Hazard validator: checks all results and sources in flight against distances and scoreboards.
 
-Absolute rules hold for any code: every result and source in flight is protected by distance or by
-a scoreboard, encodings are legal, operand caches are not stale.  Relative rules compare with the
-original: nothing got closer than nostall ever brings a pair, and no wait for an asynchronous
-operation was lost.
+Absolute rules hold for any code: distance or a scoreboard protects every result and source in
+flight, control words are legal, and the reuse cache has no stale entry.  Relative rules compare a
+candidate with its original: no pair came closer than nostall allows, and no wait for an
+asynchronous operation was lost.
 """
 
 from __future__ import annotations
@@ -11,218 +11,253 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nostall.sass.binary.encoding import illegal
+from nostall.sass.binary.encoding import illegal_reason
 from nostall.sass.program import registers
 from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
-from nostall.sass.safety import in_flight as pending
-from nostall.sass.safety.barrier_distance import near_walls
-from nostall.sass.safety.facts import Facts, facts_of, registers_in
-from nostall.sass.safety.latency import WAITER_GAP, Floors
-from nostall.sass.safety.pairing import Kind
+from nostall.sass.safety.barrier_distance import short_barrier_distances
+from nostall.sass.safety.facts import InstructionFacts, instruction_facts, register_numbers
+from nostall.sass.safety.in_flight import (
+    COMPLETION,
+    MAX_ELAPSED,
+    Conflict,
+    State,
+    entry_states,
+    find_conflicts,
+    step_through,
+)
+from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
+from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.safety.reuse import changed_reuse, stale_reuse
-from nostall.sass.safety.verdict import Finding, at
+from nostall.sass.safety.verdict import Finding, describe
 
-Distances = dict[tuple[int, int, Kind, int], int]
-"""(first, second, kind, register) -> cycles, for fixed-latency pairs that are close together."""
+Distances = dict[tuple[int, int, HazardKind, int], int]
+"""(first, second, kind, register) -> smallest distance in cycles, for fixed-latency pairs."""
 
 
 @dataclass(frozen=True)
-class Observed:
-    """What one pass over a function saw."""
+class Analysis:
+    """What one pass over a function found.  Instructions are named by original index."""
 
     findings: list[Finding]
+    """Violations of the absolute rules."""
     distances: Distances
+    """Pairs whose first result or sources are still in flight at the second instruction."""
     async_waits: set[tuple[int, int]]
-    """(asynchronous operation, instruction that waits for it)."""
+    """(asynchronous operation, instruction whose wait ends it)."""
     unfinished: set[tuple[int, int]]
     """(asynchronous operation, watched instruction that issues while it may be in flight)."""
-    gaps: dict[tuple[int, int], int]
-    """(first, second) -> stall between neighbours of a block."""
+    issue_gaps: dict[tuple[int, int], int]
+    """(first, second) neighbours of a block -> stall of the first, in cycles."""
 
 
 class HazardValidator:
-    """Checks functions of one architecture."""
+    """Checks the functions of one architecture for hazards."""
 
     def __init__(self, sm: int) -> None:
         self.sm = sm
-        self.floors = Floors.of(sm)
+        self.table = LatencyTable.load(sm)
 
-    def observe(self, function: Function, watched: frozenset[int] = frozenset()) -> Observed:
-        """Walk every block with the fixpoint of what is in flight; apply the absolute rules.
+    def analyse(self, function: Function, watched: frozenset[int] = frozenset()) -> Analysis:
+        """Check a function against the absolute rules, from the fixpoint of what is in flight.
 
-        ``watched``: instructions whose asynchronous operations in flight are wanted.
+        ``watched``: instructions for which ``Analysis.unfinished`` is recorded.
         """
         order = function.instructions
-        position = {ins.index: at_ for at_, ins in enumerate(order)}
-        facts = {i.index: facts_of(i, self.sm, self.floors.ceiling(i)) for i in order}
-        seen = Observed([], {}, set(), set(), {})
-        report = _Reporter(function.name, position, seen.findings)
+        position = {ins.index: at for at, ins in enumerate(order)}
+        facts = {i.index: instruction_facts(i, self.sm, self.table.max_latency(i)) for i in order}
+        analysis = Analysis([], {}, set(), set(), {})
+        report = _Reporter(function.name, position, analysis.findings)
         for instruction in order:
-            self._encoding(instruction, report)
-        entries = pending.entry_states(function.blocks, order, facts)
+            self._check_encoding(instruction, report)
+        entries = entry_states(function.blocks, order, facts)
         for block, state in zip(function.blocks, entries, strict=True):
-            self._walk(block, state, order, facts, watched, seen, report)
+            self._check_block(block, state, order, facts, watched, analysis, report)
             for finding in stale_reuse(order[block.start : block.end]):
                 report("stale-reuse", *finding)
             for first, second in pairwise(order[block.start : block.end]):
-                seen.gaps[first.index, second.index] = first.control.stall
-        return seen
+                analysis.issue_gaps[first.index, second.index] = first.control.stall
+        return analysis
 
     def check(self, function: Function) -> list[Finding]:
-        """Absolute findings only."""
-        return self.observe(function).findings
+        """Violations of the absolute rules."""
+        return self.analyse(function).findings
 
     def compare(self, original: Function, candidate: Function) -> list[Finding]:
-        """Absolute findings of the candidate and what got worse against the original."""
-        before = self.observe(original)
-        after = self.observe(candidate, frozenset(waiter for _, waiter in before.async_waits))
+        """Violations of the absolute rules in the candidate, and of the relative rules."""
+        before = self.analyse(original)
+        after = self.analyse(candidate, frozenset(waiter for _, waiter in before.async_waits))
         by_index = {i.index: i for i in candidate.instructions}
-        position = {ins.index: at_ for at_, ins in enumerate(candidate.instructions)}
+        position = {ins.index: at for at, ins in enumerate(candidate.instructions)}
         report = _Reporter(candidate.name, position, after.findings)
         for key, distance in after.distances.items():
-            self._shrunk(key, distance, before.distances.get(key), by_index, report)
+            self._check_reduced_distance(key, distance, before.distances.get(key), by_index, report)
         for instruction in candidate.instructions:
-            self._new_board(original.instructions[instruction.index], instruction, report)
-        for (first, second), stall in after.gaps.items():
-            if stall < before.gaps.get((first, second), 16):
-                self._issue_gap(by_index[first], by_index[second], report)
-        for instruction, reason in near_walls(original, candidate, self.floors):
+            self._check_added_scoreboards(
+                original.instructions[instruction.index], instruction, report
+            )
+        for (first, second), stall in after.issue_gaps.items():
+            if stall < before.issue_gaps.get((first, second), 16):
+                self._check_issue_gap(by_index[first], by_index[second], report)
+        for instruction, reason in short_barrier_distances(original, candidate, self.table):
             report("near-wall", instruction, reason)
         for instruction, reason in changed_reuse(original, candidate):
             report("stale-reuse", instruction, reason)
         for producer, waiter in sorted(before.async_waits - after.async_waits):
-            passed = (producer < waiter) != (position[producer] < position[waiter])
-            if passed or (producer, waiter) in after.unfinished:
+            swapped = (producer < waiter) != (position[producer] < position[waiter])
+            if swapped or (producer, waiter) in after.unfinished:
                 report(
                     "lost-wait",
                     by_index[waiter],
-                    f"no longer waits for {at(by_index[producer])}, an asynchronous operation",
+                    f"does not wait for {describe(by_index[producer])}, an asynchronous operation; "
+                    "the wait of the original is required",
                 )
         return after.findings
 
-    def _walk(
+    def _check_block(
         self,
         block: Block,
-        state: pending.State,
+        state: State,
         order: tuple[Instruction, ...],
-        facts: dict[int, Facts],
+        facts: dict[int, InstructionFacts],
         watched: frozenset[int],
-        seen: Observed,
+        analysis: Analysis,
         report: _Reporter,
     ) -> None:
-        for here, in_flight, ended in pending.walk(state, block, order, facts):
+        """Check the waits and register accesses of one block; ``state`` is its entry state."""
+        for current, in_flight, ended in step_through(state, block, order, facts):
             for (index, role), item in ended:
-                if role == pending.ORDER:
-                    seen.async_waits.add((index, here.instruction.index))
-                elif item.elapsed < WAITER_GAP and here.instruction.base != "DEPBAR":
+                if role == COMPLETION:
+                    analysis.async_waits.add((index, current.instruction.index))
+                elif item.elapsed < SCOREBOARD_GAP and current.instruction.base != "DEPBAR":
                     report(
                         "scoreboard-gap",
-                        here.instruction,
-                        f"waits {item.elapsed} cycle after {at(facts[index].instruction)} set the "
-                        f"scoreboard; at least {WAITER_GAP} are needed",
+                        current.instruction,
+                        f"waits for a scoreboard {item.elapsed} cycles after "
+                        f"{describe(facts[index].instruction)} set it; at least {SCOREBOARD_GAP} "
+                        "are required",
                     )
-            index = here.instruction.index
+            index = current.instruction.index
             if index in watched:
-                pairs = ((p, index) for p, role in in_flight if role == pending.ORDER)
-                seen.unfinished.update(pairs)
-            for hit in pending.conflicts(here, in_flight, facts):
-                self._judge(hit, seen, report)
+                pairs = ((p, index) for p, role in in_flight if role == COMPLETION)
+                analysis.unfinished.update(pairs)
+            for conflict in find_conflicts(current, in_flight, facts):
+                self._check_conflict(conflict, analysis, report)
 
-    def _judge(self, hit: pending.Conflict, seen: Observed, report: _Reporter) -> None:
-        first, second = hit.first.instruction, hit.second.instruction
-        numbers = registers_in(hit.mask)
-        if not hit.first.fixed:
+    def _check_conflict(self, conflict: Conflict, analysis: Analysis, report: _Reporter) -> None:
+        """Report a conflict that no scoreboard covers or whose distance is below the floor."""
+        first, second = conflict.first.instruction, conflict.second.instruction
+        numbers = register_numbers(conflict.registers)
+        if not conflict.first.fixed_latency:
             names = ", ".join(registers.name(n) for n in numbers)
-            verb = "writes" if hit.kind == "WAW" else "reads"
+            access = "reads" if conflict.kind == "RAW" else "overwrites"
+            pending = "read" if conflict.kind == "WAR" else "written"
             report(
-                f"uncovered-{hit.kind.lower()}",
+                f"uncovered-{conflict.kind.lower()}",
                 second,
-                f"{names}: {at(first)} still {verb} it and no scoreboard that covers it has been "
-                "waited for on some path",
+                f"{access} {names}, which {describe(first)} may not have {pending} yet; a wait for "
+                "a scoreboard that covers it is required on each path",
             )
             return
         for number in numbers:
-            key = (first.index, second.index, hit.kind, number)
-            distance = min(hit.item.elapsed, seen.distances.get(key, pending.FOREVER))
-            seen.distances[key] = distance
-            least = self.floors.least(first, second, number, hit.kind)
-            if distance < least:
+            key = (first.index, second.index, conflict.kind, number)
+            distance = min(conflict.item.elapsed, analysis.distances.get(key, MAX_ELAPSED))
+            analysis.distances[key] = distance
+            required = self.table.min_distance(first, second, number, conflict.kind)
+            if distance < required:
                 report(
                     "short-latency",
                     second,
-                    f"{hit.kind} on {registers.name(number)}: {distance} cycles after {at(first)}; "
-                    f"at least {least} are needed",
+                    f"{conflict.kind} on {registers.name(number)}: issues {distance} cycles after "
+                    f"{describe(first)}; at least {required} are required",
                 )
 
-    def _shrunk(
+    def _check_reduced_distance(
         self,
-        key: tuple[int, int, Kind, int],
+        key: tuple[int, int, HazardKind, int],
         distance: int,
-        before: int | None,
+        original_distance: int | None,
         by_index: dict[int, Instruction],
         report: _Reporter,
     ) -> None:
-        if before is not None and distance >= before:
+        """Report a pair that came closer than in the original and than a change may bring it.
+
+        ``original_distance`` is None if the first instruction was not in flight any more.
+        """
+        if original_distance is not None and distance >= original_distance:
             return
         first, second, kind, number = key
-        usual = self.floors.usual(by_index[first], by_index[second], number, kind)
-        if distance < usual:
-            was = "further apart" if before is None else f"{before} cycles"
+        required = self.table.safe_distance(by_index[first], by_index[second], number, kind)
+        if distance < required:
+            before = "more" if original_distance is None else f"{original_distance} cycles"
             report(
                 "short-latency",
                 by_index[second],
-                f"{kind} on {registers.name(number)}: brought to {distance} cycles after "
-                f"{at(by_index[first])} (originally {was}); at least {usual} are needed to change",
+                f"{kind} on {registers.name(number)}: issues {distance} cycles after "
+                f"{describe(by_index[first])} (in the original: {before}); a changed distance must "
+                f"be at least {required}",
             )
 
-    def _new_board(self, old: Instruction, new: Instruction, report: _Reporter) -> None:
-        """A scoreboard may replace another, but not appear where the unit never releases one."""
+    def _check_added_scoreboards(
+        self, before: Instruction, after: Instruction, report: _Reporter
+    ) -> None:
+        """Report a scoreboard on an instruction that sets none of its kind in the original.
+
+        One scoreboard may replace another, but some units never release any.
+        """
         for name in ("write_sb", "read_sb"):
-            had, has = getattr(old.control, name) < 6, getattr(new.control, name) < 6
+            had = getattr(before.control, name) < 6
+            has = getattr(after.control, name) < 6
             if has and not had:
                 report(
                     "illegal-encoding",
-                    new,
-                    f"sets a {name.partition('_')[0]} scoreboard, which it did not before; the "
-                    "unit may never release it",
+                    after,
+                    f"sets a {name.partition('_')[0]} scoreboard, which it does not in the "
+                    "original; its unit may never release one",
                 )
 
-    def _encoding(self, instruction: Instruction, report: _Reporter) -> None:
-        wrong = illegal(instruction.control, batch_field=instruction.batch_field)
-        if wrong:
-            report("illegal-encoding", instruction, wrong)
-        if not instruction.known:
+    def _check_encoding(self, instruction: Instruction, report: _Reporter) -> None:
+        """Report an illegal control word, an unknown opcode, or registers without marks."""
+        reason = illegal_reason(instruction.control, has_batch_field=instruction.has_batch_field)
+        if reason:
+            report("illegal-encoding", instruction, reason)
+        if not instruction.is_known_opcode:
             report(
                 "unmodelled-opcode",
                 instruction,
-                f"{instruction.base} has no row in the opcode table, so it cannot be judged",
+                f"{instruction.base} has no row in the opcode table, so the verifier cannot check "
+                "it",
             )
         if instruction.unmarked:
             report(
                 "unknown-register",
                 instruction,
-                f"names {', '.join(instruction.unmarked)}, which the register marks do not show",
+                f"names {', '.join(instruction.unmarked)}, for which nvdisasm prints no register "
+                "mark, so the verifier cannot check it",
             )
 
-    def _issue_gap(self, first: Instruction, second: Instruction, report: _Reporter) -> None:
+    def _check_issue_gap(self, first: Instruction, second: Instruction, report: _Reporter) -> None:
+        """Report a stall that is shorter than compilers leave between these two pipes."""
         if first.control.drains:
             return
-        least = self.floors.issue_gap(first, second)
-        if first.control.stall < least:
+        required = self.table.min_issue_gap(first, second)
+        if first.control.stall < required:
             report(
                 "short-issue",
                 first,
-                f"stalls {first.control.stall} before {at(second)}; compilers leave at least "
-                f"{least} between these pipes",
+                f"stalls {first.control.stall} cycles before {describe(second)}; at least "
+                f"{required} are required between {first.pipe} and {second.pipe}",
             )
 
 
 @dataclass(frozen=True)
 class _Reporter:
+    """Appends findings about one function, without repeating one of the last eight."""
+
     function: str
     position: dict[int, int]
+    """Original index -> present position."""
     findings: list[Finding]
 
     def __call__(self, kind: str, instruction: Instruction, reason: str) -> None:

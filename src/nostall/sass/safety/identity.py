@@ -1,4 +1,4 @@
-"""Which rules these are: a name that changes with the verifier's code and tables."""
+"""Digest of the verifier's code and tables, by which stored verdicts name the rules they used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SUFFIXES = (".py", ".json")
 
 
 @cache
-def rules() -> str:
-    """The sha256 of all of :mod:`nostall.sass`, code and tables."""
+def rules_digest() -> str:
+    """The sha256 of all code and tables of :mod:`nostall.sass`, as a hexadecimal string."""
     root = Path(nostall.sass.__file__).parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in _SUFFIXES):
-        found.update(f"{path.relative_to(root)}\n".encode())
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(root)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,8 +1,9 @@
-"""What is still in flight at each point of a function: a forward dataflow over its blocks.
+"""Forward dataflow analysis of what is in flight at each point of a function.
 
-A *pending* item is an instruction whose result is not yet written, or whose sources are not yet
-read.  It ends when its latency has elapsed (fixed latency) or when a scoreboard that covers it
-has been waited for (variable latency).  Joins keep the worse of both sides.
+An item is *in flight* if the result of its instruction is not yet written, or if its sources are
+not yet read.  With fixed latency an item ends after the latency.  With variable latency it ends
+when an instruction waits for a scoreboard that covers it.  Where paths join, the state keeps the
+worse of both sides.
 """
 
 from __future__ import annotations
@@ -15,248 +16,299 @@ from nostall.sass.program import queues
 from nostall.sass.program.blocks import Block
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
-from nostall.sass.safety.facts import Facts, depbar_mask, literal, opposite
-from nostall.sass.safety.pairing import Kind
+from nostall.sass.safety.facts import (
+    InstructionFacts,
+    drained_scoreboards,
+    guard_literal,
+    negate_literals,
+)
+from nostall.sass.safety.pairing import HazardKind
 
-RESULT, SOURCES, ORDER = 0, 1, 2
-FOREVER = 255
+RESULT, SOURCES, COMPLETION = 0, 1, 2
+"""Roles of an item: a result to be written, sources to be read, or the completion of an
+asynchronous operation that a scoreboard announces, whatever its registers."""
+
+MAX_ELAPSED = 255
+"""Cycles at which the count of elapsed cycles stops."""
 
 Key = tuple[int, int]
-"""(original index of the producer, what is in flight): ORDER is the completion of an asynchronous
-operation that a scoreboard announces, whatever registers it has."""
+"""(original index of the instruction, role)."""
 
 
 @dataclass(slots=True)
-class Pending:
-    """``live``: the registers concerned (results not overwritten since, or sources not yet read).
-    ``elapsed``: cycles since issue, at least.  ``cover``: bit mask of scoreboards any of which,
-    once waited for, proves the item done.  ``when``: predicate literals (see :func:`literal`) that
-    all hold for a thread that has the item in flight: its guard and the branches it took since.
-    ``behind``: per covering scoreboard (8 bits each), how many setters of it came later in the
-    same in-order queue.
-    """
+class InFlight:
+    """One item in flight."""
 
-    live: int
+    registers: int
+    """Bit mask: registers whose value is still to be written, or still to be read."""
     elapsed: int
-    cover: int
-    when: int
-    behind: int = 0
+    """Cycles since issue, at least."""
+    scoreboards: int
+    """Bit mask of the scoreboards that cover the item: a wait for any of them ends it."""
+    guard_literals: int
+    """Predicate literals (see :func:`.facts.guard_literal`) that hold in each thread with this
+    item in flight: its guard, and the branches taken since."""
+    later_setters: int = 0
+    """8 bits per scoreboard: how many later instructions of the same queue set it."""
 
-    def copy(self) -> Pending:
-        return Pending(self.live, self.elapsed, self.cover, self.when, self.behind)
+    def copy(self) -> InFlight:
+        """An independent copy."""
+        return InFlight(
+            self.registers, self.elapsed, self.scoreboards, self.guard_literals, self.later_setters
+        )
 
 
-State = dict[Key, Pending]
+State = dict[Key, InFlight]
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """``second`` touches registers (``mask``) that ``first`` still has in flight."""
+    """``second`` accesses registers (bit mask ``registers``) that ``first`` has in flight."""
 
-    first: Facts
-    second: Facts
-    kind: Kind
-    mask: int
-    item: Pending
+    first: InstructionFacts
+    second: InstructionFacts
+    kind: HazardKind
+    registers: int
+    item: InFlight
 
 
-def wait(state: State, mask: int) -> list[tuple[Key, Pending]]:
-    """End every item that one of the scoreboards in ``mask`` covers; returns what ended."""
-    ended = [(key, item) for key, item in state.items() if item.cover & mask]
+def wait(state: State, scoreboards: int) -> list[tuple[Key, InFlight]]:
+    """End all items that one of ``scoreboards`` (bit mask) covers; returns the ended items."""
+    ended = [(key, item) for key, item in state.items() if item.scoreboards & scoreboards]
     for key, _ in ended:
         del state[key]
     return ended
 
 
-def wait_partly(state: State, board: int, count: int, facts: dict[int, Facts]) -> None:
-    """End the texture accesses that ``DEPBAR.LE board, count`` proves done: they are in order."""
+def wait_partially(
+    state: State, scoreboard: int, count: int, facts: dict[int, InstructionFacts]
+) -> None:
+    """End the texture accesses that ``DEPBAR.LE scoreboard, count`` proves complete.
+
+    Only texture accesses complete in order.
+    """
     for key, item in list(state.items()):
-        in_order = facts[key[0]].instruction.row.pipe is Pipe.TEXTURE
-        if in_order and item.cover >> board & 1 and item.behind >> 8 * board & 0xFF >= count:
+        is_in_order = facts[key[0]].instruction.pipe is Pipe.TEXTURE
+        is_covered = item.scoreboards >> scoreboard & 1
+        if is_in_order and is_covered and item.later_setters >> 8 * scoreboard & 0xFF >= count:
             del state[key]
 
 
-def _ones(boards: int) -> int:
-    """One in the count of each scoreboard of a bit mask."""
-    return sum(1 << 8 * board for board in range(6) if boards >> board & 1)
+def _unit_counts(scoreboards: int) -> int:
+    """A count of 1 for each scoreboard of a bit mask, in the layout of ``later_setters``."""
+    return sum(1 << 8 * n for n in range(6) if scoreboards >> n & 1)
 
 
-def _lesser(one: int, other: int) -> int:
-    """The smaller count of each scoreboard."""
-    if one == other:
-        return one
-    pairs = ((one >> 8 * b & 0xFF, other >> 8 * b & 0xFF, 8 * b) for b in range(6))
+def _minimum_counts(first: int, second: int) -> int:
+    """The smaller of two counts for each scoreboard."""
+    if first == second:
+        return first
+    pairs = ((first >> 8 * n & 0xFF, second >> 8 * n & 0xFF, 8 * n) for n in range(6))
     return sum(min(x, y) << low for x, y, low in pairs)
 
 
-def issue(state: State, facts: Facts, all_facts: dict[int, Facts]) -> None:
-    """The effect of issuing one instruction (its waits already applied)."""
+def issue(state: State, facts: InstructionFacts, all_facts: dict[int, InstructionFacts]) -> None:
+    """Apply the effect of issuing one instruction, after its waits, to ``state``."""
     instruction = facts.instruction
     control = instruction.control
     write = 1 << control.write_sb if control.write_sb < 6 else 0
     read = 1 << control.read_sb if control.read_sb < 6 else 0
     if queues.drains_sources(instruction):
-        _finish_sources(state, all_facts)
+        _end_load_store_sources(state, all_facts)
     if facts.source_queue and (write or read):
-        _cover_earlier(state, facts, write, read, all_facts)
-    gap, kills, keeps = control.stall, ~facts.kills, ~facts.forgets
-    over: list[Key] = []
+        _cover_earlier_items(state, facts, write, read, all_facts)
+    stall, unkilled, unchanged = control.stall, ~facts.kills, ~facts.redefined_literals
+    expired: list[Key] = []
     for key, item in state.items():
-        item.elapsed = min(item.elapsed + gap, FOREVER)
+        item.elapsed = min(item.elapsed + stall, MAX_ELAPSED)
         if key[1] == RESULT:
-            if item.elapsed >= all_facts[key[0]].expires:
-                over.append(key)
-            item.live &= kills
-        elif key[1] == SOURCES and item.elapsed >= all_facts[key[0]].expires:
-            over.append(key)
-        item.when &= keeps
-    for key in over:
+            if item.elapsed >= all_facts[key[0]].max_latency:
+                expired.append(key)
+            item.registers &= unkilled
+        elif key[1] == SOURCES and item.elapsed >= all_facts[key[0]].max_latency:
+            expired.append(key)
+        item.guard_literals &= unchanged
+    for key in expired:
         del state[key]
-    if facts.defs and gap < facts.expires:
-        state[instruction.index, RESULT] = Pending(
-            facts.defs, gap, queues.result_boards(instruction), facts.when & ~facts.forgets
+    literals = facts.guard_literals & unchanged
+    if facts.defs and stall < facts.max_latency:
+        state[instruction.index, RESULT] = InFlight(
+            facts.defs, stall, queues.result_scoreboards(instruction), literals
         )
-    if instruction.is_wall and (write or read):
-        state[instruction.index, ORDER] = Pending(0, gap, write | read, 0)
-    if facts.late:
-        state[instruction.index, SOURCES] = Pending(
-            facts.late, gap, write | read, facts.when & ~facts.forgets
+    if instruction.is_barrier and (write or read):
+        state[instruction.index, COMPLETION] = InFlight(0, stall, write | read, 0)
+    if facts.late_sources:
+        state[instruction.index, SOURCES] = InFlight(
+            facts.late_sources, stall, write | read, literals
         )
 
 
-def _finish_sources(state: State, all_facts: dict[int, Facts]) -> None:
-    """A barrier that blocks at once is behind every earlier access of the load/store queue."""
-    queue = Pipe.LSU
-    for key in [k for k in state if k[1] == SOURCES and all_facts[k[0]].source_queue == queue]:
+def _end_load_store_sources(state: State, all_facts: dict[int, InstructionFacts]) -> None:
+    """End the source reads of all load/store instructions (see ``queues.drains_sources``)."""
+    ended = [k for k in state if k[1] == SOURCES and all_facts[k[0]].source_queue == Pipe.LSU]
+    for key in ended:
         del state[key]
 
 
-def _cover_earlier(
-    state: State, facts: Facts, write: int, read: int, all_facts: dict[int, Facts]
+def _cover_earlier_items(
+    state: State,
+    facts: InstructionFacts,
+    write: int,
+    read: int,
+    all_facts: dict[int, InstructionFacts],
 ) -> None:
-    """In-order queues: a later instruction's scoreboard also covers earlier ones of its queue,
-    even when its guard is false: compilers rely on that."""
+    """Let the scoreboards of an instruction cover earlier items of its in-order queue.
+
+    ``write`` and ``read`` are the bit masks of its write and read scoreboard.  They cover even if
+    the guard of the instruction is false; compilers rely on that.
+    """
     for (index, role), item in state.items():
         producer = all_facts[index]
         if role == SOURCES and producer.source_queue == facts.source_queue:
-            item.behind += _ones(item.cover & (write | read))
-            item.cover |= write | read
+            item.later_setters += _unit_counts(item.scoreboards & (write | read))
+            item.scoreboards |= write | read
         elif (
             role == RESULT and producer.result_queue and producer.result_queue == facts.result_queue
         ):
-            item.behind += _ones(item.cover & write)
-            item.cover |= write
+            item.later_setters += _unit_counts(item.scoreboards & write)
+            item.scoreboards |= write
 
 
-def join(into: State, other: State) -> bool:
-    """Merge ``other`` into ``into``; True when ``into`` became worse."""
+def join(into: State, state: State) -> bool:
+    """Merge ``state`` into ``into``; returns whether ``into`` became worse."""
     changed = False
-    for key, item in other.items():
-        mine = into.get(key)
-        if mine is None:
+    for key, item in state.items():
+        merged = into.get(key)
+        if merged is None:
             into[key] = item.copy()
             changed = True
         elif (
-            item.elapsed < mine.elapsed
-            or item.live & ~mine.live
-            or mine.cover & ~item.cover
-            or mine.when & ~item.when
-            or _lesser(item.behind, mine.behind) != mine.behind
+            item.elapsed < merged.elapsed
+            or item.registers & ~merged.registers
+            or merged.scoreboards & ~item.scoreboards
+            or merged.guard_literals & ~item.guard_literals
+            or _minimum_counts(item.later_setters, merged.later_setters) != merged.later_setters
         ):
-            mine.behind = _lesser(item.behind, mine.behind)
-            mine.live |= item.live
-            mine.elapsed = min(mine.elapsed, item.elapsed)
-            mine.cover &= item.cover
-            mine.when &= item.when
+            merged.later_setters = _minimum_counts(item.later_setters, merged.later_setters)
+            merged.registers |= item.registers
+            merged.elapsed = min(merged.elapsed, item.elapsed)
+            merged.scoreboards &= item.scoreboards
+            merged.guard_literals &= item.guard_literals
             changed = True
     return changed
 
 
 def entry_states(
-    blocks: Sequence[Block], order: Sequence[Instruction], facts: dict[int, Facts]
+    blocks: Sequence[Block],
+    order: Sequence[Instruction],
+    facts: dict[int, InstructionFacts],
 ) -> list[State]:
-    """The fixpoint: what may be in flight when each block begins.
+    """The fixpoint of the analysis: what may be in flight at the start of each block.
 
-    A subroutine gets what its callers have in flight but hands back only its own items: the call
-    site itself passes the caller's on.
+    A subroutine receives what its callers have in flight, but its RET passes on only items of the
+    subroutine itself.  The items of the caller flow from the CALL to the block after it.
     """
     states: list[State] = [{} for _ in blocks]
-    region = {order[at].index: b.region for b in blocks for at in range(b.start, b.end)}
-    todo = list(range(len(blocks)))
-    queued = set(todo)
-    while todo:
-        number = heappop(todo)
+    subroutine = {order[at].index: b.subroutine for b in blocks for at in range(b.start, b.end)}
+    worklist = list(range(len(blocks)))
+    queued = set(worklist)
+    while worklist:
+        number = heappop(worklist)
         queued.discard(number)
         block = blocks[number]
+        last = order[block.end - 1]
         state = {key: item.copy() for key, item in states[number].items()}
-        for _ in walk(state, block, order, facts):
+        for _ in step_through(state, block, order, facts):
             pass
-        if order[block.end - 1].base == "RET":
-            state = {key: item for key, item in state.items() if region[key[0]] == block.region}
+        if last.base == "RET":
+            state = {
+                key: item for key, item in state.items() if subroutine[key[0]] == block.subroutine
+            }
         for successor in block.succ:
-            taken = along(state, order[block.end - 1], blocks[successor].start == block.end)
-            if join(states[successor], taken) and successor not in queued:
-                heappush(todo, successor)
+            falls_through = blocks[successor].start == block.end
+            edge = edge_state(state, last, falls_through)
+            if join(states[successor], edge) and successor not in queued:
+                heappush(worklist, successor)
                 queued.add(successor)
     return states
 
 
-def along(state: State, last: Instruction, falls: bool) -> State:
-    """The state on one way out of a block: a conditional branch tells its predicate's value."""
-    condition = _condition(last)
+def edge_state(state: State, last: Instruction, falls_through: bool) -> State:
+    """The state on one edge out of a block whose last instruction is ``last``.
+
+    After a conditional branch the value of its predicate is known.
+    """
+    condition = _branch_condition(last)
     if not condition or last.base == "CALL":
         return state
-    known = opposite(condition) if falls else condition
-    against = opposite(known)
+    known = negate_literals(condition) if falls_through else condition
+    contradicting = negate_literals(known)
     return {
-        key: Pending(item.live, item.elapsed, item.cover, item.when | known, item.behind)
+        key: InFlight(
+            item.registers,
+            item.elapsed,
+            item.scoreboards,
+            item.guard_literals | known,
+            item.later_setters,
+        )
         for key, item in state.items()
-        if not item.when & against
+        if not item.guard_literals & contradicting
     }
 
 
-def _condition(last: Instruction) -> int:
-    """The literal on which alone a block's last instruction leaves it, or 0."""
+def _branch_condition(last: Instruction) -> int:
+    """The only literal that decides how a block's last instruction leaves the block, or 0."""
     if last.base not in ("BRA", "EXIT", "RET") or not last.guard:
         return 0
     if last.base == "BRA" and not last.operands[0].startswith("`"):
         return 0
-    return literal(last.guard)
+    return guard_literal(last.guard)
 
 
-def walk(
-    state: State, block: Block, order: Sequence[Instruction], facts: dict[int, Facts]
-) -> Iterator[tuple[Facts, State, list[tuple[Key, Pending]]]]:
-    """Step through a block: each instruction, what is in flight as it issues (after its own
-    waits), and what those waits ended; mutates ``state``."""
+def step_through(
+    state: State,
+    block: Block,
+    order: Sequence[Instruction],
+    facts: dict[int, InstructionFacts],
+) -> Iterator[tuple[InstructionFacts, State, list[tuple[Key, InFlight]]]]:
+    """Step through a block and change ``state`` on the way.
+
+    Yields for each instruction its facts, the state as it issues (after its own waits), and the
+    items that its waits ended.
+    """
     for at in range(block.start, block.end):
-        here = facts[order[at].index]
-        mask = here.instruction.control.wait | depbar_mask(here.instruction)
-        ended = wait(state, mask) if mask else []
-        partial = queues.partial_wait(here.instruction)
+        current = facts[order[at].index]
+        waited = current.instruction.control.wait | drained_scoreboards(current.instruction)
+        ended = wait(state, waited) if waited else []
+        partial = queues.partial_wait(current.instruction)
         if partial is not None:
-            wait_partly(state, *partial, facts)
-        yield here, state, ended
-        issue(state, here, facts)
+            wait_partially(state, *partial, facts)
+        yield current, state, ended
+        issue(state, current, facts)
 
 
-def same_queue(first: Facts, second: Facts) -> bool:
-    """Whether the two deliver their results in issue order."""
+def same_result_queue(first: InstructionFacts, second: InstructionFacts) -> bool:
+    """Whether the two instructions deliver their results in issue order."""
     return bool(first.result_queue) and first.result_queue == second.result_queue
 
 
-def conflicts(here: Facts, state: State, facts: dict[int, Facts]) -> Iterator[Conflict]:
-    """The items in flight that ``here`` runs into, whether protected by distance or not."""
+def find_conflicts(
+    current: InstructionFacts, state: State, facts: dict[int, InstructionFacts]
+) -> Iterator[Conflict]:
+    """The items in flight whose registers ``current`` accesses.
+
+    Items that the issue distance may protect are included.
+    """
     for (index, role), item in state.items():
         first = facts[index]
-        if role == ORDER or item.when & opposite(here.when):
+        if role == COMPLETION or item.guard_literals & negate_literals(current.guard_literals):
             continue
         if role == RESULT:
-            if hit := item.live & here.uses:
-                yield Conflict(first, here, "RAW", hit, item)
-            if (hit := first.defs & here.defs) and not same_queue(first, here):
-                yield Conflict(first, here, "WAW", hit, item)
-        elif (hit := item.live & here.defs) and not (
-            first.source_queue and first.source_queue == here.source_queue
+            if hit := item.registers & current.uses:
+                yield Conflict(first, current, "RAW", hit, item)
+            if (hit := first.defs & current.defs) and not same_result_queue(first, current):
+                yield Conflict(first, current, "WAW", hit, item)
+        elif (hit := item.registers & current.defs) and not (
+            first.source_queue and first.source_queue == current.source_queue
         ):
-            yield Conflict(first, here, "WAR", hit, item)
+            yield Conflict(first, current, "WAR", hit, item)

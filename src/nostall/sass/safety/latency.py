@@ -1,14 +1,14 @@
-"""How far apart instructions must issue, in cycles, learnt from compiler output.
+"""Latency tables: the minimum issue distance of instruction pairs, in cycles.
 
-Two kinds of numbers, both written by :mod:`nostall.sass.safety.mining` and neither a hardware
-limit nor the vendor's tables:
+The tables are mined from compiler output by :mod:`nostall.sass.safety.mining`.  They are neither
+hardware limits nor NVIDIA's tables.  There are two kinds of numbers:
 
-* *floors*: the least distance on any path, per class of pair.  Code below them is wrong; they are
-  what :func:`~nostall.sass.safety.validate` asks of any cubin.
-* *attested* distances: the least one that compilers left in straight-line code with nothing but
-  time as protection (:mod:`.evidence`), per exact pair.  nostall never brings a pair closer than
-  that, and where it was not seen, not closer than any well-seen pair of its class or its producer
-  needs.
+* A *floor* is the smallest distance on any path, for a class of pairs.  Code below a floor is
+  wrong.  :func:`~nostall.sass.safety.validate` requires the floors of any cubin.
+* An *attested* distance is the smallest one in straight-line code in which only the distance
+  protects the pair (:mod:`.evidence`), for an exact pair.  nostall never moves a pair closer than
+  that.  If a pair was not seen, the limit is the largest attested distance of its class and of
+  its producer.
 """
 
 from __future__ import annotations
@@ -22,176 +22,205 @@ from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
 from nostall.sass.safety import pairing
-from nostall.sass.safety.pairing import Kind
+from nostall.sass.safety.pairing import HazardKind
 
 FAMILY = {75: 75, 80: 80, 86: 86, 89: 86, 90: 90, 100: 100, 120: 120}
-"""Architectures whose mined tables are shared."""
+"""Architecture -> architecture whose mined table it uses."""
 
 WELL_OBSERVED = 40
-"""Sightings from which a pair's own minimum is trusted instead of its class's."""
+"""Occurrences from which a row's own minimum is trusted instead of its class's."""
 
-WALL_REACH = 16
-"""Cycles around a wall within which distances to it matter."""
+BARRIER_REACH = 16
+"""Cycles around a scheduling barrier within which distances to it matter."""
 
 OVERWRITE_GAP = 2
-"""Cycles before a variable-latency instruction overwrites what a fixed-latency one reads; compilers
-rarely leave one, and nostall does so only where they did."""
+"""Cycles from a fixed-latency read to a variable-latency write of the same register.
 
-WAITER_GAP = 2
-"""Cycles after an instruction that sets a scoreboard before another may wait for it."""
+Compilers rarely leave a single cycle, and nostall leaves one only where they did.
+"""
 
-_UNKNOWN = 40
+SCOREBOARD_GAP = 2
+"""Cycles from an instruction that sets a scoreboard to one that waits for it, at least."""
 
-_OVERTAKEN: dict[Kind, tuple[Pipe, ...]] = {
+_UNKNOWN_LATENCY = 40
+"""Cycles that are assumed for a producer class without a row."""
+
+_DONE_BEFORE_VARIABLE: dict[HazardKind, tuple[Pipe, ...]] = {
     "WAW": (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.UNIFORM),
     "WAR": (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.MMA),
 }
-"""Pipes that have written, or have read, before the result of any variable-latency instruction
-issued later can come: compilers leave one cycle between them."""
+"""Pipes that have written (WAW) or read (WAR) before a later variable-latency result can arrive.
+
+Compilers leave one cycle between such a pair.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
-    """Least distance in cycles, and how often the pair was seen."""
+class Row:
+    """One row of a table."""
 
-    least: int
+    distance: int
+    """Distance in cycles."""
     seen: int
+    """Number of occurrences in compiler output."""
 
 
-Table = dict[str, dict[str, Floor]]
-"""kind -> name of the pair -> its distance."""
+Rows = dict[str, dict[str, Row]]
+"""Kind of pair (RAW, WAW, WAR, ISSUE, AFTER, BEFORE) -> name of the pair -> its row."""
 
 
-class Floors:
-    """The mined tables of one architecture.
-
-    ``floors``: least distances of classes; ``attested``: of exact pairs; ``suffices``: the largest
-    attested distance of the well-seen pairs of a class, and of a producer; ``ceilings``: per class
-    of producer the cycles after which its result has arrived everywhere.
-    """
+class LatencyTable:
+    """The mined latency table of one architecture."""
 
     def __init__(
         self,
         sm: int,
-        floors: Table,
-        attested: Table,
-        suffices: Table,
+        floors: Rows,
+        attested: Rows,
+        sufficient: Rows,
         ceilings: dict[str, int],
     ) -> None:
+        """Build a table from its parts.
+
+        ``floors``: smallest distance for each class of pairs.
+        ``attested``: smallest distance for each exact pair.
+        ``sufficient``: largest attested distance of the well-seen pairs of a class or producer.
+        ``ceilings``: producer class -> cycles after which its result has arrived everywhere.
+        """
         self.sm = sm
+        self._floors, self._attested, self._sufficient = floors, attested, sufficient
         self._ceilings = ceilings
-        self._floors, self._attested, self._suffices = floors, attested, suffices
-        self._classes: dict[tuple[str, str], int] = {}
-        self._walls: dict[tuple[str, str, str], int] = {}
-        self._usual: dict[tuple[object, ...], tuple[int, bool]] = {}
+        self._class_floors: dict[tuple[str, str], int] = {}
+        self._barrier_distances: dict[tuple[str, str, str], int] = {}
+        self._safe_distances: dict[tuple[object, ...], tuple[int, bool]] = {}
 
     @classmethod
-    def of(cls, sm: int) -> Floors:
-        """The committed tables for ``sm``; raises :class:`UnsupportedArchitecture`."""
+    def load(cls, sm: int) -> LatencyTable:
+        """The table for ``sm``; raises :class:`UnsupportedArchitecture` if there is none."""
         return _load(sm)
 
-    def least(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> int:
-        """Absolute floor: a read's own row when well observed, else the class's minimum; a class
-        that was hardly seen takes the least of its producer's classes."""
-        names = pairing.coarse(first, second, register, kind)
-        return self._least(first, second, names, kind)
-
-    def _least(
-        self, first: Instruction, second: Instruction, names: tuple[str, str], kind: Kind
+    def min_distance(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
     ) -> int:
-        if not second.row.fixed(self.sm) and first.row.pipe in _OVERTAKEN.get(kind, ()):
+        """The floor of a pair: the distance below which any code is wrong.
+
+        It is the row of the producer's form (RAW only) if that is well observed, else the row of
+        the producer's class, else the smallest row of all pairs with the producer's class.
+        """
+        names = pairing.coarse_names(first, second, register, kind)
+        return self._floor(first, second, names, kind)
+
+    def _floor(
+        self, first: Instruction, second: Instruction, names: tuple[str, str], kind: HazardKind
+    ) -> int:
+        """The floor of a pair; ``names`` are its coarse names."""
+        if not second.has_fixed_latency(self.sm) and first.pipe in _DONE_BEFORE_VARIABLE.get(
+            kind, ()
+        ):
             return 1
         rows = self._floors.get(kind, {})
-        pair, group = rows.get(names[0]), rows.get(names[1])
-        if kind == "RAW" and pair is not None and pair.seen >= WELL_OBSERVED:
-            return pair.least
-        if group is not None and group.seen >= WELL_OBSERVED:
-            return group.least
-        return self._least_of_class(names[1].partition("|")[0], kind)
+        form_row, class_row = rows.get(names[0]), rows.get(names[1])
+        if kind == "RAW" and form_row is not None and form_row.seen >= WELL_OBSERVED:
+            return form_row.distance
+        if class_row is not None and class_row.seen >= WELL_OBSERVED:
+            return class_row.distance
+        return self._producer_floor(names[1].partition("|")[0], kind)
 
-    def usual(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> int:
-        """The distance below which nostall never *brings* a pair."""
+    def safe_distance(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
+    ) -> int:
+        """The distance below which no change of the schedule may bring a pair."""
         key = pairing.pair_key(first, second, register, kind)
-        known = self._usual.get(key)
-        if known is None:
-            known = self._usual[key] = self._looked_up(first, second, register, kind)
-        least, is_rare = known
-        return max(least, self.ceiling(first)) if is_rare else least
+        cached = self._safe_distances.get(key)
+        if cached is None:
+            cached = self._look_up_safe_distance(first, second, register, kind)
+            self._safe_distances[key] = cached
+        distance, lacks_row = cached
+        return max(distance, self.max_latency(first)) if lacks_row else distance
 
-    def _looked_up(
-        self, first: Instruction, second: Instruction, register: int, kind: Kind
+    def _look_up_safe_distance(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
     ) -> tuple[int, bool]:
-        """The tables' answer, and whether they lack a row, so that only the ceiling is safe."""
-        names = pairing.coarse(first, second, register, kind)
-        least, is_rare = self._least(first, second, names, kind), False
-        attested, suffices = self._attested.get(kind, {}), self._suffices.get(kind, {})
-        for name in pairing.exact(first, second, register, kind):
+        """(distance, whether the tables lack a row).
+
+        If they lack a row, only the maximum latency of the producer is safe.
+        """
+        names = pairing.coarse_names(first, second, register, kind)
+        distance, lacks_row = self._floor(first, second, names, kind), False
+        attested, sufficient = self._attested.get(kind, {}), self._sufficient.get(kind, {})
+        for name in pairing.exact_names(first, second, register, kind):
             row = attested.get(name)
             if row is not None:
-                least = max(least, row.least)
+                distance = max(distance, row.distance)
                 continue
-            wider = (suffices.get(names[1]), suffices.get(name.partition("|")[0]))
-            known = [row.least for row in wider if row is not None]
-            if len(known) == 2:
-                least = max(least, *known)
+            coarser = (sufficient.get(names[1]), sufficient.get(name.partition("|")[0]))
+            distances = [row.distance for row in coarser if row is not None]
+            if len(distances) == 2:
+                distance = max(distance, *distances)
             else:
-                is_rare = True
-        return least, is_rare
+                lacks_row = True
+        return distance, lacks_row
 
-    def issue_gap(self, first: Instruction, second: Instruction) -> int:
-        """Least stall that compilers put between neighbours on these two pipes."""
-        row = self._floors.get("ISSUE", {}).get(pairing.neighbours(first, second))
-        return row.least if row is not None else 2
+    def min_issue_gap(self, first: Instruction, second: Instruction) -> int:
+        """Smallest stall of ``first`` that compilers leave before a neighbour like ``second``."""
+        row = self._floors.get("ISSUE", {}).get(pairing.pipe_pair(first, second))
+        return row.distance if row is not None else 2
 
-    def after_wall(self, wall: Instruction, instruction: Instruction) -> int:
-        """Cycles by which an instruction may safely follow a wall (a barrier, say)."""
-        return self._wall("AFTER", wall, instruction)
+    def min_distance_after_barrier(self, barrier: Instruction, instruction: Instruction) -> int:
+        """Cycles from a scheduling barrier to an instruction after it, at least."""
+        return self._barrier_distance("AFTER", barrier, instruction)
 
-    def before_wall(self, instruction: Instruction, wall: Instruction) -> int:
-        """Cycles by which an instruction may safely precede a wall."""
-        return self._wall("BEFORE", wall, instruction)
+    def min_distance_before_barrier(self, instruction: Instruction, barrier: Instruction) -> int:
+        """Cycles from an instruction to a scheduling barrier after it, at least."""
+        return self._barrier_distance("BEFORE", barrier, instruction)
 
-    def _wall(self, kind: str, wall: Instruction, instruction: Instruction) -> int:
-        key = (kind, wall.base, instruction.base)
-        known = self._walls.get(key)
-        if known is None:
-            exact, pipe = pairing.wall_pair(wall, instruction)
-            row = self._attested.get(kind, {}).get(exact) or self._suffices.get(kind, {}).get(pipe)
-            known = self._walls[key] = WALL_REACH if row is None else row.least
-        return known
+    def _barrier_distance(self, kind: str, barrier: Instruction, instruction: Instruction) -> int:
+        key = (kind, barrier.base, instruction.base)
+        distance = self._barrier_distances.get(key)
+        if distance is None:
+            exact, coarse = pairing.barrier_pair(barrier, instruction)
+            attested, sufficient = self._attested.get(kind, {}), self._sufficient.get(kind, {})
+            row = attested.get(exact) or sufficient.get(coarse)
+            distance = BARRIER_REACH if row is None else row.distance
+            self._barrier_distances[key] = distance
+        return distance
 
-    def ceiling(self, first: Instruction) -> int:
-        """Cycles after which nothing can still wait for ``first``."""
+    def max_latency(self, first: Instruction) -> int:
+        """Cycles after which no instruction can still depend on the timing of ``first``."""
         touched = first.defs or first.uses
-        return max((self._class_ceiling(pairing.group(first, r)) for r in touched), default=1)
+        classes = (pairing.producer_class(first, register) for register in touched)
+        return max((self._ceiling(producer) for producer in classes), default=1)
 
-    def _class_ceiling(self, group: str) -> int:
-        return self._ceilings.get(group, _UNKNOWN)
+    def _ceiling(self, producer: str) -> int:
+        return self._ceilings.get(producer, _UNKNOWN_LATENCY)
 
-    def _least_of_class(self, group: str, kind: Kind) -> int:
-        key = (group, kind)
-        if key not in self._classes:
+    def _producer_floor(self, producer: str, kind: HazardKind) -> int:
+        """The smallest floor of all pairs with a producer class."""
+        key = (producer, kind)
+        if key not in self._class_floors:
             rows = self._floors.get(kind, {})
-            near = [f.least for name, f in rows.items() if name.startswith(group + "|")]
-            self._classes[key] = min(near, default=self._class_ceiling(group))
-        return self._classes[key]
+            distances = [
+                row.distance for name, row in rows.items() if name.startswith(producer + "|")
+            ]
+            self._class_floors[key] = min(distances, default=self._ceiling(producer))
+        return self._class_floors[key]
 
 
 @cache
-def _load(sm: int) -> Floors:
+def _load(sm: int) -> LatencyTable:
     family = FAMILY.get(sm)
     path = resources.files("nostall.sass.safety").joinpath("floors", f"sm_{family}.json")
     if family is None or not path.is_file():
         raise UnsupportedArchitecture(
-            f"there is no latency table for sm_{sm}; there are tables for "
-            f"{sorted(FAMILY)}; mine one with `python -m nostall.sass.safety.mining`"
+            f"there is no latency table for sm_{sm}; there are tables for {sorted(FAMILY)}; mine "
+            "one with `python -m nostall.sass.safety.mining`"
         )
     content = json.loads(path.read_text())
-    floors, attested, suffices = (
+    floors, attested, sufficient = (
         {
-            kind: {name: Floor(*numbers) for name, numbers in rows.items()}
+            kind: {name: Row(*numbers) for name, numbers in rows.items()}
             for kind, rows in content[part].items()
         }
         for part in ("floors", "attested", "suffices")
     )
-    return Floors(sm, floors, attested, suffices, content["ceilings"])
+    return LatencyTable(sm, floors, attested, sufficient, content["ceilings"])

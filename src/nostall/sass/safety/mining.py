@@ -1,11 +1,12 @@
-"""Mine latencies from compiler output.
+"""Mine latency tables from compiler output.
 
     python -m nostall.sass.safety.mining --out src/nostall/sass/safety/floors FILE.cubin ...
 
-For every fixed-latency producer and everything that touches its registers while they could still
-be in flight, the least issue distance over all paths is recorded per class of pair (*floors*), and
-in straight-line code per exact pair (*attested*, see :mod:`.evidence`).  Compilers keep distances
-that the hardware needs, so the least distance seen over enough code is safe for others.
+The input is cubins from compilers.  For each fixed-latency producer and each instruction that
+accesses its registers while they may be in flight, the smallest issue distance is recorded: over
+all paths for the class of the pair (*floors*), and in straight-line code for the exact pair
+(*attested*, see :mod:`.evidence`).  Compilers keep the distances that the hardware needs, so the
+smallest distance in enough code is safe for other code.
 """
 
 from __future__ import annotations
@@ -26,224 +27,243 @@ from nostall.core.errors import BadBinary
 from nostall.sass.program import Function, Program
 from nostall.sass.program.opcodes import Pipe, lookup
 from nostall.sass.safety import evidence, pairing
-from nostall.sass.safety import facts as fact
-from nostall.sass.safety import in_flight as pending
+from nostall.sass.safety.facts import instruction_facts, register_numbers
+from nostall.sass.safety.in_flight import Conflict, entry_states, find_conflicts, step_through
 from nostall.sass.safety.latency import FAMILY
 
 HORIZON = 48
 """Cycles up to which distances are recorded; longer ones say nothing about latency."""
 
-BELIEVED = 3
-"""Sightings at or below a distance from which it counts as attested."""
+MIN_SEEN_FOR_PAIR = 3
+"""Occurrences at or below a distance from which the distance counts as attested."""
 
-REPEATED = 60
-"""Sightings from which an exact pair speaks for its class."""
+MIN_SEEN_FOR_CLASS = 60
+"""Occurrences of an exact pair from which it counts for its class of pairs."""
 
-SEVERAL = 10
-"""Sightings from which an exact pair speaks for its producer."""
+MIN_SEEN_FOR_PRODUCER = 10
+"""Occurrences of an exact pair from which it counts for its producer."""
 
-COMMON = 100
-"""Sightings from which a read tells how long a producer's class takes at most."""
+MIN_SEEN_FOR_CEILING = 100
+"""Occurrences of a read from which it counts for the maximum latency of its producer class."""
 
 Distances = Counter[tuple[str, str, int]]
-"""(kind, coarse name, cycles) -> how often."""
+"""(kind of pair, coarse name, distance in cycles) -> number of occurrences."""
 
 Rows = dict[str, dict[str, list[int]]]
-"""kind -> name of the pair -> [least distance, sightings]."""
+"""Kind of pair -> name of the pair -> [smallest distance, number of occurrences]."""
 
 
 @dataclass(slots=True)
-class Harvest:
-    """What was seen on one architecture family."""
+class Observations:
+    """Distances seen in the code of one architecture family."""
 
     floors: Distances = field(default_factory=Counter)
+    """Over all paths."""
     sightings: evidence.Sightings = field(default_factory=Counter)
+    """In straight-line code with no other protection."""
     cubins: int = 0
     instructions: int = 0
 
-    def add(self, other: Harvest) -> None:
-        self.floors.update(other.floors)
-        self.sightings.update(other.sightings)
-        self.cubins += other.cubins
-        self.instructions += other.instructions
+    def add(self, more: Observations) -> None:
+        """Add further observations of the same family."""
+        self.floors.update(more.floors)
+        self.sightings.update(more.sightings)
+        self.cubins += more.cubins
+        self.instructions += more.instructions
 
 
-def harvest(data: bytes) -> tuple[int, Harvest]:
-    """(architecture, what one cubin shows)."""
+def observe_cubin(data: bytes) -> tuple[int, Observations]:
+    """(architecture, distances) of one cubin."""
     program = Program.from_cubin(data)
-    found = Harvest(cubins=1, instructions=sum(len(f.instructions) for f in program.functions))
+    count = sum(len(f.instructions) for f in program.functions)
+    observations = Observations(cubins=1, instructions=count)
     for function in program.functions:
-        _observe(function, program.sm, found)
-    return program.sm, found
+        _observe_function(function, program.sm, observations)
+    return program.sm, observations
 
 
-def _observe(function: Function, sm: int, found: Harvest) -> None:
+def _observe_function(function: Function, sm: int, observations: Observations) -> None:
+    """Add the distances in one function to ``observations``."""
     order = function.instructions
-    facts = {i.index: fact.facts_of(i, sm, HORIZON) for i in order}
-    entries = pending.entry_states(function.blocks, order, facts)
+    facts = {i.index: instruction_facts(i, sm, HORIZON) for i in order}
+    entries = entry_states(function.blocks, order, facts)
     for block, state in zip(function.blocks, entries, strict=True):
-        span = order[block.start : block.end]
-        evidence.sight(span, sm, found.sightings)
-        for first, second in pairwise(span):
-            found.floors["ISSUE", pairing.neighbours(first, second), first.control.stall] += 1
-        for here, in_flight, _ in pending.walk(state, block, order, facts):
-            for hit in pending.conflicts(here, in_flight, facts):
-                if hit.first.fixed:
-                    _count(hit, found.floors)
+        instructions = order[block.start : block.end]
+        evidence.count_distances(instructions, sm, observations.sightings)
+        for first, second in pairwise(instructions):
+            pair = pairing.pipe_pair(first, second)
+            observations.floors["ISSUE", pair, first.control.stall] += 1
+        for current, in_flight, _ in step_through(state, block, order, facts):
+            for conflict in find_conflicts(current, in_flight, facts):
+                if conflict.first.fixed_latency:
+                    _count_conflict(conflict, observations.floors)
 
 
-def _count(hit: pending.Conflict, found: Distances) -> None:
-    first, second = hit.first.instruction, hit.second.instruction
+def _count_conflict(conflict: Conflict, distances: Distances) -> None:
+    first, second = conflict.first.instruction, conflict.second.instruction
     names: set[str] = set()
-    for register in fact.registers_in(hit.mask):
-        names.update(pairing.coarse(first, second, register, hit.kind))
+    for register in register_numbers(conflict.registers):
+        names.update(pairing.coarse_names(first, second, register, conflict.kind))
     for name in names:
-        found[hit.kind, name, hit.item.elapsed] += 1
+        distances[conflict.kind, name, conflict.item.elapsed] += 1
 
 
-def floors_of(distances: Distances) -> Rows:
-    """Per class of pair the least distance, and how often the class was seen."""
+def floor_rows(distances: Distances) -> Rows:
+    """The smallest distance of each class of pairs, and how often the class was seen."""
     grouped: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for (kind, name, distance), count in distances.items():
         grouped[kind, name][distance] += count
-    out: Rows = {}
+    rows: Rows = {}
     for (kind, name), counts in sorted(grouped.items()):
-        out.setdefault(kind, {})[name] = [min(counts), counts.total()]
-    return out
+        rows.setdefault(kind, {})[name] = [min(counts), counts.total()]
+    return rows
 
 
-def attested_of(sightings: evidence.Sightings) -> tuple[Rows, Rows]:
-    """(per exact pair the least attested distance; per class, and per producer, the largest)."""
+def attested_rows(sightings: evidence.Sightings) -> tuple[Rows, Rows]:
+    """(smallest attested distance of each exact pair, largest one of each class and producer)."""
     grouped: dict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
-    for (kind, name, wide, distance), count in sightings.items():
-        grouped[kind, name, wide][distance] += count
+    for (kind, name, coarse_name, distance), count in sightings.items():
+        grouped[kind, name, coarse_name][distance] += count
     exact: Rows = {}
-    suffices: Rows = {}
-    for (kind, name, wide), counts in sorted(grouped.items()):
-        least = _believed(counts)
-        if least is None:
+    sufficient: Rows = {}
+    for (kind, name, coarse_name), counts in sorted(grouped.items()):
+        attested = _attested_distance(counts)
+        if attested is None:
             continue
         known = exact.setdefault(kind, {}).get(name)
-        pair = least if known is None else min(least, known[0])
-        exact[kind][name] = [pair, counts.total() + (known[1] if known else 0)]
+        smallest = attested if known is None else min(attested, known[0])
+        exact[kind][name] = [smallest, counts.total() + (known[1] if known else 0)]
         producer = name.partition("|")[0]
-        for group, needed in ((wide, REPEATED), (producer, SEVERAL)):
-            if counts.total() >= needed:
-                row = suffices.setdefault(kind, {}).setdefault(group, [0, 0])
-                row[:] = [max(row[0], least), row[1] + counts.total()]
-    return exact, suffices
+        for group, min_seen in (
+            (coarse_name, MIN_SEEN_FOR_CLASS),
+            (producer, MIN_SEEN_FOR_PRODUCER),
+        ):
+            if counts.total() >= min_seen:
+                row = sufficient.setdefault(kind, {}).setdefault(group, [0, 0])
+                row[:] = [max(row[0], attested), row[1] + counts.total()]
+    return exact, sufficient
 
 
-def ceilings_of(floors: Rows, exact: Rows) -> dict[str, int]:
-    """Per class of producer the largest distance that any common read of it needs."""
-    found: dict[str, int] = {}
+def ceilings(floors: Rows, exact: Rows) -> dict[str, int]:
+    """For each producer class the largest distance that a common read of it needs."""
+    by_class: dict[str, int] = {}
     for rows in (floors, exact):
-        for name, (least, seen) in rows.get("RAW", {}).items():
-            if seen >= COMMON and (group := _class_of(name)):
-                found[group] = max(least, found.get(group, 0))
-    return dict(sorted(found.items()))
+        for name, (distance, seen) in rows.get("RAW", {}).items():
+            if seen >= MIN_SEEN_FOR_CEILING and (producer := _producer_class(name)):
+                by_class[producer] = max(distance, by_class.get(producer, 0))
+    return dict(sorted(by_class.items()))
 
 
-def _class_of(name: str) -> str:
-    """The producer's class of a row, as :func:`.pairing.group` gives it."""
+def _producer_class(name: str) -> str:
+    """The producer class in the name of a pair, as :func:`.pairing.producer_class` spells it."""
     opcode, _, register = name.partition("|")[0].partition(">")
     row = lookup(opcode.partition(".")[0])
     file = register.partition("@")[0].rstrip("0123456789")
     return f"{row.pipe if row else opcode}>{file}"
 
 
-def _believed(counts: Counter[int]) -> int | None:
-    """The least distance at or below which a pair was seen often enough."""
+def _attested_distance(counts: Counter[int]) -> int | None:
+    """The smallest distance at or below which a pair was seen often enough, or None."""
     seen = 0
     for distance in sorted(counts):
         seen += counts[distance]
-        if seen >= BELIEVED:
+        if seen >= MIN_SEEN_FOR_PAIR:
             return distance
     return None
 
 
-def mine(paths: Iterable[Path], cache: Path | None, workers: int = 2) -> dict[int, Harvest]:
-    """Harvest many cubins; unreadable ones (other architectures) are left out."""
-    families: dict[int, Harvest] = defaultdict(Harvest)
+def observe_files(
+    paths: Iterable[Path], cache: Path | None, workers: int = 2
+) -> dict[int, Observations]:
+    """Observe many cubins in parallel; returns one result for each architecture family.
+
+    Cubins that nostall cannot read (other architectures) are skipped.  ``cache`` is a folder with
+    the results of earlier runs, by content of the file.
+    """
+    families: dict[int, Observations] = defaultdict(Observations)
     with ProcessPoolExecutor(workers) as pool:
-        for result in pool.map(partial(_one, cache=cache), list(paths), chunksize=2):
+        for result in pool.map(partial(_observe_file, cache=cache), list(paths), chunksize=2):
             if result is not None:
                 families[FAMILY[result[0]]].add(result[1])
-    _share(families)
+    _share_within_generation(families)
     return families
 
 
-def _share(families: dict[int, Harvest]) -> None:
-    """sm_80 and sm_86/89 have the same pipes but for the matrix and FP64 units: what was seen on
-    one holds for the other."""
-    pair = [families[f] for f in (80, 86) if f in families]
+def _share_within_generation(families: dict[int, Observations]) -> None:
+    """Let sm_80 and sm_86/89 share their observations, except for matrix and FP64 units.
+
+    Their other pipes are the same, so what was seen on one architecture holds for the other.
+    """
+    generation = [families[f] for f in (80, 86) if f in families]
     floors: Distances = Counter()
     sightings: evidence.Sightings = Counter()
-    for family in pair:
-        floors.update({key: n for key, n in family.floors.items() if not _own_unit(key[1])})
-        sightings.update({key: n for key, n in family.sightings.items() if not _own_unit(key[1])})
-    for family in pair:
-        own = {key: n for key, n in family.floors.items() if _own_unit(key[1])}
-        family.floors = Counter(own) + floors
-        seen = {key: n for key, n in family.sightings.items() if _own_unit(key[1])}
-        family.sightings = Counter(seen) + sightings
+    for family in generation:
+        floors.update({key: n for key, n in family.floors.items() if not _unit_differs(key[1])})
+        shared = {key: n for key, n in family.sightings.items() if not _unit_differs(key[1])}
+        sightings.update(shared)
+    for family in generation:
+        own_floors = {key: n for key, n in family.floors.items() if _unit_differs(key[1])}
+        family.floors = Counter(own_floors) + floors
+        own_sightings = {key: n for key, n in family.sightings.items() if _unit_differs(key[1])}
+        family.sightings = Counter(own_sightings) + sightings
 
 
-def _own_unit(name: str) -> bool:
-    """Whether a row is about a producer in a unit that differs within the generation."""
+def _unit_differs(name: str) -> bool:
+    """Whether the producer of a pair executes in a unit that differs between sm_80 and sm_86."""
     base = name.partition("|")[0].partition(">")[0].partition(".")[0]
     row = lookup(base)
     return base in ("mma", "double") or (row is not None and row.pipe in (Pipe.MMA, Pipe.DOUBLE))
 
 
-def _one(path: Path, cache: Path | None) -> tuple[int, Harvest] | None:
+def _observe_file(path: Path, cache: Path | None) -> tuple[int, Observations] | None:
+    """The observations of one file, from the cache if it is there; None if it is unreadable."""
     data = path.read_bytes()
-    kept = cache / hashlib.blake2b(data, digest_size=12).hexdigest() if cache else None
-    if kept is not None and kept.exists():
-        return pickle.loads(kept.read_bytes())  # type: ignore[no-any-return]
+    cached = cache / hashlib.blake2b(data, digest_size=12).hexdigest() if cache else None
+    if cached is not None and cached.exists():
+        return pickle.loads(cached.read_bytes())  # type: ignore[no-any-return]
     try:
-        found = harvest(data)
+        result = observe_cubin(data)
     except BadBinary:
         return None
-    if kept is not None:
-        kept.write_bytes(pickle.dumps(found))
-    return found
+    if cached is not None:
+        cached.write_bytes(pickle.dumps(result))
+    return result
 
 
-def _text(value: object, indent: str = "") -> str:
-    """JSON with one row to a line."""
+def _format_json(value: object, indent: str = "") -> str:
+    """JSON text with one row of a table on each line."""
     if not isinstance(value, dict):
         return json.dumps(value)
     inner = indent + " "
-    rows = (f"{inner}{json.dumps(key)}: {_text(item, inner)}" for key, item in value.items())
+    rows = (f"{inner}{json.dumps(key)}: {_format_json(item, inner)}" for key, item in value.items())
     return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
 
 
 def main() -> None:
-    """Write one table per architecture family."""
+    """Write one latency table for each architecture family."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--source", default="", help="what the files are, for the provenance")
-    parser.add_argument("--cache", type=Path, help="a folder that keeps each file's harvest")
-    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="the folder for the tables")
+    parser.add_argument("--source", default="", help="where the cubins come from, for the header")
+    parser.add_argument("--cache", type=Path, help="a folder that keeps the result of each cubin")
+    parser.add_argument("files", nargs="+", type=Path, help="cubins from compilers")
     options = parser.parse_args()
     if options.cache:
         options.cache.mkdir(parents=True, exist_ok=True)
-    for family, result in sorted(mine(options.files, options.cache).items()):
-        floors = floors_of(result.floors)
-        exact, suffices = attested_of(result.sightings)
+    for family, result in sorted(observe_files(options.files, options.cache).items()):
+        floors = floor_rows(result.floors)
+        exact, sufficient = attested_rows(result.sightings)
         table = {
             "architecture": f"sm_{family}",
             "source": options.source,
             "cubins": result.cubins,
             "instructions": result.instructions,
             "columns": ["least", "seen"],
-            "ceilings": ceilings_of(floors, exact),
+            "ceilings": ceilings(floors, exact),
             "floors": floors,
             "attested": exact,
-            "suffices": suffices,
+            "suffices": sufficient,
         }
-        (options.out / f"sm_{family}.json").write_text(_text(table) + "\n")
+        (options.out / f"sm_{family}.json").write_text(_format_json(table) + "\n")
         print(f"sm_{family}: {result.cubins} cubins, {result.instructions} instructions")
 
 

@@ -1,9 +1,9 @@
-"""Dependences that an order must keep, compared between original and candidate per block.
+"""Register and memory dependences: the candidate's order must keep those of the original.
 
-For every register and memory space a block is a sequence of *epochs*: a writer and the set of
-readers until the next writer.  Two orders keep all dependences (read after write, write after
-read, write after write) exactly when all epochs are equal.  Walls cut a block into segments that
-must hold the same instructions.
+For each register and memory space a block is a sequence of *epochs*: a writer, and the readers
+until the next writer.  Two orders keep all dependences (read after write, write after read, write
+after write) exactly if all epochs are equal.  Scheduling barriers cut a block into segments that
+must contain the same instructions.
 """
 
 from __future__ import annotations
@@ -14,112 +14,121 @@ from dataclasses import dataclass, field
 
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Does
+from nostall.sass.program.opcodes import Effect
 from nostall.sass.program.program import Function
 from nostall.sass.safety.verdict import Finding
 
 _SPACES = (
-    ("global", Does.READ_GLOBAL, Does.WRITE_GLOBAL),
-    ("shared", Does.READ_SHARED, Does.WRITE_SHARED),
-    ("local", Does.READ_LOCAL, Does.WRITE_LOCAL),
+    ("global", Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
+    ("shared", Effect.READ_SHARED, Effect.WRITE_SHARED),
+    ("local", Effect.READ_LOCAL, Effect.WRITE_LOCAL),
 )
+
+Accesses = dict[str, tuple[int, frozenset[int]]]
+"""Access of an instruction -> (index of the last writer, indices of the readers since then).
+
+Keys are ``read of RESOURCE`` and ``write of RESOURCE``.  The readers matter for writes only.
+"""
 
 
 @dataclass(slots=True)
-class _Epochs:
-    """Per reader: the last writer before it; per writer: the writer and the readers before it."""
+class _Epoch:
+    """The last writer of a resource (-1: none in this block), and the readers since then."""
 
     writer: int = -1
     readers: set[int] = field(default_factory=set[int])
 
 
 def order_findings(original: Function, candidate: Function) -> Iterator[Finding]:
-    """Every instruction of ``candidate`` that stands in a wrong order."""
+    """A finding for each instruction of ``candidate`` whose position breaks a dependence."""
     for block in original.blocks:
         before = original.instructions[block.start : block.end]
         after = candidate.instructions[block.start : block.end]
         if [i.index for i in before] == [i.index for i in after]:
             continue
-        yield from _crossed_walls(candidate, block.start, before, after)
-        yield from _broken_epochs(candidate, block.start, before, after)
+        yield from _crossed_barriers(candidate, block.start, before, after)
+        yield from _changed_epochs(candidate, block.start, before, after)
 
 
-def _crossed_walls(
+def _crossed_barriers(
     function: Function, start: int, before: Sequence[Instruction], after: Sequence[Instruction]
 ) -> Iterator[Finding]:
-    home = _segments(before)
-    for at, (instruction, segment) in enumerate(zip(after, _numbers(after), strict=True)):
-        if home[instruction.index] != segment:
+    """Findings for the instructions that moved across a scheduling barrier."""
+    original_segment = {
+        i.index: segment for i, segment in zip(before, _segment_numbers(before), strict=True)
+    }
+    segments = _segment_numbers(after)
+    for at, (instruction, segment) in enumerate(zip(after, segments, strict=True)):
+        if original_segment[instruction.index] != segment:
             yield Finding(
                 "wall-crossed",
                 function.name,
                 (start + at) * 16,
                 instruction.text,
-                "moved across a barrier, fence, asynchronous group or other instruction that "
-                "nothing may cross",
+                "moved across a scheduling barrier (a barrier, fence, branch, asynchronous "
+                "operation or similar); it must stay on the side where the original has it",
                 "hazards",
             )
 
 
-def _segments(order: Sequence[Instruction]) -> dict[int, int]:
-    return {i.index: n for i, n in zip(order, _numbers(order), strict=True)}
-
-
-def _numbers(order: Sequence[Instruction]) -> Iterator[int]:
-    """Segment number of each instruction; each wall is a segment of its own."""
+def _segment_numbers(order: Sequence[Instruction]) -> Iterator[int]:
+    """Segment number of each instruction; each scheduling barrier is a segment of its own."""
     number = 0
     for instruction in order:
-        number += instruction.is_wall
+        number += instruction.is_barrier
         yield number
-        number += instruction.is_wall
+        number += instruction.is_barrier
 
 
-def _broken_epochs(
+def _changed_epochs(
     function: Function, start: int, before: Sequence[Instruction], after: Sequence[Instruction]
 ) -> Iterator[Finding]:
-    wanted, found = _epochs(before), _epochs(after)
+    """Findings for the instructions whose writers or readers before them changed."""
+    original_accesses, candidate_accesses = _accesses(before), _accesses(after)
     for at, instruction in enumerate(after):
-        mine, theirs = found[instruction.index], wanted[instruction.index]
-        if mine != theirs:
-            where = next((r for r, epoch in mine.items() if theirs.get(r) != epoch), "?")
+        accesses = candidate_accesses[instruction.index]
+        expected = original_accesses[instruction.index]
+        if accesses != expected:
+            access = next((a for a, epoch in accesses.items() if expected.get(a) != epoch), "?")
             yield Finding(
                 "order",
                 function.name,
                 (start + at) * 16,
                 instruction.text,
-                f"stands in another order than the original with respect to {where}",
+                f"the {access} has another order than in the original; the instructions that "
+                "write or read it must keep their order",
                 "hazards",
             )
 
 
-def _epochs(order: Sequence[Instruction]) -> dict[int, dict[str, tuple[int, frozenset[int]]]]:
-    """For each instruction and each resource: the writer before it, and (for writers) the readers
-    since that writer."""
-    state: dict[str, _Epochs] = defaultdict(_Epochs)
-    out: dict[int, dict[str, tuple[int, frozenset[int]]]] = {}
+def _accesses(order: Sequence[Instruction]) -> dict[int, Accesses]:
+    """The accesses of each instruction of a block, by original index."""
+    epochs: dict[str, _Epoch] = defaultdict(_Epoch)
+    by_index: dict[int, Accesses] = {}
     for instruction in order:
-        mine: dict[str, tuple[int, frozenset[int]]] = {}
+        accesses: Accesses = {}
         reads, writes = _resources(instruction)
         for resource in reads:
-            mine["read of " + resource] = (state[resource].writer, frozenset())
+            accesses["read of " + resource] = (epochs[resource].writer, frozenset())
         for resource in writes:
-            epoch = state[resource]
-            mine["write of " + resource] = (epoch.writer, frozenset(epoch.readers))
+            epoch = epochs[resource]
+            accesses["write of " + resource] = (epoch.writer, frozenset(epoch.readers))
         for resource in reads:
-            state[resource].readers.add(instruction.index)
+            epochs[resource].readers.add(instruction.index)
         for resource in writes:
-            state[resource] = _Epochs(instruction.index)
-        out[instruction.index] = mine
-    return out
+            epochs[resource] = _Epoch(instruction.index)
+        by_index[instruction.index] = accesses
+    return by_index
 
 
 def _resources(instruction: Instruction) -> tuple[set[str], set[str]]:
+    """(resources read, resources written); a fence writes all memory spaces."""
     reads = {registers.name(r) for r in instruction.uses}
     writes = {registers.name(r) for r in instruction.defs}
-    does = instruction.does
+    effects = instruction.effects
     for space, read, write in _SPACES:
-        if does & Does.FENCE or does & write:
+        if effects & Effect.FENCE or effects & write:
             writes.add(f"{space} memory")
-        elif does & read:
+        elif effects & read:
             reads.add(f"{space} memory")
     return reads, writes

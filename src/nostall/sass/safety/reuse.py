@@ -1,4 +1,7 @@
-"""Stale operand caches: ``.reuse`` keeps an operand for the next instruction's same slot."""
+"""Stale entries of the reuse cache.
+
+``.reuse`` keeps an operand for the same operand slot of the next instruction that uses the slot.
+"""
 
 from __future__ import annotations
 
@@ -10,68 +13,80 @@ from nostall.sass.program.slots import SLOTS, slot_register
 
 
 def stale_reuse(order: Sequence[Instruction]) -> Iterator[tuple[Instruction, str]]:
-    """Instructions of one block whose cached operand is redefined before it is reused."""
+    """Instructions of one block whose cached operand is redefined before it is reused.
+
+    Yields (instruction, reason).
+    """
     for at, first in enumerate(order):
-        if not first.control.reuse or first.batch_field:
+        if not first.control.reuse or first.has_batch_field:
             continue
         for slot in range(3):
             if first.control.reuse >> slot & 1:
                 register = slot_register(first, slot)
-                if register is not None and (why := _stale(order, at, slot, register)):
-                    yield first, why
+                if register is not None and (reason := _stale_reason(order, at, slot, register)):
+                    yield first, reason
 
 
-def _stale(order: Sequence[Instruction], at: int, slot: int, register: int) -> str | None:
-    redefined: Instruction | None = None
+def _stale_reason(order: Sequence[Instruction], at: int, slot: int, register: int) -> str | None:
+    """Why the operand that instruction ``at`` keeps in ``slot`` becomes stale, or None."""
+    redefinition: Instruction | None = None
     for later in order[at:]:
         if later is not order[at] and slot_register(later, slot) is not None:
-            if redefined is not None and slot_register(later, slot) == register:
+            if redefinition is not None and slot_register(later, slot) == register:
                 return (
-                    f"keeps R{register} in slot {SLOTS[slot]} for {later.opcode}, but "
-                    f"{redefined.opcode} redefines it in between"
+                    f"keeps R{register} in slot {SLOTS[slot]} of the reuse cache for "
+                    f"{later.opcode}, but {redefinition.opcode} redefines R{register} before that"
                 )
             return None
         if register in later.defs:
-            redefined = redefined or later
+            redefinition = redefinition or later
     return None
 
 
 def changed_reuse(original: Function, candidate: Function) -> Iterator[tuple[Instruction, str]]:
-    """Reuse flags that are new, or stand before another word than in the original, and are not
-    shown safe: the next word reads the same register in the same slot, and this one keeps it."""
+    """Reuse flags that are new, or that now precede another instruction and may be wrong there.
+
+    A flag before another instruction is safe if that instruction reads the same register in the
+    same slot and this one does not redefine it.  Yields (instruction, reason).
+    """
     for block in candidate.blocks:
-        before = _followers(original.instructions[block.start : block.end])
+        before = _flags_and_successors(original.instructions[block.start : block.end])
         order = candidate.instructions[block.start : block.end]
-        after = _followers(order)
+        after = _flags_and_successors(order)
         for instruction in order:
             flags = instruction.control.reuse
-            old_flags, old_next = before[instruction.index]
-            following = after[instruction.index][1]
+            old_flags, old_successor = before[instruction.index]
+            successor = after[instruction.index][1]
             if flags & ~old_flags:
-                yield instruction, "caches an operand slot that the original did not"
-            kept = old_flags if _index(old_next) == _index(following) else 0
+                yield instruction, "sets a reuse flag that the original does not set"
+            unchanged = old_flags if _index(old_successor) == _index(successor) else 0
             for slot in range(3):
-                if (flags & ~kept) >> slot & 1 and not _shown_safe(instruction, following, slot):
+                if (flags & ~unchanged) >> slot & 1 and not _is_safe(instruction, successor, slot):
                     yield (
                         instruction,
-                        f"caches slot {SLOTS[slot]} for another instruction than in the original",
+                        f"keeps slot {SLOTS[slot]} of the reuse cache for another instruction "
+                        "than in the original; that one must read the same register in the slot",
                     )
 
 
-def _followers(order: Sequence[Instruction]) -> dict[int, tuple[int, Instruction | None]]:
-    ends: list[Instruction | None] = [*order[1:], None]
-    return {i.index: (i.control.reuse, j) for i, j in zip(order, ends, strict=True)}
+def _flags_and_successors(
+    order: Sequence[Instruction],
+) -> dict[int, tuple[int, Instruction | None]]:
+    """Index -> (reuse flags, next instruction of the block) of each instruction."""
+    successors: list[Instruction | None] = [*order[1:], None]
+    return {i.index: (i.control.reuse, j) for i, j in zip(order, successors, strict=True)}
 
 
 def _index(instruction: Instruction | None) -> int:
     return -1 if instruction is None else instruction.index
 
 
-def _shown_safe(first: Instruction, following: Instruction | None, slot: int) -> bool:
+def _is_safe(first: Instruction, successor: Instruction | None, slot: int) -> bool:
+    """Whether ``successor`` reads in ``slot`` the register that ``first`` keeps, unchanged."""
     register = slot_register(first, slot)
     return (
-        following is not None
+        successor is not None
         and register is not None
         and register not in first.defs
-        and slot_register(following, slot) == register
+        and slot_register(successor, slot) == register
     )

@@ -1,8 +1,8 @@
-"""Is the candidate the original's instructions in another order, and nothing else?
+"""Structure check: the candidate has the original's instructions in another order, nothing else.
 
-Payloads must be a permutation inside each block, pinned and structural instructions keep their
-place and scoreboards, and outside the text only recorded offsets may differ, exactly as the
-permutation demands.
+- The payloads of each block are a permutation of the original's.
+- Pinned instructions and scheduling barriers keep their place, barriers also their scoreboards.
+- Outside the machine code only recorded offsets differ, exactly as the permutation requires.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nostall.sass.safety.verdict import Finding
 
 
 class Mismatch(Exception):
-    """The candidate is not a re-scheduling of the original; carries the findings."""
+    """The candidate is not a re-scheduling of the original; ``findings`` say why."""
 
     def __init__(self, findings: list[Finding]) -> None:
         super().__init__(f"{len(findings)} findings")
@@ -23,27 +23,33 @@ class Mismatch(Exception):
 
 
 def align(original: Program, candidate: Program) -> Program:
-    """The candidate with each instruction given its original identity.
+    """Give each instruction of the candidate its index in the original.
 
-    Raises :class:`Mismatch` when instructions were added, lost or changed, or when bytes outside
-    the text differ from what the permutation induces.
+    Raises :class:`Mismatch` if instructions were added, lost or changed, or if bytes outside the
+    machine code differ from what the permutation requires.
     """
     if original.sm != candidate.sm:
-        raise Mismatch([_whole("architecture", f"sm_{candidate.sm}, original sm_{original.sm}")])
-    names = [(f.name, len(f.instructions)) for f in original.functions]
-    found = [(f.name, len(f.instructions)) for f in candidate.functions]
-    if names != found:
-        raise Mismatch([_whole("functions", f"has {found}, the original has {names}")])
+        reason = f"is for sm_{candidate.sm}; the original is for sm_{original.sm}"
+        raise Mismatch([_program_finding("architecture", reason)])
+    expected = [(f.name, len(f.instructions)) for f in original.functions]
+    functions = [(f.name, len(f.instructions)) for f in candidate.functions]
+    if expected != functions:
+        reason = (
+            f"has the functions (name, instructions) {functions}; the original has {expected}, and "
+            "they must be equal"
+        )
+        raise Mismatch([_program_finding("functions", reason)])
     aligned = original
     for old, new in zip(original.functions, candidate.functions, strict=True):
-        aligned = aligned.with_function(old.reordered(_identify(old, new)))
-    findings = [f for old in aligned.functions for f in _kept_in_place(original, old)]
+        aligned = aligned.with_function(old.reordered(_match_instructions(old, new)))
+    findings = [f for function in aligned.functions for f in _fixed_findings(original, function)]
     if aligned.to_cubin() != candidate.cubin.data:
         findings.append(
-            _whole(
+            _program_finding(
                 "bytes-outside",
-                "bytes outside the instructions differ from what the new order implies (recorded "
-                "offsets and relocations must move with their instructions, nothing else may)",
+                "bytes outside the instructions differ from what the new order requires: recorded "
+                "offsets and relocations must move with their instructions, nothing else may "
+                "change",
             )
         )
     if findings:
@@ -51,37 +57,40 @@ def align(original: Program, candidate: Program) -> Program:
     return aligned
 
 
-def _identify(old: Function, new: Function) -> list[Instruction]:
-    """Give every word of ``new`` the identity of the original word with the same payload in the
-    same block; equal payloads are taken in order."""
-    out: list[Instruction] = []
+def _match_instructions(original: Function, candidate: Function) -> list[Instruction]:
+    """The original instructions in the candidate's order, with the candidate's control words.
+
+    Instructions match by payload inside a block.  Equal payloads match in their order.
+    """
+    matched: list[Instruction] = []
     findings: list[Finding] = []
-    for block in old.blocks:
-        waiting: dict[int, deque[Instruction]] = defaultdict(deque)
-        for instruction in old.instructions[block.start : block.end]:
-            waiting[instruction.payload].append(instruction)
+    for block in original.blocks:
+        unmatched: dict[int, deque[Instruction]] = defaultdict(deque)
+        for instruction in original.instructions[block.start : block.end]:
+            unmatched[instruction.payload].append(instruction)
         for at in range(block.start, block.end):
-            word = new.instructions[at]
-            if not waiting[word.payload]:
+            word = candidate.instructions[at]
+            if not unmatched[word.payload]:
                 findings.append(
                     Finding(
                         "not-a-permutation",
-                        old.name,
+                        original.name,
                         at * 16,
                         word.text,
-                        "is not (or not so often) in this block of the original",
+                        "is not in this block of the original, or appears there less often; a "
+                        "block must keep its instructions",
                         "structure",
                     )
                 )
             else:
-                out.append(waiting[word.payload].popleft().with_control(word.control))
+                matched.append(unmatched[word.payload].popleft().with_control(word.control))
     if findings:
         raise Mismatch(findings)
-    return out
+    return matched
 
 
-def _kept_in_place(original: Program, candidate: Function) -> list[Finding]:
-    """Walls and pinned instructions: same position, same scoreboards, no lost wait or stall."""
+def _fixed_findings(original: Program, candidate: Function) -> list[Finding]:
+    """Findings about pinned and frozen instructions and scheduling barriers that changed."""
     before = original.function(candidate.name)
     findings: list[Finding] = []
 
@@ -93,22 +102,44 @@ def _kept_in_place(original: Program, candidate: Function) -> list[Finding]:
     for at, instruction in enumerate(candidate.instructions):
         old = before.instructions[instruction.index]
         if instruction.index in before.pinned and at != instruction.index:
-            report("pinned-moved", at, instruction, "its offset is recorded in an unknown layout")
+            report(
+                "pinned-moved",
+                at,
+                instruction,
+                "moved, but a record of unknown layout may name its offset; it must not move",
+            )
         if instruction.index in before.frozen and (at, instruction) != (instruction.index, old):
-            report("open-changed", at, instruction, "code that cannot be seen runs next to it")
-        if not instruction.is_wall:
-            continue
-        was, now = old.control, instruction.control
-        if (was.write_sb, was.read_sb) != (now.write_sb, now.read_sb):
-            report("wall-changed", at, instruction, f"scoreboards changed from {was} to {now}")
-        if instruction.batch_field and was.reuse != now.reuse:
-            report("wall-changed", at, instruction, f"batch field changed from {was} to {now}")
-        if was.wait & ~now.wait:
-            report("lost-wait", at, instruction, f"waits for less than before: {was} to {now}")
-        if now.stall < was.stall or now.drains != was.drains:
-            report("wall-changed", at, instruction, f"stalls less than before: {was} to {now}")
+            report(
+                "open-changed",
+                at,
+                instruction,
+                "changed, but code outside this function may run next to its block; the block "
+                "must stay as it is",
+            )
+        if instruction.is_barrier:
+            for kind, reason in _barrier_changes(old, instruction):
+                report(kind, at, instruction, reason)
     return findings
 
 
-def _whole(kind: str, reason: str) -> Finding:
+def _barrier_changes(old: Instruction, new: Instruction) -> list[tuple[str, str]]:
+    """(kind, reason) of each forbidden change in the control word of a scheduling barrier."""
+    before, after = old.control, new.control
+    change = f"{before} to {after}"
+    changes: list[tuple[str, str]] = []
+    if (before.write_sb, before.read_sb) != (after.write_sb, after.read_sb):
+        changes.append(("wall-changed", f"scoreboards changed from {change}; they must not"))
+    if new.has_batch_field and before.reuse != after.reuse:
+        changes.append(("wall-changed", f"batch field changed from {change}; it must not"))
+    if before.wait & ~after.wait:
+        changes.append(("lost-wait", f"waits for fewer scoreboards than in the original: {change}"))
+    if after.stall < before.stall or after.drains != before.drains:
+        changes.append(
+            ("wall-changed", f"stalls less, or drains otherwise, than in the original: {change}")
+        )
+    return changes
+
+
+def _program_finding(kind: str, reason: str) -> Finding:
+    """A finding about the whole cubin."""
     return Finding(kind, "", 0, "", reason, "structure")

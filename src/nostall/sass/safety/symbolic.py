@@ -1,14 +1,14 @@
-"""Symbolic translation validation: the second half of the verifier.
+"""Symbolic translation validation: does each block of the candidate compute what the original does?
 
-Each block is executed with uninterpreted functions: a result is the term "this word applied to
-these operand terms".  Time is explicit: a register holds its new value only once the producer's
-least latency has passed or a scoreboard that proves it written has been waited for; read too
-early, overwritten too early or written in an unknown order it holds *poison*.  Original and
-candidate must then agree on every memory state, every branch and barrier, and every register at
-the end of each block; what is still in flight at the end must not be more, nor later, than in the
-original, and what an instruction relies on from before the block must be waited for as before.
+:mod:`.symbolic_machine` executes each block of both with uninterpreted functions and explicit time.
+Original and candidate must then agree on:
 
-Shares no code with the hazard validator, only the program and the mined latency table.
+- each memory state, each branch and barrier, and each register at the end of the block;
+- what is in flight at the end: not more than in the original, not later, and not less covered;
+- the waits and distances that protect against what is in flight when the block begins.
+
+This module shares no code with the hazard validator except the program and the latency table, so
+that one error does not hide a violation from both.
 """
 
 from __future__ import annotations
@@ -18,73 +18,83 @@ from collections.abc import Iterator, Sequence
 from nostall.sass.program import queues, registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
-from nostall.sass.safety.latency import Floors
-from nostall.sass.safety.symbolic_machine import SETTLED, Machine, Outcome, Terms, proofs_of
+from nostall.sass.safety.latency import LatencyTable
+from nostall.sass.safety.symbolic_machine import (
+    SETTLED,
+    Outcome,
+    SymbolicMachine,
+    Terms,
+    proving_scoreboards,
+)
 from nostall.sass.safety.verdict import Finding
 
 Arrivals = dict[tuple[int, str], int]
-"""(index, "result" or "sources") -> cycles since issue, at least."""
+"""In flight at the start of a block: (index, "result" or "sources") -> cycles since issue."""
 
 
 class SymbolicValidator:
-    """Executes the functions of one architecture."""
+    """Executes the functions of one architecture symbolically."""
 
     def __init__(self, sm: int) -> None:
         self.sm = sm
-        self.floors = Floors.of(sm)
+        self.table = LatencyTable.load(sm)
 
     def check(self, function: Function) -> list[Finding]:
-        """Absolute findings: registers read, overwritten or ordered wrongly inside a block."""
+        """Registers that are read, overwritten or ordered wrongly inside a block."""
         findings: list[Finding] = []
         for block in function.blocks:
-            out = self._run(function.instructions[block.start : block.end], Terms())
-            findings += _poisoned(function, block.start, out)
+            outcome = self._run(function.instructions[block.start : block.end], Terms())
+            findings += _poison_findings(function, block.start, outcome)
         return findings
 
     def compare(self, original: Function, candidate: Function) -> list[Finding]:
-        """Where the candidate does not compute, or does not protect, what the original does."""
+        """Findings of :meth:`check`, and where the candidate computes or protects otherwise."""
         findings: list[Finding] = []
-        pairs: list[tuple[Outcome, Outcome]] = []
+        outcomes: list[tuple[Outcome, Outcome]] = []
         for block in original.blocks:
             before = original.instructions[block.start : block.end]
             after = candidate.instructions[block.start : block.end]
             terms = Terms()
             old, new = self._run(before, terms), self._run(after, terms)
-            pairs.append((old, new))
-            findings += _poisoned(candidate, block.start, new)
-            findings += _different(candidate, block.start, after, old, new)
+            outcomes.append((old, new))
+            findings += _poison_findings(candidate, block.start, new)
+            findings += _result_differences(candidate, block.start, after, old, new)
             findings += _weaker_exit(candidate, block.start, after, old, new)
-        arriving = self._arriving(original, [old for old, _ in pairs])
-        for block, (old, new), flights in zip(original.blocks, pairs, arriving, strict=True):
+        entry_arrivals = self._entry_arrivals(original, [old for old, _ in outcomes])
+        for block, (old, new), arrivals in zip(
+            original.blocks, outcomes, entry_arrivals, strict=True
+        ):
             after = candidate.instructions[block.start : block.end]
-            findings += self._weaker_entry(candidate, block.start, after, old, new, flights)
-            findings += self._lost_waits(candidate, block.end - 1, old, new, flights)
+            findings += self._weaker_entry(candidate, block.start, after, old, new, arrivals)
+            findings += self._lost_waits(candidate, block.end - 1, old, new, arrivals)
         return findings
 
-    def _arriving(self, function: Function, outcomes: list[Outcome]) -> list[Arrivals]:
-        """What may be in flight when each block begins: the union over all ways in."""
+    def _entry_arrivals(self, function: Function, outcomes: list[Outcome]) -> list[Arrivals]:
+        """What may be in flight when each block begins: the union over all paths to it."""
         by_index = {i.index: i for i in function.instructions}
-        arriving: list[Arrivals] = [{} for _ in function.blocks]
-        todo = list(range(len(function.blocks)))
-        while todo:
-            number = todo.pop()
-            out = outcomes[number]
-            leaving: Arrivals = dict(_departures(out))
-            for (index, role), since in arriving[number].items():
-                boards = proofs_of(by_index[index], role)
-                later = since + out.length
-                fixed = by_index[index].row.fixed(self.sm)
-                gone = later >= self.floors.ceiling(by_index[index]) if fixed else False
-                if not boards & out.waited and not gone:
+        arrivals: list[Arrivals] = [{} for _ in function.blocks]
+        worklist = list(range(len(function.blocks)))
+        while worklist:
+            number = worklist.pop()
+            outcome = outcomes[number]
+            leaving: Arrivals = dict(_departures(outcome))
+            for (index, role), since in arrivals[number].items():
+                instruction = by_index[index]
+                later = since + outcome.length
+                has_arrived = instruction.has_fixed_latency(
+                    self.sm
+                ) and later >= self.table.max_latency(instruction)
+                was_waited_for = proving_scoreboards(instruction, role) & outcome.waited
+                if not was_waited_for and not has_arrived:
                     key = (index, role)
                     leaving[key] = min(later, SETTLED, leaving.get(key, SETTLED))
             for successor in function.blocks[number].succ:
-                into = arriving[successor]
+                into = arrivals[successor]
                 worse = {k: v for k, v in leaving.items() if v < into.get(k, SETTLED + 1)}
                 if worse:
                     into.update(worse)
-                    todo.append(successor)
-        return arriving
+                    worklist.append(successor)
+        return arrivals
 
     def _weaker_entry(
         self,
@@ -95,7 +105,7 @@ class SymbolicValidator:
         new: Outcome,
         arrivals: Arrivals,
     ) -> Iterator[Finding]:
-        """Instructions that trust less than before what was in flight when the block began."""
+        """Accesses with less protection than before against what is in flight at block entry."""
         touching: dict[int, list[tuple[Instruction, str, int]]] = {}
         by_index = {i.index: i for i in function.instructions}
         for (index, role), since in arrivals.items():
@@ -107,7 +117,7 @@ class SymbolicValidator:
             defs = set(instruction.defs)
             for register in {*instruction.uses, *defs}:
                 for first, role, since in touching.get(register, ()):
-                    if (role == "result" or register in defs) and self._trusts_less(
+                    if (role == "result" or register in defs) and self._is_less_protected(
                         first, role, since, instruction, old, new
                     ):
                         yield _finding(
@@ -116,30 +126,10 @@ class SymbolicValidator:
                             start + at,
                             instruction.text,
                             f"{registers.name(register)} may be in flight from {first.text} when "
-                            "the block begins, and the protection the original had is gone",
+                            "the block begins; the wait or distance of the original is required",
                         )
 
-    def _lost_waits(
-        self, function: Function, end: int, old: Outcome, new: Outcome, arrivals: Arrivals
-    ) -> Iterator[Finding]:
-        """Scoreboards no longer waited for, which something in flight at the start relies on."""
-        by_index = {i.index: i for i in function.instructions}
-        relied = 0
-        for index, role in arrivals:
-            if not by_index[index].row.fixed(self.sm):
-                relied |= proofs_of(by_index[index], role) or 0x3F
-        lost = [board for board in range(6) if (old.waited & ~new.waited & relied) >> board & 1]
-        if lost:
-            yield _finding(
-                "exit-weaker",
-                function,
-                end,
-                function.instructions[end].text,
-                f"the block no longer waits for scoreboards {lost}, on which what is in flight at "
-                "its start relies",
-            )
-
-    def _trusts_less(
+    def _is_less_protected(
         self,
         first: Instruction,
         role: str,
@@ -148,31 +138,56 @@ class SymbolicValidator:
         old: Outcome,
         new: Outcome,
     ) -> bool:
-        before, now = old.trust[instruction.index], new.trust[instruction.index]
-        if first.row.fixed(self.sm):
-            return now.cycle < min(before.cycle, self.floors.ceiling(first) - since)
-        proven = proofs_of(first, role) & before.waited
-        if proven:
-            return not proven & now.waited
-        return bool(before.waited & ~now.waited or before.resolved & ~now.resolved)
+        """Whether ``instruction`` is less protected against ``first`` than in the original.
+
+        ``since``: cycles from the issue of ``first`` to the start of the block.
+        """
+        before, after = old.protection[instruction.index], new.protection[instruction.index]
+        if first.has_fixed_latency(self.sm):
+            return after.cycle < min(before.cycle, self.table.max_latency(first) - since)
+        proving = proving_scoreboards(first, role) & before.waited
+        if proving:
+            return not proving & after.waited
+        return bool(before.waited & ~after.waited or before.resolved & ~after.resolved)
+
+    def _lost_waits(
+        self, function: Function, end: int, old: Outcome, new: Outcome, arrivals: Arrivals
+    ) -> Iterator[Finding]:
+        """Waits that are lost and that may end what is in flight when the block begins."""
+        by_index = {i.index: i for i in function.instructions}
+        relevant = 0
+        for index, role in arrivals:
+            if not by_index[index].has_fixed_latency(self.sm):
+                relevant |= proving_scoreboards(by_index[index], role) or 0x3F
+        missing = old.waited & ~new.waited & relevant
+        lost = [scoreboard for scoreboard in range(6) if missing >> scoreboard & 1]
+        if lost:
+            yield _finding(
+                "exit-weaker",
+                function,
+                end,
+                function.instructions[end].text,
+                f"the block does not wait for scoreboards {lost}, which the original waits for and "
+                "which cover what is in flight when the block begins",
+            )
 
     def _run(self, order: Sequence[Instruction], terms: Terms) -> Outcome:
-        return Machine(self.sm, self.floors, terms).run(order)
+        return SymbolicMachine(self.sm, self.table, terms).run(order)
 
 
 def _finding(kind: str, function: Function, at: int, text: str, reason: str) -> Finding:
     return Finding(kind, function.name, at * 16, text, reason, "symbolic")
 
 
-def _poisoned(function: Function, start: int, out: Outcome) -> Iterator[Finding]:
-    for at, instruction, why in out.poison:
-        yield _finding("poison", function, start + at, instruction.text, why)
+def _poison_findings(function: Function, start: int, outcome: Outcome) -> Iterator[Finding]:
+    for at, instruction, reason in outcome.poison:
+        yield _finding("poison", function, start + at, instruction.text, reason)
 
 
-def _different(
+def _result_differences(
     function: Function, start: int, order: Sequence[Instruction], old: Outcome, new: Outcome
 ) -> Iterator[Finding]:
-    """Memory, events and registers at the end of the block."""
+    """Differences in events, memory and registers at the end of the block."""
     last = order[-1].text
     if old.events != new.events:
         yield _finding(
@@ -180,55 +195,61 @@ def _different(
             function,
             start,
             order[0].text,
-            "a barrier, branch, fence or atomic of this block sees other values than before",
+            "a barrier, branch, fence or atomic of this block gets other values than in the "
+            "original; they must be equal",
         )
     if old.memory != new.memory:
         yield _finding(
-            "memory-differs", function, start, order[0].text, "the block leaves another memory"
+            "memory-differs",
+            function,
+            start,
+            order[0].text,
+            "the block leaves other memory contents than in the original; they must be equal",
         )
-    wrong = [r for r, value in new.values.items() if old.values.get(r) != value]
-    if wrong:
-        names = ", ".join(registers.name(r) for r in wrong[:6])
+    different = [r for r, value in new.values.items() if old.values.get(r) != value]
+    if different:
+        names = ", ".join(registers.name(r) for r in different[:6])
         yield _finding(
             "registers-differ",
             function,
             start + len(order) - 1,
             last,
-            f"the block ends with other values in {names}",
+            f"the block ends with other values in {names} than in the original; they must be equal",
         )
 
 
-def _departures(out: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
-    for index, (since, _) in out.results_out.items():
+def _departures(outcome: Outcome) -> Iterator[tuple[tuple[int, str], int]]:
+    """What a block itself leaves in flight: ((index, role), cycles since issue)."""
+    for index, (since, _) in outcome.results_out.items():
         yield (index, "result"), since
-    for index in out.sources_out:
+    for index in outcome.sources_out:
         yield (index, "sources"), 0
 
 
 def _weaker_exit(
     function: Function, start: int, order: Sequence[Instruction], old: Outcome, new: Outcome
 ) -> Iterator[Finding]:
-    """What is in flight at the end may not be more, later, or less covered than before."""
+    """What is in flight at the end: not more, later or less covered than in the original."""
     end = start + len(order) - 1
     texts = {i.index: i.text for i in order}
-    for index, (since, proofs) in new.results_out.items():
+    for index, (since, scoreboards) in new.results_out.items():
         before = old.results_out.get(index)
-        if before is None or before[1] & ~proofs or since < before[0]:
+        if before is None or before[1] & ~scoreboards or since < before[0]:
             yield _finding(
                 "exit-weaker",
                 function,
                 end,
                 texts[index],
-                "its result is in flight at the end of the block, later or less covered than in "
-                "the original",
+                "its result may be in flight at the end of the block; in the original it is not, "
+                "or it issues further from the end, or more scoreboards cover it",
             )
-    for index, proofs in new.sources_out.items():
-        if index not in old.sources_out or old.sources_out[index] & ~proofs:
+    for index, scoreboards in new.sources_out.items():
+        if index not in old.sources_out or old.sources_out[index] & ~scoreboards:
             yield _finding(
                 "exit-weaker",
                 function,
                 end,
                 texts[index],
-                "its sources are still being read at the end of the block, less covered than in "
-                "the original",
+                "its sources may be unread at the end of the block; in the original they are read, "
+                "or more scoreboards cover them",
             )

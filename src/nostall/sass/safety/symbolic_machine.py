@@ -1,8 +1,9 @@
-"""Symbolic execution of one block with explicit time: the engine of :mod:`.symbolic`.
+"""Symbolic execution of one basic block with explicit time: the engine of :mod:`.symbolic`.
 
-A result is the term "this word applied to these operand terms".  A register holds its new value
-only once the producer's least latency has passed or a scoreboard that proves it written has been
-waited for; read too early, overwritten too early or written in an unknown order it is *poison*.
+A result is the term "this instruction word applied to these operand terms".  A register holds its
+new value once the floor of the latency table has passed since the producer issued, or once an
+instruction has waited for a scoreboard that proves the result written.  A register that is read too
+early, overwritten too early or written in an unknown order is *poison*.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from typing import NamedTuple
 
 from nostall.sass.program import queues, registers
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Does, Pipe
-from nostall.sass.safety.latency import WAITER_GAP, Floors
-from nostall.sass.safety.pairing import Kind
+from nostall.sass.program.opcodes import Effect, Pipe
+from nostall.sass.safety.latency import SCOREBOARD_GAP, LatencyTable
+from nostall.sass.safety.pairing import HazardKind
 
 Term = int
-_SPACES = (Does.READ_GLOBAL, Does.READ_SHARED, Does.READ_LOCAL)
+_READS = (Effect.READ_GLOBAL, Effect.READ_SHARED, Effect.READ_LOCAL)
 _WRITE_OF = dict(
-    zip(_SPACES, (Does.WRITE_GLOBAL, Does.WRITE_SHARED, Does.WRITE_LOCAL), strict=True)
+    zip(_READS, (Effect.WRITE_GLOBAL, Effect.WRITE_SHARED, Effect.WRITE_LOCAL), strict=True)
 )
+_ORDERED = Effect.FENCE | Effect.BARRIER
 SETTLED = 64
-"""Cycles after which every fixed-latency result has arrived."""
+"""Cycles after which each fixed-latency result has arrived."""
 
 
 class Terms:
-    """Hash-consed terms: equal structure, equal number."""
+    """Hash-consed terms: terms of equal structure have equal numbers."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], Term] = {}
@@ -37,283 +39,343 @@ class Terms:
 
 
 @dataclass(slots=True)
-class Flight:
-    """An instruction of this block whose result or sources may be outstanding."""
+class IssuedInstruction:
+    """An instruction of this block whose result or source reads may be outstanding.
+
+    Sets of scoreboards are bit masks.
+    """
 
     instruction: Instruction
     issued: int
-    fixed: bool
-    late: frozenset[int]
+    """Cycle of issue since the block began."""
+    fixed_latency: bool
+    late_sources: frozenset[int]
+    """Registers that may still be read after issue."""
     guard: tuple[Term, bool] | None
-    written: bool = False
-    read: bool = False
-    proofs: int = 0
-    source_proofs: int = 0
+    """(term of the guard predicate, whether it is negated); None without a guard."""
+    is_written: bool = False
+    """Whether a wait has proved the result written."""
+    is_read: bool = False
+    """Whether a wait has proved the sources read."""
+    result_scoreboards: int = 0
+    """Scoreboards that prove the result written."""
+    source_scoreboards: int = 0
+    """Scoreboards that prove the sources read."""
     source_queue: str = ""
     result_queue: str = ""
-    overtaken: list[int] = field(default_factory=lambda: [0] * 6)
+    later_setters: list[int] = field(default_factory=lambda: [0] * 6)
+    """For each scoreboard: how many later texture accesses set it."""
 
-    def cover(self, write: int, read: int, *, results: str) -> None:
-        """A later instruction of the same queue sets scoreboards, which prove this one too."""
+    def cover(self, write: int, read: int, *, result_queue: str) -> None:
+        """A later instruction of the source queue sets scoreboards; they cover this one as well.
+
+        ``write`` and ``read`` are the later instruction's scoreboards, ``result_queue`` its queue.
+        """
         if self.source_queue == Pipe.TEXTURE:
-            both = self.source_proofs & (write | read)
-            for board in range(6):
-                self.overtaken[board] += both >> board & 1
-        self.source_proofs |= write | read
-        if results and self.result_queue == results:
-            self.proofs |= write
+            shared = self.source_scoreboards & (write | read)
+            for scoreboard in range(6):
+                self.later_setters[scoreboard] += shared >> scoreboard & 1
+        self.source_scoreboards |= write | read
+        if result_queue and self.result_queue == result_queue:
+            self.result_scoreboards |= write
 
 
-class Trust(NamedTuple):
-    """What an instruction can rely on when it issues: bit masks of the scoreboards waited for and
-    of the block's instructions thereby resolved, and cycles since the block began."""
+class Protection(NamedTuple):
+    """What protects an instruction when it issues against what was in flight at block entry."""
 
     waited: int
+    """Bit mask of the scoreboards waited for since the block began."""
     resolved: int
+    """Bit mask of the instructions of the block, by index, that these waits proved done."""
     cycle: int
+    """Cycles since the block began."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything observable about one execution of a block.
-
-    ``results_out``: index -> (cycles since issue, scoreboards that prove it) of results in flight
-    at the end; ``sources_out``: index -> scoreboards that prove the sources read.
-    """
+    """Everything observable about one execution of a block."""
 
     values: dict[int, Term] = field(default_factory=dict[int, Term])
+    """Register -> its term at the end of the block."""
     memory: list[Term] = field(default_factory=list[Term])
+    """Terms of global, shared and local memory at the end of the block."""
     events: list[Term] = field(default_factory=list[Term])
+    """Terms of the scheduling barriers and fences, in order."""
     poison: list[tuple[int, Instruction, str]] = field(
         default_factory=list[tuple[int, Instruction, str]]
     )
+    """(position in the block, instruction, reason) of each poisoned register."""
     results_out: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    """Results in flight at the end: index -> (cycles since issue, scoreboards that prove it)."""
     sources_out: dict[int, int] = field(default_factory=dict[int, int])
-    trust: dict[int, Trust] = field(default_factory=dict[int, "Trust"])
+    """Sources in flight at the end: index -> scoreboards that prove them read."""
+    protection: dict[int, Protection] = field(default_factory=dict[int, "Protection"])
+    """Index -> protection of the instruction when it issues."""
     waited: int = 0
+    """Bit mask of all scoreboards that the block waits for."""
     length: int = 0
+    """Length of the block in cycles."""
 
 
-class Machine:
+class SymbolicMachine:
     """Executes one block once."""
 
-    def __init__(self, sm: int, floors: Floors, terms: Terms) -> None:
-        self.sm, self.floors, self.terms = sm, floors, terms
+    def __init__(self, sm: int, table: LatencyTable, terms: Terms) -> None:
+        self.sm, self.table, self.terms = sm, table, terms
         self.now = 0
-        self.out = Outcome(memory=[terms("memory", i) for i in range(len(_SPACES))])
-        self.flights: list[Flight] = []
-        self.crowd = 32
-        self.writers: dict[int, list[Flight]] = {}
-        self.visible: dict[int, list[Flight]] = {}
-        self.entry_waits = 0
+        self.outcome = Outcome(memory=[terms("memory", i) for i in range(len(_READS))])
+        self.issued: list[IssuedInstruction] = []
+        # Length of ``issued`` at which finished instructions are removed from it.
+        self.cleanup_size = 32
+        # Register -> its writers that may not have written yet.
+        self.writers: dict[int, list[IssuedInstruction]] = {}
+        # Register -> the writers whose result its present value may be.
+        self.visible_writers: dict[int, list[IssuedInstruction]] = {}
+        self.waited = 0
         self.resolved = 0
 
     def run(self, order: Sequence[Instruction]) -> Outcome:
+        """Execute the instructions of a block in this order."""
         for at, instruction in enumerate(order):
             self._wait(at, instruction)
             operands = [self._read(at, instruction, r) for r in instruction.uses]
-            self._clobber(at, instruction)
+            self._check_overwrites(at, instruction)
             self._execute(instruction, operands)
-            self.out.trust[instruction.index] = Trust(self.entry_waits, self.resolved, self.now)
+            self.outcome.protection[instruction.index] = Protection(
+                self.waited, self.resolved, self.now
+            )
             self.now += instruction.control.stall
         self._finish()
-        return self.out
+        return self.outcome
 
     def _wait(self, at: int, instruction: Instruction) -> None:
+        """Apply the wait mask of an instruction, and the wait of a DEPBAR."""
         partial = queues.partial_wait(instruction)
         if partial is not None:
-            self._wait_partly(*partial)
-        boards = instruction.control.wait
-        for board in drained_boards(instruction):
-            boards |= 1 << board
-        if not boards:
+            self._wait_partially(*partial)
+        waited = instruction.control.wait
+        for scoreboard in drained_scoreboards(instruction):
+            waited |= 1 << scoreboard
+        if not waited:
             return
-        self.entry_waits |= boards
-        for flight in self.flights:
-            proven = flight.proofs & boards
-            if proven and not flight.written:
-                soon = self.now - flight.issued < WAITER_GAP
-                if soon and not flight.instruction.is_wall and instruction.base != "DEPBAR":
-                    self._poison(at, instruction, f"waits too soon after {flight.instruction.text}")
-                flight.written = True
-            if (flight.proofs | flight.source_proofs) & boards:
-                flight.read = True
-                self.resolved |= 1 << flight.instruction.index
+        self.waited |= waited
+        for earlier in self.issued:
+            if earlier.result_scoreboards & waited and not earlier.is_written:
+                exempt = earlier.instruction.is_barrier or instruction.base == "DEPBAR"
+                if self.now - earlier.issued < SCOREBOARD_GAP and not exempt:
+                    self._poison(
+                        at,
+                        instruction,
+                        f"waits for the scoreboard of {earlier.instruction.text} less than "
+                        f"{SCOREBOARD_GAP} cycles after that issued; {SCOREBOARD_GAP} are required",
+                    )
+                earlier.is_written = True
+            if (earlier.result_scoreboards | earlier.source_scoreboards) & waited:
+                earlier.is_read = True
+                self.resolved |= 1 << earlier.instruction.index
 
-    def _wait_partly(self, board: int, count: int) -> None:
-        """Texture accesses complete in order: all but the last ``count`` setters are done."""
-        for flight in self.flights:
-            done = flight.instruction.row.pipe is Pipe.TEXTURE and flight.overtaken[board] >= count
-            if done and (flight.proofs | flight.source_proofs) >> board & 1:
-                flight.written = flight.read = True
+    def _wait_partially(self, scoreboard: int, count: int) -> None:
+        """All but the last ``count`` texture accesses that set ``scoreboard`` are complete.
+
+        Texture accesses complete in order.
+        """
+        for earlier in self.issued:
+            is_texture = earlier.instruction.pipe is Pipe.TEXTURE
+            is_done = is_texture and earlier.later_setters[scoreboard] >= count
+            covering = earlier.result_scoreboards | earlier.source_scoreboards
+            if is_done and covering >> scoreboard & 1:
+                earlier.is_written = earlier.is_read = True
 
     def _read(self, at: int, instruction: Instruction, register: int) -> Term:
-        value = self.out.values.get(register)
+        """The term that the instruction reads from ``register``."""
+        value = self.outcome.values.get(register)
         if value is None:
             return self.terms("in", register)
-        for flight in self.visible.get(register, ()):
-            if self._late_result(flight, instruction, register, "RAW"):
+        for writer in self.visible_writers.get(register, ()):
+            if self._may_still_write(writer, instruction, register, "RAW"):
                 self._poison(
                     at,
                     instruction,
-                    f"reads {registers.name(register)} before {flight.instruction.text} wrote it",
+                    f"reads {registers.name(register)} before {writer.instruction.text} has "
+                    "written it; a wait or a larger distance is required",
                 )
                 return self.terms("poison", instruction.index, register)
         return value
 
-    def _late_result(
-        self, flight: Flight, instruction: Instruction, register: int, kind: Kind
+    def _may_still_write(
+        self, writer: IssuedInstruction, instruction: Instruction, register: int, kind: HazardKind
     ) -> bool:
-        """Whether ``flight`` may still be going to write ``register`` now."""
-        if self._never_together(flight, instruction):
+        """Whether ``writer`` may write ``register`` after ``instruction`` accesses it now."""
+        if self._exclude_each_other(writer, instruction):
             return False
-        if flight.written or not flight.fixed:
-            return not flight.written
-        least = self.floors.least(flight.instruction, instruction, register, kind)
-        return self.now - flight.issued < least
+        if writer.is_written or not writer.fixed_latency:
+            return not writer.is_written
+        required = self.table.min_distance(writer.instruction, instruction, register, kind)
+        return self.now - writer.issued < required
 
-    def _never_together(self, flight: Flight, instruction: Instruction) -> bool:
-        """Guards that test the same predicate value with opposite signs."""
-        mine = self._guard(instruction)
+    def _exclude_each_other(self, earlier: IssuedInstruction, instruction: Instruction) -> bool:
+        """Whether the guards test the same predicate value with opposite signs."""
+        guard = self._guard(instruction)
         return (
-            mine is not None
-            and flight.guard is not None
-            and mine[0] == flight.guard[0]
-            and mine[1] != flight.guard[1]
+            guard is not None
+            and earlier.guard is not None
+            and guard[0] == earlier.guard[0]
+            and guard[1] != earlier.guard[1]
         )
 
-    def _clobber(self, at: int, instruction: Instruction) -> None:
-        """Writes that come while an earlier instruction still writes or reads the register."""
-        mine = queues.source_queue(instruction, self.sm)
-        results = queues.result_queue(instruction, self.sm)
+    def _check_overwrites(self, at: int, instruction: Instruction) -> None:
+        """Poison writes to a register that an earlier instruction may still write or read."""
+        result_queue = queues.result_queue(instruction, self.sm)
         for register in instruction.defs:
-            for flight in self.writers.get(register, ()):
-                ordered = results and results == queues.result_queue(flight.instruction, self.sm)
-                if not ordered and self._late_result(flight, instruction, register, "WAW"):
-                    name = registers.name(register)
+            for writer in self.writers.get(register, ()):
+                is_ordered = result_queue and result_queue == queues.result_queue(
+                    writer.instruction, self.sm
+                )
+                if not is_ordered and self._may_still_write(writer, instruction, register, "WAW"):
                     self._poison(
-                        at, instruction, f"writes {name} before {flight.instruction.text} has"
+                        at,
+                        instruction,
+                        f"writes {registers.name(register)} before {writer.instruction.text} has "
+                        "written it; a wait or a larger distance is required",
                     )
         if not instruction.defs:
             return
         written = frozenset(instruction.defs)
-        for flight in self.flights:
-            hit = flight.late & written
-            if not hit or flight.read or self._never_together(flight, instruction):
+        for reader in self.issued:
+            overwritten = reader.late_sources & written
+            if not overwritten or reader.is_read or self._exclude_each_other(reader, instruction):
                 continue
-            if flight.fixed:
-                early = any(
-                    self.now - flight.issued
-                    < self.floors.least(flight.instruction, instruction, r, "WAR")
-                    for r in hit
-                )
-            else:
-                early = mine != queues.source_queue(flight.instruction, self.sm)
-            if early:
-                name = registers.name(min(hit))
+            if self._may_still_read(reader, instruction, overwritten):
                 self._poison(
-                    at, instruction, f"overwrites {name} before {flight.instruction.text} read it"
+                    at,
+                    instruction,
+                    f"overwrites {registers.name(min(overwritten))} before "
+                    f"{reader.instruction.text} has read it; a wait or a larger distance is "
+                    "required",
                 )
 
+    def _may_still_read(
+        self, reader: IssuedInstruction, instruction: Instruction, overwritten: frozenset[int]
+    ) -> bool:
+        """Whether ``reader`` may read one of its registers after ``instruction`` writes it."""
+        if reader.fixed_latency:
+            return any(
+                self.now - reader.issued
+                < self.table.min_distance(reader.instruction, instruction, r, "WAR")
+                for r in overwritten
+            )
+        queue = queues.source_queue(instruction, self.sm)
+        return queue != queues.source_queue(reader.instruction, self.sm)
+
     def _execute(self, instruction: Instruction, operands: list[Term]) -> None:
-        does, memory = instruction.does, self.out.memory
+        """Compute the terms of an instruction's results, memory effects and event."""
+        effects, memory = instruction.effects, self.outcome.memory
         touched = [
-            i
-            for i, read in enumerate(_SPACES)
-            if does & (Does.FENCE | Does.WALL | read | _WRITE_OF[read])
+            i for i, read in enumerate(_READS) if effects & (_ORDERED | read | _WRITE_OF[read])
         ]
         seen = [memory[i] for i in touched]
         old = [self._value(r) for r in instruction.defs] if instruction.is_guarded else []
         effect = self.terms("op", instruction.payload, *operands, "memory", *seen, "old", *old)
         for i in touched:
-            if does & (Does.FENCE | Does.WALL | _WRITE_OF[_SPACES[i]]):
+            if effects & (_ORDERED | _WRITE_OF[_READS[i]]):
                 memory[i] = self.terms("after", effect, i)
-        if does & (Does.FENCE | Does.WALL):
-            self.out.events.append(effect)
+        if effects & _ORDERED:
+            self.outcome.events.append(effect)
         guard = self._guard(instruction)
-        flight = self._launch(instruction, guard)
+        issued = self._issue(instruction, guard)
         for register in instruction.defs:
-            self.out.values[register] = self.terms("def", effect, register)
-            earlier = [f for f in self.writers.get(register, ()) if not self._settled(f)]
-            self.writers[register] = [*earlier, flight]
-            still = self.visible.get(register, ()) if instruction.is_guarded else ()
-            self.visible[register] = [*still, flight]
+            self.outcome.values[register] = self.terms("def", effect, register)
+            pending = [w for w in self.writers.get(register, ()) if not self._has_settled(w)]
+            self.writers[register] = [*pending, issued]
+            visible = self.visible_writers.get(register, ()) if instruction.is_guarded else ()
+            self.visible_writers[register] = [*visible, issued]
 
-    def _launch(self, instruction: Instruction, guard: tuple[Term, bool] | None) -> Flight:
+    def _issue(
+        self, instruction: Instruction, guard: tuple[Term, bool] | None
+    ) -> IssuedInstruction:
+        """Add an instruction to ``issued``; its scoreboards cover earlier ones of its queues."""
         control = instruction.control
-        flight = Flight(
+        write, read = _scoreboard_bit(control.write_sb), _scoreboard_bit(control.read_sb)
+        issued = IssuedInstruction(
             instruction,
             self.now,
-            instruction.row.fixed(self.sm),
+            instruction.has_fixed_latency(self.sm),
             frozenset(queues.late_sources(instruction, self.sm)),
             guard,
+            result_scoreboards=queues.result_scoreboards(instruction),
+            source_scoreboards=read | write,
+            source_queue=queues.source_queue(instruction, self.sm),
+            result_queue=queues.result_queue(instruction, self.sm),
         )
-        write, read = _bit(control.write_sb), _bit(control.read_sb)
-        flight.source_queue = queues.source_queue(instruction, self.sm)
-        flight.result_queue = queues.result_queue(instruction, self.sm)
-        flight.proofs |= queues.result_boards(instruction)
-        flight.source_proofs |= read | write
         if queues.drains_sources(instruction):
-            for earlier in self.flights:
-                earlier.read = earlier.read or earlier.source_queue == Pipe.LSU
-        if flight.source_queue and (write or read):
-            for earlier in self.flights:
-                if earlier.source_queue == flight.source_queue:
-                    earlier.cover(write, read, results=flight.result_queue)
-        self.flights.append(flight)
-        if len(self.flights) >= self.crowd:
-            self.flights = [f for f in self.flights if not self._finished(f)]
-            self.crowd = 2 * len(self.flights) + 32
-        return flight
+            for earlier in self.issued:
+                earlier.is_read = earlier.is_read or earlier.source_queue == Pipe.LSU
+        if issued.source_queue and (write or read):
+            for earlier in self.issued:
+                if earlier.source_queue == issued.source_queue:
+                    earlier.cover(write, read, result_queue=issued.result_queue)
+        self.issued.append(issued)
+        if len(self.issued) >= self.cleanup_size:
+            self.issued = [i for i in self.issued if not self._is_finished(i)]
+            self.cleanup_size = 2 * len(self.issued) + 32
+        return issued
 
-    def _finished(self, flight: Flight) -> bool:
-        """Nothing can wait for it any more, and nothing it holds can be disturbed."""
-        if flight.fixed:
-            return self.now - flight.issued >= SETTLED
-        return flight.written and flight.read
+    def _is_finished(self, issued: IssuedInstruction) -> bool:
+        """Whether no later instruction can wait for it or disturb its result or sources."""
+        if issued.fixed_latency:
+            return self.now - issued.issued >= SETTLED
+        return issued.is_written and issued.is_read
 
-    def _settled(self, flight: Flight) -> bool:
-        if flight.fixed and self.now - flight.issued >= self.floors.ceiling(flight.instruction):
+    def _has_settled(self, writer: IssuedInstruction) -> bool:
+        """Whether the result of ``writer`` is certainly written."""
+        elapsed = self.now - writer.issued
+        if writer.fixed_latency and elapsed >= self.table.max_latency(writer.instruction):
             return True
-        return flight.written
+        return writer.is_written
 
     def _value(self, register: int) -> Term:
-        value = self.out.values.get(register)
+        """The present term of a register."""
+        value = self.outcome.values.get(register)
         return self.terms("in", register) if value is None else value
 
     def _guard(self, instruction: Instruction) -> tuple[Term, bool] | None:
-        if not instruction.guards or instruction.guard is None:
+        """(term of the guard predicate, whether it is negated), or None without a guard."""
+        if not instruction.guard_registers or instruction.guard is None:
             return None
-        return self._value(instruction.guards[0]), instruction.guard.startswith("!")
+        return self._value(instruction.guard_registers[0]), instruction.guard.startswith("!")
 
-    def _poison(self, at: int, instruction: Instruction, why: str) -> None:
-        self.out.poison.append((at, instruction, why))
+    def _poison(self, at: int, instruction: Instruction, reason: str) -> None:
+        self.outcome.poison.append((at, instruction, reason))
 
     def _finish(self) -> None:
-        out = self.out
-        out.length = self.now
-        out.waited = self.entry_waits
-        for flight in self.flights:
-            index, since = flight.instruction.index, self.now - flight.issued
-            if flight.instruction.defs and not self._settled(flight):
-                kept = since if flight.fixed else min(since, WAITER_GAP)
-                out.results_out[index] = (kept, flight.proofs)
-            if flight.late and not flight.read and not flight.fixed:
-                out.sources_out[index] = flight.proofs | flight.source_proofs
+        """Record what is in flight at the end of the block."""
+        outcome = self.outcome
+        outcome.length = self.now
+        outcome.waited = self.waited
+        for issued in self.issued:
+            index, since = issued.instruction.index, self.now - issued.issued
+            if issued.instruction.defs and not self._has_settled(issued):
+                cycles = since if issued.fixed_latency else min(since, SCOREBOARD_GAP)
+                outcome.results_out[index] = (cycles, issued.result_scoreboards)
+            if issued.late_sources and not issued.is_read and not issued.fixed_latency:
+                outcome.sources_out[index] = issued.result_scoreboards | issued.source_scoreboards
 
 
-def _bit(board: int) -> int:
-    return 1 << board if board in range(6) else 0
+def _scoreboard_bit(scoreboard: int) -> int:
+    return 1 << scoreboard if scoreboard in range(6) else 0
 
 
-def proofs_of(instruction: Instruction, role: str) -> int:
-    """The scoreboards of an instruction that announce its result, or that its sources are read."""
-    write = queues.result_boards(instruction)
-    return write if role == "result" else write | _bit(instruction.control.read_sb)
+def proving_scoreboards(instruction: Instruction, role: str) -> int:
+    """Bit mask of an instruction's own scoreboards that prove its ``role`` done.
+
+    ``role`` is "result" (written) or "sources" (read).
+    """
+    write = queues.result_scoreboards(instruction)
+    return write if role == "result" else write | _scoreboard_bit(instruction.control.read_sb)
 
 
-def drained_boards(instruction: Instruction) -> Iterator[int]:
-    """Scoreboards that a DEPBAR waits to reach zero."""
+def drained_scoreboards(instruction: Instruction) -> Iterator[int]:
+    """Scoreboards that a DEPBAR waits for until they are 0."""
     if instruction.base != "DEPBAR":
         return
     for at, operand in enumerate(instruction.operands):

@@ -1,4 +1,4 @@
-"""What the verifier answers: safe or not, and every reason why not."""
+"""The verifier's result: safe or not, and each finding that makes a cubin unsafe."""
 
 from __future__ import annotations
 
@@ -7,41 +7,56 @@ from typing import Literal
 
 from nostall.sass.program.instruction import Instruction
 
-Half = Literal["structure", "hazards", "symbolic"]
+Part = Literal["structure", "hazards", "symbolic"]
+"""The part of the verifier that reports a finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One reason to refuse: what kind, where (byte offset in the candidate's text), and why."""
+    """One violation of a rule."""
 
     kind: str
+    """Name of the rule, such as ``short-latency``."""
     function: str
+    """Name of the function; empty if the finding is about the whole cubin."""
     offset: int
+    """Byte offset of the instruction in the candidate's function."""
     instruction: str
+    """Text of the instruction."""
     reason: str
-    half: Half
+    """What is wrong, and what is required."""
+    part: Part
 
     def __str__(self) -> str:
-        where = f"{self.function}+{self.offset:#06x}"
-        return f"{self.kind} at {where}: {self.instruction}: {self.reason}"
+        place = f"{self.function}+{self.offset:#06x}"
+        return f"{self.kind} at {place}: {self.instruction}: {self.reason}"
+
+    def as_record(self) -> dict[str, str | int]:
+        """The finding as JSON fields; ``part`` is stored as ``half``."""
+        return {
+            "kind": self.kind,
+            "function": self.function,
+            "offset": self.offset,
+            "instruction": self.instruction,
+            "reason": self.reason,
+            "half": self.part,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``safe`` only when no half found anything; ``checked`` counts instructions."""
+    """All findings about a cubin."""
 
     findings: tuple[Finding, ...]
     checked: int
+    """Number of instructions that were checked."""
 
     @property
     def safe(self) -> bool:
+        """Whether no part of the verifier has a finding."""
         return not self.findings
 
-    def by(self, half: Half) -> tuple[Finding, ...]:
-        """The findings of one half of the verifier."""
-        return tuple(f for f in self.findings if f.half == half)
 
-
-def at(instruction: Instruction) -> str:
-    """How a finding names another instruction."""
+def describe(instruction: Instruction) -> str:
+    """Text by which a finding names another instruction: opcode and original byte offset."""
     return f"{instruction.opcode} (originally at {instruction.index * 16:#06x})"

@@ -1,4 +1,4 @@
-"""The verdict on a cubin, alone (:func:`validate`) or against its original (:func:`verify`)."""
+"""Entry points of the verifier: check one cubin, or a candidate against its original."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from nostall.sass.safety.verdict import Finding, Verdict
 
 
 def validate(data: bytes) -> Verdict:
-    """Judge one cubin absolutely: is everything in flight protected, is every encoding legal?
+    """Check one cubin: is everything in flight protected, is each control word legal?
 
-    Raises :class:`~nostall.core.errors.BadBinary` when ``data`` cannot be read.
+    Raises :class:`~nostall.core.errors.BadBinary` if ``data`` is not a readable cubin.
     """
     return validate_program(Program.from_cubin(data))
 
 
 def validate_program(program: Program) -> Verdict:
-    """:func:`validate` for a program that was read already."""
+    """Check one cubin that is parsed already; see :func:`validate`."""
     hazards, symbolic = HazardValidator(program.sm), SymbolicValidator(program.sm)
     findings: list[Finding] = []
     for function in program.functions:
         findings += hazards.check(function)
         findings += symbolic.check(function)
-    return Verdict(tuple(findings), _count(program))
+    return Verdict(tuple(findings), _instruction_count(program))
 
 
 def verify(original: bytes, candidate: bytes) -> Verdict:
-    """Is ``candidate`` a safe re-scheduling of ``original``?
+    """Check whether ``candidate`` is a safe re-scheduling of ``original``.
 
-    Three parts: structure (the same instructions, nothing else changed), the hazard validator, and
-    symbolic translation validation.  Never short-circuits on equal bytes.  Raises
-    :class:`~nostall.core.errors.BadBinary` when either cannot be read.
+    There are three parts: structure (the same instructions, nothing else changed), hazard
+    validation, and symbolic translation validation.  Equal bytes are checked like any others.
+    Raises :class:`~nostall.core.errors.BadBinary` if one of the two is not a readable cubin.
     """
-    before = Program.from_cubin(original)
-    return verify_program(before, Program.from_cubin(candidate))
+    original_program = Program.from_cubin(original)
+    return verify_program(original_program, Program.from_cubin(candidate))
 
 
-def verify_program(before: Program, candidate: Program) -> Verdict:
-    """:func:`verify` for programs that were read already."""
+def verify_program(original: Program, candidate: Program) -> Verdict:
+    """Check a re-scheduling of programs that are parsed already; see :func:`verify`."""
     try:
-        after = align(before, candidate)
+        aligned = align(original, candidate)
     except Mismatch as mismatch:
-        return Verdict(tuple(mismatch.findings), _count(candidate))
-    hazards, symbolic = HazardValidator(before.sm), SymbolicValidator(before.sm)
+        return Verdict(tuple(mismatch.findings), _instruction_count(candidate))
+    hazards, symbolic = HazardValidator(original.sm), SymbolicValidator(original.sm)
     findings: list[Finding] = []
-    for old, new in zip(before.functions, after.functions, strict=True):
-        findings += hazards.compare(old, new)
-        findings += order_findings(old, new)
-        findings += symbolic.compare(old, new)
-    return Verdict(tuple(findings), _count(after))
+    for before, after in zip(original.functions, aligned.functions, strict=True):
+        findings += hazards.compare(before, after)
+        findings += order_findings(before, after)
+        findings += symbolic.compare(before, after)
+    return Verdict(tuple(findings), _instruction_count(aligned))
 
 
-def _count(program: Program) -> int:
+def _instruction_count(program: Program) -> int:
     return sum(len(f.instructions) for f in program.functions)

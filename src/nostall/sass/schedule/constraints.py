@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.safety.latency import Floors
-from nostall.sass.safety.pairing import Kind
+from nostall.sass.safety.latency import LatencyTable
+from nostall.sass.safety.pairing import HazardKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class BlockScan:
 
     order: Sequence[Instruction]
     sm: int
-    floors: Floors
+    floors: LatencyTable
     edges: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     after_start: dict[int, int] = field(default_factory=dict[int, int])
     before_end: dict[int, int] = field(default_factory=dict[int, int])
@@ -69,9 +69,11 @@ class BlockScan:
         if self.edges.get((first, second), -1) < cycles:
             self.edges[first, second] = cycles
 
-    def apart(self, first: Instruction, second: Instruction, register: int, kind: Kind) -> None:
+    def apart(
+        self, first: Instruction, second: Instruction, register: int, kind: HazardKind
+    ) -> None:
         """Keep a fixed-latency pair as far apart as it is, or as far as is usual."""
-        usual = self.floors.usual(first, second, register, kind)
+        usual = self.floors.safe_distance(first, second, register, kind)
         self.edge(first.index, second.index, max(1, usual))
 
     def protect_entry(self, arriving: dict[Leftover, int]) -> None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from nostall.sass.program import queues
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.opcodes import Does
-from nostall.sass.safety.latency import OVERWRITE_GAP, WAITER_GAP, Floors
-from nostall.sass.safety.pairing import Kind
+from nostall.sass.program.opcodes import Effect
+from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
+from nostall.sass.safety.pairing import HazardKind
 from nostall.sass.schedule.constraints import BlockScan, Leftover
 
 _SPACES = (
-    (Does.READ_GLOBAL, Does.WRITE_GLOBAL),
-    (Does.READ_SHARED, Does.WRITE_SHARED),
-    (Does.READ_LOCAL, Does.WRITE_LOCAL),
+    (Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
+    (Effect.READ_SHARED, Effect.WRITE_SHARED),
+    (Effect.READ_LOCAL, Effect.WRITE_LOCAL),
 )
 _NEAR_WALLS = 16
 """How many walls back distances are kept; each issues at least a cycle after the one before."""
@@ -42,7 +42,7 @@ class _Open:
 
 
 def scan(
-    order: Sequence[Instruction], sm: int, floors: Floors, pinned: frozenset[int]
+    order: Sequence[Instruction], sm: int, floors: LatencyTable, pinned: frozenset[int]
 ) -> BlockScan:
     """Collect the constraints inside a block (``protect_entry`` adds those from outside)."""
     found = BlockScan(order, sm, floors)
@@ -99,9 +99,9 @@ class _Tracker:
                 continue
             item.waiter = here
             cover = item.proofs[boards[0]]
-            self.found.edge(item.instruction.index, here, WAITER_GAP)
+            self.found.edge(item.instruction.index, here, SCOREBOARD_GAP)
             self.found.edge(item.instruction.index, cover)
-            self.found.edge(cover, here, WAITER_GAP)
+            self.found.edge(cover, here, SCOREBOARD_GAP)
             for key in self._fields(cover, boards[0]):
                 self.found.boards.waiters[key].add(here)
         self.open = still
@@ -127,20 +127,20 @@ class _Tracker:
             self._protected(instruction, register, of_sources=True)
 
     def _after(
-        self, writer: Instruction, instruction: Instruction, register: int, kind: Kind
+        self, writer: Instruction, instruction: Instruction, register: int, kind: HazardKind
     ) -> None:
-        if writer.row.fixed(self.sm):
+        if writer.has_fixed_latency(self.sm):
             self.found.apart(writer, instruction, register, kind)
         else:
             self.found.edge(writer.index, instruction.index)
 
     def _overwrites(self, reader: Instruction, instruction: Instruction, register: int) -> None:
-        if not reader.row.fixed(self.sm):
+        if not reader.has_fixed_latency(self.sm):
             self.found.edge(reader.index, instruction.index)
         elif register in self.late[reader.index]:
             self.found.apart(reader, instruction, register, "WAR")
         else:
-            least = 1 if instruction.row.fixed(self.sm) else OVERWRITE_GAP
+            least = 1 if instruction.has_fixed_latency(self.sm) else OVERWRITE_GAP
             self.found.edge(reader.index, instruction.index, least)
 
     def _protected(self, instruction: Instruction, register: int, *, of_sources: bool) -> None:
@@ -164,9 +164,9 @@ class _Tracker:
             self.readers[register] = still[-4:]
             self.items[register] = [i for i in self.items[register] if i.waiter is None]
         control = instruction.control
-        if instruction.row.fixed(self.sm) and control.write_sb > 5:
+        if instruction.has_fixed_latency(self.sm) and control.write_sb > 5:
             return
-        own = queues.result_boards(instruction)
+        own = queues.result_scoreboards(instruction)
         write = {board: instruction.index for board in range(6) if own >> board & 1}
         read = {control.read_sb: instruction.index} if control.read_sb < 6 else {}
         self._open(instruction, True, frozenset(instruction.defs), dict(write))
@@ -196,7 +196,7 @@ class _Tracker:
         return [
             w
             for w in known[-6:]
-            if w.row.fixed(self.sm) and now - self.found.issue[w.index] < 2 * _WAW_CHAIN
+            if w.has_fixed_latency(self.sm) and now - self.found.issue[w.index] < 2 * _WAW_CHAIN
         ]
 
     def _cover(self, instruction: Instruction) -> None:
@@ -218,7 +218,7 @@ class _Tracker:
         found, end = self.found, self.found.length
         for item in self.open:
             control = item.instruction.control
-            boards = queues.result_boards(item.instruction)
+            boards = queues.result_scoreboards(item.instruction)
             if not item.is_result and control.read_sb < 6:
                 boards |= 1 << control.read_sb
             key = Leftover(item.instruction.index, item.is_result, item.registers, boards, False, 0)
@@ -233,8 +233,8 @@ class _Tracker:
     def _keep_from_end(self, instruction: Instruction) -> None:
         found, index = self.found, instruction.index
         since = found.length - found.issue[index]
-        if instruction.row.fixed(self.sm):
-            ceiling = found.floors.ceiling(instruction)
+        if instruction.has_fixed_latency(self.sm):
+            ceiling = found.floors.max_latency(instruction)
             if instruction.defs:
                 found.before_end[index] = min(since, ceiling)
                 if since < ceiling:
@@ -244,14 +244,16 @@ class _Tracker:
                 key = Leftover(index, False, self.late[index], 0, True, ceiling)
                 found.leftovers[key] = since
         elif instruction.control.write_sb < 6 or instruction.control.read_sb < 6:
-            found.before_end[index] = min(since, WAITER_GAP)
-        if instruction.defs and not instruction.row.fixed(self.sm):
-            found.before_end[index] = max(found.before_end.get(index, 0), min(since, WAITER_GAP))
+            found.before_end[index] = min(since, SCOREBOARD_GAP)
+        if instruction.defs and not instruction.has_fixed_latency(self.sm):
+            found.before_end[index] = max(
+                found.before_end.get(index, 0), min(since, SCOREBOARD_GAP)
+            )
 
 
 def _fixed_late(instruction: Instruction, sm: int) -> tuple[int, ...]:
     """What a fixed-latency instruction reads after issue."""
-    return queues.late_sources(instruction, sm) if instruction.row.fixed(sm) else ()
+    return queues.late_sources(instruction, sm) if instruction.has_fixed_latency(sm) else ()
 
 
 def _memory(found: BlockScan) -> None:
@@ -260,8 +262,8 @@ def _memory(found: BlockScan) -> None:
         writer: int | None = None
         readers: list[int] = []
         for instruction in found.order:
-            does, here = instruction.does, instruction.index
-            if does & (write | Does.FENCE):
+            does, here = instruction.effects, instruction.index
+            if does & (write | Effect.FENCE):
                 for earlier in (*readers, *([writer] if writer is not None else [])):
                     found.edge(earlier, here)
                 writer, readers = here, []
@@ -277,13 +279,20 @@ def _walls(found: BlockScan, pinned: frozenset[int]) -> None:
     since: list[Instruction] = []
     for instruction in found.order:
         for wall in walls[-_NEAR_WALLS:-1]:
-            if (cycles := found.floors.after_wall(wall, instruction)) > 1:
+            if (cycles := found.floors.min_distance_after_barrier(wall, instruction)) > 1:
                 _near(found, wall, instruction, cycles)
         for wall in walls[-1:]:  # its own predecessors are bound to it
-            _near(found, wall, instruction, found.floors.after_wall(wall, instruction))
-        if instruction.is_wall or instruction.index in pinned:
+            _near(
+                found, wall, instruction, found.floors.min_distance_after_barrier(wall, instruction)
+            )
+        if instruction.is_barrier or instruction.index in pinned:
             for earlier in since:
-                _near(found, earlier, instruction, found.floors.before_wall(earlier, instruction))
+                _near(
+                    found,
+                    earlier,
+                    instruction,
+                    found.floors.min_distance_before_barrier(earlier, instruction),
+                )
             walls.append(instruction)
             since = [instruction]
         else:
@@ -300,7 +309,7 @@ def _counted_boards(found: BlockScan) -> None:
     special = 0
     for instruction in found.order:
         control = instruction.control
-        if instruction.is_wall:
+        if instruction.is_barrier:
             special |= sum(1 << b for b in (control.write_sb, control.read_sb) if b < 6)
         if instruction.base == "DEPBAR":
             special |= sum(1 << int(o[2:]) for o in instruction.operands if o.startswith("SB"))

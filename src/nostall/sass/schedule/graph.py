@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nostall.sass.program.opcodes import Pipe
 from nostall.sass.program.program import Function
 from nostall.sass.program.slots import slot_register
-from nostall.sass.safety.latency import Floors
+from nostall.sass.safety.latency import LatencyTable
 from nostall.sass.schedule.constraints import BlockScan, BoardUse, Leftover
 from nostall.sass.schedule.dependence_scan import scan
 
@@ -84,7 +84,7 @@ class Graph:
 
 def build(function: Function, sm: int) -> Graph:
     """Derive the constraints of ``function`` (in its original order)."""
-    floors = Floors.of(sm)
+    floors = LatencyTable.load(sm)
     n = len(function.instructions)
     stuck = function.pinned | function.frozen
     scans = [
@@ -95,20 +95,22 @@ def build(function: Function, sm: int) -> Graph:
     for block, found, arriving in zip(function.blocks, scans, arrivals, strict=True):
         found.protect_entry(arriving)
         blocks.append(_pack(block.start, block.end, found))
-    fixed = np.array([i.is_wall or i.index in stuck for i in function.instructions], dtype=np.bool_)
+    fixed = np.array(
+        [i.is_barrier or i.index in stuck for i in function.instructions], dtype=np.bool_
+    )
     following = np.full(n, -1, dtype=np.int32)
     for block in function.blocks:
         following[block.start : block.end - 1] = np.arange(block.start + 1, block.end)
     return Graph(
         blocks=tuple(blocks),
-        block_of=np.array(function.block_of, dtype=np.int32),
+        block_of=np.array(function.block_numbers, dtype=np.int32),
         fixed=fixed,
         memory=np.array(
-            [i.row.pipe is Pipe.LSU and not i.is_wall for i in function.instructions],
+            [i.pipe is Pipe.LSU and not i.is_barrier for i in function.instructions],
             dtype=np.bool_,
         ),
         drains=np.array([i.base == "DEPBAR" for i in function.instructions], dtype=np.bool_),
-        pipe=np.array([_PIPES[i.row.pipe] for i in function.instructions], dtype=np.int32),
+        pipe=np.array([_PIPES[i.pipe] for i in function.instructions], dtype=np.int32),
         gap=_gaps(function, floors),
         next_original=following,
         stall_original=np.array([i.control.stall for i in function.instructions], dtype=np.int32),
@@ -136,7 +138,7 @@ def _pack(start: int, end: int, found: BlockScan) -> BlockGraph:
 
 
 def _arrivals(
-    function: Function, sm: int, floors: Floors, scans: list[BlockScan]
+    function: Function, sm: int, floors: LatencyTable, scans: list[BlockScan]
 ) -> list[dict[Leftover, int]]:
     """What may be in flight when each block begins (item -> cycles since issue, at least)."""
     arriving: list[dict[Leftover, int]] = [{} for _ in scans]
@@ -159,13 +161,13 @@ def _arrivals(
     return arriving
 
 
-def _gaps(function: Function, floors: Floors) -> Ints:
+def _gaps(function: Function, floors: LatencyTable) -> Ints:
     """Least stall between neighbours, by pipe of the first and pipe of the second."""
-    sample = {i.row.pipe: i for i in function.instructions}
+    sample = {i.pipe: i for i in function.instructions}
     table = np.full((len(_PIPES), len(_PIPES)), 2, dtype=np.int32)
     for a, first in sample.items():
         for b, second in sample.items():
-            table[_PIPES[a], _PIPES[b]] = floors.issue_gap(first, second)
+            table[_PIPES[a], _PIPES[b]] = floors.min_issue_gap(first, second)
     return table
 
 

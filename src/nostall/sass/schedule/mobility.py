@@ -35,11 +35,11 @@ def mobility(space: ScheduleSpace) -> Mobility:
             pins["offset recorded in an unknown layout"] += 1
         elif instruction.index in space.function.frozen:
             pins["next to code that cannot be seen (calls)"] += 1
-        elif not instruction.known:
+        elif not instruction.is_known_opcode:
             pins["opcode without a row"] += 1
         elif instruction.base == "NOP" or instruction.text == "NOP":
             pins["padding and NOP"] += 1
-        elif instruction.is_wall:
+        elif instruction.is_barrier:
             pins["barrier, branch or asynchronous operation"] += 1
         else:
             pins["held by dependences and latencies"] += 1

@@ -26,7 +26,7 @@ class Patcher:
         self._records = [
             (record, *divmod(record.offset, WORD_BYTES))
             for record in function.text.records
-            if not record.fixed
+            if not record.is_branch_target
         ]
 
     def patch(self, state: Schedule) -> bytes:
@@ -34,12 +34,16 @@ class Patcher:
         words = self._payload[state.order]
         words[:, 1] |= _control(state)[state.order]
         out = bytearray(self._rest)
-        out[self._text.at : self._text.at + words.nbytes] = words.astype("<u8").tobytes()
+        out[self._text.file_offset : self._text.file_offset + words.nbytes] = words.astype(
+            "<u8"
+        ).tobytes()
         position = np.empty(len(state.order), dtype=np.int64)
         position[state.order] = np.arange(len(state.order))
         for record, index, inside in self._records:
             moved = int(position[index]) * WORD_BYTES + inside
-            out[record.at : record.at + record.width] = moved.to_bytes(record.width, "little")
+            out[record.file_offset : record.file_offset + record.width] = moved.to_bytes(
+                record.width, "little"
+            )
         return bytes(out)
 
 

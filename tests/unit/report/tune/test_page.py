@@ -155,7 +155,7 @@ def test_links_agree_with_the_verifier(made: Path) -> None:
     loaded = load(made)
     sm = loaded.program.sm
     for function in (loaded.original, loaded.candidate):
-        observed = HazardValidator(sm).observe(function)
+        observed = HazardValidator(sm).analyse(function)
         assert not observed.findings
         links = protections(function, sm).links
         assert not [link for link in links if link.how[0] == "open"]
@@ -298,7 +298,9 @@ def test_foreign_files_are_refused(run: Path) -> None:
     whole = (run / "best.cubin").read_bytes()
     text = load(run).original.text
     other = bytearray(whole)
-    other[text.at : text.at + 16] = other[text.at + 16 : text.at + 32]
+    other[text.file_offset : text.file_offset + 16] = other[
+        text.file_offset + 16 : text.file_offset + 32
+    ]
     (run / "best.cubin").write_bytes(other)
     with pytest.raises(BadRun, match="is not a re-scheduling"):
         write_report(run)

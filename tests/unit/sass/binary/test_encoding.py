@@ -1,4 +1,4 @@
-"""Control words: lossless, field by field, and which values may be encoded."""
+"""Control words: encoding is lossless, fields are independent, illegal values are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nostall.sass.binary.encoding import (
     Control,
     decode,
     encode,
-    illegal,
+    illegal_reason,
 )
 
 WORDS = st.integers(0, (1 << 128) - 1)
@@ -34,14 +34,14 @@ NAMES = {
 
 
 @given(WORDS)
-def test_every_word_survives(word: int) -> None:
+def test_decode_and_encode_are_inverse(word: int) -> None:
     payload, control = decode(word)
     assert encode(payload, control) == word
     assert payload & CONTROL_MASK == 0
     assert payload == word & PAYLOAD_MASK
 
 
-def test_the_fields_are_20_bits_from_105_and_do_not_overlap() -> None:
+def test_the_fields_are_bits_105_to_124_and_do_not_overlap() -> None:
     assert sum(field.width for field in FIELDS) == 20
     assert CONTROL_MASK == ((1 << 20) - 1) << 105
     assert CONTROL_MASK ^ PAYLOAD_MASK == (1 << 128) - 1
@@ -49,7 +49,7 @@ def test_the_fields_are_20_bits_from_105_and_do_not_overlap() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(word=WORDS, data=st.data())
-def test_a_field_changes_nothing_but_itself(name: str, word: int, data: st.DataObject) -> None:
+def test_changing_a_field_changes_only_its_bits(name: str, word: int, data: st.DataObject) -> None:
     field = NAMES[name]
     value = data.draw(st.integers(0, (1 << field.width) - 1))
     payload, control = decode(word)
@@ -67,7 +67,7 @@ def test_yield_is_stored_inverted(word: int) -> None:
     assert control.yields == (NO_YIELD.get(word) == 0)
 
 
-def test_a_word_of_a_compiler() -> None:
+def test_words_of_compiled_code() -> None:
     # LDG.E.SYS R2, [R2]: scoreboard 2 on write, no wait, stall 1
     payload, control = decode(0x000EA200001EE900_0000000002027381)
     assert control == Control(stall=1, yields=False, write_sb=2)
@@ -90,7 +90,7 @@ def test_field_positions() -> None:
         (Control(15, True, 1, 2, 0b000100, 0b111), "B--2---:R2:W1:Y:S15"),
     ],
 )
-def test_printing(control: Control, printed: str) -> None:
+def test_text_of_control_words(control: Control, printed: str) -> None:
     assert str(control) == printed
 
 
@@ -101,7 +101,7 @@ def test_printing(control: Control, printed: str) -> None:
         (Control(0, False), "stall 0 without yield"),
         *((Control(stall, False), f"stall {stall} without yield") for stall in range(12, 16)),
         *((Control(stall, True), None) for stall in range(16)),
-        (Control(4, True, reuse=1), "reuse together with yield"),
+        (Control(4, True, reuse=1), "reuse flags together with yield"),
         (Control(4, False, reuse=7), None),
         *((Control(4, False, write_sb=sb), None) for sb in (0, 1, 2, 3, 4, 5, 7)),
         (Control(4, False, write_sb=6), "write scoreboard 6"),
@@ -109,19 +109,19 @@ def test_printing(control: Control, printed: str) -> None:
         (Control(4, False, wait=0b111111), None),
     ],
 )
-def test_what_may_be_encoded(control: Control, reason: str | None) -> None:
-    said = illegal(control)
-    assert (said is None) == (reason is None)
-    assert reason is None or (said is not None and reason in said)
+def test_reasons_of_illegal_control_words(control: Control, reason: str | None) -> None:
+    actual = illegal_reason(control)
+    assert (actual is None) == (reason is None)
+    assert reason is None or (actual is not None and reason in actual)
 
 
 def test_the_batch_field_is_not_reuse() -> None:
     control = Control(4, True, reuse=3)
-    assert illegal(control) == "reuse together with yield"
-    assert illegal(control, batch_field=True) is None
+    assert illegal_reason(control) == "reuse flags together with yield; only one of them is allowed"
+    assert illegal_reason(control, has_batch_field=True) is None
 
 
-def test_draining() -> None:
+def test_stall_0_with_yield_drains() -> None:
     assert Control(0, True).drains
     assert not Control(0, False).drains
     assert not Control(1, True).drains

@@ -1,4 +1,4 @@
-"""nvdisasm's listing: rows, words, marks and labels."""
+"""Parser of nvdisasm listings: rows, words, register marks and labels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from nostall.sass.binary.listing import Row, disassemble, parse
 
 
 def line(left: str, right: str = "") -> str:
+    """A line of a listing with register columns on the right."""
     return f"{left:60}// {right}" if right else left
 
 
@@ -47,9 +48,9 @@ SMALL = "\n".join(
 
 
 def test_a_small_listing() -> None:
-    found = parse(SMALL)
-    assert set(found) == {"k", "empty"}
-    rows = found["k"].rows
+    listings = parse(SMALL)
+    assert set(listings) == {"k", "empty"}
+    rows = listings["k"].rows
     word = 0x000E220000002100_0000000000047919
     assert rows[0] == Row(0, "S2R R4, SR_TID.X", word, (("R", 4),), ())
     assert [row.text for row in rows] == [
@@ -70,18 +71,18 @@ def test_a_small_listing() -> None:
         (("UR", 4),),
         (("R", 2),),
     ]
-    assert found["k"].labels == {"k": 0, ".text.k": 0, ".L_x_1": 0x10, ".L_x_2": 0x40}
-    assert found["empty"].rows == ()
+    assert listings["k"].labels == {"k": 0, ".text.k": 0, ".L_x_1": 0x10, ".L_x_2": 0x40}
+    assert listings["empty"].rows == ()
 
 
-def test_a_listing_cut_off_inside_an_instruction_is_refused() -> None:
+def test_a_listing_cut_off_inside_an_instruction_is_rejected() -> None:
     broken = SMALL.replace("    /* 0x000fca0007ffe0ff */", "    something else")
     assert broken != SMALL
     with pytest.raises(BadBinary, match="inside an instruction"):
         parse(broken)
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_text_without_sections_gives_no_listing() -> None:
     assert parse("") == {}
     assert parse("no listing at all\n\n") == {}
 
@@ -108,23 +109,23 @@ GOLDEN = [
     (0x80, "EXIT", (), ()),
     (0x90, "BRA `(.L_x_0)", (), ()),
 ]
-"""transpose_8x8 of tensor.sm_75.cubin, as the vendor's tool marks it."""
+"""(offset, text, defs, uses) of transpose_8x8 in tensor.sm_75.cubin, as nvdisasm marks them."""
 
 
-def test_the_vendors_listing_of_a_small_kernel() -> None:
+def test_nvdisasm_listing_of_a_small_kernel() -> None:
     data = (catalogue.NVCC / "tensor.sm_75.cubin").read_bytes()
     cubin = Cubin.parse(data)
     listing = disassemble(cubin)["transpose_8x8"]
     assert [(r.offset, r.text, r.defs, r.uses) for r in listing.rows] == GOLDEN
     assert listing.labels[".L_x_0"] == 0x90
-    place = next(t.at for t in cubin.texts if t.name == "transpose_8x8")
+    start = next(t.file_offset for t in cubin.texts if t.name == "transpose_8x8")
     for row in listing.rows:
-        at = place + row.offset
+        at = start + row.offset
         assert int.from_bytes(data[at : at + 16], "little") == row.word
 
 
 def test_many_registers_have_columns() -> None:
-    """Up to 255 general registers: their marks stand in three-digit columns."""
+    """With up to 255 general registers the column headers have three digits."""
     data = (catalogue.NVCC / "pressure.sm_90.cubin").read_bytes()
     rows = disassemble(Cubin.parse(data))["tile_14x14"].rows
     numbers = {index for row in rows for file, index in row.defs if file == "R"}

@@ -1,4 +1,4 @@
-"""The vendor's tools: found, run within limits, and missed in clear words."""
+"""NVIDIA's tools: search order, resource limits and error messages."""
 
 from __future__ import annotations
 
@@ -14,32 +14,39 @@ from nostall.sass.binary import toolchain
 
 
 def script(path: Path, body: str) -> str:
+    """Write an executable shell script; returns its path."""
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)
 
 
 @pytest.mark.parametrize("tool", ["nvdisasm", "cuobjdump"])
-def test_the_packaged_tools(tool: str) -> None:
+def test_the_packaged_tools_are_found(tool: str) -> None:
     assert toolchain.find(tool).name == tool
     assert toolchain.version(tool).startswith("V13.")
 
 
-def test_the_environment_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = script(tmp_path / "mine", "echo 'release 99, V99.1.2'")
     monkeypatch.setenv("NOSTALL_NVDISASM", chosen)
     assert toolchain.find("nvdisasm") == Path(chosen)
     assert toolchain.version("nvdisasm") == "V99.1.2"
 
 
-@pytest.mark.parametrize("what", ["/nonexistent", ".", __file__])
-def test_a_chosen_tool_that_is_not_there(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOSTALL_NVDISASM", what)
+@pytest.mark.parametrize("value", ["/nonexistent", ".", __file__])
+def test_an_environment_variable_without_executable_is_an_error(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOSTALL_NVDISASM", value)
     with pytest.raises(MissingPart, match=r"NOSTALL_NVDISASM is .* not an executable file"):
         toolchain.find("nvdisasm")
 
 
-def test_a_package_beside_the_usual_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_on_sys_path_comes_before_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "site" / "nvidia" / "cu13" / "bin").mkdir(parents=True)
     packaged = script(tmp_path / "site" / "nvidia" / "cu13" / "bin" / "nvnothing", "true")
     script(tmp_path / "nvnothing", "true")
@@ -48,73 +55,75 @@ def test_a_package_beside_the_usual_place(tmp_path: Path, monkeypatch: pytest.Mo
     assert toolchain.find("nvnothing") == Path(packaged)
 
 
-def test_a_tool_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_on_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = script(tmp_path / "nvnothing", "true")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert toolchain.find("nvnothing") == Path(chosen)
 
 
-def test_a_missing_tool_says_how_to_get_it() -> None:
+def test_the_error_of_a_missing_tool_tells_how_to_install_it() -> None:
     with pytest.raises(MissingPart, match="pip install nvidia-cuda-nvnothing"):
         toolchain.find("nvnothing")
 
 
-def test_a_version_that_is_not_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_version_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOSTALL_NVDISASM", script(tmp_path / "x", "echo hello"))
     assert toolchain.version("nvdisasm") == "unknown"
 
 
-def test_a_tool_that_fails(tmp_path: Path) -> None:
+def test_a_failing_tool_is_an_error_with_its_message(tmp_path: Path) -> None:
     tool = script(tmp_path / "x", "echo 'first line' >&2; echo second >&2; exit 7")
-    with pytest.raises(BadBinary, match=r"nvdisasm refuses this input: first line$"):
+    with pytest.raises(BadBinary, match=r"nvdisasm rejects this input: first line$"):
         toolchain.run([tool], "nvdisasm")
     with pytest.raises(BadBinary, match="exit code 7"):
         toolchain.run([script(tmp_path / "y", "exit 7")], "nvdisasm")
 
 
-def test_a_tool_that_dies(tmp_path: Path) -> None:
+def test_a_crashing_tool_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadBinary, match="exit code -11"):
         toolchain.run([script(tmp_path / "x", "kill -SEGV $$")], "nvdisasm")
 
 
-def test_a_tool_that_gives_up_on_its_analysis(tmp_path: Path) -> None:
+def test_disabled_flow_analysis_is_an_error(tmp_path: Path) -> None:
     tool = script(tmp_path / "x", "echo 'nvdisasm warning: flow analysis is disabled' >&2")
     with pytest.raises(BadBinary, match="cannot analyse this input"):
         toolchain.run([tool], "nvdisasm")
 
 
-def test_a_tool_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_SECONDS", 0.3)
+def test_a_hanging_tool_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_TIMEOUT_SECONDS", 0.3)
     with pytest.raises(BadBinary, match="did not finish"):
         toolchain.run([script(tmp_path / "x", "exec sleep 20")], "nvdisasm")
 
 
-def test_a_tool_that_eats_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_MEMORY", 512 << 20)
-    with pytest.raises(BadBinary, match="refuses this input"):
+def test_the_memory_of_a_tool_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_MAX_MEMORY_BYTES", 512 << 20)
+    with pytest.raises(BadBinary, match="rejects this input"):
         toolchain.run([sys.executable, "-c", "x = bytearray(2 << 30)"], "nvdisasm")
 
 
-def test_a_tool_that_writes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_OUTPUT", 1 << 20)
+def test_the_output_of_a_tool_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_MAX_OUTPUT_BYTES", 1 << 20)
     with pytest.raises(BadBinary):
         toolchain.run(["/bin/sh", "-c", "while :; do echo aaaaaaaaaaaaaaaaa; done"], "nvdisasm")
 
 
-def test_a_tool_that_cannot_be_started(tmp_path: Path) -> None:
+def test_a_tool_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a program")
     (tmp_path / "text").chmod(0o755)
     with pytest.raises(MissingPart, match="cannot be started"):
         toolchain.run([str(tmp_path / "text")], "nvdisasm")
 
 
-def test_lower_limits_that_already_hold_stay(tmp_path: Path) -> None:
-    """Under `ulimit -v` the tools run within what is left."""
+def test_lower_limits_of_the_user_stay(tmp_path: Path) -> None:
+    """Under `ulimit -v` a tool keeps the limit of the shell."""
     code = (
         "import resource; from nostall.sass.binary import toolchain\n"
         f"resource.setrlimit(resource.RLIMIT_AS, ({3 << 30}, {3 << 30}))\n"
         "print(toolchain.run(['/bin/sh', '-c', 'ulimit -v'], 'sh'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str((3 << 30) // 1024)]
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.split() == [str((3 << 30) // 1024)]
     assert resource.getrlimit(resource.RLIMIT_AS)[0] != 3 << 30

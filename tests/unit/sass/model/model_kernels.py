@@ -10,7 +10,7 @@ from nostall.sass.binary.cubin import Cubin, TextSection
 from nostall.sass.binary.elf import Elf
 from nostall.sass.binary.encoding import Control
 from nostall.sass.model import SmModel
-from nostall.sass.program import blocks as cfg
+from nostall.sass.program.blocks import build_blocks
 from nostall.sass.program.instruction import Instruction, parse_text
 from nostall.sass.program.program import Function, Program
 from nostall.sass.schedule.state import Schedule
@@ -51,12 +51,12 @@ def function(
     numbered = tuple(
         Instruction(
             index, i.text, i.payload, i.control, i.opcode, i.guard, i.operands, i.defs, i.uses,
-            i.guards, i.address,
+            i.guard_registers, i.address_registers,
         )
         for index, i in enumerate(instructions)
     )  # fmt: skip
     text = TextSection("kernel", 0, 16 * len(numbered), True, ((0, "kernel"),), (), frozenset())
-    blocks = cfg.build(numbered, labels or {}, [0], [], is_kernel=True)
+    blocks = build_blocks(numbered, labels or {}, [0], [], is_kernel=True)
     return Function("kernel", text, numbered, blocks)
 
 

@@ -1,4 +1,4 @@
-"""Blocks and edges of small kernels with loops, calls, tables and convergence."""
+"""Basic blocks and edges of kernels with loops, calls, jump tables and convergence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nostall.sass.schedule import ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
 Golden = list[tuple[int, int, tuple[int, ...]]]
+"""(start, end, successors) of each block."""
 
 LOOP_IN_LOOP: Golden = [
     (0, 17, (1, 10)),
@@ -28,7 +29,7 @@ LOOP_IN_LOOP: Golden = [
     (41, 42, (11,)),
     (42, 43, (12,)),  # BSYNC B0
     (43, 49, ()),  # EXIT
-    (49, 50, (13,)),  # the endless branch behind the code
+    (49, 50, (13,)),  # the endless branch after the code
     (50, 64, ()),
 ]
 """uneven_loops of warps.sm_90.cubin."""
@@ -56,11 +57,11 @@ CALLS: Golden = [
     (35, 41, ()),
     (41, 44, (9, 20)),  # horner
 ]
-"""The beginning of noinline_calls of calls.sm_90.cubin."""
+"""The first blocks of noinline_calls of calls.sm_90.cubin."""
 
 
 @lru_cache
-def function(file: str, name: str) -> Function:
+def load_function(file: str, name: str) -> Function:
     data = (catalogue.NVCC / f"{file}.cubin").read_bytes()
     return Program.from_cubin(data).function(name)
 
@@ -73,84 +74,94 @@ def function(file: str, name: str) -> Function:
         ("calls.sm_90", "noinline_calls", CALLS),
     ],
 )
-def test_goldens(file: str, name: str, golden: Golden) -> None:
-    blocks = function(file, name).blocks
+def test_blocks_of_small_kernels(file: str, name: str, golden: Golden) -> None:
+    blocks = load_function(file, name).blocks
     assert [(b.start, b.end, b.succ) for b in blocks[: len(golden)]] == golden
 
 
-def test_a_subroutine_returns_behind_each_of_its_calls() -> None:
-    found = function("calls.sm_90", "noinline_calls")
+def test_a_subroutine_returns_after_each_of_its_calls() -> None:
+    function = load_function("calls.sm_90", "noinline_calls")
     returns = {
-        block.region: block.succ
-        for block in found.blocks
-        if found.instructions[block.end - 1].base == "RET"
+        block.subroutine: block.succ
+        for block in function.blocks
+        if function.instructions[block.end - 1].base == "RET"
     }
     assert returns == {1: (2, 3), 2: (5,)}
-    assert [b.external for b in found.blocks].count(True) == 3  # the kernel and two subroutines
+    assert [b.is_entry for b in function.blocks].count(True) == 3  # the kernel and two subroutines
 
 
-def test_a_jump_table_reaches_every_recorded_target() -> None:
-    found = function("calls.sm_90", "jump_table")
-    block = next(b for b in found.blocks if found.instructions[b.end - 1].base == "BRX")
-    recorded = {r.offset // 16 for r in found.text.records if r.fixed}
+def test_an_indirect_branch_reaches_all_recorded_targets() -> None:
+    function = load_function("calls.sm_90", "jump_table")
+    block = next(b for b in function.blocks if function.instructions[b.end - 1].base == "BRX")
+    recorded = {r.offset // 16 for r in function.text.records if r.is_branch_target}
     assert len(recorded) > 5
-    assert {found.blocks[s].start for s in block.succ} == recorded
+    assert {function.blocks[s].start for s in block.succ} == recorded
 
 
-def test_a_bsync_continues_where_its_bssy_says() -> None:
-    """With the resume point right behind it, and elsewhere."""
+def test_a_bsync_continues_at_the_target_of_its_bssy() -> None:
+    """In one kernel the target follows the BSYNC, in the other it is elsewhere."""
     for file, name in (("warps.sm_90", "uneven_loops"), ("warps.sm_75", "sync_in_branches")):
-        found = function(file, name)
-        labels = {i.operands[0] for i in found.instructions if i.base == "BSSY"}
-        syncs = [b for b in found.blocks if found.instructions[b.end - 1].base == "BSYNC"]
+        function = load_function(file, name)
+        labels = {i.operands[0] for i in function.instructions if i.base == "BSSY"}
+        syncs = [b for b in function.blocks if function.instructions[b.end - 1].base == "BSYNC"]
         assert syncs and labels
         for block in syncs:
-            assert found.instructions[block.end - 1].operands[0] in labels
+            assert function.instructions[block.end - 1].operands[0] in labels
             assert block.succ
 
 
 @pytest.mark.parametrize(
     "file", ["warps.sm_90", "calls.sm_80", "algorithms.sm_86", "hopper.sm_90a"]
 )
-def test_blocks_hold_together(file: str) -> None:
+def test_blocks_and_edges_are_consistent(file: str) -> None:
     data = (catalogue.NVCC / f"{file}.cubin").read_bytes()
-    for found in Program.from_cubin(data).functions:
-        blocks = found.blocks
-        assert blocks[0].start == 0 and blocks[-1].end == len(found.instructions)
-        assert blocks[0].external
+    for function in Program.from_cubin(data).functions:
+        blocks = function.blocks
+        assert blocks[0].start == 0 and blocks[-1].end == len(function.instructions)
+        assert blocks[0].is_entry
         for number, block in enumerate(blocks):
             assert len(block) > 0
-            for other in block.succ:
-                assert number in blocks[other].pred
-            for other in block.pred:
-                assert number in blocks[other].succ
-            inner = found.instructions[block.start : block.end - 1]
+            for successor in block.succ:
+                assert number in blocks[successor].pred
+            for predecessor in block.pred:
+                assert number in blocks[predecessor].succ
+            inner = function.instructions[block.start : block.end - 1]
             assert not [i for i in inner if i.base in ("BRA", "EXIT", "RET", "BRX", "CALL")]
-            last = found.instructions[block.end - 1]
+            last = function.instructions[block.end - 1]
             if last.base == "EXIT" and not last.is_guarded:
                 assert block.succ == ()
-        assert found.block_of == tuple(n for n, b in enumerate(blocks) for _ in range(len(b)))
+        assert function.block_numbers == tuple(
+            n for n, b in enumerate(blocks) for _ in range(len(b))
+        )
 
 
-def test_blocks_next_to_unseen_code_are_open() -> None:
-    """A call by pointer, what follows it, and subroutines that anybody may call; callers that are
-    all known close a subroutine."""
-    found = function("calls.sm_90", "function_pointers")
-    call = next(i.index for i in found.instructions if i.base == "CALL")
-    after = [b.open for b in found.blocks if call in range(b.start, b.end) or b.start == call + 1]
+def test_blocks_that_adjoin_unknown_code() -> None:
+    """These are a call by pointer, the block after it, and subroutines with unknown callers.
+
+    A subroutine whose callers are all known is none of them.
+    """
+    function = load_function("calls.sm_90", "function_pointers")
+    call = next(i.index for i in function.instructions if i.base == "CALL")
+    after = [
+        b.adjoins_unknown_code
+        for b in function.blocks
+        if call in range(b.start, b.end) or b.start == call + 1
+    ]
     assert after == [True, True]
-    ends = {found.instructions[b.end - 1].base: b.open for b in found.blocks}
+    ends = {function.instructions[b.end - 1].base: b.adjoins_unknown_code for b in function.blocks}
     assert ends["RET"]
-    assert not any(b.open for b in function("calls.sm_90", "noinline_calls").blocks)
-    assert function("memory.sm_90", "prints").frozen == frozenset(range(15, 27))
+    assert not any(
+        b.adjoins_unknown_code for b in load_function("calls.sm_90", "noinline_calls").blocks
+    )
+    assert load_function("memory.sm_90", "prints").frozen == frozenset(range(15, 27))
 
 
-def test_nothing_changes_next_to_unseen_code() -> None:
+def test_instructions_that_adjoin_unknown_code_are_frozen() -> None:
     data = (catalogue.NVCC / "memory.sm_90.cubin").read_bytes()
     program = Program.from_cubin(data)
     prints = program.function("prints")
     assert not prints.frozen & {m.index for m in _moves(program, prints)}
-    at = next(i for i in sorted(prints.frozen) if not prints.instructions[i].is_wall)
+    at = next(i for i in sorted(prints.frozen) if not prints.instructions[i].is_barrier)
     longer = replace(prints.instructions[at].control, stall=9)
     changed = list(prints.instructions)
     changed[at] = changed[at].with_control(longer)

@@ -1,4 +1,4 @@
-"""Violations of order: instructions that pass what they must not pass."""
+"""Order violations: instructions that move past others that they depend on."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from nostall.sass.program import Function, Instruction, Program
 from tests.mutations.edits import (
-    ACCESSES,
     ALU,
-    FENCES,
+    BARRIERS,
+    MEMORY_ACCESSES,
     Edit,
+    block_mutation,
     blocks,
-    fenced,
-    in_blocks,
+    has_barrier,
+    may_both_execute,
     mutation,
-    shifted,
-    together,
-    unit,
+    shift_edit,
+    unit_number,
 )
 
 Order = Sequence[Instruction]
@@ -25,42 +25,44 @@ _ATOMICS = ("ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 
 
 def _neighbours(order: Order) -> Iterator[tuple[int, Instruction, Instruction]]:
+    """(position, instruction, next instruction) of neighbours that could be exchanged."""
     for at in range(len(order) - 1):
         first, second = order[at], order[at + 1]
-        if fenced(order, at, at + 1) or first.payload == second.payload:
+        if has_barrier(order, at, at + 1) or first.payload == second.payload:
             continue
-        if together(first, second):
+        if may_both_execute(first, second):
             yield at, first, second
 
 
 def _raw_swap(order: Order) -> Iterator[Edit]:
-    """A reader moved in front of the writer of what it reads."""
+    """A reader moves before the writer of its source."""
     for at, first, second in _neighbours(order):
         if set(first.defs) & set(second.uses):
             yield Edit(move=(at, at + 1))
 
 
 def _war_swap(order: Order) -> Iterator[Edit]:
-    """A writer moved in front of the last reader of the old value."""
+    """A writer moves before the last reader of the old value."""
     for at, first, second in _neighbours(order):
         if set(first.uses) & set(second.defs) and not set(first.defs) & set(second.uses):
             yield Edit(move=(at, at + 1))
 
 
 def _waw_swap(order: Order) -> Iterator[Edit]:
-    """A writer moved behind the next writer of its register, whose value is then lost."""
+    """A writer moves after the next writer of its register, whose value is then lost."""
     for at, first in enumerate(order):
-        if not first.defs or first.is_guarded or first.base in FENCES:
+        if not first.defs or first.is_guarded or first.base in BARRIERS:
             continue
         for later in range(at + 1, min(at + 24, len(order))):
             both = set(first.defs) & set(order[later].defs)
             if both:
-                if not fenced(order, at, later) and _read_after(order, later, both):
+                if not has_barrier(order, at, later) and _is_read_after(order, later, both):
                     yield Edit(move=(at, later))
                 break
 
 
-def _read_after(order: Order, at: int, registers: set[int]) -> bool:
+def _is_read_after(order: Order, at: int, registers: set[int]) -> bool:
+    """Whether a value of ``registers`` at ``at`` is read later in the block, without a guard."""
     for instruction in order[at + 1 :]:
         if registers & set(instruction.uses):
             return not instruction.is_guarded
@@ -72,7 +74,10 @@ def _read_after(order: Order, at: int, registers: set[int]) -> bool:
 def _across(
     order: Order, is_fence: Callable[[Instruction], bool], mover: Callable[[Instruction], bool]
 ) -> Iterator[Edit]:
-    """The nearest movers on both sides of a fence, moved to its other side."""
+    """The nearest instruction on each side of a fence moves to the other side.
+
+    ``mover`` selects the instructions that may move.
+    """
     for at, fence in enumerate(order):
         if not is_fence(fence):
             continue
@@ -87,22 +92,22 @@ def _across(
 
 
 def _is_access(instruction: Instruction) -> bool:
-    return instruction.base in ACCESSES and not instruction.never_executes
+    return instruction.base in MEMORY_ACCESSES and not instruction.never_executes
 
 
 def _across_barrier(order: Order) -> Iterator[Edit]:
-    """A memory access moved across a barrier of the thread block."""
+    """A memory access moves across a barrier of the thread block."""
     yield from _across(order, lambda i: i.base == "BAR", _is_access)
 
 
 def _across_fence(order: Order) -> Iterator[Edit]:
-    """A memory access moved across a memory barrier or cache control."""
+    """A memory access moves across a memory barrier or cache control."""
     fences = ("MEMBAR", "ERRBAR", "CCTL", "FENCE")
     yield from _across(order, lambda i: i.base in fences, _is_access)
 
 
 def _across_atomic(order: Order) -> Iterator[Edit]:
-    """A memory access moved across an atomic operation or a strong access."""
+    """A memory access moves across an atomic operation or a strong access."""
 
     def is_fence(instruction: Instruction) -> bool:
         strong = _is_access(instruction) and "STRONG" in instruction.modifiers
@@ -112,77 +117,78 @@ def _across_atomic(order: Order) -> Iterator[Edit]:
 
 
 def _across_commit(order: Order) -> Iterator[Edit]:
-    """An asynchronous copy moved into another group."""
+    """An asynchronous copy moves into another group."""
     yield from _across(order, lambda i: i.base == "LDGDEPBAR", lambda i: i.base == "LDGSTS")
 
 
 def _across_counted_wait(order: Order) -> Iterator[Edit]:
-    """An access moved across DEPBAR, which waits for all groups but the last few."""
+    """An access moves across a DEPBAR, which waits for all groups except the last few."""
     yield from _across(order, lambda i: i.base == "DEPBAR", _is_access)
 
 
 def _across_matrix_group(_: Program, function: Function) -> Iterator[Edit]:
-    """A reader or writer of asynchronous accumulators moved across WARPGROUP."""
+    """A reader or writer of asynchronous accumulators moves across WARPGROUP."""
     products = [i for i in function.instructions if i.base.endswith("GMMA")]
     owned = {r for i in products for r in i.defs if r < 256}
     for start, order in blocks(function):
-        found = _across(
+        edits = _across(
             order,
             lambda i: i.base == "WARPGROUP",
-            lambda i: bool(owned & {*i.defs, *i.uses}) and i.base not in FENCES,
+            lambda i: bool(owned & {*i.defs, *i.uses}) and i.base not in BARRIERS,
         )
-        for edit in found:
-            yield shifted(edit, start)
+        for edit in edits:
+            yield shift_edit(edit, start)
 
 
 def _matrix_order(order: Order) -> Iterator[Edit]:
-    """Warpgroup products and their WARPGROUP instructions in another order."""
+    """Warpgroup products and their WARPGROUP instructions are exchanged."""
     for at in range(len(order) - 1):
         first, second = order[at], order[at + 1]
-        kinds = {first.base.endswith("GMMA"), second.base.endswith("GMMA")}
-        known = all(i.base.endswith("GMMA") or i.base == "WARPGROUP" for i in (first, second))
-        if known and True in kinds and first.payload != second.payload:
+        is_product = {first.base.endswith("GMMA"), second.base.endswith("GMMA")}
+        is_group = all(i.base.endswith("GMMA") or i.base == "WARPGROUP" for i in (first, second))
+        if is_group and True in is_product and first.payload != second.payload:
             yield Edit(move=(at, at + 1))
 
 
-def _across_glue(order: Order) -> Iterator[Edit]:
-    """An instruction put between a run of ``@!PT LDS RZ, [RZ]`` and what the run belongs to."""
+def _across_dummy_loads(order: Order) -> Iterator[Edit]:
+    """An instruction moves between a run of ``@!PT LDS RZ, [RZ]`` and the instruction after it."""
     for at in range(len(order) - 1):
-        here, after = order[at], order[at + 1]
-        if here.never_executes and here.base == "LDS" and not after.never_executes:
+        load, after = order[at], order[at + 1]
+        if load.never_executes and load.base == "LDS" and not after.never_executes:
             for k in (*range(at - 1, max(at - 6, -1), -1), *range(at + 2, at + 6)):
                 if 0 <= k < len(order) and not order[k].never_executes and order[k].base in ALU:
                     yield Edit(move=(k, at) if k < at else (k, at + 1))
 
 
 def _stores_swapped(order: Order) -> Iterator[Edit]:
-    """Two stores of one space in another order: some thread pair may write one address."""
+    """Two stores to one memory space are exchanged; two threads may write the same address."""
     for at, first in enumerate(order):
         if first.base not in _LOADS_OF:
             continue
         for later in range(at + 1, min(at + 12, len(order))):
             second = order[later]
             if second.base == first.base and second.payload != first.payload:
-                if not fenced(order, at, later) and together(first, second):
+                if not has_barrier(order, at, later) and may_both_execute(first, second):
                     yield Edit(move=(at, later))
                 break
 
 
 def _load_over_store(order: Order) -> Iterator[Edit]:
-    """A load moved across a store of the same space."""
+    """A load moves across a store to the same memory space."""
     for at, store in enumerate(order):
         loads = _LOADS_OF.get(store.base, ())
         for near in (range(at + 1, min(at + 16, len(order))), range(at - 1, max(at - 16, -1), -1)):
             for k in near:
                 load = order[k]
                 if load.base in loads and not load.never_executes:
-                    if not fenced(order, min(at, k), max(at, k)) and together(store, load):
+                    is_free = not has_barrier(order, min(at, k), max(at, k))
+                    if is_free and may_both_execute(store, load):
                         yield Edit(move=(k, at))
                     break
 
 
 def _across_branch(_: Program, function: Function) -> Iterator[Edit]:
-    """A store, or what a loop carries on, moved out of its block."""
+    """A store, or the writer of a loop-carried register, moves out of its block."""
     for block in function.blocks:
         order = function.instructions[block.start : block.end]
         last = block.end - 1
@@ -195,11 +201,12 @@ def _across_branch(_: Program, function: Function) -> Iterator[Edit]:
         for instruction in order:
             carried |= set(instruction.uses) - written
             written |= set(instruction.defs)
-        loops = any(function.blocks[n].start == block.start for n in block.succ)
+        is_loop = any(function.blocks[n].start == block.start for n in block.succ)
         for at in range(last - 1, max(last - 8, block.start - 1), -1):
             instruction = function.instructions[at]
-            stored = instruction.base in _LOADS_OF
-            if stored or (loops and carried & set(instruction.defs) and unit(instruction) < 0):
+            is_store = instruction.base in _LOADS_OF
+            writes_carried = is_loop and carried & set(instruction.defs)
+            if is_store or (writes_carried and unit_number(instruction) < 0):
                 yield Edit(move=(at, last))
     for block in function.blocks[1:]:
         for at in range(block.start, min(block.start + 8, block.end)):
@@ -209,18 +216,18 @@ def _across_branch(_: Program, function: Function) -> Iterator[Edit]:
 
 
 ORDERS = {
-    "read before write": in_blocks(_raw_swap),
-    "overwritten before read": in_blocks(_war_swap),
-    "write behind the next write": in_blocks(_waw_swap),
-    "access across a barrier": in_blocks(_across_barrier),
-    "access across a fence": in_blocks(_across_fence),
-    "access across an atomic": in_blocks(_across_atomic),
-    "copy across its commit": in_blocks(_across_commit),
-    "access across a counted wait": in_blocks(_across_counted_wait),
+    "read before write": block_mutation(_raw_swap),
+    "overwritten before read": block_mutation(_war_swap),
+    "write behind the next write": block_mutation(_waw_swap),
+    "access across a barrier": block_mutation(_across_barrier),
+    "access across a fence": block_mutation(_across_fence),
+    "access across an atomic": block_mutation(_across_atomic),
+    "copy across its commit": block_mutation(_across_commit),
+    "access across a counted wait": block_mutation(_across_counted_wait),
     "accumulator across WARPGROUP": mutation(_across_matrix_group),
-    "warpgroup products reordered": in_blocks(_matrix_order),
-    "instruction inside glue": in_blocks(_across_glue),
-    "stores swapped": in_blocks(_stores_swapped),
-    "load across a store": in_blocks(_load_over_store),
+    "warpgroup products reordered": block_mutation(_matrix_order),
+    "instruction inside glue": block_mutation(_across_dummy_loads),
+    "stores swapped": block_mutation(_stores_swapped),
+    "load across a store": block_mutation(_load_over_store),
     "moved across a branch": mutation(_across_branch),
 }

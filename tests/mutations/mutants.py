@@ -1,0 +1,125 @@
+"""Seeded mutants of the corpus kernels, and the findings of each part of the verifier about one."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from nostall.core.errors import BadBinary
+from nostall.sass import Program
+from nostall.sass.binary import encoding
+from nostall.sass.binary.cubin import Cubin
+from nostall.sass.program import Function, Instruction
+from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.safety.order import order_findings
+from nostall.sass.safety.structure import Mismatch, align
+from nostall.sass.safety.symbolic import SymbolicValidator
+from nostall.sass.safety.verdict import Finding
+from tests.mutations.content_violations import CONTENTS
+from tests.mutations.edits import Mutation
+from tests.mutations.kernels import all_functions
+from tests.mutations.order_violations import ORDERS
+from tests.mutations.scoreboard_violations import SCOREBOARDS
+from tests.mutations.timing_violations import TIMINGS
+
+MUTATIONS: dict[str, Mutation] = {**SCOREBOARDS, **TIMINGS, **ORDERS, **CONTENTS}
+"""Kind of violation -> the mutation that creates it."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One seeded violation in one function."""
+
+    kind: str
+    cubin: str
+    program: Program
+    """The original program."""
+    function: Function
+    """The original function."""
+    data: bytes
+    """The changed cubin."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.cubin}, {self.function.name}"
+
+
+def mutants(kind: str, count: int, per_function: int) -> Iterator[Mutant]:
+    """Up to ``count`` different mutants of a kind, from fixed seeds.
+
+    The first pass takes up to ``per_function`` of each function.  If these are too few, a second
+    pass takes up to four times as many.
+    """
+    made: set[bytes] = set()
+    for most in (per_function, 4 * per_function):
+        for cubin, program, function in all_functions():
+            rng = random.Random(zlib.crc32(f"{kind} {cubin} {function.name} {most}".encode()))
+            from_function = 0
+            for _ in range(2 * most):
+                if len(made) >= count:
+                    return
+                data = MUTATIONS[kind](program, function, rng) if from_function < most else None
+                if data is None:
+                    break
+                if data not in made and data != program.cubin.data:
+                    made.add(data)
+                    from_function += 1
+                    yield Mutant(kind, cubin, program, function, data)
+
+
+@dataclass(frozen=True)
+class PartResults:
+    """What rejects a mutant: the parser, or the findings of each part of the verifier."""
+
+    unreadable: bool
+    structure: bool
+    hazards: tuple[Finding, ...]
+    symbolic: tuple[Finding, ...]
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the parser or any part of the verifier rejects the mutant."""
+        return bool(self.unreadable or self.structure or self.hazards or self.symbolic)
+
+
+def parse_known_words(program: Program, data: bytes) -> Program:
+    """Parse a changed cubin without nvdisasm, which makes it much faster.
+
+    Words that the original has are known from there.  Any other word keeps the text and the
+    registers of the word that it replaces.
+    """
+    known = [{i.payload: i for i in function.instructions} for function in program.functions]
+    functions: list[Function] = []
+    for function, by_payload in zip(program.functions, known, strict=True):
+        start = function.text.file_offset
+        order: list[Instruction] = []
+        for index in range(len(function.instructions)):
+            word = data[start + 16 * index : start + 16 * index + 16]
+            payload, control = encoding.decode(int.from_bytes(word, "little"))
+            instruction = by_payload.get(payload, function.instructions[index])
+            order.append(replace(instruction, index=index, payload=payload, control=control))
+        functions.append(replace(function, instructions=tuple(order)))
+    return Program(Cubin.parse(data), tuple(functions))
+
+
+def check_by_part(mutant: Mutant, *, disassemble: bool) -> PartResults:
+    """Check the mutated function with each part of the verifier separately.
+
+    ``disassemble``: parse the mutant with nvdisasm, not with :func:`parse_known_words`.
+    """
+    try:
+        if disassemble:
+            changed = Program.from_cubin(mutant.data)
+        else:
+            changed = parse_known_words(mutant.program, mutant.data)
+    except BadBinary:
+        return PartResults(True, False, (), ())
+    try:
+        after = align(mutant.program, changed).function(mutant.function.name)
+    except Mismatch:
+        return PartResults(False, True, (), ())
+    before, sm = mutant.function, mutant.program.sm
+    hazards = [*HazardValidator(sm).compare(before, after), *order_findings(before, after)]
+    symbolic = SymbolicValidator(sm).compare(before, after)
+    return PartResults(False, False, tuple(hazards), tuple(symbolic))
