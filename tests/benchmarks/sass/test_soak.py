@@ -29,7 +29,7 @@ ORIGINAL = build(ENTRY).cubin
 @contextmanager
 def opened(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
     (text,) = Cubin.parse(kernel.cubin).texts
-    make = partial(make_fragile, (text.at, text.at + text.size))
+    make = partial(make_fragile, (text.file_offset, text.file_offset + text.size))
     with LocalGpu(kernel, plan, make=make) as gpu:
         yield gpu
 
