@@ -20,12 +20,12 @@ from time import monotonic
 from typing import Any
 
 import torch
-from nostall.sass.binary.parse_attributes import parse_attributes
 
 from nostall.core.errors import one_line
 from nostall.core.files import write_atomically
 from nostall.fusion.codegen.emit.program import Launch, Program
 from nostall.fusion.codegen.runtime.kernel import launch_options, load_source
+from nostall.sass.binary.attributes import parse_attributes
 from nostall.sass.binary.cubin import Cubin
 
 _REGISTERS, _FRAME = 0x2F, 0x11
