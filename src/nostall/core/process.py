@@ -60,6 +60,10 @@ class Channel:
         """The end with this file descriptor, which :meth:`ChildProcess.run` passes to its child."""
         return cls(socket.socket(fileno=descriptor))
 
+    def __del__(self) -> None:
+        # A channel that is dropped without close() closes quietly, as multiprocessing's does.
+        self._socket.close()
+
     def fileno(self) -> int:
         """The file descriptor, or -1 if the channel is closed."""
         return self._socket.fileno()

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
-from nostall.core.errors import NostallError
+from nostall.core.errors import NostallError, one_line
 from nostall.fusion.errors import BadCapture
 
 _aten = torch.ops.aten
@@ -134,10 +134,9 @@ def _traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Gra
     except NostallError:
         raise
     except Exception as error:  # whatever PyTorch has to say about the user's code
-        first = str(error).strip().splitlines() or [""]
         raise BadCapture(
-            f"PyTorch cannot trace {type(module).__name__}: {type(error).__name__}: "
-            f"{first[0][:200]}; make its forward pass traceable (no branches on values of tensors)"
+            f"PyTorch cannot trace {type(module).__name__}: {one_line(error)}; "
+            "make its forward pass traceable (no branches on values of tensors)"
         ) from error
     return graphs
 

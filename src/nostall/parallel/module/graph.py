@@ -19,6 +19,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from nostall.core.errors import one_line
 from nostall.parallel.errors import BadModel
 from nostall.parallel.module.job import Job
 
@@ -119,10 +120,9 @@ def _export(job: Job, samples: int) -> torch.export.ExportedProgram:
             with _on_cpu(job.module):
                 return torch.export.export(module, job.example_batch(samples), strict=False)
     except Exception as error:  # torch.export and the user's code raise errors of any class
-        first = str(error).strip().splitlines() or [""]
         raise BadModel(
             f"torch.export cannot trace the module with its loss at {samples} samples: "
-            f"{type(error).__name__}: {first[0][:200]}; make the forward pass exportable "
+            f"{one_line(error)}; make the forward pass exportable "
             "(no branches on values of tensors)"
         ) from error
     finally:

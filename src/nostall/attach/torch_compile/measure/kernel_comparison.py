@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,12 +34,12 @@ from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord
 from nostall.attach.warning import warn_once
-from nostall.fusion.codegen.autotune.autotuner import fill_tensor
+from nostall.core.errors import one_line
 from nostall.gpu.clock import Clock, Run
+from nostall.gpu.synthetic_inputs import synthetic_inputs
 
 MAX_COMPARISON_S = 0.1
 """Longest measurement of one comparison in seconds, without compiling the baseline."""
-Layout = tuple[Sequence[int], Sequence[int], torch.dtype]
 """Shape, strides and dtype of a tensor."""
 
 
@@ -137,8 +137,7 @@ def _compare(
         inductor, stitched = _baseline_run(baseline.module, compiler), _kernel_run(baseline)
         samples = clock.samples(key, [inductor, stitched, inductor], seconds)
     except Exception as error:  # out of memory, a compiler error: the kernels are fused untried
-        reason = (str(error).strip().splitlines() or [""])[0]
-        failure = f"{type(error).__name__}: {reason[:200]}"
+        failure = one_line(error)
         warn_once(f"a kernel is fused without a comparison of its own: {failure}")
         return structs.replace(record, failure=failure)
     first, second, null = map(tuple, samples)
@@ -147,7 +146,7 @@ def _compare(
 
 def _baseline_run(module: GraphModule, compiler: GraphCompiler) -> Run:
     fakes = fake_placeholders(module)
-    inputs = _random_tensors([(x.shape, x.stride(), x.dtype) for x in fakes], graph_device(module))
+    inputs = synthetic_inputs([(x.shape, x.stride(), x.dtype) for x in fakes], graph_device(module))
     with fake_inputs(inputs) as traced:
         compiled = compiler.compile_baseline(module, traced)
     return lambda: compiled(*inputs)
@@ -158,7 +157,7 @@ def _kernel_run(baseline: InductorBaseline) -> Run:
     device = graph_device(baseline.module)
     for match in baseline.matches:
         op = load_op(match.kernel)
-        calls.append((op.unchecked_call, _random_tensors(op.launcher(None).inputs, device)))
+        calls.append((op.unchecked_call, synthetic_inputs(op.launcher(None).inputs, device)))
 
     def run() -> None:
         for call, inputs in calls:
@@ -191,14 +190,3 @@ def graph_device(module: GraphModule) -> torch.device:
     tensors = (x for x in fake_placeholders(module) if isinstance(x, Tensor))
     device: torch.device = next(tensors).device
     return device
-
-
-def _random_tensors(layouts: Sequence[Layout], device: torch.device) -> list[Tensor]:
-    """Tensors of these layouts with random numbers: normal floats, and integers of 0 or 1."""
-    generator = torch.Generator(device).manual_seed(0)
-    tensors = []
-    for shape, strides, dtype in layouts:
-        span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        memory = torch.empty(span if 0 not in shape else 0, dtype=dtype, device=device)
-        tensors.append(fill_tensor(memory, generator).as_strided(shape, strides))
-    return tensors

@@ -25,8 +25,9 @@ from nostall.attach.torch_compile.store.records import ComparisonRecord, Selecti
 from nostall.attach.torch_compile.training_steps import STEPS, is_capturing
 from nostall.attach.torch_compile.workers.cpu_time import count_cpu_time
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, print_progress
-from nostall.attach.torch_compile.workers.worker import describe_error, stop_workers
+from nostall.attach.torch_compile.workers.worker import stop_workers
 from nostall.attach.warning import warn_once
+from nostall.core.errors import one_line
 from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")
@@ -151,7 +152,7 @@ class GraphDispatcher:
         try:
             return ranks.fetch(self._context.graph, self._context.store)
         except Exception as error:  # must not end the user's process
-            self._fall_back(f"rank 0's selection is not readable: {describe_error(error)}", error)
+            self._fall_back(f"rank 0's selection is not readable: {one_line(error)}", error)
             return None
 
     def _compile(
@@ -168,7 +169,7 @@ class GraphDispatcher:
             self._commit(Selection("inductor"), str(reason), (), None, ranks)
             return None
         except Exception as error:  # must not end the user's process
-            self._fall_back(f"not stitched: {describe_error(error)}", error)
+            self._fall_back(f"not stitched: {one_line(error)}", error)
             return None
         finally:
             report.seconds["background"] = tasks.seconds
@@ -186,7 +187,7 @@ class GraphDispatcher:
             self._fall_back(f"the stitched version is not used: {error}", error)
             return
         except Exception as error:  # must not end the user's process
-            self._fall_back(f"not compared: {describe_error(error)}", error)
+            self._fall_back(f"not compared: {one_line(error)}", error)
             return
         self._state.advance(Phase.COMPARED)
         self.report.seconds["compared"] = time.perf_counter() - began

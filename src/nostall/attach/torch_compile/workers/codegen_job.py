@@ -24,8 +24,8 @@ from nostall.attach.torch_compile.measure.plan_tuning import PlanCandidates, Pla
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
 from nostall.attach.torch_compile.workers.torch_state import cache_folders, set_cache_folders
-from nostall.attach.torch_compile.workers.worker import describe_error
 from nostall.attach.torch_compile.workers.worker_main import exit_with_parent_worker
+from nostall.core.errors import one_line
 from nostall.fusion.codegen.runtime.kernel import clear_source_cache
 from nostall.fusion.graph.graph import Graph
 
@@ -163,7 +163,7 @@ def _prepare(
         kernels += tuning.prepare(graph)
     # Returned as text: an exception that cannot be unpickled would break the pool.
     except Exception as error:
-        return kernels, tuning.candidates, describe_error(error)
+        return kernels, tuning.candidates, one_line(error)
     return kernels, tuning.candidates, ""
 
 
@@ -175,7 +175,7 @@ def _compile(kernel: str, target: Any, folders: Folders) -> str:
         triton.runtime.driver.set_active(TargetOnlyDriver(target))
         load_op(kernel).compile(torch.device("cuda"))
     except Exception as error:  # as text, as in :func:`_prepare`
-        return describe_error(error)
+        return one_line(error)
     return ""
 
 

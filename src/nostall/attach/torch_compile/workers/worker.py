@@ -14,14 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -34,6 +29,7 @@ from nostall.attach.torch_compile.workers.cpu_time import (
 )
 from nostall.attach.torch_compile.workers.tasks import register_exit_hook
 from nostall.attach.torch_compile.workers.torch_state import NotOffloadable
+from nostall.core.process import ChildProcess
 
 MIN_FREE_BYTES = 2 << 30
 """Free memory of a GPU that each worker on it needs, in bytes."""
@@ -93,22 +89,19 @@ class Worker:
         self._reported_seconds = self._unreported_seconds = 0.0
         self._attached = False
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._process: ChildProcess | None = None
 
     def reset_after_fork(self) -> None:
         """In a forked process: forget the worker process, which belongs to the parent."""
-        if self._connection is not None:
-            self._connection.close()
         if self._process is not None:
-            self._process.returncode = 0  # otherwise Popen warns that it still runs
+            self._process.reap()
         self._reset()
 
     @property
     def is_running(self) -> bool:
         # Polling may reap the process, whose CPU time the job results have already reported.
         with FINISHED_CHILDREN.excluded():
-            return self._process is not None and self._process.poll() is None
+            return self._process is not None and self._process.is_alive
 
     @property
     def is_attached(self) -> bool:
@@ -152,28 +145,14 @@ class Worker:
             return JobResult(f"{type(error).__name__}: {error}")
 
     def _run(self, data: bytes) -> JobResult[Any]:
-        connection = self._attach()
-        timed_out = threading.Event()
-
-        def give_up() -> None:
-            timed_out.set()
-            self.stop()
-
-        timer = threading.Timer(JOB_TIMEOUT_S, give_up)
-        timer.daemon = True
-        timer.start()
+        process = self._attach()
         try:
-            with _ignore_sigpipe():
-                connection.send_bytes(data)
-            result: JobResult[Any] = pickle.loads(connection.recv_bytes())
-            self._reported_seconds += result.cpu_seconds
-        except BaseException as error:
+            process.send(data, JOB_TIMEOUT_S)
+            result: JobResult[Any] = process.receive(JOB_TIMEOUT_S)
+        except BaseException:
             self._close()
-            if timed_out.is_set():
-                raise TimeoutError(f"no result within {JOB_TIMEOUT_S:.0f} s") from error
             raise
-        finally:
-            timer.cancel()
+        self._reported_seconds += result.cpu_seconds
         return result
 
     def stop(self) -> None:
@@ -182,11 +161,10 @@ class Worker:
         if process is None:
             return
         with FINISHED_CHILDREN.excluded():
-            if process.poll() is None:
+            if process.is_alive:
                 spent = process_tree_seconds(process.pid)
                 self._unreported_seconds += max(0.0, spent - self._reported_seconds)
-            process.kill()  # this closes the connection, which ends the wait of :meth:`_run`
-            process.wait()
+            process.kill()  # this closes the channel, which ends the wait of :meth:`_run`
 
     def take_unreported_seconds(self) -> float:
         """CPU seconds of stopped processes that no job result contains, since the last call."""
@@ -198,48 +176,38 @@ class Worker:
         self._closed = True
         self.stop()
 
-    def _attach(self) -> Connection:
-        connection = self._connection
-        if self.is_attached and connection is not None:
-            return connection
+    def _attach(self) -> ChildProcess:
+        process = self._process
+        if self.is_attached and process is not None:
+            return process
         uses_gpu = self._on_gpu and torch.cuda.is_initialized()
         gpu = torch.cuda.current_device() if uses_gpu else -1
         _check_gpu_memory(gpu, self._max_workers)
-        connection = self._start()
-        with _ignore_sigpipe():
-            connection.send_bytes(str(gpu).encode())
+        process = self._start()
+        process.send(gpu)
         self._attached = True
-        return connection
+        return process
 
-    def _start(self) -> Connection:
+    def _start(self) -> ChildProcess:
         self._check_open()
-        if self.is_running and self._connection is not None:
-            return self._connection
+        if self.is_running and self._process is not None:
+            return self._process
         self._close()
-        connection, child = Pipe()
-        command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM]
-        with child:
-            self._process = subprocess.Popen(
-                [*command, str(child.fileno()), self._preload],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[child.fileno()],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                    "TORCHINDUCTOR_COMPILE_THREADS": str(
-                        max(1, MAX_COMPILERS // self._max_workers)
-                    ),
-                },
-            )
-        self._connection, self._reported_seconds, self._attached = connection, 0.0, False
+        process = ChildProcess.run(
+            [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM, self._preload],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, MAX_COMPILERS // self._max_workers)),
+            },
+        )
+        self._process, self._reported_seconds, self._attached = process, 0.0, False
         try:
             self._check_open()
         except NotOffloadable:
             self._close()
             raise
-        return connection
+        return process
 
     def _check_open(self) -> None:
         if self._closed:
@@ -247,9 +215,10 @@ class Worker:
 
     def _close(self) -> None:
         self.stop()
-        if self._connection is not None:
-            self._connection.close()
-        self._process = self._connection = None
+        process, self._process = self._process, None
+        if process is not None:
+            with FINISHED_CHILDREN.excluded():
+                process.reap()
 
 
 _INDUCTOR_PRELOAD = "torch._inductor.compile_fx"
@@ -286,28 +255,3 @@ def _check_gpu_memory(gpu: int, workers: int) -> None:
         raise NotOffloadable(
             f"{free >> 20} MB of the GPU are free; at least {needed >> 20} are needed"
         )
-
-
-@contextlib.contextmanager
-def _ignore_sigpipe() -> Iterator[None]:
-    """Keep SIGPIPE from this thread: writing to a dead worker must not end the user's process.
-
-    Matters if the user has set the signal's default action.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
-    try:
-        yield
-    finally:
-        if signal.SIGPIPE not in before:
-            while signal.sigtimedwait([signal.SIGPIPE], 0) is not None:
-                pass
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
-
-
-def describe_error(error: BaseException) -> str:
-    """Type and first line of an exception, at most 200 characters of it."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first[:200]}"

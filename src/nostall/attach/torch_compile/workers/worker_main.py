@@ -9,7 +9,6 @@ import pickle
 import sys
 import threading
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -18,7 +17,9 @@ from nostall.attach.torch_compile.workers.cpu_time import (
     finished_children_seconds,
     process_tree_seconds,
 )
-from nostall.attach.torch_compile.workers.worker import JobResult, describe_error
+from nostall.attach.torch_compile.workers.worker import JobResult
+from nostall.core.errors import one_line
+from nostall.core.process import Channel, ProcessEnded
 
 ATTACH_TIMEOUT_S = 600.0
 """Longest wait for the GPU's index after the start, in seconds; then the process exits."""
@@ -27,33 +28,34 @@ IDLE_TIMEOUT_S = 60.0
 NICE = 5
 """Niceness of the process, so that the user's process has priority."""
 
-_user_process: list[Connection] = []
-"""The connection to the user's process, if this is a worker process."""
+_user_process: list[Channel] = []
+"""The channel to the user's process, if this is a worker process."""
 
 
 def main() -> None:
-    """Run jobs until the user's process closes the connection, or for a time sends none.
+    """Run jobs until the user's process closes the channel, or for a time sends none.
 
-    Arguments of the process: the connection's file descriptor, and the module to preload.  The
-    first message is the index of the GPU, negative for none; all others are jobs.
+    Arguments of the process: the module to preload, and the channel's file descriptor.  The first
+    message is the index of the GPU, negative for none; all others are pickled jobs.
     """
     exit_with_parent(os.getppid())
     os.nice(NICE)
     # A module that cannot be imported makes the first job fail, which reports the error.
     with contextlib.suppress(Exception):
-        importlib.import_module(sys.argv[2])
+        importlib.import_module(sys.argv[1])
     reported = 0.0
-    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(EOFError):
-        _user_process.append(connection)
-        if not connection.poll(ATTACH_TIMEOUT_S):
+    channel = Channel.from_descriptor(int(sys.argv[-1]))
+    _user_process.append(channel)
+    with contextlib.suppress(ProcessEnded):
+        if not channel.poll(ATTACH_TIMEOUT_S):
             os._exit(0)  # the user's process only compiled, or is suspended
-        _use_gpu(int(connection.recv_bytes()))
-        while connection.poll(IDLE_TIMEOUT_S):
-            result = _run_job(connection.recv_bytes())
+        _use_gpu(channel.receive())
+        while channel.poll(IDLE_TIMEOUT_S):
+            result = _run_job(channel.receive())
             spent = _cpu_seconds()
             # The first job's result includes the start of the process.
             result.cpu_seconds, reported = spent - reported, spent
-            connection.send_bytes(pickle.dumps(result))
+            channel.send(result)
     os._exit(0)  # without waiting for the compile processes, whose results are not needed
 
 
@@ -87,7 +89,7 @@ def _run_job(data: bytes) -> JobResult[Any]:
         run, job = pickle.loads(data)
         return JobResult(value=run(job))
     except Exception as error:  # reported to the user's process, which does the work itself
-        return JobResult(describe_error(error))
+        return JobResult(one_line(error))
 
 
 def _cpu_seconds() -> float:
@@ -109,7 +111,7 @@ def exit_with_parent(parent: int) -> None:
 def exit_with_parent_worker(worker: int) -> None:
     """In a process that a worker (by id) forked: exit when the worker ends.
 
-    Closes the connection to the user's process, which otherwise would not notice that the worker
+    Closes the channel to the user's process, which otherwise would not notice that the worker
     is gone.
     """
     while _user_process:

@@ -293,11 +293,3 @@ def test_comparisons_are_disabled_without_a_clock_or_if_all_kernels_are_kept(
     made = comparisons(clock, module, **({"keep": "all"} if case == "keep all" else {}))
     assert made.graphs == []
     assert made.kept_in_inductor(FakeCompiler(), 60.0) == frozenset()
-
-
-def test_random_tensors_have_any_strides_also_of_zero() -> None:
-    layouts = [((3, 4), (0, 1), torch.float32), ((2, 3), (1, 2), torch.int64)]
-    layouts += [((0, 4), (4, 1), torch.float32), ((), (), torch.bool)]
-    tensors = kernel_comparison._random_tensors(layouts, torch.device("cpu"))
-    for x, layout in zip(tensors, layouts, strict=True):
-        assert (tuple(x.shape), x.stride(), x.dtype) == layout

@@ -32,10 +32,10 @@ from nostall.attach.torch_compile.workers.worker import (  # noqa: E402
 )
 
 RECEIVES_GPU = """
-import pickle, sys
-from multiprocessing.connection import Connection
-connection = Connection(int(sys.argv[1]))
-connection.recv_bytes()  # the index of the GPU
+import sys
+from nostall.core.process import Channel
+channel = Channel.from_descriptor(int(sys.argv[-1]))
+channel.receive()  # the index of the GPU
 """
 
 
@@ -68,15 +68,15 @@ LARGER_THAN_A_PIPE = 4 << 20
 @pytest.mark.parametrize(
     ("program", "message", "size"),
     [
-        ("raise SystemExit(3)", "Error", 0),
-        (RECEIVES_GPU + "connection.recv_bytes()", "EOFError", 0),
+        ("raise SystemExit(3)", "ProcessEnded: ", 0),
+        (RECEIVES_GPU + "channel.receive()", "ProcessEnded", 0),
         (
-            RECEIVES_GPU + "connection.recv_bytes(); connection.send_bytes(b'?')",
-            "UnpicklingError",
+            RECEIVES_GPU + "channel.receive(); channel._socket.sendall(b'?' * 8)",
+            "ProcessEnded: the process sent data that is not a message",
             0,
         ),
-        (RECEIVES_GPU + SLEEPS, "TimeoutError: no result within", 0),
-        (RECEIVES_GPU + SLEEPS, "TimeoutError: no result within", LARGER_THAN_A_PIPE),
+        (RECEIVES_GPU + SLEEPS, "TimeoutError: no answer within", 0),
+        (RECEIVES_GPU + SLEEPS, "TimeoutError: the process took no message", LARGER_THAN_A_PIPE),
     ],
 )
 def test_a_failing_process_is_a_failure_without_an_exception(
@@ -140,7 +140,7 @@ def test_a_started_process_preloads_its_module_and_waits_for_its_gpu(
     assert gpus == [], "no GPU is used yet, and the process still runs"
     worker.attach_gpu()
     assert worker.is_attached and worker._process is process and gpus == [-1]
-    assert process.wait(60) == 0, "it exits because there is no job"
+    assert process._handle.wait(60) == 0, "it exits because there is no job"
 
 
 def test_a_process_that_gets_no_gpu_exits(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_process_that_gets_no_gpu_exits(worker: Worker, monkeypatch: pytest.Mo
     monkeypatch.setattr(worker_module, "PROGRAM", program)
     worker.start()
     assert worker._process is not None
-    assert worker._process.wait(60) == 0
+    assert worker._process.reap(60) == 0
 
 
 def test_start_does_not_wait_for_a_running_job(worker: Worker) -> None:
@@ -165,7 +165,7 @@ def test_a_closed_worker_fails_its_job_and_starts_no_other_process(
     assert worker.is_running
     threading.Timer(0.2, worker.close).start()
     began = time.monotonic()
-    assert "Error" in worker.run(compile_job()).failure
+    assert "ProcessEnded: " in worker.run(compile_job()).failure
     assert time.monotonic() - began < 30
     worker.attach_gpu()
     assert not worker.is_running
@@ -176,11 +176,11 @@ def test_a_forked_process_does_not_use_or_stop_the_worker_of_its_parent(
 ) -> None:
     monkeypatch.setattr(worker_module, "PROGRAM", RECEIVES_GPU + SLEEPS)
     FIRST_INDUCTOR_WORKER.attach_gpu()
-    connection = FIRST_INDUCTOR_WORKER._connection
-    assert connection is not None
+    process = FIRST_INDUCTOR_WORKER._process
+    assert process is not None
     child = os.fork()
     if not child:
-        is_reset = connection.closed and not FIRST_INDUCTOR_WORKER.is_running
+        is_reset = process._channel.fileno() < 0 and not FIRST_INDUCTOR_WORKER.is_running
         FIRST_INDUCTOR_WORKER.close()
         os._exit(0 if is_reset else 1)
     _, status = os.waitpid(child, 0)
@@ -194,7 +194,7 @@ def test_a_process_without_jobs_exits(worker: Worker, monkeypatch: pytest.Monkey
     monkeypatch.setattr(worker_module, "PROGRAM", program)
     worker.attach_gpu()
     assert worker._process is not None
-    assert worker._process.wait(60) == 0
+    assert worker._process.reap(60) == 0
 
 
 KILLED = """
@@ -203,11 +203,11 @@ from nostall.attach.torch_compile.workers import worker
 worker.PROGRAM = (
     "import os, sys, time, nostall.attach.torch_compile.workers.worker_main as main;"
     "main.exit_with_parent(os.getppid());"
-    "main.Connection(int(sys.argv[1])).send_bytes(b'ready'); time.sleep(60)"
+    "main.Channel.from_descriptor(int(sys.argv[-1])).send('ready'); time.sleep(60)"
 )
 worker.FIRST_INDUCTOR_WORKER.attach_gpu()
 print(worker.FIRST_INDUCTOR_WORKER._process.pid, flush=True)
-worker.FIRST_INDUCTOR_WORKER._connection.recv_bytes()
+worker.FIRST_INDUCTOR_WORKER._process.receive()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
