@@ -20,10 +20,10 @@ from benchmarks.harness.generated_regions import README, readme, seeds
 from benchmarks.harness.schema import RESULTS, BadResults, Record, Size, measured_files, read
 from benchmarks.sass.reasons_section import reasons_section
 from nostall.core.files import write_atomically
-from nostall.sass.model.agreement import FILE, Agreement
+from nostall.sass.model.agreement import AGREEMENT_FILE, Agreement
 
 PAGE = RESULTS.parents[1] / "docs" / "results.md"
-AGREEMENT = RESULTS.parents[1] / "src" / "nostall" / "sass" / "model" / FILE
+AGREEMENT = RESULTS.parents[1] / "src" / "nostall" / "sass" / "model" / AGREEMENT_FILE
 SUITE = RESULTS / "gpu_suite.json"
 HEADLINE = "anneal"
 ELSEWHERE = {"gpu_game.json": "learning.md"}

@@ -39,7 +39,7 @@ from pydantic import ValidationError
 
 from benchmarks.sass import modelled_page
 from nostall.core import Comparison, LaunchSpec
-from nostall.sass.model.agreement import caution, known
+from nostall.sass.model.agreement import load_agreement, model_caution
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import load_cubin
@@ -257,7 +257,7 @@ def test_sizes_and_paths_stand_apart() -> None:
 
 def test_what_is_said_beside_modelled_gains_comes_from_the_committed_file() -> None:
     found = newest_agreement(FILES)
-    assert known() == found, "run `python -m benchmarks.sass.results_page`"
+    assert load_agreement() == found, "run `python -m benchmarks.sass.results_page`"
     assert README.read_text() == readme(README.read_text(), found, suite())
 
 
@@ -287,9 +287,9 @@ def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> 
     found = agreement_of([Record.model_validate(r) for r in made], "x.json")
     assert found is not None and found.tau == {"a": 1.0, "b": -1.0} and found.candidates == 4
     assert agreement_of([Record.model_validate(example())], "x.json") is None
-    monkeypatch.setattr("nostall.sass.model.agreement.known", lambda: found)
-    assert "on G its ranking of 4 measured candidates of 2 kernels" in caution()
-    assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in caution()
+    monkeypatch.setattr("nostall.sass.model.agreement.load_agreement", lambda: found)
+    assert "on G its ranking of 4 measured candidates of 2 kernels" in model_caution()
+    assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in model_caution()
     text = readme(README.read_text(), found, ())
     assert "On G its ranking" in text and "results/x.json" in text
     assert readme(text, None, ()) == readme(README.read_text(), None, ())

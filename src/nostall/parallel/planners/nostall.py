@@ -79,7 +79,7 @@ def nostall(work: Workload, effort: Effort) -> Plan:
             evaluations=max(1, evaluations // STARTS),
         )
         # No memory: small spaces run out of new plans, and remembered ones are not charged.
-        found = Anneal(memo=0).run(
+        found = Anneal(memo_size=0).run(
             PlanSpace(work, start), SimulatedTime(work), budget, seed=effort.seed + done
         )
         if found.best_measurement.value < seconds:

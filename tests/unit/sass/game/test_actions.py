@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the game needs the extra nostall[rl]")
 
+from nostall.sass.game.adjacency import Adjacency
 from tests.unit.sass.game.kernels import CORPUS, dot_product, largest, transpose
 
 from nostall.sass.game.actions import MemorySlides
-from nostall.sass.game.adjacency import Adjacency
 from nostall.sass.schedule.moves import Slide
 from nostall.sass.schedule.space import ScheduleSpace
 

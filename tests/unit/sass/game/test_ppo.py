@@ -16,6 +16,10 @@ pytest.importorskip("safetensors", reason="learning needs the extra nostall[rl]"
 
 import safetensors.torch as safetensors
 import torch
+from nostall.sass.game.learning import Learner, Player, Ppo, Rollout
+from nostall.sass.game.messages import heard
+from nostall.sass.game.openings import Openings
+from nostall.sass.game.ppo import LearnedSearch
 from tests.unit.sass.game.kernels import CORPUS, dot_product, largest, model, transpose
 
 from nostall.core import BadInput, BadRun, Budget
@@ -23,11 +27,7 @@ from nostall.sass.game import policy as policies
 from nostall.sass.game.edits import VARIANTS, Edits
 from nostall.sass.game.game import Game
 from nostall.sass.game.graph_view import GraphView
-from nostall.sass.game.learning import Learner, Player, Ppo, Rollout
-from nostall.sass.game.messages import heard
-from nostall.sass.game.openings import Openings
 from nostall.sass.game.policy import GraphPolicy, Sight, load_policy, save_policy
-from nostall.sass.game.ppo import LearnedSearch
 from nostall.sass.game.randomness import kept_apart
 from nostall.search.episodes import read_episodes
 from nostall.testing import check_search

@@ -11,11 +11,11 @@ pytest.importorskip("torch", reason="learning needs the extra nostall[rl]")
 pytest.importorskip("safetensors", reason="learning needs the extra nostall[rl]")
 
 import torch
+from nostall.sass.game.learning import Ppo
 from tests.unit.sass.game.kernels import NVCC, dot_product, model, transpose
 
 from nostall.cli import train as command
 from nostall.core import BadInput, BadRun
-from nostall.sass.game.learning import Ppo
 from nostall.sass.game.policy import GraphPolicy, load_policy
 from nostall.sass.game.randomness import kept_apart
 from nostall.sass.game.training import Lesson, Progress, train
