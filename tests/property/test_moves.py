@@ -1,4 +1,4 @@
-"""Moves: legal ones only are offered, they are pure, and the verifier accepts where they lead."""
+"""Moves: only legal ones are offered, they are pure, and the verifier accepts their results."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nostall.sass import Program
 from nostall.sass.safety.verify import verify_program
 from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import (
-    Board,
-    IllegalBoard,
-    IllegalRestall,
-    IllegalReuse,
+    FlipReuse,
+    FlipYield,
+    IllegalFlipReuse,
+    IllegalFlipYield,
+    IllegalSetScoreboard,
+    IllegalSetStall,
     IllegalSlide,
     IllegalSwap,
-    IllegalYield,
-    Restall,
-    Reuse,
     ScheduleMove,
+    SetScoreboard,
+    SetStall,
     Slide,
     Swap,
-    Yield,
 )
 from nostall.testing import check_space
 from tests.corpus import catalogue
@@ -49,10 +49,10 @@ NO_TAGS: frozenset[str] = frozenset()
 ERRORS = {
     Slide: IllegalSlide,
     Swap: IllegalSwap,
-    Restall: IllegalRestall,
-    Yield: IllegalYield,
-    Reuse: IllegalReuse,
-    Board: IllegalBoard,
+    SetStall: IllegalSetStall,
+    FlipYield: IllegalFlipYield,
+    FlipReuse: IllegalFlipReuse,
+    SetScoreboard: IllegalSetScoreboard,
 }
 
 
@@ -89,20 +89,22 @@ def test_a_random_walk_ends_in_a_schedule_that_the_verifier_accepts(name: str) -
     assert verdict.safe, [str(finding) for finding in verdict.findings[:3]]
 
 
-def test_the_space_keeps_its_contract() -> None:
+def test_the_space_meets_its_contract() -> None:
     check_space(_space(SMALL), steps=12)
 
 
 def _conceivable(space: ScheduleSpace) -> list[ScheduleMove]:
-    found: list[ScheduleMove] = []
+    moves: list[ScheduleMove] = []
     for index in range(len(space.function.instructions)):
-        found += [Slide(index, by, NO_TAGS) for by in (-16, -3, -1, 1, 2, 16)]
-        found.append(Swap(index, NO_TAGS))
-        found += [Restall(index, cycles, NO_TAGS) for cycles in (0, 1, 5, 11, 12, 15, 16)]
-        found.append(Yield(index, NO_TAGS))
-        found += [Reuse(index, slot, NO_TAGS) for slot in range(3)]
-        found += [Board(index, write, b, NO_TAGS) for write in (False, True) for b in (0, 5)]
-    return found
+        moves += [Slide(index, by, NO_TAGS) for by in (-16, -3, -1, 1, 2, 16)]
+        moves.append(Swap(index, NO_TAGS))
+        moves += [SetStall(index, cycles, NO_TAGS) for cycles in (0, 1, 5, 11, 12, 15, 16)]
+        moves.append(FlipYield(index, NO_TAGS))
+        moves += [FlipReuse(index, slot, NO_TAGS) for slot in range(3)]
+        moves += [
+            SetScoreboard(index, write, b, NO_TAGS) for write in (False, True) for b in (0, 5)
+        ]
+    return moves
 
 
 def _bare(move: ScheduleMove) -> tuple[str, str]:
@@ -110,11 +112,11 @@ def _bare(move: ScheduleMove) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("walked", [0, 60])
-def test_moves_offers_exactly_what_apply_takes(walked: int) -> None:
+def test_moves_offers_exactly_what_apply_accepts(walked: int) -> None:
     space = _space(SMALL)
     state, _ = _walk(space, walked, seed=3)
     offered = {_bare(move) for move in space.moves(state)}
-    taken = set()
+    accepted = set()
     raised = set()
     for move in _conceivable(space):
         try:
@@ -125,17 +127,17 @@ def test_moves_offers_exactly_what_apply_takes(walked: int) -> None:
             assert _bare(move) not in offered
             raised.add(type(move))
         else:
-            taken.add(_bare(move))
-    same = {m for m in taken if not _is_same_stall(space, state, m)}
-    assert same <= offered
-    assert taken
+            accepted.add(_bare(move))
+    changing = {m for m in accepted if not _is_same_stall(space, state, m)}
+    assert changing <= offered
+    assert accepted
     assert raised == set(ERRORS)
 
 
 def _is_same_stall(space: ScheduleSpace, state: Schedule, bare: tuple[str, str]) -> bool:
-    """Setting the stall that an instruction has is no move, so it is not offered."""
+    """Whether a move sets the stall count that the instruction has; no such move is offered."""
     kind, text = bare
-    if kind != "Restall":
+    if kind != "SetStall":
         return False
     index, _, cycles = text.removeprefix("stall #").partition(" = ")
     return int(state.stall[int(index)]) == int(cycles)
@@ -153,7 +155,7 @@ def test_proposals_are_among_the_moves_and_carry_the_wanted_tags() -> None:
             assert (move in fitting) if fitting else (move is None)
 
 
-def test_apply_leaves_the_old_state_alone() -> None:
+def test_apply_does_not_change_the_old_state() -> None:
     space = _space(SMALL)
     state, _ = _walk(space, 10, seed=2)
     before = space.dump(state)
@@ -178,12 +180,12 @@ def test_swapped_and_swapped_back_is_the_original_cubin() -> None:
         if not isinstance(move, Swap):
             continue
         at = int(np.flatnonzero(start.order == move.index)[0])
-        other = int(start.order[at + 1])
-        if any(start.reuse[i] for i in (move.index, other, int(start.order[at - 1]))):
+        neighbour = int(start.order[at + 1])
+        if any(start.reuse[i] for i in (move.index, neighbour, int(start.order[at - 1]))):
             continue
         swapped = space.apply(start, move)
         assert space.impose(swapped).to_cubin() != space.program.cubin.data
-        back = space.apply(swapped, Swap(other, NO_TAGS))
+        back = space.apply(swapped, Swap(neighbour, NO_TAGS))
         assert back == start
         assert space.impose(back).to_cubin() == space.program.cubin.data
         done += 1
