@@ -205,7 +205,7 @@ def record_trial(
 ) -> Point[S]:
     """Record the evaluation of ``candidate`` and notify observers; returns the next point.
 
-    A failed candidate is never accepted and never the best, whatever ``accepted`` says.
+    A failed candidate is never accepted and never the best, even if ``accepted`` is true.
     ``rejected`` is the number of illegal proposals before this one.
     """
     value = measurement.value

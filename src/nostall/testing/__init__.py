@@ -1,7 +1,7 @@
 """Conformance checks for spaces, objectives and searches, and a small space to try them on.
 
 A test of a new space, objective or search calls the check of that contract. A violation raises
-:class:`~nostall.core.ContractBroken`, whose message says what to do.
+:class:`~nostall.core.ContractBroken`, whose message explains the fix.
 """
 
 from nostall.testing.objective import check_objective

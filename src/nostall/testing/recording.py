@@ -32,7 +32,7 @@ class RecordingObserver:
 class RecordingObjective(Objective[S]):
     """Objective that passes states on to ``inner`` and keeps all states and measurements.
 
-    ``fails`` says which states fail. The evaluation that would exceed ``interrupt_at`` states
+    ``fails`` selects the states that fail. The evaluation that would exceed ``interrupt_at`` states
     raises Ctrl-C. :func:`record_evaluations` constructs it.
     """
 

@@ -107,7 +107,7 @@ def _mask_slides(
 ) -> None:
     """Write the mask of one block's candidates.
 
-    ``members`` are the numbers of the candidates in the block; ``exchanges[p]`` tells whether
+    ``members`` are the numbers of the candidates in the block; ``exchanges[p]`` is true if
     positions p and p + 1 may be exchanged.
     """
     position = np.empty(len(order), np.int32)

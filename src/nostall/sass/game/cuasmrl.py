@@ -131,7 +131,7 @@ class Cuasmrl(PpoParameters, Search):
         iterations = self.iterations
 
         def learning_rate(remaining: float) -> float:
-            # The library asks after a rollout; the published code uses the rate from before it.
+            # The library computes the rate after a rollout; the published code, before it.
             return self.rate * min(1.0, remaining + 1.0 / iterations)
 
         return MaskablePPO(

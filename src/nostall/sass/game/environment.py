@@ -51,7 +51,7 @@ class Sizes:
 
 
 class GameEnvironment(gymnasium.Env[Observation, np.int64]):
-    """Gymnasium environment of a given :class:`Game`; see :class:`AssemblyGame`."""
+    """Gymnasium environment of any :class:`Game`; see :class:`AssemblyGame`."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's own way)
 

@@ -69,8 +69,8 @@ def _find_legal(
                 continue
             x = order[p - 1] if pair == 0 else (b if pair == 1 else a)
             y = b if pair == 0 else (a if pair == 1 else order[p + 2])
-            kept = next_original[x] == y and stall[x] >= stall_original[x]
-            ok = kept or stall[x] >= gap[pipe[x], pipe[y]]
+            unchanged = next_original[x] == y and stall[x] >= stall_original[x]
+            ok = unchanged or stall[x] >= gap[pipe[x], pipe[y]]
         legal[p] = ok and _waits_hold(
             order, p, start, issue, moved, is_depbar, write_sb, read_sb, wait
         )

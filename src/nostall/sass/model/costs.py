@@ -284,7 +284,7 @@ class _RowBuilder:
 
 
 def _depbar_argument(instruction: Instruction) -> int:
-    """Scoreboard, count and mask, packed as :attr:`SyncKind.DEPBAR` says."""
+    """Scoreboard, count and mask, in the packed form of :attr:`SyncKind.DEPBAR`."""
     scoreboard, count, mask = 7, 0, 0
     for operand in instruction.operands:
         if operand.startswith("SB"):

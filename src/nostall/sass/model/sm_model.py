@@ -74,7 +74,7 @@ class Explanation:
     assumed_trips: frozenset[int]
     """Loops whose trip count is assumed."""
     short_loops: frozenset[int]
-    """Loops that the modelled path runs less often than ``trips`` says."""
+    """Loops that the modelled path runs less often than their trip count."""
 
     @property
     def by_reason(self) -> dict[str, float]:

@@ -2,14 +2,14 @@
 
 A cubin does not say which way a branch goes, so the path follows these rules:
 
-- A loop runs as many iterations as the launch says (``trips``), else as many as assumed.
+- A loop runs for its trip count: that of the launch (``trips``), else the assumed one.
 - Any other conditional branch goes to the side from which more working loops can be reached:
   loops with matrix instructions or loads from shared or global memory. So the path does not skip
   the main loop. If both sides reach equally many, the branch falls through, unless that ends the
   kernel at once. A guarded EXIT or trap does not end the kernel.
-- BSYNC continues where its BSSY says. CALL enters its callee (a recursive call does not), RET
-  returns. A guarded CALL is a conditional branch: compilers leave loops by it. An indirect branch
-  goes to its first target.
+- BSYNC continues at the target of its BSSY. CALL enters its callee, except for a recursive call;
+  RET returns. A guarded CALL is a conditional branch, because compilers leave loops by it. An
+  indirect branch goes to its first target.
 
 Only a few iterations of a loop are on the path. Those in the middle carry a weight, so that the
 sum of weight times duration stands for all iterations.
@@ -51,8 +51,8 @@ class Trace:
     assumed_loops: frozenset[int]
     """Loops whose trip count the launch does not give."""
     short_loops: frozenset[int]
-    """Loops that the path runs less often than ``trips`` says, because it passes them by or enters
-    them through recursion or indirect calls."""
+    """Loops that the path runs less often than their trip count, because it passes them by or
+    enters them through recursion or indirect calls."""
     complete: bool
     """False if the path stopped at ``MAX_INSTRUCTIONS``."""
 

@@ -104,8 +104,8 @@ def check_block_arrays(
             before = order[p - 1]
             least = gap[pipe[before], pipe[index]]
             # Neighbours of the original may keep its stall count, however small it is.
-            kept = next_original[before] == index and stall[before] >= stall_original[before]
-            if stall[before] < least and not kept and now - stall[before] + least > earliest:
+            unchanged = next_original[before] == index and stall[before] >= stall_original[before]
+            if stall[before] < least and not unchanged and now - stall[before] + least > earliest:
                 earliest, violation = now - stall[before] + least, 4
         if wait[index] and not is_depbar[index]:
             for board in range(6):

@@ -81,8 +81,8 @@ class ScheduleSpace(Space[Schedule, ScheduleMove]):
     ) -> ScheduleMove | None:
         """One uniform draw over all instructions and all variants of a move.
 
-        If ``wanted`` asks for slides by one position, only exact slides are drawn: SIP's move,
-        which leaves control words unchanged.
+        If ``wanted`` has the tags of slides by one position, only exact slides are drawn: SIP's
+        move, which leaves control words unchanged.
         """
         pool = self._movable_memory if "memory" in wanted else self._movable
         if not pool:
