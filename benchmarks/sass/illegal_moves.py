@@ -66,7 +66,9 @@ class UnsafeSpace(ScheduleSpace):
         if wanted or rng.random() >= self.share:
             return super().draw(state, rng, wanted)
         # Memory accesses more often than others: their addresses are what faults come from.
-        pool = self._movable_memory if self._movable_memory and rng.random() < 0.7 else self._movable
+        pool = (
+            self._movable_memory if self._movable_memory and rng.random() < 0.7 else self._movable
+        )
         if not pool:
             return None
         index = pool[int(rng.integers(len(pool)))]
