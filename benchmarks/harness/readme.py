@@ -15,7 +15,7 @@ from benchmarks.harness.schema import read
 from benchmarks.registry import BENCHMARKS, Benchmark
 from benchmarks.sass.pages.suite_section import deployed
 from nostall.core.files import write_atomically
-from nostall.sass.model.agreement import known
+from nostall.sass.model.agreement import load_agreement
 
 README = ROOT.parent / "README.md"
 TABLE = ROOT / "README.md"
@@ -23,7 +23,7 @@ TABLE = ROOT / "README.md"
 
 def readme(text: str) -> str:
     """README.md with the agreement of the SM model and the headline results."""
-    agreement = known()
+    agreement = load_agreement()
     sentence = "How well it ranks what a GPU measures is not recorded yet."
     if agreement is not None:
         sentence = wrapped(f"{agreement.sentence[0].upper()}{agreement.sentence[1:]}")

@@ -26,11 +26,11 @@ from benchmarks.kernels.examples import sources
 from nostall.core import Budget, Checkpoint, Search, Trial
 from nostall.core.errors import BadInput
 from nostall.sass.game.cuasmrl import Cuasmrl
-from nostall.sass.game.learning import Ppo
 from nostall.sass.game.policy import load_policy, save_policy
-from nostall.sass.game.ppo import LearnedSearch
-from nostall.sass.game.randomness import kept_apart
-from nostall.sass.game.training import Lesson, train
+from nostall.sass.game.ppo_learner import GraphPpoParameters
+from nostall.sass.game.ppo_search import PpoSearch
+from nostall.sass.game.randomness import isolated_random_state
+from nostall.sass.game.training import TrainingKernel, train
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, RandomSearch, Sip
@@ -67,8 +67,8 @@ def strategies(policy: Path) -> dict[str, Search]:
         "sip": Sip(restarts=True),
         "random": RandomSearch(),
         "cuasmrl": Cuasmrl(),
-        "ppo": LearnedSearch(),
-        "ppo-trained": LearnedSearch(policy=policy),
+        "ppo": PpoSearch(),
+        "ppo-trained": PpoSearch(policy=policy),
     }
 
 
@@ -82,9 +82,9 @@ def teach(kernels: Mapping[str, tuple[ScheduleSpace, SmModel]], rollouts: int, p
             raise SystemExit(f"{path} has learned {found}, not {about}; choose another --work")
         return
     checkpoint = path.with_suffix(".checkpoint")
-    lessons = [Lesson(name, space, model) for name, (space, model) in kernels.items()]
-    with kept_apart():
-        policy = train(lessons, Ppo(), rollouts, checkpoint=checkpoint)
+    lessons = [TrainingKernel(name, space, model) for name, (space, model) in kernels.items()]
+    with isolated_random_state():
+        policy = train(lessons, GraphPpoParameters(), rollouts, checkpoint=checkpoint)
     save_policy(policy, path, about)
 
 

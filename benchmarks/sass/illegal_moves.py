@@ -66,11 +66,13 @@ class UnsafeSpace(ScheduleSpace):
         if wanted or rng.random() >= self.share:
             return super().draw(state, rng, wanted)
         # Memory accesses more often than others: their addresses are what faults come from.
-        pool = self._memory if self._memory and rng.random() < 0.7 else self._free
+        pool = (
+            self._movable_memory if self._movable_memory and rng.random() < 0.7 else self._movable
+        )
         if not pool:
             return None
         index = pool[int(rng.integers(len(pool)))]
-        block = self.graph.blocks[self.graph.block_of[index]]
+        block = self.graph.blocks[self.graph.block_numbers[index]]
         to = int(rng.integers(block.start, block.end))
         kind = KINDS[int(rng.integers(len(KINDS)))]
         move = Unsafe(index, kind, to)
@@ -90,7 +92,7 @@ class UnsafeSpace(ScheduleSpace):
     def _broken(self, state: Schedule, move: Unsafe) -> Schedule:
         index = move.index
         if move.kind == "jump":
-            block = self.graph.blocks[self.graph.block_of[index]]
+            block = self.graph.blocks[self.graph.block_numbers[index]]
             span = [i for i in state.order[block.start : block.end].tolist() if i != index]
             span.insert(move.to - block.start, index)
             order = state.order.copy()

@@ -28,7 +28,7 @@ from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.sass import Program
 from nostall.sass.schedule import Patcher, ScheduleSpace
 from nostall.search import Anneal
-from nostall.search.anneal import wander
+from nostall.search.anneal import take_random_moves
 from nostall.tuning.gpu_objective import MeasuredSchedules
 from nostall.tuning.source import Source
 
@@ -71,7 +71,7 @@ def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) 
 def nulls(source: Source, space: ScheduleSpace, ahead: bool) -> list[float]:
     """Ratios of the original to itself, one for each evaluation; in between others are loaded."""
     patcher, rng = Patcher(space.program, space.function), np.random.default_rng(0)
-    others = [patcher.patch(wander(space, space.start(), rng, 5)[0]) for _ in range(8)]
+    others = [patcher.patch(take_random_moves(space, space.start(), rng, 5)[0]) for _ in range(8)]
     ratios = []
     with device(source, ahead) as gpu:
         for number in range(NULLS):

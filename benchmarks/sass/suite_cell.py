@@ -32,7 +32,7 @@ from nostall.sass import Program
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, Sip
-from nostall.search.anneal import wander
+from nostall.search.anneal import take_random_moves
 from nostall.tuning.job import Settings, Tuned, tune
 from nostall.tuning.source import Source, load_cubin
 from nostall.tuning.strategies import strategy as learning
@@ -97,7 +97,7 @@ def _compile_ours() -> None:
     source = load_cubin(EXAMPLES / "nvcc" / "dot_product.sm_90.cubin")
     program = Program.from_cubin(source.cubin)
     space = ScheduleSpace(program, program.kernel(source.kernel))
-    state, _ = wander(space, space.start(), np.random.default_rng(0), 10)
+    state, _ = take_random_moves(space, space.start(), np.random.default_rng(0), 10)
     model = SmModel(program, program.kernel(source.kernel), LaunchSpec())
     model.evaluate([state])
 

@@ -36,7 +36,7 @@ from pydantic import ValidationError
 
 from benchmarks.harness import readme
 from nostall.core import Comparison, LaunchSpec
-from nostall.sass.model.agreement import caution, known
+from nostall.sass.model.agreement import load_agreement, model_caution
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import load_cubin
@@ -270,7 +270,7 @@ def test_sizes_and_paths_stand_apart() -> None:
 
 
 def test_the_package_ships_the_agreement_of_the_committed_suite() -> None:
-    assert known() == agreement_of(read(measured.SUITE).records, measured.SUITE.name), (
+    assert load_agreement() == agreement_of(read(measured.SUITE).records, measured.SUITE.name), (
         "run `python -m benchmarks page sass`"
     )
 
@@ -293,9 +293,9 @@ def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> 
     found = agreement_of([Record.model_validate(r) for r in made], "x.json")
     assert found is not None and found.tau == {"a": 1.0, "b": -1.0} and found.candidates == 4
     assert agreement_of([Record.model_validate(example())], "x.json") is None
-    monkeypatch.setattr("nostall.sass.model.agreement.known", lambda: found)
-    assert "on G its ranking of 4 measured candidates of 2 kernels" in caution()
-    assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in caution()
+    monkeypatch.setattr("nostall.sass.model.agreement.load_agreement", lambda: found)
+    assert "on G its ranking of 4 measured candidates of 2 kernels" in model_caution()
+    assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in model_caution()
 
 
 def test_the_number_of_seeds_of_each_kernel_is_put_into_words() -> None:

@@ -12,19 +12,19 @@ from nostall.sass import Program
 from nostall.sass.safety.verify import verify_program
 from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import (
-    Board,
-    IllegalBoard,
-    IllegalRestall,
-    IllegalReuse,
+    FlipReuse,
+    FlipYield,
+    IllegalFlipReuse,
+    IllegalFlipYield,
+    IllegalSetScoreboard,
+    IllegalSetStall,
     IllegalSlide,
     IllegalSwap,
-    IllegalYield,
-    Restall,
-    Reuse,
     ScheduleMove,
+    SetScoreboard,
+    SetStall,
     Slide,
     Swap,
-    Yield,
 )
 from nostall.testing import check_space
 from tests.corpus import catalogue
@@ -49,10 +49,10 @@ NO_TAGS: frozenset[str] = frozenset()
 ERRORS = {
     Slide: IllegalSlide,
     Swap: IllegalSwap,
-    Restall: IllegalRestall,
-    Yield: IllegalYield,
-    Reuse: IllegalReuse,
-    Board: IllegalBoard,
+    SetStall: IllegalSetStall,
+    FlipYield: IllegalFlipYield,
+    FlipReuse: IllegalFlipReuse,
+    SetScoreboard: IllegalSetScoreboard,
 }
 
 
@@ -102,10 +102,12 @@ def _candidate_moves(space: ScheduleSpace) -> list[ScheduleMove]:
     for index in range(len(space.function.instructions)):
         moves += [Slide(index, by, NO_TAGS) for by in (-16, -3, -1, 1, 2, 16)]
         moves.append(Swap(index, NO_TAGS))
-        moves += [Restall(index, cycles, NO_TAGS) for cycles in (0, 1, 5, 11, 12, 15, 16)]
-        moves.append(Yield(index, NO_TAGS))
-        moves += [Reuse(index, slot, NO_TAGS) for slot in range(3)]
-        moves += [Board(index, write, b, NO_TAGS) for write in (False, True) for b in (0, 5)]
+        moves += [SetStall(index, cycles, NO_TAGS) for cycles in (0, 1, 5, 11, 12, 15, 16)]
+        moves.append(FlipYield(index, NO_TAGS))
+        moves += [FlipReuse(index, slot, NO_TAGS) for slot in range(3)]
+        moves += [
+            SetScoreboard(index, write, b, NO_TAGS) for write in (False, True) for b in (0, 5)
+        ]
     return moves
 
 
@@ -140,7 +142,7 @@ def test_the_offered_moves_are_exactly_those_that_apply_accepts(steps: int) -> N
 def _is_same_stall(space: ScheduleSpace, state: Schedule, untagged: tuple[str, str]) -> bool:
     """Whether a move sets the present stall.  Such a move is accepted, but not offered."""
     kind, text = untagged
-    if kind != "Restall":
+    if kind != "SetStall":
         return False
     index, _, cycles = text.removeprefix("stall #").partition(" = ")
     return int(state.stall[int(index)]) == int(cycles)

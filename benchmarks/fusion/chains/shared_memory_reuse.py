@@ -47,8 +47,8 @@ from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
-from nostall.sass.model.occupancy import limits, resources
-from nostall.sass.model.parameters import parameters
+from nostall.sass.model.occupancy import block_limits, kernel_resources
+from nostall.sass.model.parameters import sm_parameters
 from nostall.tuning.source import compile_triton
 
 EACH_WAY = 2
@@ -144,9 +144,9 @@ def _compiled(program: Program) -> dict[str, Any]:
         ((name, launch),) = launch_specs(program).items()
         source = compile_triton(path, name, launch, "sm_90")
     assert source.launch is not None
-    binary, table = SassProgram.from_cubin(source.cubin), parameters(90)
-    need = resources(binary, binary.kernel(), source.launch, table)
-    blocks = min(limits(need, table).values())
+    binary, table = SassProgram.from_cubin(source.cubin), sm_parameters(90)
+    need = kernel_resources(binary, binary.kernel(), source.launch, table)
+    blocks = min(block_limits(need, table).values())
     taken = {"shared": source.launch.shared, "registers": need.registers}
     return taken | {"blocks_per_sm": blocks}
 

@@ -8,9 +8,9 @@ from statistics import median
 from benchmarks.harness.markdown import table
 from benchmarks.harness.result_file import ROOT
 from benchmarks.harness.schema import Record
-from nostall.sass.model.agreement import FILE, Agreement
+from nostall.sass.model.agreement import AGREEMENT_FILE, Agreement
 
-AGREEMENT = ROOT.parent / "src" / "nostall" / "sass" / "model" / FILE
+AGREEMENT = ROOT.parent / "src" / "nostall" / "sass" / "model" / AGREEMENT_FILE
 """File of the package that `nostall tune` reads beside a modelled gain."""
 
 

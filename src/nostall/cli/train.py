@@ -38,10 +38,10 @@ def train(
     Ctrl-C leaves the policy and a checkpoint of the last whole rollout.
     """
     need_learning("ppo")
-    from nostall.sass.game.learning import Ppo
-    from nostall.sass.game.ppo import curves
-    from nostall.sass.game.randomness import kept_apart
-    from nostall.sass.game.training import Lesson
+    from nostall.sass.game.ppo_learner import GraphPpoParameters
+    from nostall.sass.game.ppo_search import scalar_writer
+    from nostall.sass.game.randomness import isolated_random_state
+    from nostall.sass.game.training import TrainingKernel
     from nostall.sass.game.training import train as learn
 
     if objective != "model" or rollouts < 1 or seed < 0:
@@ -53,13 +53,13 @@ def train(
     if checkpoint.exists() != resume:
         there = "holds a training already; go on with --resume" if not resume else "holds none yet"
         raise BadRun(f"{out_dir} {there}, or choose another directory with --out")
-    lessons = [Lesson(name, *modelled(source)) for name, source in sources(corpus, arch)]
+    lessons = [TrainingKernel(name, *modelled(source)) for name, source in sources(corpus, arch)]
     out_dir.mkdir(parents=True, exist_ok=True)
-    log, last = curves(out_dir / LOGS), {}
+    log, last = scalar_writer(out_dir / LOGS), {}
 
     def observe(progress: Progress) -> None:
         last.update(progress.best)
-        for name, value in progress.told.items():
+        for name, value in progress.metrics.items():
             log(f"train/{name}", value, progress.rollout)
         for name, value in progress.best.items():
             log(f"best/{name}", value, progress.rollout)
@@ -67,14 +67,14 @@ def train(
             best = ", ".join(f"{name} {value:.4f}x" for name, value in progress.best.items())
             err.print(f"rollout {progress.rollout}/{rollouts}: modelled best {best}")
 
-    with kept_apart():
+    with isolated_random_state():
         learn(
             lessons,
-            Ppo(),
+            GraphPpoParameters(),
             rollouts,
             seed=seed,
             checkpoint=checkpoint,
-            keep=out_dir / POLICY,
+            policy_path=out_dir / POLICY,
             observe=observe,
         )
     policy = out_dir / POLICY

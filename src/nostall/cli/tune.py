@@ -33,7 +33,7 @@ from nostall.cli.progress import Progress
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
 from nostall.gpu import sanitizer as compute_sanitizer
 from nostall.report import write_report
-from nostall.sass.model.agreement import caution
+from nostall.sass.model.agreement import model_caution
 from nostall.store import BadStore, Row, Store
 from nostall.tuning.assemblers import ASSEMBLER
 from nostall.tuning.job import Settings, Tuned, describe
@@ -319,7 +319,7 @@ def _show(
         out.print(f"{tool + ':':<9} {said.answer}{': ' if said.detail else ''}{said.detail}")
     out.print(f"report:   {page}")
     if before.kind == "modelled":
-        err.print(caution())
+        err.print(model_caution())
     out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")
     if row is not None:
         told = "--modelled " if row.kind == "modelled" else ""

@@ -1,4 +1,4 @@
-"""Strategies over any :class:`~nostall.core.Space`; they know :mod:`nostall.core` only."""
+"""Search strategies over any :class:`~nostall.core.Space`; they depend on :mod:`nostall.core`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from nostall.search.sip import Sip
 __all__ = ["Anneal", "RandomSearch", "Sip", "make", "strategies"]
 
 strategies: dict[str, type[Search]] = {cls.name: cls for cls in (Anneal, Sip, RandomSearch)}
-"""Every strategy by its name; add your own to make it known to :func:`make`."""
+"""Name -> strategy; :func:`make` finds strategies that are added here."""
 
 
 def make(name: str, **parameters: Any) -> Search:
-    """The strategy of that name, its fields set to ``parameters``.
+    """Construct a strategy by its name, with ``parameters`` as the values of its fields.
 
-    Raises :class:`~nostall.core.BadInput` for an unknown name, parameter or a value out of range.
+    Raises :class:`~nostall.core.BadInput` for an unknown name or parameter, or a value out of
+    range.
     """
     if name not in strategies:
         raise BadInput(
-            f"unknown strategy {name!r}; there are {', '.join(sorted(strategies))}; choose one of "
-            "them, or add your own to nostall.search.strategies"
+            f"unknown strategy {name!r}; allowed are {', '.join(sorted(strategies))}; choose one "
+            "of them, or add your own to nostall.search.strategies"
         )
     cls = strategies[name]
     known = list(inspect.signature(cls).parameters)
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise BadInput(
-            f"strategy {name!r} has no parameter {', '.join(unknown)}; it has "
+            f"strategy {name!r} has no parameter {', '.join(unknown)}; its parameters are "
             f"{', '.join(known) or 'none'}; leave the others out"
         )
     return cls(**parameters)

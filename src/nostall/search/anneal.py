@@ -1,4 +1,4 @@
-"""nostall's default strategy: annealing that fits itself to the landscape and the budget."""
+"""nostall's default strategy: simulated annealing that adapts to the landscape and the budget."""
 
 from __future__ import annotations
 
@@ -21,67 +21,92 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import NO_TAGS, M, S, Tags
-from nostall.search.loop import Point, Task, begin, move_to, run, settle
+from nostall.search.loop import Point, Task, begin, move_to, record_trial, run
 from nostall.search.memo import Memo
-from nostall.search.prefetch import Ahead
+from nostall.search.prefetch import ProposalPrefetcher
 
-DRIFT, STROLL, COOL, AGAIN = 0, 1, 2, 3
-"""The phases of a search, in this order; ``AGAIN`` interrupts the cooling."""
+# Phases of a search. The numbers are part of the checkpoint format.
+EXPLORE_FROM_BEST = 0
+EXPLORE_FROM_START = 1
+COOL = 2
+REHEAT = 3  # interrupts the cooling
 
-_NEARBY: Tags = frozenset(("memory", "slide", "distance=1"))
-_FAVOURED: Tags = frozenset(("memory",))
-_OF_LATE = 0.1
-"""Weight of the last step in the share of steps that were accepted of late."""
-_DRIFT_SHARE = 0.3
-_DRIFT_STEPS = 200
-_AGAIN_STEPS = 400
+# Keys of a checkpoint's memory.
+_PHASE = "phase"
+_STEPS = "walked"  # steps of the current phase or walk
+_IMPROVED_AT = "gained"  # evaluations at the last improvement, or at the start of the phase
+_CHANGE_SUM = "spread"  # sum of the sizes of all cost differences
+_CHANGE_COUNT = "seen"  # number of cost differences in the sum
+_CACHED_STEPS = "free"  # steps since the last evaluation
+_PERTURBATIONS = "throws"  # perturbations since the last evaluation
+_EXPLORES = "favours"  # 1 if the search has exploration phases, 0 if not, -1 if not decided yet
+_ACCEPTANCE = "accepts"  # running mean of the share of accepted steps (measured objectives)
+
+_SIP_MOVES: Tags = frozenset(("memory", "slide", "distance=1"))
+_MEMORY_MOVES: Tags = frozenset(("memory",))
+_ACCEPTANCE_WEIGHT = 0.1
+"""Weight of the last step in the running mean of accepted steps."""
+_FROM_BEST_SHARE = 0.3
+"""Share of the exploration that starts from the best state."""
+_FROM_BEST_STEPS = 200
+_REHEAT_STEPS = 400
 _ATTEMPTS = 20
+"""Draws of a move with certain tags before any legal move is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Anneal(Search):
-    """Simulated annealing that looks around first, then cools from the best that it saw.
+    """Simulated annealing that explores first, then cools from the best state.
 
-    Where values are exact (modelled) and a space has moves of memory instructions, the first
-    ``opening`` of the budget explores and accepts everything: long walks of single slides of memory
-    instructions (SIP's moves), each from the best so far, then walks of ``walk`` steps from the
-    start, half of them moves of memory instructions, half any.  The rest is annealing over all
-    moves (again half of them of memory instructions); whenever it brings nothing better for
-    ``idle`` evaluations, a long walk from the best comes between.  Elsewhere all of the budget is
-    annealing over all moves: far from the start, noise finds more winners than speed does.
+    If values are exact (modelled) and the space has moves of memory instructions, the first part
+    of the budget explores and accepts each move: first long walks from the best state with single
+    slides of memory instructions (SIP's moves), then short walks from the start state, half of
+    their moves of memory instructions, half any. The rest of the budget is annealing over all
+    moves, again half of them of memory instructions. Whenever annealing brings no improvement for
+    a while, a long walk from the best state follows. For measured values, and for other spaces, the
+    whole budget is annealing over all moves: far from the start, candidates look faster more often
+    by noise than because they are.
 
-    Cost differences are compared with the running mean of their sizes, so neither the unit nor the
-    size of typical gains needs tuning: the temperature is that mean times a factor that falls
-    geometrically from ``hot`` to ``cold``.
+    Cost differences are divided by the running mean of their sizes, so neither the unit nor the
+    size of typical gains needs tuning. The temperature falls geometrically.
 
-    A modelled state is charged once: the last ``memo`` values are remembered.  After ``stuck``
-    steps in a row that met only remembered states, the search is thrown a few moves away from the
-    best state; when ``throws`` throws in a row lead to nothing new, the space is taken as
-    exhausted and the search is finished.  A measured value is noise too, so measured states are
-    evaluated at each visit.
+    A modelled state is evaluated once. After many steps in a row that met only cached states, the
+    search is perturbed: it moves a few steps away from the best state. When many perturbations in
+    a row lead to no new state, the space counts as exhausted and the search is finished. A
+    measured value has noise, so a measured state is evaluated at each visit.
 
-    With a budget of evaluations the result is reproducible bit for bit.  With a budget of seconds
-    only, the phases follow the clock, and it is not.
+    With a budget of evaluations the result is reproducible bit for bit. With a budget of seconds
+    alone the phases follow the clock, so it is not.
     """
 
     name: ClassVar[str] = "anneal"
 
-    hot: float = 0.03
-    cold: float = 0.001
-    opening: float = 0.6
-    walk: int = 64
-    idle: int = 300
-    memo: int = 16384
-    stuck: int = 100
-    throws: int = 40
+    start_temperature: float = 0.03
+    """In units of the mean size of cost differences."""
+    end_temperature: float = 0.001
+    """In units of the mean size of cost differences."""
+    exploration: float = 0.6
+    """Share of the budget that explores."""
+    walk_length: int = 64
+    """Steps of a walk from the start state."""
+    reheat_after: int = 300
+    """Evaluations without an improvement after which a long walk interrupts the cooling."""
+    memo_size: int = 16384
+    """Number of cached values; the oldest are dropped."""
+    perturb_after: int = 100
+    """Steps in a row to cached states after which the search is perturbed."""
+    max_perturbations: int = 40
+    """Perturbations in a row without a new state after which the search is finished."""
 
     def __post_init__(self) -> None:
-        counts = (self.walk, self.idle, self.stuck, self.throws)
-        cools = 0 < self.cold <= self.hot and 0 <= self.opening < 1
-        if not cools or min(counts) < 1 or self.memo < 0:
+        counts = (self.walk_length, self.reheat_after, self.perturb_after, self.max_perturbations)
+        cools = 0 < self.end_temperature <= self.start_temperature and 0 <= self.exploration < 1
+        if not cools or min(counts) < 1 or self.memo_size < 0:
             raise BadInput(
-                f"anneal got {self}; allowed are 0 < cold <= hot, 0 <= opening < 1, memo >= 0, "
-                "and walk, idle, stuck and throws >= 1; leave out what you do not mean to change"
+                f"anneal got {self}; allowed are 0 < end_temperature <= start_temperature, "
+                "0 <= exploration < 1, memo_size >= 0, and walk_length, reheat_after, "
+                "perturb_after and max_perturbations >= 1; leave out those that you do not want to "
+                "change"
             )
 
     def run(
@@ -95,81 +120,121 @@ class Anneal(Search):
         resume: Checkpoint | None = None,
     ) -> SearchResult[S]:
         """Anneal until the budget is spent or a modelled space is exhausted."""
-        counts = ("phase", "walked", "gained", "spread", "seen", "free", "throws")
-        fresh = dict.fromkeys(counts, 0.0) | {"favours": -1.0, "accepts": 1.0}
-        task, point = begin(self.name, space, objective, budget, seed, observers, resume, fresh)
-        memo = Memo(self.memo if objective.kind == "modelled" else 0)
+        task, point = begin(
+            self.name, space, objective, budget, seed, observers, resume, _first_memory()
+        )
+        memo = Memo(self.memo_size if objective.kind == "modelled" else 0)
         if resume is None:
             memo.note(0, memo.digest(space.key(task.start)), point.value)
-        point = point._replace(memory=memo.restore(point.memory))
-        looks = self.opening > 0 and objective.kind == "modelled"
-        early = objective.kind == "measured"
-        ahead = Ahead(space, lambda at, state, rng: at.propose(state, rng)) if early else None
+        point = point._replace(memory=memo.load(point.memory))
+        prefetcher = _prefetcher(space) if objective.kind == "measured" else None
 
         def step(point: Point[S]) -> Point[S] | Stop:
-            memo.catch_up(point.evaluations)
-            if point.memory["favours"] < 0:
-                favours = float(looks and _offers(space, task.start, _FAVOURED))
-                memory = {**point.memory, "favours": favours}
-                return move_to(task, point, point.current, point.value, memory)
-            if point.memory["free"] >= self.stuck:
-                return self._throw(task, point, memo)
-            opening = self.opening * point.memory["favours"]
-            phase, part = _phase(task.progress(point.evaluations), opening)
-            if phase == COOL and opening:
-                phase = self._cooling(point)
-            limit = {DRIFT: _DRIFT_STEPS, STROLL: self.walk}.get(phase, math.inf)
-            if phase != point.memory["phase"] or point.memory["walked"] >= limit:
-                begun = {"phase": float(phase), "walked": 0.0, "gained": float(point.evaluations)}
-                memory = {**point.memory, **begun}
-                if phase == STROLL:
-                    start = task.start_measurement.value
-                    return move_to(task, point, task.start, start, memory)
-                return move_to(task, point, point.best, point.best_measurement.value, memory)
-            wanted = _FAVOURED if opening and float(task.rng.random()) < 0.5 else NO_TAGS
-            heat = self.hot * (self.cold / self.hot) ** part if phase == COOL else math.inf
-            if ahead is not None:
-                proposed = ahead.propose(point.current, task.rng)
-                if proposed is None:
-                    return _go_back(task, point)
-                return _measured_step(task, point, ahead, *proposed, heat)
-            wanted = _NEARBY if phase in (DRIFT, AGAIN) else wanted
-            move = _draw(space, point.current, task.rng, wanted)
+            memo.commit(point.evaluations)
+            if point.memory[_EXPLORES] < 0:
+                return self._decide_exploration(task, point)
+            if point.memory[_CACHED_STEPS] >= self.perturb_after:
+                return self._perturb(task, point, memo)
+            exploration = self.exploration * point.memory[_EXPLORES]
+            phase, part = self._phase(task, point, exploration)
+            limits = {EXPLORE_FROM_BEST: _FROM_BEST_STEPS, EXPLORE_FROM_START: self.walk_length}
+            if phase != point.memory[_PHASE] or point.memory[_STEPS] >= limits.get(phase, math.inf):
+                return _begin_phase(task, point, phase)
+            prefers_memory = exploration and float(task.rng.random()) < 0.5
+            temperature = self._temperature(part) if phase == COOL else math.inf
+            if prefetcher is not None:
+                proposal = prefetcher.propose(point.current, task.rng)
+                if proposal is None:
+                    return _return_to_start(task, point)
+                return _measured_step(task, point, prefetcher, *proposal, temperature)
+            if phase in (EXPLORE_FROM_BEST, REHEAT):
+                tags = _SIP_MOVES
+            else:
+                tags = _MEMORY_MOVES if prefers_memory else NO_TAGS
+            move = _draw(space, point.current, task.rng, tags)
             if move is None:
-                return _go_back(task, point)
-            return _step(task, point, memo, move, heat)
+                return _return_to_start(task, point)
+            return _step(task, point, memo, move, temperature)
 
-        return run(task, point, step, lambda at: at.memory | memo.saved(at.evaluations))
+        return run(task, point, step, lambda at: at.memory | memo.dump(at.evaluations))
 
-    def _cooling(self, point: Point[S]) -> int:
-        """Whether the cooling goes on, or a long walk comes between."""
-        now = point.memory["phase"]
-        if now == AGAIN:
-            return AGAIN if point.memory["walked"] < _AGAIN_STEPS else COOL
-        idle = point.evaluations - point.memory["gained"]
-        return AGAIN if now == COOL and idle >= self.idle else COOL
+    def _decide_exploration(self, task: Task[S, M], point: Point[S]) -> Point[S]:
+        """Decide whether the search explores, which depends on the objective and the space."""
+        explores = (
+            self.exploration > 0
+            and task.objective.kind == "modelled"
+            and _has_moves(task.space, task.start, _MEMORY_MOVES)
+        )
+        memory = {**point.memory, _EXPLORES: float(explores)}
+        return move_to(task, point, point.current, point.value, memory)
 
-    def _throw(self, task: Task[S, M], point: Point[S], memo: Memo) -> Point[S] | Stop:
-        """Go a few moves away from the best state, further with each throw in vain."""
-        throws = point.memory["throws"]
-        if throws >= self.throws:
+    def _phase(self, task: Task[S, M], point: Point[S], exploration: float) -> tuple[int, float]:
+        """The phase of the next step, and the part of the phase that is over, 0 to 1."""
+        phase, part = _scheduled_phase(task.progress(point.evaluations), exploration)
+        if phase == COOL and exploration:
+            phase = self._cool_or_reheat(point)
+        return phase, part
+
+    def _cool_or_reheat(self, point: Point[S]) -> int:
+        phase = point.memory[_PHASE]
+        if phase == REHEAT:
+            return REHEAT if point.memory[_STEPS] < _REHEAT_STEPS else COOL
+        idle = point.evaluations - point.memory[_IMPROVED_AT]
+        return REHEAT if phase == COOL and idle >= self.reheat_after else COOL
+
+    def _temperature(self, part: float) -> float:
+        ratio = self.end_temperature / self.start_temperature
+        return float(self.start_temperature * ratio**part)
+
+    def _perturb(self, task: Task[S, M], point: Point[S], memo: Memo) -> Point[S] | Stop:
+        """Move a few steps away from the best state, one more with each perturbation in a row."""
+        perturbations = point.memory[_PERTURBATIONS]
+        if perturbations >= self.max_perturbations:
             return "finished"
-        candidate, path = wander(task.space, point.best, task.rng, 2 + int(throws))
-        memory = {**point.memory, "free": 0.0, "throws": throws + 1}
+        candidate, path = take_random_moves(
+            task.space, point.best, task.rng, 2 + int(perturbations)
+        )
+        memory = {**point.memory, _CACHED_STEPS: 0.0, _PERTURBATIONS: perturbations + 1}
         digest = memo.digest(task.space.key(candidate))
         value = memo.get(digest)
         if value is None:
             measurement = task.measure(candidate)
             memo.note(point.evaluations, digest, measurement.value)
-            return settle(task, point, Path(path), candidate, measurement, True, memory)
+            return record_trial(task, point, Path(path), candidate, measurement, True, memory)
         if math.isinf(value):
             candidate, value = point.best, point.best_measurement.value
         return move_to(task, point, candidate, value, memory)
 
 
-def _step(task: Task[S, M], point: Point[S], memo: Memo, move: M, heat: float) -> Point[S]:
-    """Look up or evaluate the state after ``move``; accept it by temperature."""
-    memory = {**point.memory, "walked": point.memory["walked"] + 1}
+def _first_memory() -> dict[str, float]:
+    counts = (
+        _PHASE,
+        _STEPS,
+        _IMPROVED_AT,
+        _CHANGE_SUM,
+        _CHANGE_COUNT,
+        _CACHED_STEPS,
+        _PERTURBATIONS,
+    )
+    return dict.fromkeys(counts, 0.0) | {_EXPLORES: -1.0, _ACCEPTANCE: 1.0}
+
+
+def _prefetcher(space: Space[S, M]) -> ProposalPrefetcher[S, M]:
+    return ProposalPrefetcher(space, lambda space, state, rng: space.propose(state, rng))
+
+
+def _begin_phase(task: Task[S, M], point: Point[S], phase: int) -> Point[S]:
+    """Begin a phase, or the next walk of an exploration phase, at its first state."""
+    begun = {_PHASE: float(phase), _STEPS: 0.0, _IMPROVED_AT: float(point.evaluations)}
+    memory = {**point.memory, **begun}
+    if phase == EXPLORE_FROM_START:
+        return move_to(task, point, task.start, task.start_measurement.value, memory)
+    return move_to(task, point, point.best, point.best_measurement.value, memory)
+
+
+def _step(task: Task[S, M], point: Point[S], memo: Memo, move: M, temperature: float) -> Point[S]:
+    """Look up or evaluate the state after ``move``, and accept it by the temperature."""
+    memory = {**point.memory, _STEPS: point.memory[_STEPS] + 1}
     candidate = task.space.apply(point.current, move)
     digest = memo.digest(task.space.key(candidate))
     value = memo.get(digest)
@@ -179,91 +244,110 @@ def _step(task: Task[S, M], point: Point[S], memo: Memo, move: M, heat: float) -
         value = measurement.value
         memo.note(point.evaluations, digest, value)
     change = value - point.value
-    accepted = change <= 0 or _tolerated(change, heat, memory, task.rng.random)
+    accepted = change <= 0 or _accepts_loss(change, temperature, memory, task.rng.random)
     if measurement is None:
-        held = {**memory, "free": memory["free"] + 1}
+        memory[_CACHED_STEPS] += 1
         if accepted:
-            return move_to(task, point, candidate, value, held)
-        return move_to(task, point, point.current, point.value, held)
+            return move_to(task, point, candidate, value, memory)
+        return move_to(task, point, point.current, point.value, memory)
     if value < point.best_measurement.value:
-        memory["gained"] = float(point.evaluations)
-    return settle(task, point, move, candidate, measurement, accepted, _learnt(memory, change))
+        memory[_IMPROVED_AT] = float(point.evaluations)
+    memory = _with_change(memory, change)
+    return record_trial(task, point, move, candidate, measurement, accepted, memory)
 
 
 def _measured_step(
-    task: Task[S, M], point: Point[S], ahead: Ahead[S, M], move: M, candidate: S, heat: float
+    task: Task[S, M],
+    point: Point[S],
+    prefetcher: ProposalPrefetcher[S, M],
+    move: M,
+    candidate: S,
+    temperature: float,
 ) -> Point[S]:
-    """Measure ``candidate``; accept it by temperature.
+    """Measure ``candidate``, and accept it by the temperature.
 
-    Chance is asked first, so that the generator stands at the same place however this ends, and the
-    next proposals can be drawn while the device is busy: first from where steps ended of late,
-    because a GPU has time to prepare one of them.
+    The random number of the decision is drawn before the measurement. So the generator is in the
+    same state for either outcome, and the next proposals can be drawn while the device is busy:
+    first those of the more frequent outcome, because a GPU has time to prepare one of them.
     """
-    chance = float(task.rng.random())
-    accepts = point.memory.get("accepts", 1.0)
-    ends = (candidate, point.current) if accepts > 0.5 else (point.current, candidate)
-    measurement = task.measure_ahead(candidate, ahead.look(ends, task.rng))
-    memory = {**point.memory, "walked": point.memory["walked"] + 1}
+    random_number = float(task.rng.random())
+    acceptance = point.memory.get(_ACCEPTANCE, 1.0)
+    outcomes = (candidate, point.current) if acceptance > 0.5 else (point.current, candidate)
+    proposals = prefetcher.prefetch(outcomes, task.rng)
+    measurement = task.measure_with_prefetch(candidate, proposals)
+    memory = {**point.memory, _STEPS: point.memory[_STEPS] + 1}
     change = measurement.value - point.value
-    accepted = change <= 0 or _tolerated(change, heat, memory, lambda: chance)
-    memory["accepts"] = accepts + _OF_LATE * (accepted - accepts)
-    return settle(task, point, move, candidate, measurement, accepted, _learnt(memory, change))
+    accepted = change <= 0 or _accepts_loss(change, temperature, memory, lambda: random_number)
+    memory[_ACCEPTANCE] = acceptance + _ACCEPTANCE_WEIGHT * (accepted - acceptance)
+    memory = _with_change(memory, change)
+    return record_trial(task, point, move, candidate, measurement, accepted, memory)
 
 
-def _learnt(memory: dict[str, float], change: float) -> dict[str, float]:
-    """The memory after a state was evaluated that costs ``change`` more."""
-    held = {**memory, "free": 0.0, "throws": 0.0}
+def _with_change(memory: dict[str, float], change: float) -> dict[str, float]:
+    """The memory after an evaluation whose cost differs by ``change`` from the current state's."""
+    updated = {**memory, _CACHED_STEPS: 0.0, _PERTURBATIONS: 0.0}
     if change != 0 and math.isfinite(change):
-        held["spread"] += abs(change)
-        held["seen"] += 1
-    return held
+        updated[_CHANGE_SUM] += abs(change)
+        updated[_CHANGE_COUNT] += 1
+    return updated
 
 
-def _tolerated(
-    change: float, heat: float, memory: Mapping[str, float], chance: Callable[[], float]
+def _accepts_loss(
+    change: float,
+    temperature: float,
+    memory: Mapping[str, float],
+    random_number: Callable[[], float],
 ) -> bool:
-    """Whether to accept a change for the worse; ``heat`` is the temperature in mean changes."""
-    if math.isinf(heat) or math.isinf(change):
+    """Whether to accept a higher cost, by the Metropolis criterion.
+
+    ``temperature`` is in units of the mean cost difference. At an infinite temperature each
+    finite cost is accepted.
+    """
+    if math.isinf(temperature) or math.isinf(change):
         return not math.isinf(change)
-    temperature = heat * memory["spread"] / max(1.0, memory["seen"])
-    return temperature > 0 and float(chance()) < math.exp(-change / temperature)
+    scaled = temperature * memory[_CHANGE_SUM] / max(1.0, memory[_CHANGE_COUNT])
+    return scaled > 0 and float(random_number()) < math.exp(-change / scaled)
 
 
-def _phase(progress: float, opening: float) -> tuple[int, float]:
-    """The phase at this part of the budget, and the part of it that is over."""
-    if progress >= opening:
-        return COOL, (progress - opening) / (1.0 - opening)
-    drift = opening * _DRIFT_SHARE
-    if progress < drift:
-        return DRIFT, progress / drift
-    return STROLL, (progress - drift) / (opening - drift)
+def _scheduled_phase(progress: float, exploration: float) -> tuple[int, float]:
+    """The phase at this part of the budget, and the part of the phase that is over."""
+    if progress >= exploration:
+        return COOL, (progress - exploration) / (1.0 - exploration)
+    from_best = exploration * _FROM_BEST_SHARE
+    if progress < from_best:
+        return EXPLORE_FROM_BEST, progress / from_best
+    return EXPLORE_FROM_START, (progress - from_best) / (exploration - from_best)
 
 
-def _offers(space: Space[S, M], state: S, wanted: Tags) -> bool:
-    """Whether moves with these tags come up at all; a generator of its own, so that the search
-    draws the same with and without asking."""
+def _has_moves(space: Space[S, M], state: S, tags: Tags) -> bool:
+    """Whether draws give legal moves with these tags.
+
+    Uses its own generator, so the draws of the search do not depend on this check.
+    """
     rng = np.random.default_rng(0)
-    return any(space.draw(state, rng, wanted) is not None for _ in range(space.max_draws))
+    return any(space.draw(state, rng, tags) is not None for _ in range(space.max_draws))
 
 
-def _draw(space: Space[S, M], state: S, rng: np.random.Generator, wanted: Tags) -> M | None:
-    """A move with these tags, or any legal one when none comes up soon."""
-    for _ in range(_ATTEMPTS if wanted else 0):
-        move = space.draw(state, rng, wanted)
+def _draw(space: Space[S, M], state: S, rng: np.random.Generator, tags: Tags) -> M | None:
+    """A legal move with these tags; after some attempts any legal move, None if there is none."""
+    for _ in range(_ATTEMPTS if tags else 0):
+        move = space.draw(state, rng, tags)
         if move is not None:
             return move
     return space.propose(state, rng)
 
 
 class Path(tuple[object, ...]):
-    """Several moves as one; prints as they do."""
+    """Several moves that count as one; its text is that of the moves."""
 
     def __str__(self) -> str:
         return "; ".join(map(str, self))
 
 
-def wander(space: Space[S, M], state: S, rng: np.random.Generator, moves: int) -> tuple[S, list[M]]:
-    """Where up to ``moves`` uniform legal moves lead, and which they were."""
+def take_random_moves(
+    space: Space[S, M], state: S, rng: np.random.Generator, moves: int
+) -> tuple[S, list[M]]:
+    """Take up to ``moves`` uniform legal moves; returns the last state and the moves."""
     path: list[M] = []
     for _ in range(moves):
         move = space.propose(state, rng)
@@ -274,9 +358,9 @@ def wander(space: Space[S, M], state: S, rng: np.random.Generator, moves: int) -
     return state, path
 
 
-def _go_back(task: Task[S, M], point: Point[S]) -> Point[S] | Stop:
+def _return_to_start(task: Task[S, M], point: Point[S]) -> Point[S] | Stop:
     """Leave a state without legal moves for the start state."""
     if task.space.key(point.current) == task.space.key(task.start):
         return "no legal move"
-    memory = {**point.memory, "free": point.memory["free"] + 1}
+    memory = {**point.memory, _CACHED_STEPS: point.memory[_CACHED_STEPS] + 1}
     return move_to(task, point, task.start, task.start_measurement.value, memory)

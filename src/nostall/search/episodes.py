@@ -1,72 +1,76 @@
-"""What a strategy that plays in episodes leaves behind of them: ``episodes.csv``."""
+"""Episode log of a learning strategy: the file ``episodes.csv``."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from nostall.core import BadRun
 
 NAME = "episodes.csv"
 
-SEEDING = "annealing"
-"""Move text of an evaluation that a learning strategy gave to annealing before it played."""
+ANNEALING_MOVE = "annealing"
+"""Move text of the trials that a learning strategy spends on annealing before its episodes."""
+
+_COLUMNS = ("rollout", "evaluations", "turns", "earned")
+"""Columns of the file, in the order of the fields of :class:`Episode`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """An episode that ended in ``rollout``, ``evaluations`` after the search began.  ``earned`` is
-    the sum of its rewards, in per cent of the original's throughput."""
+    """One finished episode."""
 
     rollout: int
+    """Number of the rollout in which it ended."""
     evaluations: int
-    turns: int
-    earned: float
+    """Evaluations of the search when it ended."""
+    steps: int
+    total_reward: float
+    """Sum of the rewards, in per cent of the original's throughput."""
 
 
 class EpisodeLog:
-    """Appends episodes to a file in ``logs``; nowhere without a directory.
+    """Appends episodes to a file in ``logs``; does nothing if ``logs`` is None.
 
-    The file begins anew with each search: a resumed one plays its whole game again.
+    Each search starts a new file, because a resumed search repeats all of its episodes.
     """
 
     def __init__(self, logs: Path | None) -> None:
         self._path = logs / NAME if logs is not None else None
         if logs is not None and self._path is not None:
             logs.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(",".join(f.name for f in dataclasses.fields(Episode)) + "\n")
+            self._path.write_text(",".join(_COLUMNS) + "\n")
 
     def add(self, episode: Episode) -> None:
-        """One more row, on disk at once."""
+        """Append one row and close the file."""
         if self._path is not None:
             with self._path.open("a", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow(dataclasses.astuple(episode))
+                csv.writer(file, lineterminator="\n").writerow(astuple(episode))
 
 
 def read_episodes(logs: Path) -> list[Episode]:
-    """The whole rows of the file in ``logs``, oldest first; empty where there is none.
+    """Read the complete rows of the file in ``logs``, oldest first; [] without a file.
 
-    Raises :class:`BadRun` for a file that holds something else.
+    Raises :class:`BadRun` for a file with other contents.
     """
     path = logs / NAME
     if not path.exists():
         return []
     try:
         text = path.read_text()
-        # A killed process may leave a part of a row behind.
+        # A killed process can leave an incomplete last row.
         rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-        return [_episode(row) for row in rows]
+        return [_read_row(row) for row in rows]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise BadRun(f"{path} cannot be used ({error}); run the tuning again") from error
 
 
-def _episode(row: Mapping[str, str]) -> Episode:
-    rollout, evaluations, turns = (int(row[n]) for n in ("rollout", "evaluations", "turns"))
-    earned = float(row["earned"])
-    if not math.isfinite(earned):
-        raise ValueError(f"earned is {earned}")
-    return Episode(rollout, evaluations, turns, earned)
+def _read_row(row: Mapping[str, str]) -> Episode:
+    rollout, evaluations, turns, earned = (row[column] for column in _COLUMNS)
+    total_reward = float(earned)
+    if not math.isfinite(total_reward):
+        raise ValueError(f"earned is {total_reward}")
+    return Episode(int(rollout), int(evaluations), int(turns), total_reward)

@@ -1,9 +1,8 @@
-"""What every strategy shares: one step after another, with the books kept.
+"""Search loop of all strategies: runs steps, counts evaluations and writes checkpoints.
 
-A strategy is a *step*: a function from one :class:`Point` to the next.  A point is immutable and
-holds everything that a step may change, the state of the random generator included, so that an
-interruption in the midst of a step leaves the last whole point behind and a resumed search takes
-the very same step again.
+A strategy is a *step*: a function from one :class:`Point` to the next. A point is immutable and
+holds all that a step may change, with the state of the random generator. So an interruption within
+a step leaves the last complete point, and a resumed search repeats the same step.
 """
 
 from __future__ import annotations
@@ -33,25 +32,32 @@ from nostall.core.search import BudgetClock, Stop
 from nostall.core.space import M, S
 
 CHECKPOINT_SECONDS = 2.0
+"""Interval of the checkpoints."""
 _SECONDS = "seconds"
+"""Key of a checkpoint's memory: seconds that the search has run."""
 
 
 class Point(NamedTuple, Generic[S]):
-    """Where a search stands between two steps.  ``value`` is that of ``current``."""
+    """State of a search between two steps."""
 
     current: S
     value: float
+    """Value of ``current``."""
     best: S
     best_measurement: Measurement
     evaluations: int
+    """Evaluations so far, with that of the start state."""
     rejected: int
+    """Illegal proposals so far."""
     memory: dict[str, float]
+    """Numbers that the strategy keeps from step to step."""
     rng: Mapping[str, Any]
+    """State of the random generator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[S, M]):
-    """What stays the same during a search."""
+    """Inputs of a search, which stay the same while it runs."""
 
     strategy: str
     space: Space[S, M]
@@ -64,18 +70,17 @@ class Task(Generic[S, M]):
     start_measurement: Measurement
 
     def measure(self, state: S) -> Measurement:
-        """Evaluate one state; raises :class:`ContractBroken` when the objective miscounts."""
+        """Evaluate one state; raises :class:`ContractBroken` if it gets no single measurement."""
         return _measure(self.objective, [state])[0]
 
-    def measure_ahead(self, state: S, ahead: Iterator[S]) -> Measurement:
-        """The same, while the objective may prepare what ``ahead`` gives."""
-        return self.objective.measure(state, ahead)
+    def measure_with_prefetch(self, state: S, candidates: Iterator[S]) -> Measurement:
+        """Evaluate one state; meanwhile the objective may prepare the next candidates."""
+        return self.objective.measure(state, candidates)
 
     def progress(self, evaluations: int) -> float:
-        """The part of the budget that is spent, 0 to 1.
+        """Part of the budget that is spent, 0 to 1.
 
-        Counted in evaluations where the budget limits them, because only that is reproducible;
-        in seconds otherwise.
+        A limit of evaluations takes precedence over one of seconds, because it is reproducible.
         """
         budget = self.clock.budget
         if budget.evaluations is not None:
@@ -86,7 +91,9 @@ class Task(Generic[S, M]):
 
 
 Step = Callable[[Point[S]], "Point[S] | Stop"]
+"""Returns the next point, or the reason to stop."""
 Memory = Callable[[Point[S]], dict[str, float]]
+"""Returns the memory of a checkpoint at a point."""
 
 
 def begin(
@@ -99,44 +106,45 @@ def begin(
     resume: Checkpoint | None,
     memory: dict[str, float],
 ) -> tuple[Task[S, M], Point[S]]:
-    """Measure the start state and set out from it, or from where ``resume`` left off.
+    """Measure the start state; returns the task and its first point, or the point of ``resume``.
 
-    A budget is a total: a resumed search has what its predecessors left.  It measures the start
-    and the best state again, because a checkpoint holds their values only; these two are not
-    charged.  Raises :class:`BadRun` for a checkpoint of another search, :class:`BadInput` when the
-    start state cannot be measured; an interruption before that has nothing to return and is
-    passed on.
+    ``memory`` is that of the first point. The budget is a total: a resumed search gets what its
+    predecessors left. It measures the start state and the best state again, because a checkpoint
+    holds only their values; these two measurements are not counted.
+
+    Raises :class:`BadRun` for a checkpoint of another search and :class:`BadInput` if the start
+    state cannot be measured. An interruption is passed on, because there is no result yet.
     """
     rng = np.random.default_rng(seed)
     start = space.start()
     if resume is None:
         clock = budget.clock()
-        measurement = _measure_start(_measure(objective, [start])[0])
+        measurement = _require_success(_measure(objective, [start])[0])
         task = Task(strategy, space, objective, clock, seed, rng, observers, start, measurement)
         point = Point(
             start, measurement.value, start, measurement, 1, 0, memory, rng.bit_generator.state
         )
         if observers:
-            tell(task, Trial(0, point.value, True, point.value, "start", 0, clock.elapsed))
+            notify(task, Trial(0, point.value, True, point.value, "start", 0, clock.elapsed))
         return task, point
 
     _restore(rng, resume, strategy, seed)
     current, best = space.load(resume.current), space.load(resume.best)
-    again = _measure(objective, [start, best])
-    measurement = _measure_start(again[0])
-    if again[1].failure is not None:
-        best, again = start, [measurement, measurement]
-    held = {**memory, **resume.memory}
-    clock = BudgetClock(budget, monotonic() - held.pop(_SECONDS, 0.0))
+    start_measurement, best_measurement = _measure(objective, [start, best])
+    measurement = _require_success(start_measurement)
+    if best_measurement.failure is not None:
+        best, best_measurement = start, measurement
+    restored = {**memory, **resume.memory}
+    clock = BudgetClock(budget, monotonic() - restored.pop(_SECONDS, 0.0))
     task = Task(strategy, space, objective, clock, seed, rng, observers, start, measurement)
     return task, Point(
         current,
         resume.current_value,
         best,
-        again[1],
+        best_measurement,
         resume.evaluations,
         resume.rejected,
-        held,
+        restored,
         rng.bit_generator.state,
     )
 
@@ -144,10 +152,10 @@ def begin(
 def run(
     task: Task[S, M], point: Point[S], step: Step[S], memory: Memory[S] | None = None
 ) -> SearchResult[S]:
-    """Take steps until the budget is spent, the step says stop, or Ctrl-C.
+    """Run steps until the budget is spent, a step returns a reason to stop, or Ctrl-C.
 
-    ``memory`` says what a checkpoint keeps beyond ``point.memory``.  Observers get a checkpoint
-    every ``CHECKPOINT_SECONDS`` and at the end.
+    ``memory`` returns the memory of a checkpoint (None: that of the point). Observers get a
+    checkpoint every ``CHECKPOINT_SECONDS`` and at the end.
     """
     clock = task.clock
     stopped: Stop = "budget"
@@ -160,7 +168,7 @@ def run(
                 break
             point = outcome
             if monotonic() >= due:
-                tell(task, checkpoint(task, point, memory))
+                notify(task, checkpoint(task, point, memory))
                 due = monotonic() + CHECKPOINT_SECONDS
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -170,9 +178,9 @@ def run(
 def conclude(
     task: Task[S, M], point: Point[S], stopped: Stop, memory: Memory[S] | None = None
 ) -> SearchResult[S]:
-    """The result of a search that ends at ``point``; observers get the last checkpoint."""
+    """The result of a search that ends at ``point``; sends the last checkpoint to observers."""
     last = checkpoint(task, point, memory)
-    tell(task, last)
+    notify(task, last)
     return SearchResult(
         best=point.best,
         best_measurement=point.best_measurement,
@@ -185,7 +193,7 @@ def conclude(
     )
 
 
-def settle(
+def record_trial(
     task: Task[S, M],
     point: Point[S],
     move: object,
@@ -195,9 +203,10 @@ def settle(
     memory: dict[str, float],
     rejected: int = 0,
 ) -> Point[S]:
-    """The point after ``candidate`` was evaluated; tells the observers.
+    """Record the evaluation of ``candidate`` and notify observers; returns the next point.
 
-    A failed measurement is never accepted and never best, whatever ``accepted`` says.
+    A failed candidate is never accepted and never the best, even if ``accepted`` is true.
+    ``rejected`` is the number of illegal proposals before this one.
     """
     value = measurement.value
     failed = measurement.failure is not None
@@ -208,9 +217,9 @@ def settle(
     )
     rejected += point.rejected
     if task.observers:
-        # Told before the point is taken: whoever is interrupted here sees the trial twice, and
-        # a log that takes the last row of an index has no gap.
-        tell(
+        # Observers get the trial before the search takes the point. After an interruption here
+        # they get it twice, and a log that uses the last row of each index has no gap.
+        notify(
             task,
             Trial(
                 point.evaluations,
@@ -243,7 +252,7 @@ def move_to(
     memory: dict[str, float],
     rejected: int = 0,
 ) -> Point[S]:
-    """The point after going to a state of known value: nothing is charged."""
+    """The point after a move to a state of known value; counts no evaluation."""
     return Point(
         state,
         value,
@@ -259,7 +268,7 @@ def move_to(
 def draw_legal(
     space: Space[S, M], state: S, rng: np.random.Generator, wanted: Tags
 ) -> tuple[M | None, int]:
-    """``Space.propose`` with the illegal draws counted: a legal move (None if none), the count."""
+    """A legal move as from ``Space.propose``, None without any, and the number of illegal draws."""
     for rejected in range(space.max_draws):
         move = space.draw(state, rng, wanted)
         if move is not None:
@@ -269,8 +278,8 @@ def draw_legal(
 
 
 def checkpoint(task: Task[S, M], point: Point[S], memory: Memory[S] | None = None) -> Checkpoint:
-    """All that :func:`begin` needs to go on from ``point``."""
-    held = point.memory if memory is None else memory(point)
+    """The checkpoint from which :func:`begin` continues at ``point``."""
+    memory_entries = point.memory if memory is None else memory(point)
     return Checkpoint(
         strategy=task.strategy,
         seed=task.seed,
@@ -281,7 +290,7 @@ def checkpoint(task: Task[S, M], point: Point[S], memory: Memory[S] | None = Non
         best=task.space.dump(point.best),
         best_value=point.best_measurement.value,
         rng=dict(point.rng),
-        memory={**held, _SECONDS: task.clock.elapsed},
+        memory={**memory_entries, _SECONDS: task.clock.elapsed},
     )
 
 
@@ -290,13 +299,13 @@ def _measure(objective: Objective[S], states: list[S]) -> list[Measurement]:
     if len(measurements) != len(states):
         raise ContractBroken(
             f"{type(objective).__name__}.evaluate returned {len(measurements)} measurements for "
-            f"{len(states)} states; one per state is allowed; check the objective with "
+            f"{len(states)} states; it must return one per state; check the objective with "
             "nostall.testing.check_objective"
         )
     return measurements
 
 
-def _measure_start(measurement: Measurement) -> Measurement:
+def _require_success(measurement: Measurement) -> Measurement:
     if measurement.failure is not None:
         raise BadInput(
             f"the start state cannot be measured: {measurement.failure}; a search needs a start "
@@ -310,21 +319,21 @@ def _restore(rng: np.random.Generator, saved: Checkpoint, strategy: str, seed: i
         raise BadRun(
             f"the checkpoint is of strategy {saved.strategy!r} with seed {saved.seed}, this search "
             f"is {strategy!r} with seed {seed}; both must agree; resume with the checkpoint's own "
-            "strategy and seed, or start anew"
+            "strategy and seed, or start a new run"
         )
     try:
         rng.bit_generator.state = saved.rng
     except (KeyError, TypeError, ValueError) as error:
         raise BadRun(
             f"the checkpoint's random state {str(saved.rng)[:60]} cannot be restored ({error!r}); "
-            "allowed is what a search saved; start the run anew"
+            "allowed is the state that a search saved; start a new run"
         ) from error
 
 
-def tell(task: Task[S, M], news: Trial | Checkpoint) -> None:
-    """Pass news on to the observers."""
+def notify(task: Task[S, M], event: Trial | Checkpoint) -> None:
+    """Send a trial or a checkpoint to the observers."""
     for observer in task.observers:
-        if isinstance(news, Trial):
-            observer.on_trial(news)
+        if isinstance(event, Trial):
+            observer.on_trial(event)
         else:
-            observer.on_checkpoint(news)
+            observer.on_checkpoint(event)

@@ -1,8 +1,9 @@
-"""Proposals made in advance, while a device is busy with the one before.
+"""Prefetching of proposals: the next candidates are drawn while a device evaluates the current one.
 
-What a step proposes follows from the state that it starts from and from the random generator.  Both
-are known for either end of the step before, so the proposals of both can be drawn early; the step
-then takes the one that fits.  Nothing changes but the time at which work is done.
+A proposal depends on the state that a step starts from and on the random generator. Both are known
+in advance for either outcome of the step before, accepted or rejected. So the proposals for both
+can be drawn early, and the next step takes the one that fits. The search is the same with and
+without prefetching, only the time of the work differs.
 """
 
 from __future__ import annotations
@@ -17,39 +18,44 @@ from nostall.core import Space
 from nostall.core.space import M, S
 
 Draw = Callable[[Space[S, M], S, np.random.Generator], "M | None"]
+"""Draws a legal move from a state; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Early(Generic[S, M]):
+class _Prefetched(Generic[S, M]):
+    """A proposal from ``state``, with the generator's state before and after the draw."""
+
     state: S
-    before: Mapping[str, Any]
+    rng_before: Mapping[str, Any]
     move: M
     candidate: S
-    after: Mapping[str, Any]
+    rng_after: Mapping[str, Any]
 
 
-class Ahead(Generic[S, M]):
-    """Draws proposals of ``space`` with ``draw``, early where that was asked for."""
+class ProposalPrefetcher(Generic[S, M]):
+    """Draws proposals of ``space`` with ``draw``, in advance if :meth:`prefetch` is called."""
 
     def __init__(self, space: Space[S, M], draw: Draw[S, M]) -> None:
         self.space, self.draw = space, draw
         self._rng = np.random.default_rng(0)
-        self._early: list[_Early[S, M]] = []
+        self._prefetched: list[_Prefetched[S, M]] = []
 
     def propose(self, state: S, rng: np.random.Generator) -> tuple[M, S] | None:
-        """A move and where it leads, or None where no move is legal."""
-        early, self._early = self._early, []
-        now = rng.bit_generator.state if early else {}
-        for known in early:
-            if known.state is state and known.before == now:
-                rng.bit_generator.state = known.after
-                return known.move, known.candidate
+        """A legal move and the state it leads to; None if no move is legal."""
+        prefetched, self._prefetched = self._prefetched, []
+        rng_now = rng.bit_generator.state if prefetched else {}
+        for proposal in prefetched:
+            if proposal.state is state and proposal.rng_before == rng_now:
+                rng.bit_generator.state = proposal.rng_after
+                return proposal.move, proposal.candidate
         move = self.draw(self.space, state, rng)
         return None if move is None else (move, self.space.apply(state, move))
 
-    def look(self, states: Iterable[S], rng: np.random.Generator) -> Iterator[S]:
-        """Draw what :meth:`propose` will draw from each of ``states`` when ``rng`` stands where it
-        does now; gives the candidates, one at a time."""
+    def prefetch(self, states: Iterable[S], rng: np.random.Generator) -> Iterator[S]:
+        """Draw what :meth:`propose` will draw from each of ``states`` with ``rng`` as it is now.
+
+        Yields the candidates one at a time and leaves ``rng`` unchanged.
+        """
         before = rng.bit_generator.state
         for state in states:
             self._rng.bit_generator.state = before
@@ -57,5 +63,5 @@ class Ahead(Generic[S, M]):
             if move is not None:
                 candidate = self.space.apply(state, move)
                 after = self._rng.bit_generator.state
-                self._early.append(_Early(state, before, move, candidate, after))
+                self._prefetched.append(_Prefetched(state, before, move, candidate, after))
                 yield candidate

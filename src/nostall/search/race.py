@@ -1,13 +1,13 @@
-"""Which of several candidates beats the original, in as few measurements as that takes.
+"""Race of several candidates against the original, with few measurements and a sequential test.
 
-Each measurement is a ratio original / candidate from a load of its own; ratios are never chained.
-Evidence is a *sign test that may be looked at any time*: with k wins in n measurements it is the
-average, over all chances p above one half, of how much better p explains the wins than one half.
-Where the chance to win is at most one half each time, whatever happened before, it exceeds 1/a with
-probability at most a, ever (Ville, 1939; Robbins, "Statistical methods related to the law of the
-iterated logarithm", 1970; Howard, Ramdas, McAuliffe and Sekhon, arXiv:1810.08240).  So nothing is
-assumed of how times are distributed or drift.  Losers leave early, as in the races of Maron and
-Moore (NIPS 1993).
+Each measurement is a ratio original / candidate from a module load of its own; ratios are never
+multiplied with each other. The test is a sign test that may be evaluated after each measurement:
+its e-value for k wins in n measurements is the average likelihood ratio of a win probability p
+above 1/2 against 1/2, over all such p. If each measurement is a win with a probability of at most
+1/2, given all earlier ones, the e-value ever exceeds 1/a with a probability of at most a (Ville,
+1939; Robbins, "Statistical methods related to the law of the iterated logarithm", 1970; Howard,
+Ramdas, McAuliffe and Sekhon, arXiv:1810.08240). So the test assumes nothing about the distribution
+or the drift of times. Losers leave early, as in the races of Maron and Moore (NIPS 1993).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from functools import cache
 import numpy as np
 
 ROUNDS = 40
-"""Measurements per candidate, at most."""
+"""Most measurements per candidate."""
 LEVEL = 0.05
-"""The chance that any candidate which is no faster than the original is said to have won."""
+"""Probability that any candidate that is no faster than the original wins."""
 
 
 @cache
-def evidence(wins: int, losses: int) -> float:
-    """How strongly ``wins`` and ``losses`` speak against a chance to win of at most one half.
+def e_value(wins: int, losses: int) -> float:
+    """Evidence of ``wins`` and ``losses`` against a win probability of at most 1/2.
 
-    ``2 * integral over p in (1/2, 1) of (2 p)**wins * (2 (1 - p))**losses``, in whole numbers.
+    ``2 * integral over p in (1/2, 1) of (2 p)**wins * (2 (1 - p))**losses``, computed in integers.
     """
     n = wins + losses
     below = sum(math.comb(n + 1, i) for i in range(wins + 1))
@@ -37,48 +37,55 @@ def evidence(wins: int, losses: int) -> float:
 
 
 @dataclass(frozen=True)
-class Raced:
-    """``left``: the candidates that were not dropped, best median ratio first; ``won``: those that
-    beat the original beyond ``LEVEL``; ``measured``: how many measurements it took."""
+class RaceResult:
+    """Outcome of a race; candidates are numbers from 0."""
 
-    left: tuple[int, ...]
-    won: frozenset[int]
-    measured: int
+    remaining: tuple[int, ...]
+    """Candidates that did not leave, the best median ratio first."""
+    winners: frozenset[int]
+    """Remaining candidates that are faster than the original at ``LEVEL``."""
+    measurements: int
+    """Number of measurements."""
 
 
 def race(
     measure: Callable[[int], float], count: int, rounds: int = ROUNDS, level: float = LEVEL
-) -> Raced:
-    """Race candidates 0 to ``count`` - 1; ``measure(i)`` gives original / candidate, NaN when the
-    candidate fails.
+) -> RaceResult:
+    """Race the candidates 0 to ``count`` - 1.
 
-    A candidate leaves when it fails, when it is shown to be slower than the original, or slower
-    than another one by their ratios of the same rounds.  It ends when one that has won is left,
-    none is, or after ``rounds``.
+    ``measure(i)`` measures the ratio original / candidate i; NaN if the candidate fails. A
+    candidate leaves if it fails, if it is shown to be slower than the original, or slower than
+    another candidate by their ratios of the same rounds. The race ends when the only remaining
+    candidate has won, when none remains, or after ``rounds``.
     """
     ratios: list[list[float]] = [[] for _ in range(count)]
-    left = list(range(count))
-    enough = count / level
-    while left and len(ratios[left[0]]) < rounds:
-        for number in left:
+    remaining = list(range(count))
+    threshold = count / level
+    while remaining and len(ratios[remaining[0]]) < rounds:
+        for number in remaining:
             ratios[number].append(measure(number))
-        left = [number for number in left if math.isfinite(ratios[number][-1])]
-        left = [n for n in left if _beats([1.0] * len(ratios[n]), ratios[n]) < enough]
-        pairs = enough * count
-        left = [n for n in left if all(_beats(ratios[m], ratios[n]) < pairs for m in left)]
-        if len(left) == 1 and _wins(ratios[left[0]]) >= enough:
+        remaining = [n for n in remaining if math.isfinite(ratios[n][-1])]
+        remaining = [n for n in remaining if _faster([1.0] * len(ratios[n]), ratios[n]) < threshold]
+        pair_threshold = threshold * count
+        remaining = [
+            n
+            for n in remaining
+            if all(_faster(ratios[m], ratios[n]) < pair_threshold for m in remaining)
+        ]
+        if len(remaining) == 1 and _wins(ratios[remaining[0]]) >= threshold:
             break
-    ranked = sorted(left, key=lambda number: (-float(np.median(ratios[number])), number))
-    won = frozenset(number for number in left if _wins(ratios[number]) >= enough)
-    return Raced(tuple(ranked), won, sum(map(len, ratios)))
+    ranked = sorted(remaining, key=lambda number: (-float(np.median(ratios[number])), number))
+    winners = frozenset(number for number in remaining if _wins(ratios[number]) >= threshold)
+    return RaceResult(tuple(ranked), winners, sum(map(len, ratios)))
 
 
 def _wins(ratios: list[float]) -> float:
-    return _beats(ratios, [1.0] * len(ratios))
+    """E-value for a candidate being faster than the original."""
+    return _faster(ratios, [1.0] * len(ratios))
 
 
-def _beats(a: list[float], b: list[float]) -> float:
-    """Evidence that ``a`` is above ``b``, pair by pair; equal ones say nothing."""
+def _faster(a: list[float], b: list[float]) -> float:
+    """E-value for ``a`` being above ``b``, pair by pair; equal pairs do not count."""
     wins = sum(x > y for x, y in zip(a, b, strict=True))
     losses = sum(x < y for x, y in zip(a, b, strict=True))
-    return evidence(wins, losses)
+    return e_value(wins, losses)

@@ -1,4 +1,4 @@
-"""The baseline that every strategy has to beat: an undirected walk that remembers the best."""
+"""Random search, the baseline of all strategies: a random walk that keeps the best state."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import M, S
-from nostall.search.loop import Point, begin, move_to, run, settle
+from nostall.search.loop import Point, begin, move_to, record_trial, run
+
+_STEPS = "walked"
+"""Key of a checkpoint's memory: steps since the start state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSearch(Search):
-    """Uniform random walk that keeps the best state it passes.
+    """Uniform random walk that keeps the best state it visits.
 
-    The exact rule: from the current state take one move uniform over all legal moves, evaluate
-    the new state (one evaluation, also for a state seen before), go there unless it failed; after
-    ``length`` evaluations, and in a state without legal moves, go back to the start state.
+    A step takes one move, uniform over all legal moves of the current state, evaluates the new
+    state (even if it was evaluated before) and goes to it unless it fails. After ``walk_length``
+    steps, and from a state without legal moves, the walk returns to the start state.
     """
 
     name: ClassVar[str] = "random"
 
-    length: int = 64
+    walk_length: int = 64
 
     def __post_init__(self) -> None:
-        if self.length < 1:
+        if self.walk_length < 1:
             raise BadInput(
-                f"random got length={self.length}; allowed is a walk of at least 1 step; leave it "
-                "out for the usual 64"
+                f"random got walk_length={self.walk_length}; allowed is at least 1 step; leave it "
+                "out for the default of 64"
             )
 
     def run(
@@ -53,20 +56,20 @@ class RandomSearch(Search):
     ) -> SearchResult[S]:
         """Walk until the budget is spent."""
         task, point = begin(
-            self.name, space, objective, budget, seed, observers, resume, {"walked": 0.0}
+            self.name, space, objective, budget, seed, observers, resume, {_STEPS: 0.0}
         )
 
         def step(point: Point[S]) -> Point[S] | Stop:
-            walked = point.memory["walked"]
-            move = space.propose(point.current, task.rng) if walked < self.length else None
+            steps = point.memory[_STEPS]
+            move = space.propose(point.current, task.rng) if steps < self.walk_length else None
             if move is None:
-                if walked == 0:
+                if steps == 0:
                     return "no legal move"
                 start = task.start_measurement.value
-                return move_to(task, point, task.start, start, {"walked": 0.0})
+                return move_to(task, point, task.start, start, {_STEPS: 0.0})
             candidate = space.apply(point.current, move)
             measurement = task.measure(candidate)
-            memory = {"walked": walked + 1}
-            return settle(task, point, move, candidate, measurement, True, memory)
+            memory = {_STEPS: steps + 1}
+            return record_trial(task, point, move, candidate, measurement, True, memory)
 
         return run(task, point, step)

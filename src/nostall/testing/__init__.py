@@ -1,24 +1,29 @@
-"""Conformance checks for spaces, objectives and searches, and a tiny space to try them on.
+"""Conformance checks for spaces, objectives and searches, and a small space to try them on.
 
-Whoever writes a space, an objective or a search calls its checker from a test; a broken promise
-is a :class:`~nostall.core.ContractBroken` that says what to do.
+A test of a new space, objective or search calls the check of that contract. A violation raises
+:class:`~nostall.core.ContractBroken`, whose message explains the fix.
 """
 
 from nostall.testing.objective import check_objective
-from nostall.testing.recording import Diary, InterruptedSpace, Recorder, recorded
+from nostall.testing.recording import (
+    InterruptedSpace,
+    RecordingObjective,
+    RecordingObserver,
+    record_evaluations,
+)
 from nostall.testing.reference import Disorder, Permutations, Slide
 from nostall.testing.search import check_search
 from nostall.testing.space import check_space
 
 __all__ = [
-    "Diary",
     "Disorder",
     "InterruptedSpace",
     "Permutations",
-    "Recorder",
+    "RecordingObjective",
+    "RecordingObserver",
     "Slide",
     "check_objective",
     "check_search",
     "check_space",
-    "recorded",
+    "record_evaluations",
 ]

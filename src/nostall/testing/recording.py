@@ -1,4 +1,4 @@
-"""Spaces and objectives that remember, fail or interrupt on purpose, around real ones."""
+"""Wrappers for tests: observers and objectives that record, and planned failures and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nostall.core.space import NO_TAGS, M, S
 
 
 class PlannedInterrupt(KeyboardInterrupt):
-    """The Ctrl-C that a check sends, to be told from the user's own."""
+    """Ctrl-C that a check raises; its class distinguishes it from the user's own."""
 
 
-class Diary:
-    """An observer that keeps all it is told."""
+class RecordingObserver:
+    """Observer that keeps all trials and checkpoints."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
@@ -29,11 +29,11 @@ class Diary:
         self.checkpoints.append(checkpoint)
 
 
-class Recorder(Objective[S]):
-    """Passes on to ``inner``; remembers each state and measurement.
+class RecordingObjective(Objective[S]):
+    """Objective that passes states on to ``inner`` and keeps all states and measurements.
 
-    ``fails`` says which states fail; ``interrupt_at`` is the number of the evaluation in which
-    Ctrl-C comes.  Made by :func:`recorded`.
+    ``fails`` selects the states that fail. The evaluation that would exceed ``interrupt_at`` states
+    raises Ctrl-C. :func:`record_evaluations` constructs it.
     """
 
     def __init__(
@@ -65,24 +65,27 @@ class Recorder(Objective[S]):
         return measurements
 
 
-def recorded(
+def record_evaluations(
     inner: Objective[S],
     *,
     fails: Callable[[S], bool] | None = None,
     interrupt_at: int | None = None,
-) -> Recorder[S]:
-    """A :class:`Recorder` of the inner objective's kind and unit."""
+) -> RecordingObjective[S]:
+    """Wrap ``inner`` in a :class:`RecordingObjective` of the same kind and unit."""
 
-    class Recorded(Recorder[S]):
+    class Recording(RecordingObjective[S]):
         kind = inner.kind
         unit = inner.unit
 
-    return Recorded(inner, fails, interrupt_at)
+    return Recording(inner, fails, interrupt_at)
 
 
 class InterruptedSpace(Space[S, M]):
-    """Passes on to ``inner``, what a level adds to its spaces too; Ctrl-C comes in the
-    ``calls``-th draw, proposal or application."""
+    """Space that passes calls on to ``inner`` and raises Ctrl-C at the ``calls``-th of them.
+
+    Draws, proposals and applications count. Attributes that a kind of space adds, such as the
+    function of a schedule space, are those of ``inner``.
+    """
 
     def __init__(self, inner: Space[S, M], calls: int) -> None:
         self.inner = inner

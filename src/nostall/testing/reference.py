@@ -1,4 +1,4 @@
-"""A tiny space whose optimum is known: for documentation, tests and first steps."""
+"""Reference space and objective with a known optimum: permutations and their disorder."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """Take the number at place ``at`` and put it ``by`` places further on (back when negative)."""
+    """Move the number at one position to another."""
 
-    at: int
-    by: int
+    position: int
+    offset: int
+    """Number of positions; negative towards the front."""
 
     @property
     def tags(self) -> Tags:
-        return _tags(abs(self.by))
+        return _tags(abs(self.offset))
 
     def __str__(self) -> str:
-        return f"slide {self.at} by {self.by:+d}"
+        return f"slide {self.position} by {self.offset:+d}"
 
 
 class Permutations(Space[Order, Slide]):
-    """The orders of the numbers 0 … ``size`` - 1, from the last down to 0 at the start.
+    """Permutations of the numbers 0 to ``size`` - 1; the start state is in descending order.
 
-    A move slides one number by up to ``reach`` places; to slide it over the edge is illegal.
-    Moves carry the tags ``memory``, ``slide`` and ``distance=N``, as SIP asks for them.
+    A move slides one number by up to ``reach`` positions; a slide past either end is illegal.
+    Moves have the tags ``memory``, ``slide`` and ``distance=N``, which SIP draws by.
     """
 
     def __init__(self, size: int = 5, reach: int = 2) -> None:
@@ -53,29 +54,31 @@ class Permutations(Space[Order, Slide]):
         distances = [far for far in range(1, self.reach + 1) if wanted <= _tags(far)]
         if not distances:
             return None
-        at = int(rng.integers(self.size))
+        position = int(rng.integers(self.size))
         choice = int(rng.integers(2 * len(distances)))
-        far = distances[choice // 2]
-        by = far if choice % 2 else -far
-        return Slide(at, by) if 0 <= at + by < self.size else None
+        distance = distances[choice // 2]
+        offset = distance if choice % 2 else -distance
+        return Slide(position, offset) if 0 <= position + offset < self.size else None
 
     def moves(self, state: Order) -> Iterator[Slide]:
-        for at in range(self.size):
-            for by in range(-self.reach, self.reach + 1):
-                if by and 0 <= at + by < self.size:
-                    yield Slide(at, by)
+        for position in range(self.size):
+            for offset in range(-self.reach, self.reach + 1):
+                if offset and 0 <= position + offset < self.size:
+                    yield Slide(position, offset)
 
     def apply(self, state: Order, move: Slide) -> Order:
-        to = move.at + move.by
+        target = move.position + move.offset
         if not (
-            0 <= move.at < self.size and 0 <= to < self.size and 0 < abs(move.by) <= self.reach
+            0 <= move.position < self.size
+            and 0 <= target < self.size
+            and 0 < abs(move.offset) <= self.reach
         ):
             raise IllegalMove(
-                f"{move} does not fit {self.size} numbers; allowed are places 0 to "
-                f"{self.size - 1} and slides of 1 to {self.reach}; take moves from propose()"
+                f"{move} does not fit {self.size} numbers; allowed are positions 0 to "
+                f"{self.size - 1} and slides of 1 to {self.reach}; use moves from propose()"
             )
-        rest = [*state[: move.at], *state[move.at + 1 :]]
-        return (*rest[:to], state[move.at], *rest[to:])
+        others = [*state[: move.position], *state[move.position + 1 :]]
+        return (*others[:target], state[move.position], *others[target:])
 
     def key(self, state: Order) -> bytes:
         return self.dump(state).encode()
@@ -91,16 +94,16 @@ class Permutations(Space[Order, Slide]):
         if sorted(state) != list(range(self.size)):
             raise BadInput(
                 f"{text[:60]!r} is no order of {self.size} numbers; allowed is each of 0 to "
-                f"{self.size - 1} once, with spaces between; load what dump() gave"
+                f"{self.size - 1} once, with spaces between; load the text of dump()"
             )
         return state
 
 
 class Disorder(Objective[Order]):
-    """A made-up time in seconds: 1 µs for the ascending order, more the further from it.
+    """Artificial time in seconds: 1 us for ascending order, more for each displaced number.
 
-    Each number adds 0.1 µs for each place that it is away from its own, so the ascending order is
-    the one optimum, and many states cost the same.
+    Each number adds 0.1 us for each position between its own and its place in ascending order. So
+    there is one optimum, and many states have the same cost.
     """
 
     kind: ClassVar[Kind] = "modelled"
@@ -114,9 +117,9 @@ class Disorder(Objective[Order]):
         return [Measurement(self.unit, (self._seconds(state),), self.kind) for state in states]
 
     def _seconds(self, state: Order) -> float:
-        away = sum(abs(number - place) for place, number in enumerate(state))
-        return self.optimum * (10 + away) / 10
+        displacement = sum(abs(number - position) for position, number in enumerate(state))
+        return self.optimum * (10 + displacement) / 10
 
 
-def _tags(far: int) -> Tags:
-    return frozenset({"memory", "slide", f"distance={far}"})
+def _tags(distance: int) -> Tags:
+    return frozenset({"memory", "slide", f"distance={distance}"})

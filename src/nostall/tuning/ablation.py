@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from nostall.core import Objective
 from nostall.sass.schedule import Schedule, ScheduleSpace
-from nostall.sass.schedule.changes import Change, changes, without
+from nostall.sass.schedule.changes import Change, find_changes, undo_change
 from nostall.sass.schedule.moves import Slide
 
 MOST = 32
@@ -56,14 +56,14 @@ def ablate(
     A search leaves many changes that do nothing.  On a model, whose values are exact, those are
     taken back first; the others are judged by taking back each alone.
     """
-    total = len(changes(space, best))
+    total = len(find_changes(space, best))
     state = best
     if objective.kind == "modelled":
         for _ in range(_PASSES):
             before, state = state, _stripped(space, objective, state)
             if before == state:
                 break
-    left = changes(space, state)
+    left = find_changes(space, state)
     idle = total - len(left)
     if objective.kind == "measured":
         left = sorted(left, key=lambda change: _promise(space, change))[:MOST]
@@ -77,19 +77,19 @@ def _stripped(space: ScheduleSpace, objective: Objective[Schedule], state: Sched
     value = objective.evaluate([state])[0].value
     for number in range(len(space.graph.blocks)):
         tried: set[tuple[int, str]] = set()
-        left = changes(space, state, [number])
+        left = find_changes(space, state, [number])
         while left:
             change = left.pop(0)
-            key = (change.index, type(change.back).__name__)
-            rest = None if key in tried else without(space, state, change)
+            key = (change.index, type(change.undo).__name__)
+            rest = None if key in tried else undo_change(space, state, change)
             tried.add(key)
             if rest is not None and objective.evaluate([rest])[0].value <= value:
-                state, left = rest, changes(space, rest, [number])
+                state, left = rest, find_changes(space, rest, [number])
     return state
 
 
 def _promise(space: ScheduleSpace, change: Change) -> tuple[bool, int]:
-    far = abs(change.back.by) if isinstance(change.back, Slide) else 0
+    far = abs(change.undo.offset) if isinstance(change.undo, Slide) else 0
     return not space.graph.memory[change.index], -far
 
 
@@ -101,7 +101,7 @@ def _carried(
     value: float | None,
     start: float,
 ) -> Carried:
-    rest = without(space, best, change)
+    rest = undo_change(space, best, change)
     lost = None
     if rest is not None and value is not None:
         other = _value(objective, rest)

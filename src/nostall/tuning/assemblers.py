@@ -181,7 +181,7 @@ def by_device(device: Device, seed: int = 0) -> Judge:
 def _modelled(source: Source, launch: LaunchSpec) -> float:
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)
-    return SmModel(program, function, launch).evaluate([Schedule.of(function)])[0].value
+    return SmModel(program, function, launch).evaluate([Schedule.from_function(function)])[0].value
 
 
 def _places() -> Iterator[Path]:

@@ -133,7 +133,7 @@ def race(objective: MeasuredSchedules, states: Sequence[Schedule]) -> list[Sched
             return math.nan
         return objective.anchor / found.value
 
-    return [states[number] for number in ran(ratio, len(states)).left]
+    return [states[number] for number in ran(ratio, len(states)).remaining]
 
 
 @dataclass(frozen=True)

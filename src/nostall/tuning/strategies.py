@@ -13,7 +13,7 @@ from nostall.search import make, strategies
 
 LEARNING = {
     "cuasmrl": ("nostall.sass.game.cuasmrl", "Cuasmrl"),
-    "ppo": ("nostall.sass.game.ppo", "LearnedSearch"),
+    "ppo": ("nostall.sass.game.ppo_search", "PpoSearch"),
 }
 """Module and class of each strategy that learns."""
 

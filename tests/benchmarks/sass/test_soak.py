@@ -124,7 +124,7 @@ def test_a_spoilt_process_is_replaced_and_a_lost_result_counted(
 def test_the_verifier_refuses_what_a_move_breaks() -> None:
     made = space()
     found = drawn(made, np.random.default_rng(3))
-    move = next(m for m in found if m.kind == "unwait" and m.index in made._memory)
+    move = next(m for m in found if m.kind == "unwait" and m.index in made._movable_memory)
     after = made.apply(made.start(), move)
     assert list(made.broken.values()) == [str(move)]
     assert not illegal_moves._safe(ORIGINAL, made._patcher.patch(after)), move

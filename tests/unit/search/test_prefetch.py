@@ -1,4 +1,4 @@
-"""Proposals drawn while the device is busy change nothing but when work is done."""
+"""Prefetched proposals: the search is the same as without, only the time of the work differs."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from nostall.gpu import Outcome, PendingOutcome
 from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
-from nostall.search.prefetch import Ahead
+from nostall.search.prefetch import ProposalPrefetcher
 from nostall.tuning.gpu_objective import MeasuredSchedules
 
 
 class Overlapped:
-    """A device whose answers are awaited."""
+    """A device with asynchronous evaluations."""
 
     def __init__(self, original: bytes) -> None:
         self.device = Synthetic(original)
         self.info: Mapping[str, str] = self.device.info
         self.pending = 0
-        self.foreseen: list[bytes] = []
-        self.came = 0
+        self.prefetched: list[bytes] = []
+        self.prefetch_hits = 0
 
     def evaluate(self, cubin: bytes) -> Outcome:
         return self.device.evaluate(cubin)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        raise AssertionError("only searches")
+        raise AssertionError("a search does not compare")
 
     def start(self, cubin: bytes) -> PendingOutcome:
-        assert self.pending == 0, "an answer was left behind"
+        assert self.pending == 0, "a result was not awaited"
         self.pending = 1
-        self.came += cubin in self.foreseen
-        self.foreseen = []
+        self.prefetch_hits += cubin in self.prefetched
+        self.prefetched = []
 
         def wait() -> Outcome:
             self.pending = 0
             return self.device.evaluate(cubin)
 
-        return PendingOutcome(lambda: False, wait, self.foreseen.append)
+        return PendingOutcome(lambda: False, wait, self.prefetched.append)
 
 
-class Kept:
+class TrialRecorder:
     def __init__(self) -> None:
         self.trials: list[tuple[Any, ...]] = []
 
@@ -68,63 +68,61 @@ def test_a_search_with_overlap_is_the_search_without(
     space: ScheduleSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = kernel().cubin
-    drawn: list[bool] = []
-    propose = Ahead.propose
+    prefetched: list[bool] = []
+    propose = ProposalPrefetcher.propose
 
     def watched(self: Any, state: Any, rng: Any) -> Any:
-        before = len(self._early)
-        found = propose(self, state, rng)
-        drawn.append(before > 0)
-        return found
+        prefetched.append(len(self._prefetched) > 0)
+        return propose(self, state, rng)
 
-    monkeypatch.setattr(Ahead, "propose", watched)
-    seen: list[list[tuple[Any, ...]]] = []
+    monkeypatch.setattr(ProposalPrefetcher, "propose", watched)
+    trials: list[list[tuple[Any, ...]]] = []
     for device in (Synthetic(original), Overlapped(original)):
-        kept = Kept()
-        measured = MeasuredSchedules(space, device)
+        recorder = TrialRecorder()
+        objective = MeasuredSchedules(space, device)
         patched: list[Schedule] = []
-        patch = measured._patcher.patch
-        measured._patcher.patch = lambda s, p=patch, kept=patched: kept.append(s) or p(s)  # type: ignore[method-assign,func-returns-value]
-        Anneal().run(space, measured, Budget(evaluations=60), seed=5, observers=[kept])
-        seen.append(kept.trials)
+        patch = objective._patcher.patch
+        objective._patcher.patch = lambda s, p=patch, out=patched: out.append(s) or p(s)  # type: ignore[method-assign,func-returns-value]
+        Anneal().run(space, objective, Budget(evaluations=60), seed=5, observers=[recorder])
+        trials.append(recorder.trials)
         if isinstance(device, Overlapped):
-            assert sum(drawn) >= 55, "nothing was drawn early"
+            assert sum(prefetched) >= 55, "no proposal was prefetched"
             assert 100 < len(patched) < 130, "each candidate is patched once"
-            assert device.came >= 55, "what came next was not told"
-        assert measured.spent["patch"] > 0
-        drawn.clear()
-    assert seen[0] == seen[1]
-    assert {accepted for _, _, accepted, _, _ in seen[0]} == {True, False}
+            assert device.prefetch_hits >= 55, "the next candidate was not prefetched"
+        assert objective.spent["patch"] > 0
+        prefetched.clear()
+    assert trials[0] == trials[1]
+    assert {accepted for _, _, accepted, _, _ in trials[0]} == {True, False}
 
 
-def test_an_interruption_takes_the_answer_with_it(space: ScheduleSpace) -> None:
+def test_an_interruption_waits_for_the_pending_evaluation(space: ScheduleSpace) -> None:
     device = Overlapped(kernel().cubin)
-    measured = MeasuredSchedules(space, device)
+    objective = MeasuredSchedules(space, device)
 
     def interrupted() -> Iterator[Schedule]:
         raise KeyboardInterrupt
         yield space.start()
 
     with pytest.raises(KeyboardInterrupt):
-        measured.measure(space.start(), interrupted())
+        objective.measure(space.start(), interrupted())
     assert device.pending == 0
-    assert measured.measure(space.start(), iter(())).failure is None
+    assert objective.measure(space.start(), iter(())).failure is None
 
 
-def test_a_proposal_for_another_end_is_not_taken(space: ScheduleSpace) -> None:
-    ahead = Ahead(space, lambda at, state, rng: at.propose(state, rng))
-    alone = Ahead(space, lambda at, state, rng: at.propose(state, rng))
-    rng, again = np.random.default_rng(3), np.random.default_rng(3)
+def test_a_proposal_for_another_generator_state_is_not_used(space: ScheduleSpace) -> None:
+    prefetcher = ProposalPrefetcher(space, lambda at, state, rng: at.propose(state, rng))
+    baseline = ProposalPrefetcher(space, lambda at, state, rng: at.propose(state, rng))
+    rng, baseline_rng = np.random.default_rng(3), np.random.default_rng(3)
     start = space.start()
-    list(ahead.look([start], rng))
+    list(prefetcher.prefetch([start], rng))
     rng.random()
-    again.random()
-    assert str(ahead.propose(start, rng)) == str(alone.propose(start, again))
-    assert rng.bit_generator.state == again.bit_generator.state
+    baseline_rng.random()
+    assert str(prefetcher.propose(start, rng)) == str(baseline.propose(start, baseline_rng))
+    assert rng.bit_generator.state == baseline_rng.bit_generator.state
 
 
-class Eager(Objective[Schedule]):
-    """An objective that waits for nothing."""
+class Synchronous(Objective[Schedule]):
+    """An objective that evaluates synchronously."""
 
     kind = "measured"
     unit = "s"
@@ -133,16 +131,16 @@ class Eager(Objective[Schedule]):
         return [Measurement("s", (1.0,), "measured") for _ in states]
 
 
-def test_other_objectives_leave_what_is_ahead_alone(space: ScheduleSpace) -> None:
+def test_other_objectives_do_not_prefetch(space: ScheduleSpace) -> None:
     def never() -> Iterator[Schedule]:
-        raise AssertionError("nobody waits")
+        raise AssertionError("a synchronous objective prefetches nothing")
         yield space.start()
 
-    assert Eager().measure(space.start(), never()).value == 1.0
+    assert Synchronous().measure(space.start(), never()).value == 1.0
 
 
-class Interrupting(Kept):
-    """Ctrl-C at one trial; keeps the checkpoint that follows."""
+class Interrupting(TrialRecorder):
+    """Raises Ctrl-C at one trial and keeps the checkpoint after it."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -157,11 +155,11 @@ class Interrupting(Kept):
         self.checkpoint = checkpoint
 
 
-def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(space: ScheduleSpace) -> None:
+def test_a_resumed_search_equals_an_uninterrupted_one(space: ScheduleSpace) -> None:
     original, budget = kernel().cubin, Budget(evaluations=50)
-    alone, first, second = Kept(), Interrupting(23), Kept()
-    for kept, resume in ((alone, None), (first, None), (second, first)):
-        measured = MeasuredSchedules(space, Overlapped(original))
-        at = resume.checkpoint if resume is not None else None
-        Anneal().run(space, measured, budget, seed=2, observers=[kept], resume=at)
-    assert first.trials[:23] + second.trials == alone.trials
+    full, first, second = TrialRecorder(), Interrupting(23), TrialRecorder()
+    for recorder, resume in ((full, None), (first, None), (second, first)):
+        objective = MeasuredSchedules(space, Overlapped(original))
+        checkpoint = resume.checkpoint if resume is not None else None
+        Anneal().run(space, objective, budget, seed=2, observers=[recorder], resume=checkpoint)
+    assert first.trials[:23] + second.trials == full.trials

@@ -1,4 +1,4 @@
-"""check_objective accepts what keeps its contract and refuses each kind of breach."""
+"""check_objective accepts a correct objective and rejects each kind of violation."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from nostall.testing import (
 )
 
 
-def measured(unit="s", kind="modelled", samples=(1.0,), failure=None):
+def measurement(unit="s", kind="modelled", samples=(1.0,), failure=None):
     return Measurement(unit, samples, kind, failure=failure)
 
 
@@ -35,24 +35,24 @@ class TooFew(Disorder):
         return super().evaluate(states[:1])
 
 
-class Lazy(Disorder):
+class ReturnsIterator(Disorder):
     def evaluate(self, states):
         return iter(super().evaluate(states))
 
 
-class Bare(Disorder):
+class BareNumbers(Disorder):
     def evaluate(self, states):
         return [self._seconds(state) for state in states]
 
 
 class OtherUnit(Disorder):
     def evaluate(self, states):
-        return [measured(unit="cycles") for _ in states]
+        return [measurement(unit="cycles") for _ in states]
 
 
 class OtherKind(Disorder):
     def evaluate(self, states):
-        return [measured(kind="measured") for _ in states]
+        return [measurement(kind="measured") for _ in states]
 
 
 class Raises(Disorder):
@@ -64,27 +64,27 @@ class Raises(Disorder):
 
 class FailsWithSamples(Disorder):
     def evaluate(self, states):
-        return [measured(failure="half") for _ in states]
+        return [measurement(failure="half") for _ in states]
 
 
 class FailingStart(Disorder):
     def evaluate(self, states):
-        return [measured(samples=(), failure="no") for _ in states]
+        return [measurement(samples=(), failure="no") for _ in states]
 
 
 class Drifting(Disorder):
-    looks = 0
+    calls = 0
 
     def _seconds(self, state):
-        self.looks += 1
-        return super()._seconds(state) + self.looks * 1e-12
+        self.calls += 1
+        return super()._seconds(state) + self.calls * 1e-12
 
 
 class DependsOnTheBatch(Disorder):
     def evaluate(self, states):
         return [
-            measured(samples=(self._seconds(state) * (1 + place),))
-            for place, state in enumerate(states)
+            measurement(samples=(self._seconds(state) * (1 + position),))
+            for position, state in enumerate(states)
         ]
 
 
@@ -94,12 +94,12 @@ class DependsOnIdentity(Disorder):
         self.seen = []
 
     def _seconds(self, state):
-        known = any(state is other for other in self.seen)
+        known = any(state is earlier for earlier in self.seen)
         self.seen.append(state)
         return super()._seconds(state) * (2 if known or len(self.seen) <= 11 else 1)
 
 
-class Meddling(Disorder):
+class ChangesStates(Disorder):
     def evaluate(self, states):
         measurements = super().evaluate(states)
         for state in states:
@@ -121,12 +121,12 @@ class Lists(Permutations):
 
 
 BROKEN_OBJECTIVES = [
-    (Unnamed, "what kind of number"),
+    (Unnamed, "what kind of value"),
     (Unitless, "must name its unit"),
     (NoWork, "flops is no amount"),
-    (TooFew, "must answer for each"),
-    (Lazy, "a list with one Measurement"),
-    (Bare, "something else than measurements"),
+    (TooFew, "must return a measurement for each"),
+    (ReturnsIterator, "a list with one Measurement"),
+    (BareNumbers, "something else than measurements"),
     (OtherUnit, "contradicts its objective"),
     (OtherKind, "contradicts its objective"),
     (Raises, "evaluate() raised"),
@@ -135,28 +135,28 @@ BROKEN_OBJECTIVES = [
     (Drifting, "differs for states alone"),
     (DependsOnTheBatch, "differs for states alone"),
     (DependsOnIdentity, "differs for loaded states"),
-    (Meddling, "changed a state"),
+    (ChangesStates, "changed a state"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("cls", "said"), BROKEN_OBJECTIVES, ids=lambda value: getattr(value, "__name__", "")
+    ("cls", "message"), BROKEN_OBJECTIVES, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_broken_objectives_are_refused(cls, said):
+def test_broken_objectives_are_rejected(cls, message):
     with pytest.raises(ContractBroken) as caught:
         check_objective(cls(), Lists(5), steps=10)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_an_objective_may_fail_states_and_measured_ones_may_drift():
+def test_states_may_fail_and_measured_values_may_drift():
     class Picky(Drifting):
         kind = "measured"
 
         def evaluate(self, states):
             return [
-                measured(kind="measured", samples=(), failure="illegal address")
+                measurement(kind="measured", samples=(), failure="illegal address")
                 if state[0] == 0
-                else measured(kind="measured", samples=(self._seconds(state),) * 3)
+                else measurement(kind="measured", samples=(self._seconds(state),) * 3)
                 for state in states
             ]
 

@@ -1,4 +1,4 @@
-"""check_search accepts what keeps its contract and refuses each kind of breach."""
+"""check_search accepts a correct search and rejects each kind of violation."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from nostall.testing import (
 
 
 class Walk(Search):
-    """A right search, small enough to break one line at a time."""
+    """A correct random walk, of which each subclass breaks one part."""
 
     name = "walk"
     seeded = True
@@ -33,55 +33,58 @@ class Walk(Search):
         rng = np.random.default_rng(seed if self.seeded else None)
         start = space.start()
         first = objective.evaluate([start])[0]
-        book = {"state": start, "value": first.value, "best": start, "low": first, "count": 1}
+        run_state = {"state": start, "value": first.value, "best": start, "low": first, "count": 1}
         if resume is not None:
             rng.bit_generator.state = self.restored(resume)
-            book["state"], book["value"] = space.load(resume.current), resume.current_value
-            book["best"], book["count"] = space.load(resume.best), resume.evaluations
-            book["low"] = objective.evaluate([book["best"]])[0]
+            run_state["state"], run_state["value"] = (
+                space.load(resume.current),
+                resume.current_value,
+            )
+            run_state["best"], run_state["count"] = space.load(resume.best), resume.evaluations
+            run_state["low"] = objective.evaluate([run_state["best"]])[0]
         else:
-            self.tell(observers, Trial(0, first.value, True, first.value, "start", 0, 0.0))
+            self.notify(observers, Trial(0, first.value, True, first.value, "start", 0, 0.0))
         saved, stopped = rng.bit_generator.state, "budget"
         try:
-            while not clock.spent(book["count"] - self.overspend):
-                self.step(space, objective, rng, book, observers)
+            while not clock.spent(run_state["count"] - self.overspend):
+                self.step(space, objective, rng, run_state, observers)
                 saved = rng.bit_generator.state
         except KeyboardInterrupt:
             stopped = self.interrupted()
-        last = self.checkpoint(space, seed, book, saved)
+        last = self.checkpoint(space, seed, run_state, saved)
         for observer in observers:
             observer.on_checkpoint(last)
-        return self.result(book, first, clock, stopped, last)
+        return self.result(run_state, first, clock, stopped, last)
 
-    def step(self, space, objective, rng, book, observers):
-        move = space.propose(book["state"], rng)
-        state = space.apply(book["state"], move)
+    def step(self, space, objective, rng, run_state, observers):
+        move = space.propose(run_state["state"], rng)
+        state = space.apply(run_state["state"], move)
         measurement = objective.evaluate([state])[0]
-        accepted = self.accepts(measurement, book)
-        if self.improves(measurement, book):
-            book["best"], book["low"] = state, measurement
+        accepted = self.accepts(measurement, run_state)
+        if self.improves(measurement, run_state):
+            run_state["best"], run_state["low"] = state, measurement
         trial = Trial(
-            book["count"],
+            run_state["count"],
             measurement.value,
             accepted,
-            book["low"].value,
+            run_state["low"].value,
             str(move),
             0,
             0.0,
             measurement.failure,
         )
-        self.tell(observers, trial)
+        self.notify(observers, trial)
         if accepted:
-            book["state"], book["value"] = state, measurement.value
-        book["count"] += 1
+            run_state["state"], run_state["value"] = state, measurement.value
+        run_state["count"] += 1
 
-    def accepts(self, measurement, book):
+    def accepts(self, measurement, run_state):
         return measurement.failure is None
 
-    def improves(self, measurement, book):
-        return measurement.value < book["low"].value
+    def improves(self, measurement, run_state):
+        return measurement.value < run_state["low"].value
 
-    def tell(self, observers, trial):
+    def notify(self, observers, trial):
         for observer in observers:
             observer.on_trial(trial)
 
@@ -91,26 +94,26 @@ class Walk(Search):
     def restored(self, resume):
         return resume.rng
 
-    def checkpoint(self, space, seed, book, saved):
+    def checkpoint(self, space, seed, run_state, saved):
         return Checkpoint(
             self.name,
             seed,
-            book["count"],
+            run_state["count"],
             0,
-            space.dump(book["state"]),
-            book["value"],
-            space.dump(book["best"]),
-            book["low"].value,
+            space.dump(run_state["state"]),
+            run_state["value"],
+            space.dump(run_state["best"]),
+            run_state["low"].value,
             saved,
             {},
         )
 
-    def result(self, book, first, clock, stopped, last):
+    def result(self, run_state, first, clock, stopped, last):
         return SearchResult(
-            book["best"],
-            book["low"],
+            run_state["best"],
+            run_state["low"],
             first,
-            book["count"] + self.miscount,
+            run_state["count"] + self.miscount,
             0,
             clock.elapsed,
             stopped,
@@ -135,45 +138,45 @@ class Miscounts(Walk):
 
 
 class KeepsTheLast(Walk):
-    def improves(self, measurement, book):
+    def improves(self, measurement, run_state):
         return measurement.failure is None
 
 
 class NeverBetter(Walk):
-    def improves(self, measurement, book):
+    def improves(self, measurement, run_state):
         return False
 
 
 class BestIsAFailure(Walk):
-    def improves(self, measurement, book):
-        return measurement.failure is not None or super().improves(measurement, book)
+    def improves(self, measurement, run_state):
+        return measurement.failure is not None or super().improves(measurement, run_state)
 
 
 class AcceptsFailures(Walk):
-    def accepts(self, measurement, book):
+    def accepts(self, measurement, run_state):
         return True
 
 
 class WrongPair(Walk):
     """The best value with another state."""
 
-    def result(self, book, first, clock, stopped, last):
-        whole = super().result(book, first, clock, stopped, last)
-        return replace(whole, best=tuple(range(5)))
+    def result(self, run_state, first, clock, stopped, last):
+        correct = super().result(run_state, first, clock, stopped, last)
+        return replace(correct, best=tuple(range(5)))
 
 
 class Silent(Walk):
-    def tell(self, observers, trial):
+    def notify(self, observers, trial):
         pass
 
 
 class Exaggerates(Walk):
-    def tell(self, observers, trial):
-        super().tell(observers, replace(trial, best=trial.best / 2))
+    def notify(self, observers, trial):
+        super().notify(observers, replace(trial, best=trial.best / 2))
 
 
 class Uninterruptible(Walk):
-    """Ctrl-C is taken for the end of the budget."""
+    """Reports Ctrl-C as the end of the budget."""
 
     def interrupted(self):
         return "budget"
@@ -185,22 +188,22 @@ class ForgetsTheGenerator(Walk):
 
 
 class StaleCheckpoint(Walk):
-    def checkpoint(self, space, seed, book, saved):
-        return replace(super().checkpoint(space, seed, book, saved), evaluations=1)
+    def checkpoint(self, space, seed, run_state, saved):
+        return replace(super().checkpoint(space, seed, run_state, saved), evaluations=1)
 
 
 class BinaryCheckpoint(Walk):
-    def checkpoint(self, space, seed, book, saved):
-        return replace(super().checkpoint(space, seed, book, saved), memory={"x": b"bytes"})
+    def checkpoint(self, space, seed, run_state, saved):
+        return replace(super().checkpoint(space, seed, run_state, saved), memory={"x": b"bytes"})
 
 
-class Passes(Walk):
+class Raises(Walk):
     def step(self, *arguments):
         raise ZeroDivisionError
 
 
 class SkipsTheStart(Walk):
-    """Compares with some other state than the start."""
+    """Begins with another state than the start state."""
 
     def run(self, space, objective, budget, **options):
         class Moved(Permutations):
@@ -210,8 +213,8 @@ class SkipsTheStart(Walk):
         return super().run(Moved(5), objective, budget, **options)
 
 
-class Grows(Walk):
-    """Keeps something between runs."""
+class KeepsState(Walk):
+    """Keeps state between runs."""
 
     runs = 0
 
@@ -222,59 +225,59 @@ class Grows(Walk):
         )
 
 
-class Dawdles(Walk):
-    def result(self, book, first, clock, stopped, last):
-        return replace(super().result(book, first, clock, stopped, last), seconds=60.0)
+class Overtime(Walk):
+    def result(self, run_state, first, clock, stopped, last):
+        return replace(super().result(run_state, first, clock, stopped, last), seconds=60.0)
 
 
 BROKEN_SEARCHES = [
     (Nameless, "must have a name"),
     (Unseeded, "same seed gives another search"),
-    (Grows, "same seed gives another search"),
+    (KeepsState, "same seed gives another search"),
     (Overspends, "the budget is overspent"),
-    (Dawdles, "a budget of 0.02 s is overspent"),
+    (Overtime, "a budget of 0.02 s is overspent"),
     (Miscounts, "miscounts"),
     (KeepsTheLast, "the best is"),
     (NeverBetter, "not the best of what was evaluated"),
     (BestIsAFailure, "worse than the start"),
     (AcceptsFailures, "a failed state was accepted"),
     (WrongPair, "does not have the best measurement"),
-    (Silent, "observers are not told of each evaluation"),
+    (Silent, "observers do not get a trial for each evaluation"),
     (Exaggerates, "misreports"),
     (Uninterruptible, "stopped"),
-    (ForgetsTheGenerator, "goes another way"),
-    (StaleCheckpoint, "last checkpoint is not of the end"),
+    (ForgetsTheGenerator, "visits other states"),
+    (StaleCheckpoint, "last checkpoint is not that of the end"),
     (BinaryCheckpoint, "cannot be written as JSON"),
-    (Passes, "run() raised"),
+    (Raises, "run() raised"),
     (SkipsTheStart, "not the start state"),
 ]
 
 
-def test_the_right_search_is_accepted():
+def test_a_correct_search_is_accepted():
     check_search(Walk(), Permutations(5), Disorder(), evaluations=40)
 
 
 @pytest.mark.parametrize(
-    ("cls", "said"), BROKEN_SEARCHES, ids=lambda value: getattr(value, "__name__", "")
+    ("cls", "message"), BROKEN_SEARCHES, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_broken_searches_are_refused(cls, said):
+def test_broken_searches_are_rejected(cls, message):
     with pytest.raises(ContractBroken) as caught:
         check_search(cls(), Permutations(5), Disorder(), evaluations=40)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_search_that_lets_ctrl_c_through_is_refused():
-    class Through(Walk):
+def test_a_search_that_lets_ctrl_c_through_is_rejected():
+    class Uncaught(Walk):
         def interrupted(self):
             raise
 
     with pytest.raises(ContractBroken, match="let KeyboardInterrupt through"):
-        check_search(Through(), Permutations(5), Disorder(), evaluations=40)
+        check_search(Uncaught(), Permutations(5), Disorder(), evaluations=40)
 
 
 def test_only_a_modelled_objective_can_check_a_search():
-    class Real(Disorder):
+    class Measured(Disorder):
         kind = "measured"
 
     with pytest.raises(BadInput, match="modelled objective"):
-        check_search(Walk(), Permutations(5), Real())
+        check_search(Walk(), Permutations(5), Measured())

@@ -1,4 +1,4 @@
-"""check_space accepts what keeps its contract and refuses each kind of breach."""
+"""check_space accepts a correct space and rejects each kind of violation."""
 
 import itertools
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from nostall.testing import (
 
 
 @pytest.mark.parametrize(("size", "reach"), [(1, 1), (2, 1), (5, 2), (12, 4)])
-def test_the_reference_space_and_objective_keep_the_contract(size, reach):
+def test_the_reference_space_and_objective_meet_the_contract(size, reach):
     for seed in range(3):
         check_space(Permutations(size, reach), seed=seed, steps=20)
     check_objective(Disorder(), Permutations(size, reach))
@@ -32,25 +32,25 @@ def test_the_reference_space_and_objective_keep_the_contract(size, reach):
 
 @settings(max_examples=40, deadline=None)
 @given(st.permutations(range(6)), st.integers(0, 1000))
-def test_the_reference_space_moves_and_comes_back(order, seed):
+def test_a_move_of_the_reference_space_is_undone_by_its_inverse(order, seed):
     space, state = Permutations(6, 3), tuple(order)
     assert space.load(space.dump(state)) == state
     move = space.propose(state, np.random.default_rng(seed))
     after = space.apply(state, move)
     assert after != state
-    assert space.apply(after, Slide(move.at + move.by, -move.by)) == state
+    assert space.apply(after, Slide(move.position + move.offset, -move.offset)) == state
 
 
 def test_the_reference_optimum_is_the_only_one():
     states = list(itertools.permutations(range(5)))
-    values = [each.value for each in Disorder().evaluate(states)]
+    values = [measurement.value for measurement in Disorder().evaluate(states)]
     assert [s for s, v in zip(states, values, strict=True) if v <= Disorder.optimum] == [
         (0, 1, 2, 3, 4)
     ]
 
 
 @pytest.mark.parametrize("text", ["", "0 1 2", "0 1 2 3 3", "a b c d e", "0 1 2 3 9"])
-def test_the_reference_space_loads_orders_only(text):
+def test_the_reference_space_loads_only_permutations(text):
     with pytest.raises(BadInput, match="no order of 5 numbers"):
         Permutations(5).load(text)
 
@@ -74,13 +74,13 @@ class CoarseKey(Permutations):
 
 
 class FineKey(Permutations):
-    """Another key for each look at the same state."""
+    """Another key at each call for the same state."""
 
-    looks = 0
+    calls = 0
 
     def key(self, state):
-        self.looks += 1
-        return f"{state} {self.looks}".encode()
+        self.calls += 1
+        return f"{state} {self.calls}".encode()
 
 
 class TwoLines(Permutations):
@@ -112,7 +112,7 @@ class ImpureApply(Permutations):
         return state
 
 
-class MoodyApply(Permutations):
+class InconsistentApply(Permutations):
     calls = 0
 
     def apply(self, state, move):
@@ -121,18 +121,18 @@ class MoodyApply(Permutations):
         return after if self.calls % 2 else (*after[1:], after[0])
 
 
-class RefusingApply(Permutations):
+class RejectingApply(Permutations):
     def apply(self, state, move):
-        if move.at == 1:
+        if move.position == 1:
             raise IllegalMove("not this one")
         return super().apply(state, move)
 
 
-class Fenced(Permutations):
-    """Number 0 must not pass number 1: what is legal depends on the state."""
+class OrderedPair(Permutations):
+    """Number 1 must stay before number 0, so legality depends on the state."""
 
     def _legal(self, state, move):
-        to = move.at + move.by
+        to = move.position + move.offset
         if not 0 <= to < self.size:
             return False
         after = super().apply(state, move)
@@ -147,28 +147,28 @@ class Fenced(Permutations):
 
     def apply(self, state, move):
         if not self._legal(state, move):
-            raise IllegalMove(f"{move} passes the fence")
+            raise IllegalMove(f"{move} exchanges 0 and 1")
         return super().apply(state, move)
 
 
-class AllowsIllegal(Fenced):
+class AllowsIllegal(OrderedPair):
     def apply(self, state, move):
         return Permutations.apply(self, state, move)
 
 
-class WrongErrorForIllegal(Fenced):
+class WrongErrorForIllegal(OrderedPair):
     def apply(self, state, move):
         if not self._legal(state, move):
             raise ValueError(move)
         return Permutations.apply(self, state, move)
 
 
-class OffersIllegal(Fenced):
+class OffersIllegal(OrderedPair):
     def draw(self, state, rng, wanted=NO_TAGS):
         return Permutations.draw(self, state, rng, wanted)
 
 
-class ProposesIllegal(Fenced):
+class ProposesIllegal(OrderedPair):
     def propose(self, state, rng, wanted=NO_TAGS):
         return Permutations(self.size, self.reach).propose(state, rng, wanted)
 
@@ -193,8 +193,8 @@ class IgnoresTags(Permutations):
         return super().draw(state, rng)
 
 
-class NeverNone(Permutations):
-    """Gives up too early: None although legal moves exist."""
+class GivesUpEarly(Permutations):
+    """Returns None although legal moves exist."""
 
     def propose(self, state, rng, wanted=NO_TAGS):
         return self.draw(state, rng, wanted)
@@ -210,11 +210,11 @@ class OwnRandomness(Permutations):
 class Biased(Permutations):
     def draw(self, state, rng, wanted=NO_TAGS):
         move = super().draw(state, rng, wanted)
-        return super().draw(state, rng, wanted) if move is None or move.at == 0 else move
+        return super().draw(state, rng, wanted) if move is None or move.position == 0 else move
 
 
 class BiasedByTag(Permutations):
-    """Uniform without a filter only."""
+    """Uniform only without wanted tags."""
 
     def draw(self, state, rng, wanted=NO_TAGS):
         if not wanted:
@@ -225,28 +225,28 @@ class BiasedByTag(Permutations):
 
 @dataclass
 class Unhashable:
-    at: int
-    by: int
+    position: int
+    offset: int
     tags = frozenset({"slide"})
 
 
 @dataclass(frozen=True)
 class ListTags:
-    at: int
-    by: int
+    position: int
+    offset: int
     tags = ("slide",)
 
 
 def with_moves(cls):
-    class Other(Permutations):
+    class Replaced(Permutations):
         def moves(self, state):
-            return (cls(move.at, move.by) for move in super().moves(state))
+            return (cls(move.position, move.offset) for move in super().moves(state))
 
-    return Other
+    return Replaced
 
 
 BROKEN_SPACES = [
-    (RandomStart, "start() gives another state"),
+    (RandomStart, "start() returns another state"),
     (TextKey, "key() does not return bytes"),
     (CoarseKey, "two different states have one key"),
     (FineKey, "another state"),
@@ -254,33 +254,33 @@ BROKEN_SPACES = [
     (LostDump, "load(dump(state)) is another state"),
     (NoLoad, "load() fails"),
     (ImpureApply, "changed the state"),
-    (MoodyApply, "different states"),
-    (RefusingApply, "apply() refuses"),
+    (InconsistentApply, "different states"),
+    (RejectingApply, "apply() rejects"),
     (AllowsIllegal, "got 'no error'"),
     (WrongErrorForIllegal, "allowed is IllegalMove"),
     (OffersIllegal, "draw() offers a move that moves() does not"),
     (ProposesIllegal, "propose() offers a move that moves() does not"),
     (TwiceListed, "offers a move twice"),
-    (ShuffledMoves, "another list"),
+    (ShuffledMoves, "moves() returns another list"),
     (IgnoresTags, "ignores the wanted tags"),
-    (NeverNone, "answers None"),
+    (GivesUpEarly, "propose() returns None"),
     (OwnRandomness, "differs for the same generator"),
     (Biased, "not uniform"),
     (BiasedByTag, "not uniform over the moves with tags"),
-    (with_moves(Unhashable), "cannot be told apart"),
+    (with_moves(Unhashable), "moves are not hashable"),
     (with_moves(ListTags), "tags of the wrong type"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("cls", "said"), BROKEN_SPACES, ids=lambda value: getattr(value, "__name__", "")
+    ("cls", "message"), BROKEN_SPACES, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_broken_spaces_are_refused(cls, said):
+def test_broken_spaces_are_rejected(cls, message):
     with pytest.raises(ContractBroken) as caught:
         check_space(cls(5, 2), steps=40)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "; allowed is " in str(caught.value)
 
 
 def test_a_space_whose_legality_depends_on_the_state_is_accepted():
-    check_space(Fenced(5, 2))
+    check_space(OrderedPair(5, 2))

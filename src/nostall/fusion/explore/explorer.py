@@ -53,7 +53,7 @@ def refined(delta: Delta, plan: Plan, *, evaluations: int = 300, seed: int = 0) 
     By the delta-evaluator ``connected`` is never worse than ``plan``; same seed, same result.
     """
     space = PlanSpace(delta, plan)
-    search = Anneal(stuck=_STUCK, throws=_THROWS)
+    search = Anneal(perturb_after=_STUCK, max_perturbations=_THROWS)
     budget = Budget(evaluations=evaluations)
     best = search.run(space, DeltaObjective(delta), budget, seed=seed).best
     return Explored(packed(delta, best), best, plan)

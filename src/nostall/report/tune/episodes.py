@@ -12,7 +12,7 @@ from markupsafe import Markup
 from nostall.core import Trial
 from nostall.report.plot import Plot
 from nostall.report.units import ticks
-from nostall.search.episodes import SEEDING, Episode
+from nostall.search.episodes import ANNEALING_MOVE, Episode
 
 _HEIGHT = 230
 MOST_POINTS = 80
@@ -33,7 +33,7 @@ class Point:
 
 def seeded(trials: Sequence[Trial]) -> int:
     """Evaluations that were annealing, before the strategy played."""
-    return sum(trial.move == SEEDING for trial in trials)
+    return sum(trial.move == ANNEALING_MOVE for trial in trials)
 
 
 def points(episodes: Sequence[Episode]) -> list[Point]:
@@ -51,7 +51,7 @@ def points(episodes: Sequence[Episode]) -> list[Point]:
         groups[-2] += groups.pop()
     found = []
     for group in groups:
-        earned = [e.earned for e in group]
+        earned = [e.total_reward for e in group]
         low, high = np.quantile(earned, (0.25, 0.75))
         found.append(Point(group[-1].evaluations, float(np.mean(earned)), float(low), float(high)))
     return found

@@ -96,7 +96,7 @@ def explain(run: LoadedRun) -> tuple[Waits | None, str]:
     trips = run.settings.get("assumed_trips", 8)
     try:
         model = SmModel(run.program, run.original, run.launch, assumed_trips=trips)
-        before = model.explain(Schedule.of(run.original))
-        return Waits(before, model.explain(Schedule.of(run.candidate))), ""
+        before = model.explain(Schedule.from_function(run.original))
+        return Waits(before, model.explain(Schedule.from_function(run.candidate))), ""
     except NostallError as error:
         return None, f"the SM model has no answer: {error}"

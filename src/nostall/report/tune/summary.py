@@ -17,7 +17,7 @@ from nostall.report.tune.episodes import seeded
 from nostall.report.tune.run_data import LoadedRun
 from nostall.report.tune.side_by_side import BlockLineup
 from nostall.report.units import Scale
-from nostall.sass.model.agreement import caution
+from nostall.sass.model.agreement import model_caution
 
 Tone = Literal["good", "bad", "plain"]
 
@@ -137,7 +137,7 @@ def _next(run: LoadedRun, kind: Kind, ratio: float) -> tuple[str, str]:
     if not ratio > 1:
         return line, "Nothing better than the original was found, so best.cubin is the original."
     if kind == "modelled":
-        return line, caution()
+        return line, model_caution()
     return line, "Checks once more, without the search, that the result is a safe re-scheduling."
 
 

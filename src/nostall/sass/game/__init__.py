@@ -1,7 +1,8 @@
-"""The assembly game (CuAsmRL, arXiv:2501.08071): play on a schedule, earn the change in speed.
+"""The assembly game (CuAsmRL, arXiv:2501.08071): a Gymnasium environment over schedules.
 
-Importing this package makes ``gymnasium.make("nostall/AssemblyGame-v0", ...)`` known.  It needs
-the extra ``nostall[rl]``; nothing else in nostall imports it unless it is asked for.
+An action changes the schedule of a kernel; the reward is the change of its throughput. Importing
+this package registers ``nostall/AssemblyGame-v0`` with Gymnasium. It needs the extra
+``nostall[rl]``, so the rest of nostall imports it only if a learning strategy is selected.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ try:
     import gymnasium
 except ImportError as error:
     raise MissingPart(
-        "the assembly game needs gymnasium, which is not installed; the extra has it: "
+        "the assembly game needs gymnasium, which is not installed; install it with the extra: "
         "pip install 'nostall[rl]'"
     ) from error
 
 from nostall.sass.game.environment import AssemblyGame
-from nostall.sass.game.vector import vectorised
+from nostall.sass.game.vector import make_vector_env
 
-__all__ = ["ID", "AssemblyGame", "vectorised"]
+__all__ = ["ID", "AssemblyGame", "make_vector_env"]
 
 ID = "nostall/AssemblyGame-v0"
-"""What ``gymnasium.make`` knows the game as."""
+"""Name of the environment for ``gymnasium.make``."""
 
 if ID not in gymnasium.registry:
     gymnasium.register(ID, entry_point="nostall.sass.game.environment:AssemblyGame")

@@ -1,4 +1,4 @@
-"""What a player may do: a fixed list of actions, and which of them are legal now."""
+"""Actions of the assembly game: a fixed numbered set for each kernel, with a mask of legal ones."""
 
 from __future__ import annotations
 
@@ -8,56 +8,63 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nostall.sass.game.adjacency import Adjacency
+from nostall.sass.game.neighbour_exchanges import NeighbourExchanges
 from nostall.sass.program.program import Function
 from nostall.sass.schedule import Schedule
-from nostall.sass.schedule.graph import Graph
+from nostall.sass.schedule.arrays import BoolArray, Int32Array
+from nostall.sass.schedule.graph import DependenceGraph
 from nostall.sass.schedule.moves import ScheduleMove, Slide
 
-PUBLISHED = ("LDGSTS", "LDG", "LDS", "STG")
-"""Mnemonics that CuAsmRL's ``reproduce`` branch moves on sm_80."""
+CUASMRL_OPCODES = ("LDGSTS", "LDG", "LDS", "STG")
+"""Opcodes that the ``reproduce`` branch of CuAsmRL's code moves on sm_80."""
 
 _TAGS = frozenset(("slide", "order", "exact", "distance=1", "memory"))
 
 
-class Actions(ABC):
-    """Numbered actions of one kernel.  Their meaning never changes; their legality does."""
+class ActionSet(ABC):
+    """Numbered actions of one kernel; the number of an action means the same in each state."""
 
     count: int
 
     @abstractmethod
     def move(self, state: Schedule, action: int) -> ScheduleMove | None:
-        """What the action does in ``state``; None when it ends the episode."""
+        """The move of an action in ``state``; None if the action ends the episode."""
 
     @abstractmethod
-    def mask(self, state: Schedule, before: ScheduleMove | None = None) -> NDArray[np.bool_]:
-        """[count]: legal in ``state``.  ``before`` is the move that led here from the state asked
-        about last; what it cannot have changed is not computed again."""
+    def mask(self, state: Schedule, last_move: ScheduleMove | None = None) -> BoolArray:
+        """Which actions are legal in ``state``, [count].
+
+        ``last_move`` is the move from the state of the previous call to this one. If it is given,
+        only the actions of its block are checked again.
+        """
 
 
-class MemorySlides(Actions):
-    """CuAsmRL's actions: each global or shared access one line up or down, its control word with
-    it, and an action that ends the episode and is never legal.
+class MemorySlides(ActionSet):
+    """CuAsmRL's actions: slide a global or shared memory access one line up or down.
 
-    Action ``2 c`` moves candidate c up, ``2 c + 1`` down; candidates are in original order (in the
-    published code their numbers follow the present order; here an action keeps its meaning).
+    The control word moves with its instruction. Action ``2 c`` moves candidate c up, ``2 c + 1``
+    down; the last action ends the episode and is never legal. Candidates are numbered in original
+    order (CuAsmRL's code numbers them in the current order).
     """
 
     def __init__(
-        self, function: Function, graph: Graph, named: tuple[str, ...] = PUBLISHED
+        self,
+        function: Function,
+        graph: DependenceGraph,
+        opcodes: tuple[str, ...] = CUASMRL_OPCODES,
     ) -> None:
         self.candidates = np.array(
             [
                 i.index
                 for i in function.instructions
-                if i.base in named and graph.memory[i.index] and not graph.fixed[i.index]
+                if i.base in opcodes and graph.memory[i.index] and not graph.fixed[i.index]
             ],
             dtype=np.int32,
         )
         self.count = 2 * len(self.candidates) + 1
-        self._adjacency = Adjacency(graph)
+        self._exchanges = NeighbourExchanges(graph)
         self._graph = graph
-        self._block_of = graph.block_of[self.candidates]
+        self._block_of = graph.block_numbers[self.candidates]
         self._blocks = sorted({int(number) for number in self._block_of})
         self._members = {n: np.flatnonzero(self._block_of == n) for n in self._blocks}
         self._mask = np.zeros(self.count, dtype=np.bool_)
@@ -68,42 +75,45 @@ class MemorySlides(Actions):
         candidate, down = divmod(action, 2)
         return Slide(int(self.candidates[candidate]), 1 if down else -1, _TAGS, exact=True)
 
-    def mask(self, state: Schedule, before: ScheduleMove | None = None) -> NDArray[np.bool_]:
+    def mask(self, state: Schedule, last_move: ScheduleMove | None = None) -> BoolArray:
         blocks = self._blocks
-        if before is not None:
-            blocks = [int(self._graph.block_of[before.index])]
+        if last_move is not None:
+            blocks = [int(self._graph.block_numbers[last_move.index])]
         for number in blocks:
             if number in self._members:
-                self._look(state, number)
+                self._update_mask(state, number)
         return self._mask.copy()
 
-    def _look(self, state: Schedule, number: int) -> None:
-        block, members = self._graph.blocks[number], self._members[number]
-        span = state.order[block.start : block.end]
-        _spread(
-            span,
+    def _update_mask(self, state: Schedule, number: int) -> None:
+        block = self._graph.blocks[number]
+        _mask_slides(
+            state.order[block.start : block.end],
             block.start,
             self.candidates,
-            members,
-            self._adjacency.exchanges(state, number),
+            self._members[number],
+            self._exchanges.legal(state, number),
             self._mask,
         )
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _spread(
-    span: NDArray[np.int32],
+def _mask_slides(
+    order: Int32Array,
     start: int,
-    candidates: NDArray[np.int32],
+    candidates: Int32Array,
     members: NDArray[np.int64],
-    exchanges: NDArray[np.bool_],
-    mask: NDArray[np.bool_],
+    exchanges: BoolArray,
+    mask: BoolArray,
 ) -> None:
-    """Actions of a block's candidates from the legal exchanges of its neighbours."""
-    at = np.empty(len(span), np.int32)
-    for p in range(len(span)):
-        at[span[p] - start] = p
+    """Write the mask of one block's candidates.
+
+    ``members`` are the numbers of the candidates in the block; ``exchanges[p]`` is true if
+    positions p and p + 1 may be exchanged.
+    """
+    position = np.empty(len(order), np.int32)
+    for p in range(len(order)):
+        position[order[p] - start] = p
     for c in members:
-        p = at[candidates[c] - start]
+        p = position[candidates[c] - start]
         mask[2 * c] = p > 0 and exchanges[p - 1]
-        mask[2 * c + 1] = p + 1 < len(span) and exchanges[p]
+        mask[2 * c + 1] = p + 1 < len(order) and exchanges[p]

@@ -1,13 +1,13 @@
-"""CuAsmRL (arXiv:2501.08071): the assembly game played by PPO, with the published parameters.
+"""Strategy ``cuasmrl``: CuAsmRL's PPO on the assembly game (arXiv:2501.08071).
 
-Taken from the ``reproduce`` branch of the authors' code: actions, observation, network, reward,
-horizon and hyper-parameters.  PPO itself is sb3-contrib's MaskablePPO.  What differs:
+Actions, observation, network, reward, horizon and hyperparameters are those of the ``reproduce``
+branch of the authors' code. PPO itself is sb3-contrib's MaskablePPO. Differences:
 
-* illegal moves are masked by the space, which knows every hazard; the published mask compares
-  register names, and what it misses crashes the training;
-* the best state that was met is kept, not the best end of an episode;
-* the value loss takes the clipped term alone, not the larger of clipped and unclipped;
-* a measured value is compared with the original beside it, not taken alone.
+* The space, which derives all hazards, masks illegal moves. The published mask compares register
+  names; the moves that it misses crash the training.
+* The result is the best state of all, not the best last state of an episode.
+* The value loss is the clipped term alone, not the larger of clipped and unclipped.
+* A measured value is compared with the original beside it, not taken alone.
 """
 
 from __future__ import annotations
@@ -33,52 +33,53 @@ from nostall.core import (
 from nostall.core.search import Stop
 from nostall.core.space import M, S
 from nostall.sass.game.actions import MemorySlides
-from nostall.sass.game.environment import Match, Observation
-from nostall.sass.game.game import Game, playable
+from nostall.sass.game.environment import GameEnvironment, Observation
+from nostall.sass.game.game import Game, require_schedule_space
 from nostall.sass.game.parameters import PpoParameters
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search.episodes import Episode, EpisodeLog
-from nostall.search.ledger import Ended, Ledger
+from nostall.search.evaluator import BudgetSpent, Evaluator
 from nostall.search.loop import begin
 
 try:
     from sb3_contrib import MaskablePPO
     from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
-    from nostall.sass.game.network import Convolutions
-    from nostall.sass.game.randomness import kept_apart
+    from nostall.sass.game.cuasmrl_network import ConvolutionalExtractor
+    from nostall.sass.game.randomness import isolated_random_state
 except ImportError as error:
     raise MissingPart(
-        f"strategy 'cuasmrl' needs PyTorch and sb3-contrib ({error}); the extra has them: "
+        f"strategy 'cuasmrl' needs PyTorch and sb3-contrib ({error}); install them with the extra: "
         "pip install 'nostall[rl]'"
     ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cuasmrl(PpoParameters, Search):
-    """PPO on one kernel, from nothing; the defaults are the published ones.
+    """PPO on one kernel from random weights; the defaults are the published ones.
 
-    ``iterations`` rollouts of ``steps`` turns, each followed by ``epochs`` passes in minibatches
-    of ``minibatch``; 12,800 turns, each one evaluation, and the search is finished.  The learning
-    ``rate`` falls to 0 over them, however small the budget is.  ``features`` is the width of the
-    dense layer.  ``logs``: a directory for TensorBoard.
+    The search is finished after ``iterations`` rollouts: 12,800 steps by default, each of which is
+    one evaluation. The learning rate falls to 0 over these steps, even if the budget ends earlier.
 
-    A resumed search plays its game again from the values in the checkpoint: that costs the
-    learning's time, but no evaluation.
+    A resumed search repeats its episodes with the values in the checkpoint: that takes the time of
+    the learning, but no evaluation.
     """
 
     name: ClassVar[str] = "cuasmrl"
-
+    strategy: ClassVar[str] = "cuasmrl"
     allowed: ClassVar[str] = f"{PpoParameters.allowed}, and a minibatch that divides steps"
 
     iterations: int = 200
+    """Number of rollouts."""
     features: int = 512
+    """Width of the dense layer."""
     logs: Path | None = None
+    """Directory for TensorBoard and for the episode log."""
 
     @property
-    def sensible(self) -> bool:
-        own = min(self.iterations, self.features) > 0
-        return own and super().sensible and self.steps % self.minibatch == 0
+    def is_valid(self) -> bool:
+        counts_valid = min(self.iterations, self.features) > 0
+        return counts_valid and super().is_valid and self.steps % self.minibatch == 0
 
     def run(
         self,
@@ -90,46 +91,53 @@ class Cuasmrl(PpoParameters, Search):
         observers: Sequence[Observer] = (),
         resume: Checkpoint | None = None,
     ) -> SearchResult[S]:
-        """Play until the budget or the published number of turns is spent.
+        """Learn until the budget or the published number of steps is spent.
 
-        Raises :class:`BadInput` for a space that is not of SASS schedules.
+        Raises :class:`BadInput` for a space without SASS schedules.
         """
-        level = playable(space)
+        schedule_space = require_schedule_space(space)
+        function, graph = schedule_space.function, schedule_space.graph
         task, point = begin(self.name, space, objective, budget, seed, observers, resume, {})
-        ledger = Ledger(task, point)
+        evaluator = Evaluator(task, point)
         stopped: Stop = "finished"
         try:
-            actions = MemorySlides(level.function, level.graph)
-            game = Game(cast(ScheduleSpace, space), actions, cast(Any, ledger.judge), ledger.start)
+            game = Game(
+                cast(ScheduleSpace, space),
+                MemorySlides(function, graph),
+                cast(Any, evaluator.evaluate),
+                evaluator.start_value,
+            )
             if not game.mask.any():
-                return ledger.conclude("no legal move")
-            match = Match(game, objective.kind, level.function, level.graph, horizon=self.horizon)
+                return evaluator.conclude("no legal move")
+            environment = GameEnvironment(
+                game, objective.kind, function, graph, horizon=self.horizon
+            )
             log = EpisodeLog(self.logs)
 
-            def ended(turns: int, total: int, earned: float) -> None:
-                rollout = (total - 1) // self.steps
-                log.add(Episode(rollout, ledger.evaluations, turns, earned))
+            def on_episode(steps: int, total_steps: int, total_reward: float) -> None:
+                rollout = (total_steps - 1) // self.steps
+                log.add(Episode(rollout, evaluator.evaluations, steps, total_reward))
 
-            with kept_apart():
-                learner = self._learner(_UntilHorizon(match, ended), seed)
+            with isolated_random_state():
+                learner = self._learner(_TerminatesAtHorizon(environment, on_episode), seed)
                 learner.learn(self.iterations * self.steps, log_interval=1)
-        except Ended:
+        except BudgetSpent:
             stopped = "budget"
         except KeyboardInterrupt:
             stopped = "interrupted"
-        return ledger.conclude(stopped)
+        return evaluator.conclude(stopped)
 
-    def _learner(self, match: _UntilHorizon, seed: int) -> MaskablePPO:
-        total = self.iterations
+    def _learner(self, environment: _TerminatesAtHorizon, seed: int) -> MaskablePPO:
+        iterations = self.iterations
 
-        def rate(left: float) -> float:
-            # Asked after each rollout; the published code takes the rate from before it.
-            return self.rate * min(1.0, left + 1.0 / total)
+        def learning_rate(remaining: float) -> float:
+            # The library computes the rate after a rollout; the published code, before it.
+            return self.rate * min(1.0, remaining + 1.0 / iterations)
 
         return MaskablePPO(
             MaskableActorCriticPolicy,
-            match,
-            learning_rate=rate,
+            environment,
+            learning_rate=learning_rate,
             n_steps=self.steps,
             batch_size=self.minibatch,
             n_epochs=self.epochs,
@@ -143,9 +151,9 @@ class Cuasmrl(PpoParameters, Search):
             max_grad_norm=self.gradient,
             policy_kwargs={
                 "net_arch": [],
-                "features_extractor_class": Convolutions,
+                "features_extractor_class": ConvolutionalExtractor,
                 "features_extractor_kwargs": {"features_dim": self.features},
-                # Tens of millions of weights: the same steps in one pass over memory.
+                # The same update in one pass over the tens of millions of weights.
                 "optimizer_kwargs": {"fused": True},
             },
             tensorboard_log=str(self.logs) if self.logs else None,
@@ -154,21 +162,25 @@ class Cuasmrl(PpoParameters, Search):
         )
 
 
-class _UntilHorizon(gymnasium.Wrapper[Observation, np.int64, Observation, np.int64]):
-    """The end of time is the end of the game, as in the published training loop: nothing is
-    expected from beyond it.  ``ended`` is told an episode's turns, all turns so far, and what the
-    episode earned."""
+class _TerminatesAtHorizon(gymnasium.Wrapper[Observation, np.int64, Observation, np.int64]):
+    """Turns truncation into termination, as in the published training loop.
 
-    def __init__(self, match: Match, ended: Callable[[int, int, float], None]) -> None:
-        super().__init__(match)
-        self._match, self._ended = match, ended
-        self._total, self._earned = 0, 0.0
+    So the last state of an episode has no value. ``on_episode`` receives the steps of an episode,
+    the steps of all episodes so far, and the total reward of the episode.
+    """
+
+    def __init__(
+        self, environment: GameEnvironment, on_episode: Callable[[int, int, float], None]
+    ) -> None:
+        super().__init__(environment)
+        self._environment, self._on_episode = environment, on_episode
+        self._total_steps, self._total_reward = 0, 0.0
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._total += 1
-        self._earned += float(reward)
+        self._total_steps += 1
+        self._total_reward += float(reward)
         if terminated or truncated:
-            self._ended(self._match.turn, self._total, self._earned)
-            self._earned = 0.0
+            self._on_episode(self._environment.steps, self._total_steps, self._total_reward)
+            self._total_reward = 0.0
         return observation, float(reward), terminated or truncated, False, info

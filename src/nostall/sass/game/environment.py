@@ -1,4 +1,4 @@
-"""The game as a Gymnasium environment."""
+"""The assembly game as a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from nostall.core.measurement import Kind
 from nostall.sass.game.actions import MemorySlides
 from nostall.sass.game.game import Game
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES, GraphView
-from nostall.sass.game.matrix import HIGH, LOW, Matrix
+from nostall.sass.game.matrix_view import HIGH, LOW, MatrixView
 from nostall.sass.model import SmModel
 from nostall.sass.program.program import Function, Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
-from nostall.sass.schedule.graph import Graph
+from nostall.sass.schedule.arrays import BoolArray
+from nostall.sass.schedule.graph import DependenceGraph
 from nostall.sass.schedule.moves import ScheduleMove
 
 HORIZON = 32
-"""CuAsmRL's turns per episode."""
+"""CuAsmRL's steps per episode."""
 
 Observation = NDArray[np.float32] | dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Shapes of observations and actions; those of a smaller kernel are filled up to them."""
+    """Sizes of observations and of the action space; smaller kernels are padded to them."""
 
     instructions: int
     columns: int
+    """Columns of the matrix, or features of a node."""
     edges: int
     actions: int
 
     def __or__(self, other: Sizes) -> Sizes:
-        """Sizes that both fit in."""
+        """The smallest sizes that fit both."""
         return Sizes(
             max(self.instructions, other.instructions),
             max(self.columns, other.columns),
@@ -48,8 +50,8 @@ class Sizes:
         )
 
 
-class Match(gymnasium.Env[Observation, np.int64]):
-    """A game as an environment; see :class:`AssemblyGame`."""
+class GameEnvironment(gymnasium.Env[Observation, np.int64]):
+    """Gymnasium environment of any :class:`Game`; see :class:`AssemblyGame`."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's own way)
 
@@ -58,7 +60,7 @@ class Match(gymnasium.Env[Observation, np.int64]):
         game: Game,
         kind: Kind,
         function: Function,
-        graph: Graph,
+        graph: DependenceGraph,
         *,
         observation: str = "matrix",
         horizon: int = HORIZON,
@@ -68,41 +70,45 @@ class Match(gymnasium.Env[Observation, np.int64]):
         if observation not in ("matrix", "graph") or horizon < 1:
             raise BadInput(
                 f"the game got observation={observation!r} and horizon={horizon}; allowed are "
-                "'matrix' or 'graph', and at least 1 turn"
+                "'matrix' or 'graph', and a horizon of at least 1 step"
             )
         self.game, self.kind, self.function = game, kind, function
-        self.horizon, self.render_mode, self.turn = horizon, render_mode, 0
-        self._matrix = Matrix(function) if observation == "matrix" else None
+        self.horizon, self.render_mode, self.steps = horizon, render_mode, 0
+        self._matrix = MatrixView(function) if observation == "matrix" else None
         self._graph = GraphView(function, graph) if observation == "graph" else None
-        own = self._own_sizes(game.actions.count)
-        self.sizes = own | sizes if sizes is not None else own
+        own_sizes = self._own_sizes(game.actions.count)
+        self.sizes = own_sizes | sizes if sizes is not None else own_sizes
         self.action_space = spaces.Discrete(self.sizes.actions)
-        self.observation_space = self._space()
+        self.observation_space = self._observation_space()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         self.game.reset()
-        self.turn = 0
+        self.steps = 0
         return self._observe(), self._info(None)
 
     def step(self, action: int | np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """One turn.  ``terminated``: the game is over (see :class:`Turn`); ``truncated``: only the
-        horizon is reached, and more could have been earned."""
-        turn = self.game.play(int(action))
-        self.turn += 1
-        cut = self.turn >= self.horizon and not turn.over
-        return self._observe(), turn.reward, turn.over, cut, self._info(turn.measurement)
+        """Take one action; returns (observation, reward, terminated, truncated, info).
 
-    def action_masks(self) -> NDArray[np.bool_]:
-        """[actions]: legal now.  The name is what sb3-contrib asks for."""
+        ``terminated``: the game itself ends the episode, see ``StepResult``. ``truncated``: the
+        episode only reaches the horizon, and further steps could have earned more.
+        """
+        result = self.game.step(int(action))
+        self.steps += 1
+        truncated = self.steps >= self.horizon and not result.terminated
+        info = self._info(result.measurement)
+        return self._observe(), result.reward, result.terminated, truncated, info
+
+    def action_masks(self) -> BoolArray:
+        """Which actions are legal, [actions]; sb3-contrib requires this name."""
         mask = np.zeros(self.sizes.actions, dtype=np.bool_)
         mask[: len(self.game.mask)] = self.game.mask
         return mask
 
     def render(self) -> str | None:
-        """The present order as text, one instruction a line, in mode ``ansi``."""
+        """The current schedule as text, one instruction a line, in mode ``ansi``."""
         if self.render_mode != "ansi":
             return None
         by_index = {i.index: i for i in self.function.instructions}
@@ -110,12 +116,13 @@ class Match(gymnasium.Env[Observation, np.int64]):
         return "\n".join(f"{i:4} {self.game.state.control(i)} {by_index[i].text}" for i in order)
 
     def _own_sizes(self, actions: int) -> Sizes:
+        """The sizes of this kernel."""
         if self._matrix is not None:
             return Sizes(self._matrix.shape[1], self._matrix.shape[2], 0, actions)
         assert self._graph is not None
         return Sizes(self._graph.nodes, len(NODE_FEATURES), len(self._graph.edges), actions)
 
-    def _space(self) -> spaces.Space[Any]:
+    def _observation_space(self) -> spaces.Space[Any]:
         n, edges = self.sizes.instructions, self.sizes.edges
         if self._matrix is not None:
             return spaces.Box(LOW, HIGH, (1, n, self.sizes.columns), np.float32)
@@ -131,21 +138,21 @@ class Match(gymnasium.Env[Observation, np.int64]):
     def _observe(self) -> Observation:
         state = self.game.state
         if self._matrix is not None:
-            table = self._matrix.of(state)
-            return _filled(table, (1, self.sizes.instructions, self.sizes.columns), -1)
+            matrix = self._matrix.observe(state)
+            return _pad(matrix, (1, self.sizes.instructions, self.sizes.columns), -1)
         assert self._graph is not None
-        nodes, values = self._graph.of(state)
+        nodes, values = self._graph.observe(state)
         return {
-            "nodes": _filled(nodes, (self.sizes.instructions, nodes.shape[1]), 0),
-            "edges": _filled(self._graph.edges.copy(), (self.sizes.edges, 2), -1),
-            "edge_values": _filled(values, (self.sizes.edges, values.shape[1]), 0),
+            "nodes": _pad(nodes, (self.sizes.instructions, nodes.shape[1]), 0),
+            "edges": _pad(self._graph.edges.copy(), (self.sizes.edges, 2), -1),
+            "edge_values": _pad(values, (self.sizes.edges, values.shape[1]), 0),
         }
 
     def _info(self, measurement: Measurement | None) -> dict[str, Any]:
         info: dict[str, Any] = {
             "action_mask": self.action_masks(),
-            "cost": self.game.cost / self.game.speed,
-            "ratio": self.game.speed,
+            "cost": self.game.start_cost / self.game.speedup,
+            "ratio": self.game.speedup,
             "kind": self.kind,
         }
         if measurement is not None and measurement.failure is not None:
@@ -153,23 +160,20 @@ class Match(gymnasium.Env[Observation, np.int64]):
         return info
 
 
-class AssemblyGame(Match):
-    """Move memory instructions of a kernel up and down; earn the change in its speed.
+class AssemblyGame(GameEnvironment):
+    """Gymnasium environment of CuAsmRL's assembly game on one kernel.
 
-    ``program`` is a cubin (path or bytes) or a :class:`Program`, ``kernel`` names the kernel where
-    there are several.  ``objective`` is an :class:`Objective` over its schedules or ``"model"``,
-    which needs the ``launch``.  An episode has at most ``horizon`` turns.
+    Actions: one line up or down for each global and shared memory access, and an action that ends
+    the episode and is never legal. ``info["action_mask"]`` and :meth:`action_masks` tell which
+    actions are legal; an illegal action changes nothing. The reward is the change of throughput in
+    per cent of the original's.
 
-    Actions: one line up or down for each global and shared access, and one that ends the episode
-    and is never legal.  ``info["action_mask"]`` and :meth:`action_masks` say what is legal; an
-    illegal action changes nothing.  Observations: ``"matrix"`` is CuAsmRL's (float32 [1,
-    instructions, columns]), ``"graph"`` a dictionary of ``nodes`` [n, features], ``edges`` [E, 2]
-    and ``edge_values`` [E, 3].  ``sizes`` are minimal shapes, for several kernels in one vector;
-    rows that stand for nothing are -1 (matrix, edges) or 0.
+    Observations: ``"matrix"`` is CuAsmRL's (float32 [1, instructions, columns]); ``"graph"`` is a
+    dictionary of ``nodes`` [n, features], ``edges`` [E, 2] and ``edge_values`` [E, 3].
 
-    ``info`` tells ``cost`` (of the present schedule, in the objective's unit), ``ratio`` (original
-    / present), ``kind`` (measured or modelled) and ``failure`` where there is one.  With a modelled
-    objective everything is deterministic; the seed changes nothing.
+    ``info`` contains ``cost`` (of the current schedule, in the objective's unit), ``ratio``
+    (original / current), ``kind`` (measured or modelled) and, after a failure, ``failure``. With a
+    modelled objective the environment is deterministic, and the seed changes nothing.
     """
 
     def __init__(
@@ -184,9 +188,21 @@ class AssemblyGame(Match):
         sizes: Sizes | None = None,
         render_mode: str | None = None,
     ) -> None:
-        read = _read(program)
+        """Read the program and evaluate the start state.
+
+        program: a cubin (path or bytes) or a :class:`Program`
+        objective: an objective over the kernel's schedules, or "model" for the SM model
+        kernel: name of the kernel; needed if there are several
+        launch: the kernel's launch; needed for the SM model
+        observation: "matrix" or "graph"
+        horizon: most steps of an episode
+        sizes: minimal sizes, for several kernels in one vector; padding is -1 in the matrix and
+            the edges, 0 in nodes and edge values
+        render_mode: "ansi" or None
+        """
+        read = _read_program(program)
         space = ScheduleSpace(read, read.kernel(kernel))
-        self.objective = _objective(objective, space, launch)
+        self.objective = _find_objective(objective, space, launch)
         start = self.objective.evaluate([space.start()])[0]
         if start.failure is not None:
             raise BadInput(
@@ -194,7 +210,7 @@ class AssemblyGame(Match):
                 "runs; make the unchanged program run first (`nostall bench` tries it alone)"
             )
         super().__init__(
-            Game(space, MemorySlides(space.function, space.graph), self._judge, start.value),
+            Game(space, MemorySlides(space.function, space.graph), self._evaluate, start.value),
             self.objective.kind,
             space.function,
             space.graph,
@@ -204,19 +220,20 @@ class AssemblyGame(Match):
             render_mode=render_mode,
         )
 
-    def _judge(self, move: ScheduleMove, state: Schedule) -> Measurement:
+    def _evaluate(self, move: ScheduleMove, state: Schedule) -> Measurement:
         return self.objective.evaluate([state])[0]
 
 
-def _filled(array: NDArray[Any], shape: tuple[int, ...], value: int) -> NDArray[Any]:
+def _pad(array: NDArray[Any], shape: tuple[int, ...], value: int) -> NDArray[Any]:
+    """``array`` padded with ``value`` to ``shape``."""
     if array.shape == shape:
         return array
-    whole = np.full(shape, value, dtype=array.dtype)
-    whole[tuple(slice(0, size) for size in array.shape)] = array
-    return whole
+    padded = np.full(shape, value, dtype=array.dtype)
+    padded[tuple(slice(0, size) for size in array.shape)] = array
+    return padded
 
 
-def _read(program: Program | Path | str | bytes) -> Program:
+def _read_program(program: Program | Path | str | bytes) -> Program:
     if isinstance(program, Program):
         return program
     if isinstance(program, bytes):
@@ -225,11 +242,12 @@ def _read(program: Program | Path | str | bytes) -> Program:
         return Program.from_cubin(Path(program).read_bytes())
     except OSError as error:
         raise BadInput(
-            f"{program} cannot be read ({error.strerror}); give a .cubin, its bytes or a Program"
+            f"{program} cannot be read ({error.strerror}); pass the path of a .cubin, its bytes or "
+            "a Program"
         ) from error
 
 
-def _objective(
+def _find_objective(
     objective: Objective[Schedule] | str, space: ScheduleSpace, launch: LaunchSpec | None
 ) -> Objective[Schedule]:
     if isinstance(objective, Objective):
@@ -237,8 +255,8 @@ def _objective(
     if objective != "model":
         raise BadInput(
             f"the game got objective={objective!r}; allowed are 'model' or an Objective over the "
-            "kernel's schedules; a measured one is nostall.tuning.gpu_objective.MeasuredSchedules"
+            "kernel's schedules, such as nostall.tuning.gpu_objective.MeasuredSchedules"
         )
     if launch is None:
-        raise BadInput("the SM model needs to know how the kernel is launched; give launch=...")
+        raise BadInput("the game got no launch, which the SM model needs; pass launch=...")
     return SmModel(space.program, space.function, launch)

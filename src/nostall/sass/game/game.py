@@ -1,4 +1,4 @@
-"""The rules: what a turn does, what it earns, when an episode is over."""
+"""Rules of the assembly game: what an action does, its reward, and when an episode ends."""
 
 from __future__ import annotations
 
@@ -6,84 +6,91 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nostall.core import BadInput, Measurement, Space
-from nostall.sass.game.actions import Actions
+from nostall.sass.game.actions import ActionSet
 from nostall.sass.schedule import Schedule, ScheduleSpace
+from nostall.sass.schedule.arrays import BoolArray
 from nostall.sass.schedule.moves import ScheduleMove
 
-Judge = Callable[[ScheduleMove, Schedule], Measurement]
-"""Says what the state costs that a move led to."""
+Evaluate = Callable[[ScheduleMove, Schedule], Measurement]
+"""Returns the cost of the state that a move led to."""
 
-FAILED = -1.0
-"""Reward of a state that cannot be measured (CuAsmRL's)."""
+FAILURE_REWARD = -1.0
+"""Reward of a state that cannot be measured, as in CuAsmRL."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What a turn led to.  ``over``: the game itself ended (a failed state, no legal move left, or
-    the player gave up); running out of turns is the environment's affair."""
+class StepResult:
+    """Result of one action."""
 
     reward: float
-    over: bool
+    terminated: bool
+    """Whether the episode ends: the state failed, no action is legal, or the action ends it. The
+    horizon of an episode is up to the environment."""
     move: ScheduleMove | None
     measurement: Measurement | None
 
 
 class Game:
-    """One kernel's game; ``cost`` is the start state's.
+    """The assembly game of one kernel.
 
-    The reward of a move is CuAsmRL's: the change of throughput since the last turn in per cent of
-    the original's, (t0 / t - t0 / t_last) * 100; throughput needs no FLOP count for that.  A failed
-    state earns -1 and ends the episode.  An illegal action changes nothing and earns nothing.
+    The reward of a move is that of CuAsmRL: the change of throughput in per cent of the
+    original's, (t0 / t - t0 / t_last) * 100. A failed state has a reward of -1 and ends the
+    episode. An illegal action changes nothing and has no reward.
     """
 
     def __init__(
-        self, space: Space[Schedule, ScheduleMove], actions: Actions, judge: Judge, cost: float
+        self,
+        space: Space[Schedule, ScheduleMove],
+        actions: ActionSet,
+        evaluate: Evaluate,
+        start_cost: float,
     ) -> None:
-        self.space, self.actions, self.judge, self.cost = space, actions, judge, cost
+        self.space, self.actions, self.evaluate = space, actions, evaluate
+        self.start_cost = start_cost
         self.reset()
 
-    def reset(self, state: Schedule | None = None, speed: float = 1.0) -> None:
-        """A new episode, from the start state or from another of known ``speed`` (t0 / t)."""
+    def reset(self, state: Schedule | None = None, speedup: float = 1.0) -> None:
+        """Begin an episode at the start state, or at a state of known ``speedup`` (t0 / t)."""
         self.state = self.space.start() if state is None else state
-        self.speed = speed
-        self.mask: NDArray[np.bool_] = self.actions.mask(self.state)
+        self.speedup = speedup
+        self.mask: BoolArray = self.actions.mask(self.state)
 
-    def play(self, action: int, keep: Callable[[float], bool] = lambda change: True) -> Turn:
-        """Take one turn.
+    def step(
+        self, action: int, accept: Callable[[float], bool] = lambda change: True
+    ) -> StepResult:
+        """Take one action.
 
-        ``keep`` is asked with the change of speed (in per cent of the original's) whether the game
-        goes on from the new state; where not, the turn earns nothing and changes nothing.
+        ``accept`` receives the change of throughput in per cent of the original's. If it returns
+        False, the state does not change and there is no reward.
         """
-        if action >= self.actions.count:  # a filled-up action of a smaller kernel
-            return Turn(0.0, False, None, None)
+        if action >= self.actions.count:  # padding of a smaller kernel in a vector environment
+            return StepResult(0.0, False, None, None)
         move = self.actions.move(self.state, action)
         if move is None:
-            return Turn(0.0, True, None, None)
+            return StepResult(0.0, True, None, None)
         if not self.mask[action]:
-            return Turn(0.0, False, None, None)
+            return StepResult(0.0, False, None, None)
         state = self.space.apply(self.state, move)
-        measurement = self.judge(move, state)
+        measurement = self.evaluate(move, state)
         failed = measurement.failure is not None
-        speed = self.speed if failed else self.cost / measurement.value
-        change = (speed - self.speed) * 100.0
-        if not failed and not keep(change):
-            return Turn(0.0, False, move, measurement)
-        self.state, self.speed = state, speed
+        speedup = self.speedup if failed else self.start_cost / measurement.value
+        change = (speedup - self.speedup) * 100.0
+        if not failed and not accept(change):
+            return StepResult(0.0, False, move, measurement)
+        self.state, self.speedup = state, speedup
         self.mask = self.actions.mask(state, move)
         if failed:
-            return Turn(FAILED, True, move, measurement)
-        return Turn(change, not self.mask.any(), move, measurement)
+            return StepResult(FAILURE_REWARD, True, move, measurement)
+        return StepResult(change, not self.mask.any(), move, measurement)
 
 
-def playable(space: Space[Any, Any]) -> ScheduleSpace:
-    """``space`` as what the game is played on; raises :class:`BadInput` when it is not."""
+def require_schedule_space(space: Space[Any, Any]) -> ScheduleSpace:
+    """``space`` as a space of schedules; raises :class:`BadInput` if it is another space."""
+    # Wrappers of a ScheduleSpace have its attributes, so this is no isinstance check.
     if not (hasattr(space, "graph") and hasattr(space, "function")):
         raise BadInput(
-            f"the assembly game is played on SASS schedules, not on {type(space).__name__}; give a "
+            f"the assembly game is played on SASS schedules, not on {type(space).__name__}; pass a "
             "ScheduleSpace, or choose another strategy"
         )
     return cast(ScheduleSpace, space)

@@ -1,7 +1,7 @@
-"""The schedule as a graph: instructions, and dependences with how much room each has left.
+"""Graph observation: instructions as nodes, dependences with their slack as edges.
 
-Nodes and edges are in original order and never change places, so a network can learn what an
-instruction is; where it stands now is one of its features.
+Nodes and edges stay in original order, so a network can learn what an instruction is. The current
+position of an instruction is one of its features.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from nostall.sass.program.opcodes import Pipe
 from nostall.sass.program.program import Function
 from nostall.sass.schedule import Schedule
-from nostall.sass.schedule.graph import Graph
+from nostall.sass.schedule.arrays import Int32Array, UInt8Array
+from nostall.sass.schedule.graph import DependenceGraph
+
+Float32Array = NDArray[np.float32]
 
 NODE_FEATURES = (
     *(f"pipe={pipe.value}" for pipe in Pipe),
@@ -29,24 +32,28 @@ NODE_FEATURES = (
     "waits",
     "reuse",
 )
-"""Meaning of the columns of ``nodes``; all between 0 and 1."""
+"""Columns of the node features, all between 0 and 1; policy files record this list."""
 
 EDGE_FEATURES = ("least cycles", "cycles now", "slack")
-"""Meaning of the columns of ``edge_values``; cycles / 16, at most 16."""
+"""Columns of the edge features: cycles / 16, between -16 and 16; policy files record this list."""
 
 _STATIC = len(Pipe) + 3
-_CYCLES, _MOST = 16.0, 16.0
+"""Number of the first column that depends on the schedule."""
+_CYCLE_SCALE, _MAX_VALUE = 16.0, 16.0
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _issue(
-    order: NDArray[np.int32],
-    stall: NDArray[np.uint8],
-    bounds: NDArray[np.int32],
-    issue: NDArray[np.int32],
-    place: NDArray[np.float32],
+def _find_issue_cycles(
+    order: Int32Array,
+    stall: UInt8Array,
+    bounds: Int32Array,
+    issue: Int32Array,
+    place: Float32Array,
 ) -> None:
-    """Cycle of each instruction since its block began, and its relative place there."""
+    """Compute the issue cycle of each instruction in its block, and its relative position there.
+
+    ``bounds`` [blocks, 2] are the blocks' first and end positions.
+    """
     for b in range(len(bounds)):
         now, start, end = 0, bounds[b, 0], bounds[b, 1]
         for p in range(start, end):
@@ -56,22 +63,22 @@ def _issue(
 
 
 class GraphView:
-    """The graph of one kernel.
+    """Observes the schedules of one kernel as graphs."""
 
-    ``edges``: int32 [E, 2], dependences inside blocks by original index (earlier, later).
-    """
-
-    def __init__(self, function: Function, graph: Graph) -> None:
+    def __init__(self, function: Function, graph: DependenceGraph) -> None:
         n = len(function.instructions)
         self.nodes = n
-        pairs, least = [], []
+        """Number of nodes."""
+        pairs, cycles = [], []
         for block in graph.blocks:
-            later = np.repeat(np.arange(block.start, block.end), np.diff(block.into))
-            pairs.append(np.stack([block.first + block.start, later], axis=1))
-            least.append(block.cycles)
+            edges = block.arrays
+            later = np.repeat(np.arange(block.start, block.end), np.diff(edges.edge_offsets))
+            pairs.append(np.stack([edges.edge_first + block.start, later], axis=1))
+            cycles.append(edges.edge_cycles)
         none = np.zeros((0, 2), dtype=np.int32)
         self.edges = np.concatenate([none, *pairs]).astype(np.int32)
-        self._least = np.concatenate([np.zeros(0, np.int32), *least]).astype(np.float32)
+        """Dependences inside blocks by original index (earlier, later), int32 [E, 2]."""
+        self._least_cycles = np.concatenate([np.zeros(0, np.int32), *cycles]).astype(np.float32)
         self._bounds = np.array([(b.start, b.end) for b in graph.blocks], dtype=np.int32)
         self._static = np.zeros((n, len(NODE_FEATURES)), dtype=np.float32)
         pipes = list(Pipe)
@@ -80,15 +87,15 @@ class GraphView:
             row[pipes.index(i.pipe)] = 1.0
             guarded = float(i.is_guarded)
             row[len(Pipe) : _STATIC] = graph.memory[i.index], graph.fixed[i.index], guarded
-            block = graph.blocks[graph.block_of[i.index]]
-            row[_STATIC + 1] = min(1.0, (block.end - block.start) / 1024)
+            enclosing = graph.blocks[graph.block_numbers[i.index]]
+            row[_STATIC + 1] = min(1.0, (enclosing.end - enclosing.start) / 1024)
 
-    def of(self, state: Schedule) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(nodes [n, features], edge values [E, 3]), float32."""
+    def observe(self, state: Schedule) -> tuple[Float32Array, Float32Array]:
+        """Node features [n, features] and edge features [E, 3] of ``state``."""
         nodes = self._static.copy()
         issue = np.empty(self.nodes, dtype=np.int32)
         place = np.empty(self.nodes, dtype=np.float32)
-        _issue(state.order, state.stall, self._bounds, issue, place)
+        _find_issue_cycles(state.order, state.stall, self._bounds, issue, place)
         nodes[:, _STATIC] = place
         nodes[:, _STATIC + 2] = state.stall / 15.0
         nodes[:, _STATIC + 3] = state.yields
@@ -97,5 +104,6 @@ class GraphView:
         nodes[:, _STATIC + 6] = state.wait > 0
         nodes[:, _STATIC + 7] = state.reuse > 0
         now = (issue[self.edges[:, 1]] - issue[self.edges[:, 0]]).astype(np.float32)
-        values = np.stack([self._least, now, now - self._least], axis=1) / _CYCLES
-        return nodes, np.clip(values, -_MOST, _MOST)
+        columns = [self._least_cycles, now, now - self._least_cycles]
+        values = np.stack(columns, axis=1) / _CYCLE_SCALE
+        return nodes, np.clip(values, -_MAX_VALUE, _MAX_VALUE)

@@ -1,4 +1,4 @@
-"""What every proximal policy optimisation has to be told, checked once."""
+"""Hyperparameters that all PPO strategies share, with their validation."""
 
 from __future__ import annotations
 
@@ -11,40 +11,49 @@ from nostall.sass.game.environment import HORIZON
 
 @dataclass(frozen=True, kw_only=True)
 class PpoParameters:
-    """The defaults are CuAsmRL's (branch ``reproduce``).
+    """Hyperparameters of PPO; the defaults are those of CuAsmRL (branch ``reproduce``).
 
-    A rollout is ``steps`` turns, an episode at most ``horizon``; after a rollout come ``epochs``
-    passes in minibatches of ``minibatch`` turns at a learning ``rate``.  ``discount`` and
-    ``smoothing`` are gamma and lambda of the advantages; ``entropy`` and ``value`` weigh those
-    parts of the loss; ``gradient`` is its gradient's largest norm.
-
-    Raises :class:`BadInput` for numbers that make no sense.
+    Raises :class:`BadInput` for values out of range.
     """
 
+    strategy: ClassVar[str] = "ppo"
+    """Name of the strategy in messages."""
     allowed: ClassVar[str] = "counts of at least 1, a minibatch of at least 2, numbers above 0"
+    """The allowed values in words."""
 
     steps: int = 64
+    """Steps per rollout."""
     horizon: int = HORIZON
+    """Most steps per episode."""
     epochs: int = 4
+    """Passes over a rollout after it is collected."""
     minibatch: int = 8
+    """Steps per minibatch."""
     rate: float = 2.5e-4
+    """Learning rate."""
     discount: float = 0.99
+    """Discount factor gamma of the returns."""
     smoothing: float = 0.95
+    """Lambda of the generalised advantage estimates."""
     clip: float = 0.2
+    """Clip range of the probability ratio."""
     entropy: float = 0.01
+    """Weight of the entropy in the loss."""
     value: float = 0.5
+    """Weight of the value loss."""
     gradient: float = 0.5
+    """Largest norm of the gradient."""
 
     def __post_init__(self) -> None:
-        if not self.sensible:
+        if not self.is_valid:
             raise BadInput(
-                f"{type(self).__name__.lower()} got {self}; allowed are {self.allowed}; leave out "
-                "what you do not mean to change"
+                f"{self.strategy} got {self}; allowed are {self.allowed}; leave out the values "
+                "that you do not want to change"
             )
 
     @property
-    def sensible(self) -> bool:
-        """Whether the numbers are allowed; a subclass adds its own."""
+    def is_valid(self) -> bool:
+        """Whether all values are in range; subclasses add their own conditions."""
         counts = (self.steps, self.horizon, self.epochs)
         parts = (self.rate, self.discount, self.smoothing, self.clip, self.gradient)
         weights = (self.entropy, self.value)

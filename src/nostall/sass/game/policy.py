@@ -1,8 +1,8 @@
-"""The player: a graph network over instructions and dependences, and the file that keeps one.
+"""Policy of the ``ppo`` strategy: a graph network over dependences, and its file format.
 
-Each instruction's features travel along dependences, forwards and backwards, for a few rounds;
-each candidate instruction then scores its own actions.  Nothing depends on the kernel's size, so
-what was learned on some kernels can be tried on others.
+Node features travel along dependences, forwards and backwards, for a few rounds of message
+passing. Then each candidate instruction scores its own actions. The weights do not depend on the
+size of a kernel, so a policy that was trained on some kernels can be tried on others.
 """
 
 from __future__ import annotations
@@ -24,90 +24,128 @@ from nostall.core import BadInput
 from nostall.core.files import write_atomically
 from nostall.sass.game.edits import VARIANTS
 from nostall.sass.game.graph_view import EDGE_FEATURES, NODE_FEATURES
-from nostall.sass.game.messages import heard
+from nostall.sass.game.message_passing import aggregate_messages
 
 VERSION = 2
-"""2: every instruction that may move is a candidate."""
+"""Version of the file format. In version 2 each instruction that may move is a candidate."""
 _HEADER = "nostall.policy"
+
+_FILE_NAMES = {
+    "node_encoder": "enter",
+    "edge_encoder": "room",
+    "forward_layers": "along",
+    "backward_layers": "against",
+    "update_layers": "join",
+    "action_head": "score",
+    "value_head": "worth",
+}
+"""Module of the network -> its name in policy files and training checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What the player sees of one state: ``nodes`` [n, features], ``edges`` [E, 2] by original
-    index, ``values`` [E, features], ``candidates`` [c], ``mask`` [c * variants]."""
+class GraphObservation:
+    """One state as the policy observes it."""
 
     nodes: NDArray[np.float32]
+    """[n, features]"""
     edges: NDArray[np.int32]
-    values: NDArray[np.float32]
+    """[E, 2]: original indices (earlier, later)."""
+    edge_values: NDArray[np.float32]
+    """[E, features]"""
     candidates: NDArray[np.int32]
+    """[c]: original indices of the instructions that have actions."""
     mask: NDArray[np.bool_]
+    """[c * variants]: legal actions."""
 
 
 class GraphPolicy(nn.Module):  # type: ignore[misc]
-    """Scores of all actions and the worth of each state, for any number of states at once."""
+    """Actor and critic: scores of all actions and state values, for a batch of states."""
 
     def __init__(self, width: int = 32, rounds: int = 3) -> None:
         super().__init__()
         self.width, self.rounds = width, rounds
-        self.enter = nn.Linear(len(NODE_FEATURES), width)
-        self.room = nn.Linear(len(EDGE_FEATURES), width)
-        self.along = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
-        self.against = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
-        self.join = nn.ModuleList(nn.Linear(3 * width, width) for _ in range(rounds))
-        self.score = nn.Sequential(
+        self.node_encoder = nn.Linear(len(NODE_FEATURES), width)
+        self.edge_encoder = nn.Linear(len(EDGE_FEATURES), width)
+        self.forward_layers = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
+        self.backward_layers = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
+        self.update_layers = nn.ModuleList(nn.Linear(3 * width, width) for _ in range(rounds))
+        self.action_head = nn.Sequential(
             nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, len(VARIANTS))
         )
-        self.worth = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
-        nn.init.normal_(self.score[-1].weight, std=0.01)
-        nn.init.zeros_(self.score[-1].bias)
+        self.value_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        nn.init.normal_(self.action_head[-1].weight, std=0.01)
+        nn.init.zeros_(self.action_head[-1].bias)
 
-    def forward(self, sights: Sequence[Sight]) -> tuple[Tensor, Tensor, Tensor]:
-        """(log-probabilities of all actions, the state that each belongs to, worths [states])."""
-        sizes = np.array([len(s.nodes) for s in sights])
+    def forward(self, observations: Sequence[GraphObservation]) -> tuple[Tensor, Tensor, Tensor]:
+        """Score all actions of all states.
+
+        Returns the log-probabilities of the actions (-inf: illegal), the number of the state that
+        each action belongs to, and the value of each state.
+        """
+        sizes = np.array([len(o.nodes) for o in observations])
         offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        nodes = torch.from_numpy(np.concatenate([s.nodes for s in sights]))
-        edges = np.concatenate([s.edges + o for s, o in zip(sights, offsets, strict=True)])
-        room = self.room(torch.from_numpy(np.concatenate([s.values for s in sights])))
-        found = torch.relu(self.enter(nodes))
-        earlier, later = np.ascontiguousarray(edges.T, dtype=np.int32)
-        pairs = ((earlier, later), (later, earlier))
-        ways = [(here, there, _share(there, len(nodes))) for here, there in pairs]
-        for along, against, join in zip(self.along, self.against, self.join, strict=True):
-            parts = [found]
-            for layer, (here, there, share) in zip((along, against), ways, strict=True):
-                parts.append(heard(layer(found), room, here, there) * share)
-            found = found + torch.relu(join(torch.cat(parts, dim=1)))
-        state_of = torch.from_numpy(np.repeat(np.arange(len(sights)), sizes))
-        whole = found.new_zeros((len(sights), self.width)).index_add(0, state_of, found)
-        whole = whole / torch.from_numpy(sizes.astype(np.float32))[:, None]
+        hidden = self._embed(observations, offsets)
+        count = len(observations)
+        node_state = torch.from_numpy(np.repeat(np.arange(count), sizes))
+        sums = hidden.new_zeros((count, self.width)).index_add(0, node_state, hidden)
+        means = sums / torch.from_numpy(sizes.astype(np.float32))[:, None]
         candidates = torch.from_numpy(
-            np.concatenate([s.candidates + o for s, o in zip(sights, offsets, strict=True)])
+            np.concatenate([o.candidates + k for o, k in zip(observations, offsets, strict=True)])
         ).long()
-        of = state_of[candidates]
-        scores = self.score(torch.cat([found[candidates], whole[of]], dim=1)).reshape(-1)
-        mask = torch.from_numpy(np.concatenate([s.mask for s in sights]))
-        each = of.repeat_interleave(len(VARIANTS))
-        return _normalised(scores, mask, each, len(sights)), each, self.worth(whole)[:, 0]
+        candidate_state = node_state[candidates]
+        inputs = torch.cat([hidden[candidates], means[candidate_state]], dim=1)
+        scores = self.action_head(inputs).reshape(-1)
+        mask = torch.from_numpy(np.concatenate([o.mask for o in observations]))
+        action_state = candidate_state.repeat_interleave(len(VARIANTS))
+        log_probabilities = _masked_log_softmax(scores, mask, action_state, count)
+        return log_probabilities, action_state, self.value_head(means)[:, 0]
+
+    def _embed(
+        self, observations: Sequence[GraphObservation], offsets: NDArray[np.int64]
+    ) -> Tensor:
+        """Embeddings of all nodes of a batch after message passing, [nodes, width]."""
+        nodes = torch.from_numpy(np.concatenate([o.nodes for o in observations]))
+        edges = np.concatenate([o.edges + k for o, k in zip(observations, offsets, strict=True)])
+        values = torch.from_numpy(np.concatenate([o.edge_values for o in observations]))
+        edge_hidden = self.edge_encoder(values)
+        hidden: Tensor = torch.relu(self.node_encoder(nodes))
+        earlier, later = np.ascontiguousarray(edges.T, dtype=np.int32)
+        directions = [
+            (senders, receivers, _inverse_degrees(receivers, len(nodes)))
+            for senders, receivers in ((earlier, later), (later, earlier))
+        ]
+        for forward, backward, update in zip(
+            self.forward_layers, self.backward_layers, self.update_layers, strict=True
+        ):
+            parts = [hidden]
+            for layer, (senders, receivers, weight) in zip(
+                (forward, backward), directions, strict=True
+            ):
+                sums = aggregate_messages(layer(hidden), edge_hidden, senders, receivers)
+                parts.append(sums * weight)
+            hidden = hidden + torch.relu(update(torch.cat(parts, dim=1)))
+        return hidden
 
 
-def _share(there: NDArray[np.int32], nodes: int) -> Tensor:
-    """[nodes, 1]: 1 / number of dependences that end there."""
-    counts = np.maximum(1, np.bincount(there, minlength=nodes)).astype(np.float32)
+def _inverse_degrees(receivers: NDArray[np.int32], nodes: int) -> Tensor:
+    """1 / number of edges that end at each node, [nodes, 1]."""
+    counts = np.maximum(1, np.bincount(receivers, minlength=nodes)).astype(np.float32)
     return torch.from_numpy(1 / counts)[:, None]
 
 
-def _normalised(scores: Tensor, mask: Tensor, each: Tensor, states: int) -> Tensor:
-    """Log-probabilities among the legal actions of each state; -inf for the others."""
+def _masked_log_softmax(scores: Tensor, mask: Tensor, action_state: Tensor, states: int) -> Tensor:
+    """Log-probabilities among the legal actions of each state; -inf for the illegal ones."""
     scores = scores.masked_fill(~mask, -torch.inf)
     highest = scores.new_full((states,), -torch.inf).scatter_reduce(
-        0, each, scores.detach(), "amax"
+        0, action_state, scores.detach(), "amax"
     )
-    sums = scores.new_zeros(states).index_add(0, each, torch.exp(scores - highest[each]))
-    return scores - (highest + torch.log(sums))[each]
+    exponentials = torch.exp(scores - highest[action_state])
+    sums = scores.new_zeros(states).index_add(0, action_state, exponentials)
+    return scores - (highest + torch.log(sums))[action_state]
 
 
 def layout() -> dict[str, Any]:
-    """What a policy file must agree with."""
+    """The header entries in which a policy file must agree with this version of nostall."""
     return {
         "version": VERSION,
         "nodes": list(NODE_FEATURES),
@@ -116,15 +154,33 @@ def layout() -> dict[str, Any]:
     }
 
 
+def policy_weights(policy: GraphPolicy) -> dict[str, Tensor]:
+    """The weights of a policy by their names in files."""
+    weights = {}
+    for name, value in policy.state_dict().items():
+        module, _, rest = name.partition(".")
+        weights[f"{_FILE_NAMES[module]}.{rest}"] = value.contiguous()
+    return weights
+
+
+def load_weights(policy: GraphPolicy, weights: Mapping[str, Tensor]) -> None:
+    """Load weights with their names in files; raises ``RuntimeError`` if they do not fit."""
+    modules = {file_name: module for module, file_name in _FILE_NAMES.items()}
+    state = {}
+    for name, value in weights.items():
+        module, _, rest = name.partition(".")
+        state[f"{modules.get(module, module)}.{rest}"] = value
+    policy.load_state_dict(state)
+
+
 def save_policy(policy: GraphPolicy, path: Path, about: Mapping[str, Any]) -> None:
-    """Write a policy: safetensors with a JSON header (layout, size, ``about``)."""
+    """Write a policy file: safetensors with layout, sizes and ``about`` as a JSON header."""
     header = {**layout(), "width": policy.width, "rounds": policy.rounds, "about": dict(about)}
-    weights = {name: value.contiguous() for name, value in policy.state_dict().items()}
-    write_atomically(path, save(weights, {_HEADER: json.dumps(header)}))
+    write_atomically(path, save(policy_weights(policy), {_HEADER: json.dumps(header)}))
 
 
 def load_policy(path: Path) -> tuple[GraphPolicy, dict[str, Any]]:
-    """The policy and its header.  Nothing in the file is executed.
+    """Read a policy file; returns the policy and the header. Executes nothing from the file.
 
     Raises :class:`BadInput` for a file that is no policy, or one for other observations or actions.
     """
@@ -133,21 +189,23 @@ def load_policy(path: Path) -> tuple[GraphPolicy, dict[str, Any]]:
             header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
-        raise BadInput(f"{path} is no policy file ({error}); `nostall train` makes one") from error
+        raise BadInput(
+            f"{path} is no policy file ({error}); make one with `nostall train`"
+        ) from error
     if not isinstance(header, dict):
-        raise BadInput(f"{path} has no {_HEADER!r} header; `nostall train` makes policy files")
-    for key, wanted in layout().items():
-        if header.get(key) != wanted:
+        raise BadInput(f"{path} has no {_HEADER!r} header; make a policy file with `nostall train`")
+    for key, expected in layout().items():
+        if header.get(key) != expected:
             raise BadInput(
                 f"{path} was trained for other {key}: {str(header.get(key))[:80]}, this nostall "
-                f"has {str(wanted)[:80]}; train it anew with `nostall train`"
+                f"has {str(expected)[:80]}; train it again with `nostall train`"
             )
     try:
         policy = GraphPolicy(int(header["width"]), int(header["rounds"]))
-        policy.load_state_dict(weights)
+        load_weights(policy, weights)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise BadInput(
             f"{path}: its weights do not fit its header ({str(error).splitlines()[0]}); train it "
-            "anew with `nostall train`"
+            "again with `nostall train`"
         ) from error
     return policy, header

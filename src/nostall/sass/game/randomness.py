@@ -1,4 +1,4 @@
-"""Libraries that seed the whole process and use all of it, kept to themselves."""
+"""Isolation from libraries that seed the global random generators and use all threads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 @contextmanager
-def kept_apart() -> Iterator[None]:
-    """Give Python's, NumPy's and PyTorch's global generators back as they were.
+def isolated_random_state() -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and PyTorch at the end of the context.
 
-    Inside, PyTorch has one thread: sums over several come out differently on another machine, and
-    then the same seed is another search.
+    Inside, PyTorch has one thread. Sums over several threads differ between machines, and then the
+    same seed gives another search.
     """
     python, numpy, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
     try:

@@ -1,4 +1,4 @@
-"""One policy learns on many kernels, with checkpoints from which it goes on bit for bit."""
+"""Training of one policy on many kernels, with checkpoints that resume bit for bit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ from torch import Tensor
 
 from nostall.core import BadInput, BadRun, Measurement, Objective
 from nostall.core.files import write_atomically
-from nostall.sass.game.edits import Edits
+from nostall.sass.game.edits import ScheduleEdits
 from nostall.sass.game.game import Game
-from nostall.sass.game.learning import Learner, Player, Ppo, Size
-from nostall.sass.game.openings import Openings
-from nostall.sass.game.policy import GraphPolicy, layout, save_policy
+from nostall.sass.game.policy import (
+    GraphPolicy,
+    layout,
+    load_weights,
+    policy_weights,
+    save_policy,
+)
+from nostall.sass.game.ppo_learner import (
+    GraphPpoParameters,
+    Learner,
+    RunningRms,
+    TrainingEnvironment,
+)
+from nostall.sass.game.start_states import StartStatePool
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
@@ -27,8 +38,8 @@ _HEADER = "nostall.training"
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A kernel to learn on, and what says how fast its schedules are."""
+class TrainingKernel:
+    """A kernel to train on, and the objective over its schedules."""
 
     name: str
     space: ScheduleSpace
@@ -37,106 +48,112 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Progress:
-    """After ``rollout`` rollouts of each kernel: how learning went, the best ratio (original /
-    best) met for each kernel so far."""
+    """Progress of a training after a number of rollouts of each kernel."""
 
     rollout: int
-    told: dict[str, float]
+    metrics: dict[str, float]
+    """Mean losses, entropy and reward of the last rollout."""
     best: dict[str, float]
+    """Kernel -> best ratio (original / best) so far."""
 
 
 def train(
-    lessons: Sequence[Lesson],
-    settings: Ppo,
+    kernels: Sequence[TrainingKernel],
+    parameters: GraphPpoParameters,
     rollouts: int,
     *,
     seed: int = 0,
     checkpoint: Path | None = None,
-    keep: Path | None = None,
+    policy_path: Path | None = None,
     observe: Callable[[Progress], None] = lambda progress: None,
 ) -> GraphPolicy:
-    """Learn from ``rollouts`` rollouts of each lesson.
+    """Train a policy with ``rollouts`` rollouts of each kernel.
 
-    Where ``checkpoint`` exists, training goes on from it; it is replaced after each rollout, and
-    so is ``keep``, the policy file.
-    Raises :class:`BadInput` when no lesson has a legal move, :class:`BadRun` for a checkpoint of
-    another training.  Use inside ``kept_apart()``: the random start weights come from PyTorch's
-    global generator.
+    If the file ``checkpoint`` exists, the training resumes from it. After each rollout the
+    checkpoint and the policy file ``policy_path`` are replaced.
+
+    Raises :class:`BadInput` if no kernel has a legal action, and :class:`BadRun` for a checkpoint
+    of another training. Call this inside ``isolated_random_state()``: the initial weights come from
+    PyTorch's global generator.
     """
-    pupils = [pupil for lesson in lessons if (pupil := _Pupil.of(lesson, settings)) is not None]
-    if not pupils:
-        raise BadInput("no kernel of the corpus has a legal move; give others with --corpus")
+    trainees = [t for kernel in kernels if (t := _Trainee.start(kernel, parameters)) is not None]
+    if not trainees:
+        raise BadInput("no kernel of the corpus has a legal move; pass others with --corpus")
     torch.manual_seed(seed)
-    learner = Learner(GraphPolicy(settings.width, settings.rounds), settings, seed)
-    about = {"settings": asdict(settings), "seed": seed, "kernels": [p.name for p in pupils]}
-    done = _restore(checkpoint, learner, pupils, about) if checkpoint else 0
+    learner = Learner(GraphPolicy(parameters.width, parameters.rounds), parameters, seed)
+    about = {"settings": asdict(parameters), "seed": seed, "kernels": [t.name for t in trainees]}
+    done = _load_checkpoint(checkpoint, learner, trainees, about) if checkpoint else 0
     for rollout in range(done + 1, rollouts + 1):
-        told = learner.learn([pupil.player for pupil in pupils])
+        metrics = learner.learn([trainee.environment for trainee in trainees])
         if checkpoint:
-            write_atomically(checkpoint, _saved(learner, pupils, about, rollout))
-        if keep:
-            save_policy(learner.policy, keep, {**about, "rollouts": rollout})
-        observe(Progress(rollout, told, {pupil.name: pupil.best for pupil in pupils}))
+            write_atomically(checkpoint, _dump_checkpoint(learner, trainees, about, rollout))
+        if policy_path:
+            save_policy(learner.policy, policy_path, {**about, "rollouts": rollout})
+        observe(Progress(rollout, metrics, {t.name: t.best_ratio for t in trainees}))
     return learner.policy
 
 
 @dataclass
-class _Pupil:
-    """A lesson under way."""
+class _Trainee:
+    """A kernel with its environment during the training."""
 
     name: str
-    player: Player
-    openings: Openings
+    environment: TrainingEnvironment
+    pool: StartStatePool
 
     @classmethod
-    def of(cls, lesson: Lesson, settings: Ppo) -> _Pupil | None:
-        """None for a kernel in which nothing can move, or that does not run."""
-        space, objective = lesson.space, lesson.objective
+    def start(cls, kernel: TrainingKernel, parameters: GraphPpoParameters) -> _Trainee | None:
+        """Set up a kernel; None if the kernel does not run or nothing in it can move."""
+        space, objective = kernel.space, kernel.objective
         start = objective.evaluate([space.start()])[0]
         if start.failure is not None:
             return None
+        pool = StartStatePool()
 
-        def judge(move: ScheduleMove, state: Schedule) -> Measurement:
-            found = objective.evaluate([state])[0]
-            if found.failure is None:
-                pupil.openings.met(state, start.value / found.value)
-            return found
+        def evaluate(move: ScheduleMove, state: Schedule) -> Measurement:
+            measurement = objective.evaluate([state])[0]
+            if measurement.failure is None:
+                pool.add(state, start.value / measurement.value)
+            return measurement
 
-        game = Game(space, Edits(space.function, space.graph), judge, start.value)
+        game = Game(space, ScheduleEdits(space.function, space.graph), evaluate, start.value)
         if not game.mask.any():
             return None
-        openings = Openings()
-        player = Player(game, space.function, space.graph, settings, openings)
-        pupil = cls(lesson.name, player, openings)
-        return pupil
+        environment = TrainingEnvironment(
+            game, space.function, space.graph, parameters, pool.next_start
+        )
+        return cls(kernel.name, environment, pool)
 
     @property
-    def best(self) -> float:
-        """The best ratio (original / best) met so far."""
-        return max([1.0, *(speed for _, speed in self.openings.best)])
+    def best_ratio(self) -> float:
+        """The best ratio (original / best) so far."""
+        return max([1.0, *(speedup for _, speedup in self.pool.best)])
 
-    def saved(self) -> list[Any]:
-        """All that :meth:`restore` needs, as JSON."""
-        player, openings = self.player, self.openings
-        best = [[player.game.space.dump(state), speed] for state, speed in openings.best]
-        return [*astuple(player.changes), *astuple(player.rewards), openings.episodes, best]
+    def dump(self) -> list[Any]:
+        """The state of the kernel's training, as JSON."""
+        environment, pool = self.environment, self.pool
+        space = environment.game.space
+        best = [[space.dump(state), speedup] for state, speedup in pool.best]
+        changes, rewards = astuple(environment.changes), astuple(environment.rewards)
+        return [*changes, *rewards, pool.episodes, best]
 
-    def restore(self, saved: list[Any]) -> None:
-        """Stand where :meth:`saved` was asked."""
+    def load(self, saved: list[Any]) -> None:
+        """Restore the state that :meth:`dump` returned."""
         *sizes, episodes, best = saved
-        player = self.player
-        player.changes, player.rewards = Size(*sizes[:2]), Size(*sizes[2:])
-        self.openings.episodes = episodes
-        self.openings.best = [(player.game.space.load(text), speed) for text, speed in best]
+        environment = self.environment
+        environment.changes, environment.rewards = RunningRms(*sizes[:2]), RunningRms(*sizes[2:])
+        space = environment.game.space
+        self.pool.episodes = episodes
+        self.pool.best = [(space.load(text), speedup) for text, speedup in best]
 
 
-def _saved(
-    learner: Learner, pupils: Sequence[_Pupil], about: dict[str, Any], rollout: int
+def _dump_checkpoint(
+    learner: Learner, trainees: Sequence[_Trainee], about: dict[str, Any], rollout: int
 ) -> bytes:
-    """Weights, optimiser and generator as tensors, the rest in the header."""
+    """A checkpoint: weights, optimiser and generator as tensors, the rest as a JSON header."""
     tensors: dict[str, Tensor] = {"generator": learner.generator.get_state()}
-    for name, value in learner.policy.state_dict().items():
-        tensors[f"policy.{name}"] = value.contiguous()
+    for name, value in policy_weights(learner.policy).items():
+        tensors[f"policy.{name}"] = value
     for number, state in learner.optimiser.state_dict()["state"].items():
         for name, value in state.items():
             tensors[f"adam.{number}.{name}"] = torch.as_tensor(value).contiguous()
@@ -144,32 +161,29 @@ def _saved(
         **layout(),
         "about": about,
         "rollout": rollout,
-        "pupils": [pupil.saved() for pupil in pupils],
+        "pupils": [trainee.dump() for trainee in trainees],
     }
     data: bytes = save(tensors, {_HEADER: json.dumps(header)})
     return data
 
 
-def _restore(path: Path, learner: Learner, pupils: Sequence[_Pupil], about: dict[str, Any]) -> int:
-    """Take back what :func:`_saved` gave; the number of rollouts that are done."""
+def _load_checkpoint(
+    path: Path, learner: Learner, trainees: Sequence[_Trainee], about: dict[str, Any]
+) -> int:
+    """Restore a checkpoint if the file exists; returns the number of finished rollouts."""
     if not path.exists():
         return 0
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_HEADER])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise BadRun(f"{path} is no checkpoint of a training ({error}); start it anew") from error
-    same = {**layout(), "about": about}
+    header, tensors = _read_checkpoint(path)
+    expected = {**layout(), "about": about}
     differing = [
-        key for key, value in same.items() if header.get(key) != json.loads(json.dumps(value))
+        key for key, value in expected.items() if header.get(key) != json.loads(json.dumps(value))
     ]
     if differing:
         raise BadRun(
             f"{path} is of another training ({', '.join(differing)} differ); resume with the same "
-            "corpus, seed and settings, or start anew in another directory"
+            "corpus, seed and settings, or start a new training in another directory"
         )
-    groups: dict[int, dict[str, Tensor]] = {}
+    optimiser_state: dict[int, dict[str, Tensor]] = {}
     weights = {}
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
@@ -177,11 +191,24 @@ def _restore(path: Path, learner: Learner, pupils: Sequence[_Pupil], about: dict
             weights[rest] = value
         elif kind == "adam":
             number, _, field = rest.partition(".")
-            groups.setdefault(int(number), {})[field] = value
-    learner.policy.load_state_dict(weights)
-    whole = learner.optimiser.state_dict()
-    learner.optimiser.load_state_dict({**whole, "state": groups})
+            optimiser_state.setdefault(int(number), {})[field] = value
+    load_weights(learner.policy, weights)
+    state_dict = learner.optimiser.state_dict()
+    learner.optimiser.load_state_dict({**state_dict, "state": optimiser_state})
     learner.generator.set_state(tensors["generator"])
-    for pupil, saved in zip(pupils, header["pupils"], strict=True):
-        pupil.restore(saved)
+    for trainee, saved in zip(trainees, header["pupils"], strict=True):
+        trainee.load(saved)
     return int(header["rollout"])
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a checkpoint; raises :class:`BadRun` for any other file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header: dict[str, Any] = json.loads((file.metadata() or {})[_HEADER])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise BadRun(
+            f"{path} is no checkpoint of a training ({error}); start a new training"
+        ) from error
+    return header, tensors

@@ -1,4 +1,4 @@
-"""Several games side by side: copies of one kernel, or several kernels in shapes that fit all."""
+"""Vector environments: copies of one kernel's game, or several kernels padded to common sizes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from nostall.core import BadInput
 from nostall.sass.game.environment import AssemblyGame, Observation
 
 
-def vectorised(
+def make_vector_env(
     games: Sequence[Mapping[str, Any]],
     copies: int = 1,
     mode: AutoresetMode = AutoresetMode.NEXT_STEP,
 ) -> SyncVectorEnv:
-    """``copies`` of each game; ``games`` are the arguments of :class:`AssemblyGame`.
+    """A vector environment of ``copies`` of each game.
 
-    Observations and actions get the sizes of the largest kernel.  Legal actions are in
-    ``infos["action_mask"]`` and, by :meth:`SyncVectorEnv.call`, in ``action_masks``.
+    ``games`` are arguments of :class:`AssemblyGame`. Observations and actions have the sizes of the
+    largest kernel. ``infos["action_mask"]`` holds the masks of legal actions;
+    ``SyncVectorEnv.call("action_masks")`` returns them, too.
     """
     if not games or copies < 1:
         raise BadInput(
@@ -31,7 +32,7 @@ def vectorised(
             "one of each"
         )
     sizes = reduce(or_, (AssemblyGame(**game).sizes for game in games))
-    one: list[Callable[[], gymnasium.Env[Observation, np.int64]]] = [
+    makers: list[Callable[[], gymnasium.Env[Observation, np.int64]]] = [
         partial(AssemblyGame, **{**game, "sizes": sizes}) for game in games for _ in range(copies)
     ]
-    return SyncVectorEnv(one, autoreset_mode=mode)
+    return SyncVectorEnv(makers, autoreset_mode=mode)

@@ -1,4 +1,4 @@
-"""What an instruction order would cost: a model of one SM's issue slots, pipes and memory."""
+"""SM issue model: the modelled cost of a schedule from issue slots, pipes and memory queues."""
 
 from nostall.sass.model.issue import Reason
 from nostall.sass.model.sm_model import Explanation, Issue, SmModel

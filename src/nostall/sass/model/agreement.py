@@ -1,7 +1,6 @@
-"""How well the SM model ranked candidates that a GPU measured: said beside every modelled gain.
+"""Rank correlation of the SM model with a GPU, which nostall prints beside modelled gains.
 
-``agreement.json`` is written by ``python -m benchmarks page sass`` from committed measurements;
-without it there is nothing to say yet.
+``python -m benchmarks.sass.results_page`` writes ``agreement.json`` from committed measurements.
 """
 
 from __future__ import annotations
@@ -14,21 +13,23 @@ from pydantic import Field, ValidationError
 from nostall.core.errors import ContractBroken
 from nostall.core.launch import StrictModel
 
-FILE = "agreement.json"
+AGREEMENT_FILE = "agreement.json"
 
 
 class Agreement(StrictModel):
-    """Kendall's tau-b of model and GPU over measured candidates: the median over the searches of
-    each kernel, by kernel.  ``source`` names the file of the measurements."""
+    """Kendall's tau-b between modelled and measured times of the same candidates."""
 
     gpu: str
     source: str
+    """Name of the file with the measurements."""
     candidates: int = Field(ge=1)
+    """Number of measured candidates."""
     tau: dict[str, float] = Field(min_length=1)
+    """Kernel -> median of tau-b over its searches."""
 
     @property
     def sentence(self) -> str:
-        """The ranking in one sentence."""
+        """The correlation in one sentence."""
         values = list(self.tau.values())
         kernels = f"{len(values)} kernels" if len(values) > 1 else "one kernel"
         return (
@@ -38,22 +39,22 @@ class Agreement(StrictModel):
         )
 
 
-def known() -> Agreement | None:
-    """What the committed measurements say; None when there are none."""
-    file = resources.files("nostall.sass.model") / FILE
+def load_agreement() -> Agreement | None:
+    """Read the committed correlations; None without a file."""
+    file = resources.files("nostall.sass.model") / AGREEMENT_FILE
     if not file.is_file():
         return None
     try:
         return Agreement.model_validate_json(file.read_text())
     except ValidationError as error:
         raise ContractBroken(
-            f"{file} is not what `python -m benchmarks page sass` writes ({error}); install "
-            "nostall anew"
+            f"{file} has another format than `python -m benchmarks.sass.results_page` writes "
+            f"({error}); reinstall nostall"
         ) from error
 
 
-def caution() -> str:
-    """What to say beside a modelled gain."""
-    found = known()
-    said = f": {found.sentence}. Measure" if found is not None else ": measure"
-    return f"A model ranks schedules only roughly{said} on a GPU before you believe it."
+def model_caution() -> str:
+    """The warning that nostall prints beside a modelled gain."""
+    agreement = load_agreement()
+    advice = f": {agreement.sentence}. Measure" if agreement is not None else ": measure"
+    return f"A model ranks schedules only roughly{advice} on a GPU before you believe it."

@@ -1,11 +1,11 @@
-"""The compiled engine: one scheduler of an SM issuing its warps' instructions, event by event.
+"""Issue engine: a compiled, event-driven simulation of one scheduler of an SM and its warps.
 
-Rules, per cycle and scheduler: one instruction at most.  A warp may issue when the stall count of
+The scheduler issues at most one instruction per cycle. A warp may issue when the stall count of
 its last instruction has passed, the scoreboards in its wait mask are 0, no barrier holds it, its
-pipe is free and the queue behind the pipe has room.  Among several the last warp goes on (greedy),
-unless its last instruction yielded; else the youngest is taken.
+pipe is free and the queue behind the pipe has room. Of several such warps the scheduler takes the
+one that issued last (greedy), unless its last instruction yielded, else the youngest.
 
-All times are whole cycles from the start of the wave.
+All times are whole cycles from the start of the wave of warps.
 """
 
 from __future__ import annotations
@@ -16,31 +16,29 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nostall.sass.model.costs import GSB, Column, Kind, Server
+from nostall.sass.model.costs import GSB, Column, Server, SyncKind
+from nostall.sass.schedule.arrays import Int32Array, UInt8Array
 
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bytes = NDArray[np.uint8]
+Int64Array = NDArray[np.int64]
+Float64Array = NDArray[np.float64]
 
 
 class Reason(IntEnum):
-    """Why a warp did not issue in a cycle; ``ISSUED`` is the cycle in which it did.
-
-    ``PIPE_BUSY`` counts a full memory or tensor queue too, ``NOT_SELECTED`` the slot that a
-    yielding instruction leaves empty.
-    """
+    """Why a warp does not issue in a cycle."""
 
     ISSUED = 0
+    """No stall: the cycle in which the warp issues."""
     STALL_COUNT = 1
     SCOREBOARD = 2
     BARRIER = 3
     PIPE_BUSY = 4
+    """The pipe is busy, or the memory or tensor queue behind it is full."""
     BANK_CONFLICT = 5
     NOT_SELECTED = 6
+    """Another warp issues, or a yielding instruction leaves the slot empty."""
 
 
-# Plain integers, which compiled code takes as constants.
+# Enum members as plain integers, because numba compiles those as constants.
 _PIPE, _OCCUPANCY = int(Column.PIPE), int(Column.OCCUPANCY)
 _SERVER, _SERVICE = int(Column.SERVER), int(Column.SERVICE)
 _LATENCY, _READ_AFTER = int(Column.LATENCY), int(Column.READ)
@@ -49,69 +47,88 @@ _A, _B, _C = int(Column.A), int(Column.B), int(Column.C)
 _COSTS = len(Column)
 _STALL, _YIELDS, _WRITE, _READ, _WAIT, _CONFLICT = range(_COSTS, _COSTS + 6)
 _ROW = _COSTS + 6
-_DEPBAR, _BARRIER, _COPY = int(Kind.DEPBAR), int(Kind.BARRIER), int(Kind.COPY)
-_COMMIT, _GROUP, _GSB = int(Kind.COMMIT), int(Kind.GROUP), GSB
+_DEPBAR, _BARRIER, _COPY = int(SyncKind.DEPBAR), int(SyncKind.BARRIER), int(SyncKind.COPY)
+_COMMIT, _GROUP, _GSB = int(SyncKind.COMMIT), int(SyncKind.GROUP), GSB
 _SERVERS, _GLOBAL, _REASONS = len(Server), int(Server.GLOBAL), len(Reason)
 _PIPES = 16
 _NEVER = 1 << 60
 _RING = 64
 _NO_BOARD = 7
 
-# One warp: position (-1: left), visit, end of the stall count, end of the scoreboard waits, end of
-# the barrier and whether it holds the next instruction, last issue, completion of the last copy,
-# arrivals (in the group's first warp).
-_POS, _VISIT, _STALLED, _READY, _GATE, _GATED, _PREVIOUS, _COPIES, _ARRIVED, _WARP = range(10)
-# The scheduler: next free slot, last issue's cycle, warp and position, whether it yielded, end of
-# its bank conflict.
-_SLOT, _NOW, _LAST, _LAST_POS, _YIELDED, _CONFLICT_END, _SCHEDULER = range(7)
+# Fields of a warp.
+_POS = 0  # position of the next instruction; -1 after the last one
+_VISIT = 1  # number of the visit, see ``trace.Trace``
+_STALLED = 2  # end of the stall count
+_READY = 3  # end of the scoreboard waits
+_GATE = 4  # end of the barrier
+_GATED = 5  # whether the barrier holds the next instruction
+_PREVIOUS = 6  # last issue
+_COPIES = 7  # completion of the last asynchronous copy
+_ARRIVED = 8  # warps that arrived at the barrier (in the first warp of the group)
+_WARP_FIELDS = 9
+
+# Fields of the scheduler.
+_SLOT = 0  # next free issue slot
+_NOW = 1  # cycle of the last issue
+_LAST = 2  # warp of the last issue
+_LAST_POS = 3  # position of the last issue
+_YIELDED = 4  # whether the last issue yielded
+_CONFLICT_END = 5  # end of the last issue's bank conflict
+_SCHEDULER_FIELDS = 6
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def place(
-    table: Ints,
-    order: Ints,
-    stall: Bytes,
-    yields: Bytes,
-    write_sb: Bytes,
-    read_sb: Bytes,
-    wait: Bytes,
-    reuse: Bytes,
-) -> Ints:
-    """Cost rows and control words by position.
+def arrange_rows(
+    costs: Int32Array,
+    order: Int32Array,
+    stall: UInt8Array,
+    yields: UInt8Array,
+    write_sb: UInt8Array,
+    read_sb: UInt8Array,
+    wait: UInt8Array,
+    reuse: UInt8Array,
+) -> Int32Array:
+    """Cost rows with the control fields, by position.
 
-    The conflict column is 1 where three operands of an instruction lie in one of the two register
-    banks (even, odd), 2 where that is so unless the predecessor's ``.reuse`` keeps one of them.
+    The conflict column is 1 if three operands of an instruction are in the same of the two
+    register banks (even, odd), and 2 if the predecessor's ``.reuse`` can prevent this conflict.
     """
     n = len(order)
     rows = np.empty((n, _ROW), np.int32)
     for p in range(n):
         i = order[p]
         for column in range(_COSTS):
-            rows[p, column] = table[i, column]
+            rows[p, column] = costs[i, column]
         rows[p, _STALL] = stall[i]
         rows[p, _YIELDS] = yields[i]
         rows[p, _WRITE] = write_sb[i]
         rows[p, _READ] = read_sb[i]
         rows[p, _WAIT] = wait[i]
-        a, b, c = table[i, _A], table[i, _B], table[i, _C]
+        a, b, c = costs[i, _A], costs[i, _B], costs[i, _C]
         conflict = 0
         three = a >= 0 and b >= 0 and c >= 0 and a != b and b != c and a != c
         if three and ((a ^ b) | (a ^ c)) & 1 == 0:
             conflict = 1
             before = order[p - 1] if p > 0 else i
             for s in range(3):
-                kept = reuse[before] >> s & 1 and p > 0
-                if kept and table[before, _A + s] == table[i, _A + s]:
+                reused = reuse[before] >> s & 1 and p > 0
+                if reused and costs[before, _A + s] == costs[i, _A + s]:
                     conflict = 2
         rows[p, _CONFLICT] = conflict
     return rows
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _boards_clear(
-    rows: Ints, p: int, w: int, zero: Longs, ring: Longs, count: Longs, now: int
+def _scoreboards_clear(
+    rows: Int32Array,
+    p: int,
+    w: int,
+    zero: Int64Array,
+    ring: Int64Array,
+    count: Int64Array,
+    now: int,
 ) -> int:
-    """When the scoreboards let warp ``w`` issue the instruction at ``p``; at least ``now``."""
+    """First cycle from ``now`` in which the scoreboards let warp w issue the instruction at p."""
     clear = now
     mask = rows[p, _WAIT]
     if rows[p, _KIND] == _DEPBAR:
@@ -131,8 +148,14 @@ def _boards_clear(
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _hold(w: int, board: int, until: int, zero: Longs, ring: Longs, count: Longs) -> None:
-    """Count a scoreboard up; it counts down again at ``until``, in order."""
+def _increment(
+    w: int, board: int, until: int, zero: Int64Array, ring: Int64Array, count: Int64Array
+) -> None:
+    """Count a scoreboard of warp w up; it counts down at ``until``, in order.
+
+    ``zero`` is when the scoreboard is 0, ``ring`` when each of its last operations completes, and
+    ``count`` the number of its operations.
+    """
     zero[w, board] = max(zero[w, board], until)
     ring[w, board, count[w, board] % _RING] = zero[w, board]
     count[w, board] += 1
@@ -140,55 +163,59 @@ def _hold(w: int, board: int, until: int, zero: Longs, ring: Longs, count: Longs
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _select(
-    rows: Ints, warp: Longs, sched: Longs, pipe_free: Longs, server_free: Longs, room: Longs
+    rows: Int32Array,
+    warp: Int64Array,
+    sched: Int64Array,
+    pipe_free: Int64Array,
+    server_free: Int64Array,
+    room: Int64Array,
 ) -> tuple[int, int]:
-    """The next issue: (cycle, warp); warp -1 when none can ever issue."""
-    best, rank, cycle = -1, -2, _NEVER
+    """The next issue: (cycle, warp); warp -1 if no warp can ever issue."""
+    best, best_priority, cycle = -1, -2, _NEVER
     for w in range(len(warp)):
         p = warp[w, _POS]
         if p < 0:
             continue
-        e = max(warp[w, _READY], sched[_SLOT], pipe_free[rows[p, _PIPE]])
+        earliest = max(warp[w, _READY], sched[_SLOT], pipe_free[rows[p, _PIPE]])
         if warp[w, _GATED]:
-            e = max(e, warp[w, _GATE])
+            earliest = max(earliest, warp[w, _GATE])
         server = rows[p, _SERVER]
         if server:
-            e = max(e, server_free[server] - room[server])
-        if e > cycle:
+            earliest = max(earliest, server_free[server] - room[server])
+        if earliest > cycle:
             continue
-        mine = w
+        priority = w
         if w == sched[_LAST]:
-            mine = -1 if sched[_YIELDED] else len(warp)
-        if e < cycle or mine > rank:
-            best, rank, cycle = w, mine, e
+            priority = -1 if sched[_YIELDED] else len(warp)
+        if earliest < cycle or priority > best_priority:
+            best, best_priority, cycle = w, priority, earliest
     return cycle, best if cycle < _NEVER else -1
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _attribute(
-    rows: Ints,
-    state: Longs,
-    sched: Longs,
+def _attribute_stalls(
+    warp: Int64Array,
+    sched: Int64Array,
     free: int,
     conflicted: int,
     cycle: int,
     weight: float,
-    cycles: Floats,
+    cycles: Float64Array,
 ) -> int:
-    """Split the cycles since the warp's last issue by reason; the main reason is returned.
+    """Add the cycles since the last issue of ``warp`` to ``cycles`` by reason.
 
-    ``free`` is when the pipe and its queue admit the instruction, the last ``conflicted`` cycles
-    of it owing to a bank conflict.
+    ``free`` is when the pipe and its queue admit the instruction; a bank conflict causes the last
+    ``conflicted`` cycles of that. Returns the main reason.
     """
-    at = state[_PREVIOUS] + 1
+    start = warp[_PREVIOUS] + 1
     main, longest, until = 0, 0, 0
     for reason in range(1, 7):
         if reason == 1:
-            until = state[_STALLED]
+            until = warp[_STALLED]
         elif reason == 2:
-            until = state[_READY]
+            until = warp[_READY]
         elif reason == 3:
-            until = state[_GATE] if state[_GATED] else 0
+            until = warp[_GATE] if warp[_GATED] else 0
         elif reason == 4:
             until = free - conflicted
         elif reason == 5:
@@ -196,30 +223,33 @@ def _attribute(
         else:
             until = cycle
         until = min(until, cycle)
-        if until > at:
-            cycles[reason] += weight * (until - at)
-            if until - at > longest:
-                longest, main = until - at, reason
-            at = until
+        if until > start:
+            cycles[reason] += weight * (until - start)
+            if until - start > longest:
+                longest, main = until - start, reason
+            start = until
     cycles[0] += weight
     return main
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def _synchronise(
-    rows: Ints,
+    rows: Int32Array,
     p: int,
     w: int,
     cycle: int,
     start: int,
-    warp: Longs,
+    warp: Int64Array,
     group: int,
     barrier_delay: int,
-    zero: Longs,
-    ring: Longs,
-    count: Longs,
+    zero: Int64Array,
+    ring: Int64Array,
+    count: Int64Array,
 ) -> bool:
-    """Scoreboards and barriers of an issued instruction; whether it stops the warp at once."""
+    """Set the scoreboards and barriers of an instruction that issues in ``cycle``.
+
+    ``start`` is when its service begins. Returns whether it stops the warp at once.
+    """
     done = start + rows[p, _LATENCY]
     kind = rows[p, _KIND]
     blocks = False
@@ -228,7 +258,7 @@ def _synchronise(
     elif kind == _COMMIT:
         done = max(warp[w, _COPIES], cycle + 1)
     elif kind == _GROUP:
-        _hold(w, _GSB, done, zero, ring, count)
+        _increment(w, _GSB, done, zero, ring, count)
     elif kind == _BARRIER:
         first = w // group * group
         end = min(first + group, len(warp))
@@ -237,55 +267,59 @@ def _synchronise(
         warp[first, _ARRIVED] += 1
         if warp[first, _ARRIVED] == end - first:
             warp[first, _ARRIVED] = 0
-            for other in range(first, end):
-                warp[other, _GATE] = cycle + barrier_delay
+            for member in range(first, end):
+                warp[member, _GATE] = cycle + barrier_delay
     if rows[p, _WRITE] < 6:
-        _hold(w, rows[p, _WRITE], done, zero, ring, count)
+        _increment(w, rows[p, _WRITE], done, zero, ring, count)
     if rows[p, _READ] < 6:
-        # Global accesses leave the unit with their sources before they wait for bandwidth.
-        taken = cycle if rows[p, _SERVER] == _GLOBAL else start
-        _hold(w, rows[p, _READ], taken + rows[p, _READ_AFTER], zero, ring, count)
+        # Global accesses read their sources before they wait for bandwidth.
+        read_start = cycle if rows[p, _SERVER] == _GLOBAL else start
+        _increment(w, rows[p, _READ], read_start + rows[p, _READ_AFTER], zero, ring, count)
     return blocks
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
+def _first_warps(rows: Int32Array, first: int, warps: int) -> Int64Array:
+    """The fields of all warps before their first instruction, [warps, fields]."""
+    warp = np.zeros((warps, _WARP_FIELDS), np.int64)
+    warp[:, _POS] = first
+    warp[:, _GATED] = rows[first, _GATED_OP]
+    warp[:, _PREVIOUS] = -1
+    return warp
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
 def simulate(
-    rows: Ints,
-    order: Ints,
-    visits: Ints,
-    weights: Floats,
+    rows: Int32Array,
+    order: Int32Array,
+    visits: Int32Array,
+    weights: Float64Array,
     warps: int,
     group: int,
-    room: Longs,
-    delays: Longs,
-    reasons: Floats,
-    log: Longs,
+    room: Int64Array,
+    delays: Int64Array,
+    reasons: Float64Array,
+    log: Int64Array,
 ) -> float:
-    """Weighted cycles until the last warp has left; -1 when the warps wait for each other for ever.
+    """Weighted cycles until the last warp has finished; -1 if the warps deadlock.
 
-    The time from one issue of the scheduler to the next has the weight of the visit that issues:
-    exact for one warp, an estimate where warps run at different speeds.  ``group`` warps share a
-    barrier; ``room`` is the accepted work, in cycles, at which the queue of each server is full;
-    ``delays`` are those of barrier, drain and yield.  Where they have rows, ``reasons``
-    [n, reasons] collects weighted warp cycles by original index, and ``log`` [issues, 4] index,
-    warp, cycle and main reason.
+    The time between two issues of the scheduler has the weight of the visit that issues: exact for
+    one warp, an estimate if warps run at different speeds. ``group`` warps share a barrier; the
+    queue of a server is full at ``room`` cycles of accepted work; ``delays`` are those of barrier,
+    drain and yield. Unless they are empty, ``reasons`` [n, reasons] receives weighted warp cycles
+    by original index, and ``log`` [issues, 4] original index, warp, cycle and main reason.
     """
-    explain = len(reasons) > 0
-    logging = len(log) > 0
-    nowhere = np.zeros(_REASONS, np.float64)
-    zero = np.zeros((warps, 8), np.int64)
-    count = np.zeros((warps, 8), np.int64)
+    explain, logging = len(reasons) > 0, len(log) > 0
+    unused = np.zeros(_REASONS, np.float64)
+    zero, count = np.zeros((warps, 8), np.int64), np.zeros((warps, 8), np.int64)
     ring = np.zeros((warps, 8, _RING), np.int64)
     pipe_free, pipe_conflict = np.zeros(_PIPES, np.int64), np.zeros(_PIPES, np.int64)
     server_free = np.zeros(_SERVERS, np.int64)
-    sched = np.zeros(_SCHEDULER, np.int64)
+    sched = np.zeros(_SCHEDULER_FIELDS, np.int64)
     sched[_LAST] = -1
-    warp = np.zeros((warps, _WARP), np.int64)
-    warp[:, _POS] = visits[0, 0]
-    warp[:, _GATED] = rows[visits[0, 0], _GATED_OP]
-    warp[:, _PREVIOUS] = -1
-    left, issued, end, elapsed = warps, 0, 0, 0.0
-    while left > 0:
+    warp = _first_warps(rows, visits[0, 0], warps)
+    running, issued, end, elapsed = warps, 0, 0, 0.0
+    while running > 0:
         t, w = _select(rows, warp, sched, pipe_free, server_free, room)
         if w < 0:
             return -1.0
@@ -294,8 +328,8 @@ def simulate(
         elapsed += weights[v] * (t - sched[_NOW])
         if explain or logging:
             free = max(pipe_free[pipe], server_free[server] - room[server] if server else 0)
-            into = reasons[order[p]] if explain else nowhere
-            main = _attribute(rows, warp[w], sched, free, pipe_conflict[pipe], t, weights[v], into)
+            into = reasons[order[p]] if explain else unused
+            main = _attribute_stalls(warp[w], sched, free, pipe_conflict[pipe], t, weights[v], into)
             if logging:
                 log[issued, 0], log[issued, 1] = order[p], w
                 log[issued, 2], log[issued, 3] = t, main
@@ -327,10 +361,10 @@ def simulate(
                 if explain:
                     reasons[order[p - 1], 1] += weights[v - 1] * (gap - 1)
                 warp[w, _POS] = -1
-                left -= 1
+                running -= 1
                 continue
             p = visits[v, 0]
         warp[w, _POS] = p
         warp[w, _GATED] = 1 if blocks else rows[p, _GATED_OP]
-        warp[w, _READY] = _boards_clear(rows, p, w, zero, ring, count, t + gap)
+        warp[w, _READY] = _scoreboards_clear(rows, p, w, zero, ring, count, t + gap)
     return float(elapsed + weights[-1] * (end - sched[_NOW]))

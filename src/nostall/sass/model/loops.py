@@ -1,4 +1,4 @@
-"""The natural loops of a function, numbered by the position of their headers."""
+"""Natural loops of a function, numbered by the position of their headers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from nostall.sass.program.blocks import Block
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A natural loop; all numbers are block numbers.
-
-    ``number`` is its place among the function's loops (0 first in the text) and the key of
-    ``LaunchSpec.trips``.  ``latches`` are the blocks that jump back to ``header``.
-    """
+    """A natural loop; header, body and latches are block numbers."""
 
     number: int
+    """Number of the loop in the order of the text, from 0; the key of ``LaunchSpec.trips``."""
     header: int
     body: frozenset[int]
     latches: frozenset[int]
+    """Blocks that jump back to the header."""
 
 
 def natural_loops(blocks: Sequence[Block], entry: int = 0) -> tuple[Loop, ...]:
-    """Loops that control can reach from ``entry``; those with one header are one loop."""
+    """Loops that control flow can reach from ``entry``; loops with one header are merged."""
     dominators = _dominators(blocks, entry)
     latches: dict[int, set[int]] = {}
     for block in dominators:
@@ -39,48 +37,48 @@ def natural_loops(blocks: Sequence[Block], entry: int = 0) -> tuple[Loop, ...]:
 
 
 def _dominators(blocks: Sequence[Block], entry: int) -> dict[int, set[int]]:
-    """For each block that is reachable from ``entry``, the blocks on every path to it."""
+    """Block reachable from ``entry`` -> the blocks on each path to it."""
     order = _reverse_postorder(blocks, entry)
-    found: dict[int, set[int]] = {entry: {entry}}
+    dominators: dict[int, set[int]] = {entry: {entry}}
     changed = True
     while changed:
         changed = False
         for block in order[1:]:
-            before = [found[p] for p in blocks[block].pred if p in found]
-            now = set.intersection(*before) | {block}
-            if found.get(block) != now:
-                found[block] = now
+            before = [dominators[p] for p in blocks[block].pred if p in dominators]
+            new = set.intersection(*before) | {block}
+            if dominators.get(block) != new:
+                dominators[block] = new
                 changed = True
-    return found
+    return dominators
 
 
 def _reverse_postorder(blocks: Sequence[Block], entry: int) -> list[int]:
-    done: list[int] = []
+    postorder: list[int] = []
     seen = {entry}
     stack = [(entry, iter(blocks[entry].succ))]
     while stack:
-        block, rest = stack[-1]
-        for following in rest:
-            if following not in seen:
-                seen.add(following)
-                stack.append((following, iter(blocks[following].succ)))
+        block, successors = stack[-1]
+        for successor in successors:
+            if successor not in seen:
+                seen.add(successor)
+                stack.append((successor, iter(blocks[successor].succ)))
                 break
         else:
             stack.pop()
-            done.append(block)
-    return done[::-1]
+            postorder.append(block)
+    return postorder[::-1]
 
 
 def _body(
     blocks: Sequence[Block], header: int, latches: set[int], reachable: dict[int, set[int]]
 ) -> frozenset[int]:
-    """The header and every block that reaches a latch without passing it."""
+    """The header, and each block from which a path reaches a latch without the header."""
     body = {header}
-    todo = [latch for latch in latches if latch != header]
-    body.update(todo)
-    while todo:
-        for before in blocks[todo.pop()].pred:
-            if before in reachable and before not in body:
-                body.add(before)
-                todo.append(before)
+    worklist = [latch for latch in latches if latch != header]
+    body.update(worklist)
+    while worklist:
+        for predecessor in blocks[worklist.pop()].pred:
+            if predecessor in reachable and predecessor not in body:
+                body.add(predecessor)
+                worklist.append(predecessor)
     return frozenset(body)

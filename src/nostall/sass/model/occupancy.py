@@ -1,4 +1,4 @@
-"""How many blocks and warps are on an SM at once, and what limits them."""
+"""Occupancy: how many blocks and warps are on an SM at once, and which resource limits them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from nostall.sass.model.parameters import SUB_CORES, SmParameters
 from nostall.sass.program.program import Function, Program
 
 WARP = 32
+"""Threads per warp."""
 _REGCOUNT = 0x2F
+"""Code of the attribute EIATTR_REGCOUNT."""
 _REGISTER_UNIT = 256
-_GENERAL = 255
+"""Registers per warp are allocated in units of this many."""
+_GENERAL_REGISTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one block of a kernel takes: registers per thread, bytes of shared memory (static,
-    dynamic and reserved together), named barriers, threads."""
+    """Resources that one block of a kernel takes."""
 
     registers: int
+    """Registers per thread."""
     shared: int
+    """Bytes of shared memory: static, dynamic and reserved together."""
     barriers: int
+    """Named barriers."""
     threads: int
 
     @property
@@ -35,20 +40,21 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """``blocks_per_sm`` fit at once; ``limit`` names the resource that admits no more.
-
-    ``resident_blocks`` are there in this launch (``limit`` is "grid" when it is the smaller), and
-    ``warps_per_scheduler`` are theirs on one scheduler of the busiest SM.  ``rounds`` is how often
-    an SM is filled anew until all blocks have run; the last round counts by its share of blocks.
-    """
+    """Occupancy of an SM during one launch."""
 
     resources: Resources
     blocks_per_sm: int
+    """Blocks that fit on an SM at once."""
     resident_blocks: int
+    """Blocks on the busiest SM at once; fewer than ``blocks_per_sm`` if the grid is small."""
     warps_per_scheduler: int
+    """Warps of the resident blocks on one scheduler of the busiest SM."""
     rounds: float
+    """How often an SM is filled until all blocks have run; the last round counts by its share."""
     active_sms: int
+    """SMs that have a block."""
     limit: str
+    """The resource that admits no more blocks; "grid" if the launch has too few."""
 
     @property
     def active_sub_cores(self) -> int:
@@ -56,20 +62,20 @@ class Occupancy:
         return min(SUB_CORES, self.resident_blocks * self.resources.warps)
 
 
-def resources(
-    program: Program, function: Function, launch: LaunchSpec, table: SmParameters
+def kernel_resources(
+    program: Program, function: Function, launch: LaunchSpec, parameters: SmParameters
 ) -> Resources:
-    """Read the kernel's use from its cubin and its launch."""
+    """Read what a kernel uses from its cubin and its launch."""
     return Resources(
         registers=register_count(program, function),
-        shared=_shared_bytes(program, function, launch, table),
-        barriers=_barriers(function),
+        shared=_shared_bytes(program, function, launch, parameters),
+        barriers=_barrier_count(function),
         threads=launch.threads,
     )
 
 
 def register_count(program: Program, function: Function) -> int:
-    """Registers per thread: what the cubin records, else the highest one named plus one."""
+    """Registers per thread: the count that the cubin records, else the highest named one plus 1."""
     elf = program.cubin.elf
     names = [symbol.name for symbol in elf.symbols()]
     for section in elf.sections:
@@ -80,23 +86,25 @@ def register_count(program: Program, function: Function) -> int:
                 symbol, count = struct.unpack("<II", entry.payload)
                 if symbol < len(names) and names[symbol] == function.name:
                     return int(count)
-    named = [r for i in function.instructions for r in (*i.defs, *i.uses) if r < _GENERAL]
-    return max(named, default=0) + 1
+    registers = [
+        r for i in function.instructions for r in (*i.defs, *i.uses) if r < _GENERAL_REGISTERS
+    ]
+    return max(registers, default=0) + 1
 
 
 def _shared_bytes(
-    program: Program, function: Function, launch: LaunchSpec, table: SmParameters
+    program: Program, function: Function, launch: LaunchSpec, parameters: SmParameters
 ) -> int:
-    """Static, dynamic and reserved; from sm_90 on the static section holds the reserved part."""
+    """Static, dynamic and reserved bytes; from sm_90 on the section includes the reserved ones."""
     name = f".nv.shared.{function.name}"
     static = sum(s.size for s in program.cubin.elf.sections if s.name == name)
-    if table.sm >= 90:
-        return max(static, table.reserved_shared) + launch.shared
-    return static + table.reserved_shared + launch.shared
+    if parameters.sm >= 90:
+        return max(static, parameters.reserved_shared) + launch.shared
+    return static + parameters.reserved_shared + launch.shared
 
 
-def _barriers(function: Function) -> int:
-    """Named barriers: the highest immediate of a BAR plus one."""
+def _barrier_count(function: Function) -> int:
+    """Named barriers: the highest immediate operand of a BAR plus 1."""
     highest = -1
     for instruction in function.instructions:
         if instruction.base == "BAR" and instruction.operands:
@@ -107,43 +115,45 @@ def _barriers(function: Function) -> int:
     return highest + 1
 
 
-def _up(value: int, unit: int) -> int:
+def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def limits(need: Resources, table: SmParameters) -> dict[str, int]:
-    """Blocks per SM that each resource admits; of equal ones the first is named as the limit."""
-    per_warp = _up(max(need.registers, 1) * WARP, _REGISTER_UNIT)
-    by_registers = table.registers // SUB_CORES // per_warp * SUB_CORES // need.warps
-    shared = _up(need.shared, table.shared_unit)
+def block_limits(resources: Resources, parameters: SmParameters) -> dict[str, int]:
+    """Resource -> blocks per SM that it admits; of equal limits the first one counts."""
+    per_warp = _round_up(max(resources.registers, 1) * WARP, _REGISTER_UNIT)
+    warps = parameters.registers // SUB_CORES // per_warp * SUB_CORES
+    shared = _round_up(resources.shared, parameters.shared_unit)
+    barriers = resources.barriers
     return {
-        "blocks": table.max_blocks,
-        "warps": table.max_warps // need.warps,
-        "registers": by_registers,
-        "shared memory": table.shared_bytes // shared if shared else table.max_blocks,
-        "barriers": table.barriers // need.barriers if need.barriers else table.max_blocks,
+        "blocks": parameters.max_blocks,
+        "warps": parameters.max_warps // resources.warps,
+        "registers": warps // resources.warps,
+        "shared memory": parameters.shared_bytes // shared if shared else parameters.max_blocks,
+        "barriers": parameters.barriers // barriers if barriers else parameters.max_blocks,
     }
 
 
-def occupancy(need: Resources, launch: LaunchSpec, table: SmParameters) -> Occupancy:
-    """Occupancy of a launch; raises :class:`BadLaunch` when not even one block fits."""
-    admitted = limits(need, table)
-    limit = min(admitted, key=lambda name: admitted[name])
-    fit = admitted[limit]
-    if fit < 1:
+def occupancy(resources: Resources, launch: LaunchSpec, parameters: SmParameters) -> Occupancy:
+    """Occupancy of a launch; raises :class:`BadLaunch` if not even one block fits."""
+    limits = block_limits(resources, parameters)
+    limit = min(limits, key=lambda name: limits[name])
+    blocks_per_sm = limits[limit]
+    if blocks_per_sm < 1:
         raise BadLaunch(
-            f"no block fits on an SM of sm_{table.sm}: {limit} do not suffice for {need}; allowed "
-            f"are {table.registers} registers, {table.shared_bytes} bytes of shared memory and "
-            f"{table.max_warps} warps; make the block or its shared memory smaller"
+            f"no block fits on an SM of sm_{parameters.sm}: the block needs {resources}, too much "
+            f"of {limit}; an SM has {parameters.registers} registers, {parameters.shared_bytes} "
+            f"bytes of shared memory and {parameters.max_warps} warps; make the block or its "
+            "shared memory smaller"
         )
-    wanted = -(-launch.blocks // table.sms)
-    resident = min(fit, wanted)
+    blocks_of_busiest_sm = -(-launch.blocks // parameters.sms)
+    resident = min(blocks_per_sm, blocks_of_busiest_sm)
     return Occupancy(
-        resources=need,
-        blocks_per_sm=fit,
+        resources=resources,
+        blocks_per_sm=blocks_per_sm,
         resident_blocks=resident,
-        warps_per_scheduler=-(-resident * need.warps // SUB_CORES),
-        rounds=wanted / resident,
-        active_sms=min(launch.blocks, table.sms),
-        limit="grid" if wanted < fit else limit,
+        warps_per_scheduler=-(-resident * resources.warps // SUB_CORES),
+        rounds=blocks_of_busiest_sm / resident,
+        active_sms=min(launch.blocks, parameters.sms),
+        limit="grid" if blocks_of_busiest_sm < blocks_per_sm else limit,
     )

@@ -1,17 +1,17 @@
-"""What the issue model assumes of each architecture; every number here is *modelled*.
+"""Parameters of the SM issue model for each architecture; all of them are *modelled*.
 
-Where numbers come from:
+Sources of the numbers:
 
 - *vendor*: SM counts, clocks, bandwidths, lanes per SM and resource limits from the CUDA
   programming guide and the architecture white papers, for the product that ``device`` names.
 - *measured by others*: LDS 23, SHFL 26, L1 hit 39, L2 282 / 283, DRAM 541 / 683 cycles on A100 /
   H100 (public micro-benchmarks); MUFU 17 and DMMA 38 on sm_86; the DRAIN form about 34 cycles;
   yielding after each instruction halves the issue rate (sm_120), hence one lost slot.
-- *assumed*: everything marked so below, and every latency of an architecture other than sm_80 and
-  sm_90, which is taken from its nearest relative.
+- *assumed*: the fields marked so below, and each latency of an architecture other than sm_80 and
+  sm_90, which is that of its nearest relative.
 
-Not modelled at all: instruction caches, shared-memory bank conflicts, divergence, uncoalesced
-accesses, power and clock changes, the launch itself.
+Not modelled: instruction caches, shared-memory bank conflicts, divergence, uncoalesced accesses,
+power and clock changes, the launch itself.
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ from dataclasses import dataclass, replace
 from nostall.core.errors import UnsupportedArchitecture
 
 SUB_CORES = 4
-"""Schedulers per SM, on every architecture from sm_75 on."""
+"""Sub-cores per SM, each with one scheduler, on each architecture from sm_75 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmParameters:
-    """One architecture.  Latencies, occupancies and delays are in SM cycles; ``issue_*`` is how
-    long one warp instruction keeps its pipe of one sub-core (32 lanes / lanes of the pipe)."""
+    """Parameters of one architecture.
 
-    sm: int
-    device: str
-    sms: int
-    clock_hz: float
+    Latencies, occupancies and delays are in SM cycles. ``issue_*`` is how long one warp
+    instruction occupies its pipe of one sub-core: 32 lanes / lanes of the pipe.
+    """
+
+    sm: int  # architecture number, e.g. 90
+    device: str  # the product that the vendor's numbers are for
+    sms: int  # SMs of the device
+    clock_hz: float  # nominal SM clock
     dram_bytes_per_second: float
 
-    max_warps: int
-    max_blocks: int
-    shared_bytes: int
-    reserved_shared: int
+    max_warps: int  # per SM
+    max_blocks: int  # per SM
+    shared_bytes: int  # shared memory per SM
+    reserved_shared: int  # bytes of shared memory per block that the system takes
     issue_fma: int
     issue_int: int
     issue_half: int
     issue_double: int
-    mma_rate: float
-    f32_accumulate: float
-    dmma_rate: float
-    gmma_rate: float
+    mma_rate: float  # FP16 multiply-adds of mma.sync per cycle and sub-core
+    f32_accumulate: float  # factor on that rate if sums are FP32
+    dmma_rate: float  # FP64 multiply-adds of mma.sync per cycle and sub-core
+    gmma_rate: float  # FP16 multiply-adds of wgmma per cycle and sub-core
     latency_l2: int
     latency_dram: int
 
-    registers: int = 65536
-    shared_unit: int = 128
-    barriers: int = 64  # assumed
+    registers: int = 65536  # per SM
+    shared_unit: int = 128  # shared memory is allocated in units of this many bytes
+    barriers: int = 64  # named barriers per SM, assumed
     issue_imad: int = 2
     issue_xu: int = 8  # 16 lanes per SM
     issue_uniform: int = 2  # assumed
@@ -67,22 +70,22 @@ class SmParameters:
     latency_xu: int = 17
     latency_const: int = 30  # assumed
     latency_special: int = 30  # assumed
-    latency_uniform: int = 12  # assumed; R2UR where it is not fixed
-    latency_double: int = 40  # assumed; where FP64 is not fixed
+    latency_uniform: int = 12  # assumed; of R2UR on architectures where it varies
+    latency_double: int = 40  # assumed; on architectures where FP64 latency varies
     latency_dmma: int = 38
     latency_gmma: int = 32  # assumed, after the last cycle of the tensor unit
     latency_tensor: int = 30  # assumed; mbarrier and descriptor engines
     latency_atomic: int = 60  # assumed, beyond the L2's latency
     read_delay: int = 12  # assumed; until a queued instruction has read its sources
     barrier: int = 20  # assumed; from the last arrival to the next instruction
-    drain: int = 34
-    yield_bubble: int = 1
-    shared_bytes_per_cycle: int = 128
+    drain: int = 34  # after an instruction with stall count 0
+    yield_bubble: int = 1  # issue slots lost after a yielding instruction
+    shared_bytes_per_cycle: int = 128  # per SM
     l2_bytes_per_cycle: int = 64  # per SM
-    l2_hit: float = 0.75  # assumed share of global accesses that the L2 answers
+    l2_hit: float = 0.75  # assumed share of global accesses that hit the L2
     queue_shared: int = 64  # assumed; cycles of accepted work at which the queue is full
-    queue_global: int = 512  # assumed
-    queue_gmma: int = 1024  # assumed
+    queue_global: int = 512  # assumed; as queue_shared
+    queue_gmma: int = 1024  # assumed; as queue_shared
 
     @property
     def latency_global(self) -> int:
@@ -90,7 +93,7 @@ class SmParameters:
         return round(self.l2_hit * self.latency_l2 + (1 - self.l2_hit) * self.latency_dram)
 
     def global_bytes_per_cycle(self, active_sms: int) -> float:
-        """Bytes per cycle that one SM gets while ``active_sms`` of them share the DRAM."""
+        """Bytes per cycle that one SM gets while ``active_sms`` SMs share the DRAM."""
         dram = self.dram_bytes_per_second / self.clock_hz / max(1, active_sms)
         return 1 / (1 / self.l2_bytes_per_cycle + (1 - self.l2_hit) / dram)
 
@@ -207,16 +210,16 @@ PARAMETERS: dict[int, SmParameters] = {
         issue_imad=1,
     ),
 }
-"""By architecture number."""
+"""Architecture number -> parameters."""
 
 
-def parameters(sm: int) -> SmParameters:
-    """The table row of ``sm``; raises :class:`UnsupportedArchitecture`."""
+def sm_parameters(sm: int) -> SmParameters:
+    """Parameters of architecture ``sm``; raises :class:`UnsupportedArchitecture` without any."""
     try:
         return PARAMETERS[sm]
     except KeyError:
         known = ", ".join(f"sm_{n}" for n in PARAMETERS)
         raise UnsupportedArchitecture(
-            f"the issue model has no parameters for sm_{sm}; it knows {known}; measure on a GPU or "
-            "give SmModel a `parameters=` of your own"
+            f"the issue model has no parameters for sm_{sm}; it has those of {known}; measure on a "
+            "GPU, or pass your own `parameters` to SmModel"
         ) from None

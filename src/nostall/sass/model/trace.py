@@ -1,17 +1,18 @@
-"""Which blocks a warp executes: one path through the function, with loops cut short.
+"""Path of a warp through a kernel's blocks, with a few iterations for each loop.
 
-The rules, because a cubin does not say which way a branch goes:
+A cubin does not say which way a branch goes, so the path follows these rules:
 
-- a loop runs as often as the launch says (``trips``), else as often as assumed;
-- any other conditional branch goes where more working loops lie ahead (loops with matrix, shared
-  or global memory instructions: so the kernel does not skip its main loop), else falls through,
-  unless that ends the kernel at once; a guarded EXIT or trap does not end the kernel;
-- BSYNC continues where its BSSY says; CALL enters its callee, but for a recursive one, and RET
-  returns; a guarded CALL is a conditional branch (compilers leave loops by one); an indirect
-  branch takes its first target.
+- A loop runs for its trip count: that of the launch (``trips``), else the assumed one.
+- Any other conditional branch goes to the side from which more working loops can be reached:
+  loops with matrix instructions or loads from shared or global memory. So the path does not skip
+  the main loop. If both sides reach equally many, the branch falls through, unless that ends the
+  kernel at once. A guarded EXIT or trap does not end the kernel.
+- BSYNC continues at the target of its BSSY. CALL enters its callee, except for a recursive call;
+  RET returns. A guarded CALL is a conditional branch, because compilers leave loops by it. An
+  indirect branch goes to its first target.
 
-Of a loop only a few iterations are kept.  The visits of its steady iterations carry a weight, so
-that the sum of weight times duration stands for the whole loop.
+Only a few iterations of a loop are on the path. Those in the middle carry a weight, so that the
+sum of weight times duration stands for all iterations.
 """
 
 from __future__ import annotations
@@ -28,108 +29,125 @@ from nostall.sass.program.opcodes import Effect, Pipe
 from nostall.sass.program.program import Function
 
 MAX_INSTRUCTIONS = 100_000
-"""A path stops here; only many loops inside each other, each unrolled far, come that far."""
+"""Length at which a path stops; only deeply nested, unrolled loops reach it."""
 
-_WORK = Effect.READ_GLOBAL | Effect.READ_SHARED
+_LOADS = Effect.READ_GLOBAL | Effect.READ_SHARED
 _MATRIX = (Pipe.MMA, Pipe.GMMA)
 
-SHORT = 4
-"""A last block of at most so many instructions only leaves; it does no work."""
+SHORT_EXIT = 4
+"""A last block of at most this many instructions only leaves the kernel; it does no work."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """``visits[v]`` is [first position, end position) of the v-th block executed, ``weights[v]``
-    how many executions it stands for.  ``trips`` is by loop number; ``assumed`` are the loops whose
-    trip count the launch does not give; ``short`` are those that the path runs less often than
-    that (it passes them by, or meets them through recursion or indirect calls); ``complete`` is
-    false for a path that was stopped."""
+    """The blocks that a warp executes, in order."""
 
     visits: NDArray[np.int32]
+    """[visits, 2]: first position and end position of each executed block."""
     weights: NDArray[np.float64]
+    """[visits]: number of executions that a visit stands for."""
     trips: Mapping[int, int]
-    assumed: frozenset[int]
-    short: frozenset[int]
+    """Loop number -> trip count."""
+    assumed_loops: frozenset[int]
+    """Loops whose trip count the launch does not give."""
+    short_loops: frozenset[int]
+    """Loops that the path runs less often than their trip count, because it passes them by or
+    enters them through recursion or indirect calls."""
     complete: bool
+    """False if the path stopped at ``MAX_INSTRUCTIONS``."""
 
     @property
     def length(self) -> int:
-        """Instructions that a warp issues."""
+        """Number of instructions that a warp issues."""
         return int((self.visits[:, 1] - self.visits[:, 0]).sum())
 
 
 def trip_counts(
-    loops: Sequence[Loop], given: Mapping[int, int], assumed: int
+    loops: Sequence[Loop], launch_trips: Mapping[int, int], assumed_trips: int
 ) -> tuple[dict[int, int], frozenset[int]]:
-    """Trip count of each loop, and the loops for which it is assumed."""
-    unknown = sorted(set(given) - {loop.number for loop in loops})
-    negative = sorted(key for key, count in given.items() if count < 0)
+    """Trip count of each loop, and the numbers of the loops for which it is assumed.
+
+    Raises :class:`BadLaunch` for counts of unknown loops and for negative counts.
+    """
+    unknown = sorted(set(launch_trips) - {loop.number for loop in loops})
+    negative = sorted(key for key, count in launch_trips.items() if count < 0)
     if unknown or negative:
         what = f"loops {unknown}" if unknown else f"negative counts for loops {negative}"
         raise BadLaunch(
             f"trips names {what}; the kernel has {len(loops)} loops, numbered from 0 in the order "
             "of its text, and counts are >= 0; correct `trips` in the launch"
         )
-    counts = {loop.number: given.get(loop.number, assumed) for loop in loops}
-    return counts, frozenset(counts) - frozenset(given)
+    counts = {loop.number: launch_trips.get(loop.number, assumed_trips) for loop in loops}
+    return counts, frozenset(counts) - frozenset(launch_trips)
 
 
-def walk(
+def trace_path(
     function: Function,
     loops: Sequence[Loop],
     trips: Mapping[int, int],
-    assumed: frozenset[int] = frozenset(),
-    keep: int = 6,
+    assumed_loops: frozenset[int] = frozenset(),
+    kept_iterations: int = 6,
 ) -> Trace:
-    """The path through ``function``, keeping at most ``keep`` iterations of each loop."""
-    walker = _Walker(function, loops, trips, keep)
-    complete = walker.run()
-    visits = np.array(walker.visits, dtype=np.int32).reshape(-1, 2)
-    weights = np.array(walker.weights)
-    run = {
+    """Trace the path through ``function`` with at most ``kept_iterations`` of each loop."""
+    tracer = _PathTracer(function, loops, trips, kept_iterations)
+    complete = tracer.run()
+    visits = np.array(tracer.visits, dtype=np.int32).reshape(-1, 2)
+    weights = np.array(tracer.weights)
+    executed = {
         loop.number: weights[visits[:, 0] == function.blocks[loop.header].start].sum()
         for loop in loops
     }
-    short = frozenset(number for number, count in run.items() if count < trips[number])
-    return Trace(visits, weights, dict(trips), assumed, short, complete)
+    short_loops = frozenset(number for number, count in executed.items() if count < trips[number])
+    return Trace(visits, weights, dict(trips), assumed_loops, short_loops, complete)
 
 
-def iteration_weight(iteration: int, trips: int, keep: int) -> float:
-    """How many iterations the kept iteration number ``iteration`` (from 1) stands for.
+def iteration_weight(iteration: int, trips: int, kept_iterations: int) -> float:
+    """Number of iterations that iteration ``iteration`` (from 1) of the path stands for.
 
-    The first ones warm up and the last one leaves; the two before the last carry the rest.
+    The two before the last (one, if only three are kept) carry the weight of those that are left
+    out. The first ones fill the pipes and the last one leaves the loop, so they count once.
     """
-    if trips <= keep or iteration > keep:
+    if trips <= kept_iterations or iteration > kept_iterations:
         return 1.0
-    if keep <= 2:
-        return float(trips - keep + 1) if iteration == keep else 1.0
-    steady = min(2, keep - 2)
-    if keep - steady <= iteration < keep:
-        return (trips - keep + steady) / steady
+    if kept_iterations <= 2:
+        return float(trips - kept_iterations + 1) if iteration == kept_iterations else 1.0
+    steady = min(2, kept_iterations - 2)
+    if kept_iterations - steady <= iteration < kept_iterations:
+        return (trips - kept_iterations + steady) / steady
     return 1.0
 
 
-class _Walker:
+class _PathTracer:
     """Follows the rules of this module from block to block."""
 
     def __init__(
-        self, function: Function, loops: Sequence[Loop], trips: Mapping[int, int], keep: int
+        self,
+        function: Function,
+        loops: Sequence[Loop],
+        trips: Mapping[int, int],
+        kept_iterations: int,
     ) -> None:
         self.function = function
         self.blocks = function.blocks
         self.headers = {loop.header: loop for loop in loops}
         self.trips = trips
-        self.keep = keep
+        self.kept_iterations = kept_iterations
         self.active: list[Loop] = []
+        """Loops that contain the current block, the innermost last."""
         self.iteration: dict[int, int] = {}
+        """Loop number -> current iteration, from 1."""
         self.calls: list[tuple[int, int]] = []
-        self.working = {loop.header for loop in loops if self._works(loop)}
-        self.ahead: dict[tuple[int, frozenset[int]], int] = {}
+        """(callee, block to return to) of each call that has not returned."""
+        self.working = {loop.header for loop in loops if self._does_work(loop)}
+        self.reachable: dict[tuple[int, frozenset[int]], int] = {}
+        """Cache of :meth:`_reachable_loops`."""
         self.visits: list[tuple[int, int]] = []
         self.weights: list[float] = []
-        self.seen: dict[tuple[int, int], int] = {}
+        self.backward: dict[tuple[int, int], int] = {}
+        """Backward edge that is no loop's -> number of times that the path has taken it."""
 
     def run(self) -> bool:
+        """Trace from block 0 to the end; False if the path stops at ``MAX_INSTRUCTIONS``."""
         block: int | None = 0
         executed = 0
         self._enter(0)
@@ -140,24 +158,26 @@ class _Walker:
             self.visits.append((span.start, span.end))
             self.weights.append(self._weight())
             executed += len(span)
-            following = self._next(block)
-            if following is not None:
-                self._enter(following)
-            block = following
+            successor = self._next(block)
+            if successor is not None:
+                self._enter(successor)
+            block = successor
         return True
 
     def _weight(self) -> float:
         weight = 1.0
         for loop in self.active:
             weight *= iteration_weight(
-                self.iteration[loop.number], self.trips[loop.number], self.keep
+                self.iteration[loop.number], self.trips[loop.number], self.kept_iterations
             )
         return weight
 
-    def _kept(self, loop: Loop) -> int:
-        return min(self.trips[loop.number], self.keep)
+    def _iterations(self, loop: Loop) -> int:
+        """Iterations of a loop on the path."""
+        return min(self.trips[loop.number], self.kept_iterations)
 
     def _enter(self, block: int) -> None:
+        """Update the active loops and their iterations for the next block."""
         while self.active and block not in self.active[-1].body:
             self.active.pop()
         loop = self.headers.get(block)
@@ -172,6 +192,7 @@ class _Walker:
             self.iteration[loop.number] = 1
 
     def _next(self, block: int) -> int | None:
+        """The block after ``block``; None at the end of the kernel."""
         last = self.function.instructions[self.blocks[block].end - 1]
         succ = self.blocks[block].succ
         if last.base == "CALL" and len(succ) > 1 and not last.is_guarded:
@@ -185,74 +206,77 @@ class _Walker:
         if not succ:
             return None
         if last.base == "BSYNC":
-            return self._plain(block, [s for s in succ if s != block + 1] or list(succ))
-        return self._plain(block, self._within_loop(block, list(succ)))
+            return self._choose(block, [s for s in succ if s != block + 1] or list(succ))
+        return self._choose(block, self._within_trips(block, list(succ)))
 
-    def _within_loop(self, block: int, succ: list[int]) -> list[int]:
-        """The successors that keep to the loop's trip count."""
+    def _within_trips(self, block: int, succ: list[int]) -> list[int]:
+        """The successors that agree with the trip count of the innermost loop."""
         if not self.active:
             return succ
         loop = self.active[-1]
         stay = [s for s in succ if s in loop.body]
         leave = [s for s in succ if s not in loop.body]
-        iteration, kept = self.iteration[loop.number], self._kept(loop)
+        iteration, iterations = self.iteration[loop.number], self._iterations(loop)
         if not leave:
             inner = [s for s in stay if s != loop.header]
-            return inner or (self._exits(loop) if iteration > kept else stay)
+            return inner or (self._exits(loop) if iteration > iterations else stay)
         if not stay:
             return leave
         top_tested = block == loop.header and block not in loop.latches
-        at_end = block in loop.latches or not self._tested_at_ends(loop)
-        due = iteration > kept or (iteration == kept and at_end and not top_tested)
+        at_end = block in loop.latches or not self._is_tested_at_ends(loop)
+        due = iteration > iterations or (iteration == iterations and at_end and not top_tested)
         return leave if due else stay
 
     def _exits(self, loop: Loop) -> list[int]:
-        """Where the loop can be left; used when the path itself meets no exit."""
+        """The first block after the loop, for a path that does not meet an exit; [] without."""
         return sorted({s for b in loop.body for s in self.blocks[b].succ if s not in loop.body})[:1]
 
-    def _tested_at_ends(self, loop: Loop) -> bool:
+    def _is_tested_at_ends(self, loop: Loop) -> bool:
         """Whether the header or a latch can leave the loop."""
         return any(
             s not in loop.body for b in (loop.header, *loop.latches) for s in self.blocks[b].succ
         )
 
-    def _plain(self, block: int, succ: list[int]) -> int | None:
-        """By this module's rules; each backward edge a bounded number of times."""
+    def _choose(self, block: int, succ: list[int]) -> int | None:
+        """The successor by the rules of this module.
+
+        A backward edge that is no loop's is taken at most ``kept_iterations`` times.
+        """
         if not succ:
             return None
-        going_on = [s for s in succ if not self._ends_at_once(s)] or succ
-        for choice in sorted(going_on, key=lambda s: (-self._loops_ahead(s), s != block + 1, s)):
+        choices = [s for s in succ if not self._ends_at_once(s)] or succ
+        for choice in sorted(choices, key=lambda s: (-self._reachable_loops(s), s != block + 1, s)):
             edge = (block, choice)
             if choice > block or choice in self.headers:
                 return choice
-            self.seen[edge] = self.seen.get(edge, 0) + 1
-            if self.seen[edge] <= self.keep:
+            self.backward[edge] = self.backward.get(edge, 0) + 1
+            if self.backward[edge] <= self.kept_iterations:
                 return choice
         return None
 
     def _ends_at_once(self, block: int) -> bool:
-        """A few instructions and then EXIT or a trap."""
-        return not self.blocks[block].succ and len(self.blocks[block]) <= SHORT
+        """Whether a block has only a few instructions and then EXIT or a trap."""
+        return not self.blocks[block].succ and len(self.blocks[block]) <= SHORT_EXIT
 
-    def _works(self, loop: Loop) -> bool:
+    def _does_work(self, loop: Loop) -> bool:
         return any(
-            i.pipe in _MATRIX or i.effects & _WORK
+            i.pipe in _MATRIX or i.effects & _LOADS
             for b in loop.body
             for i in self.function.instructions[self.blocks[b].start : self.blocks[b].end]
             if not i.never_executes
         )
 
-    def _loops_ahead(self, block: int) -> int:
-        """Working loops that can be entered from ``block`` in the present iteration of others."""
+    def _reachable_loops(self, block: int) -> int:
+        """Number of working loops that a path from ``block`` can enter in this iteration."""
         inside = frozenset(loop.header for loop in self.active)
-        found = self.ahead.get((block, inside))
-        if found is None:
+        count = self.reachable.get((block, inside))
+        if count is None:
             seen = {block} - inside
-            todo = list(seen)
-            while todo:
-                fresh = set(self.blocks[todo.pop()].succ) - seen - inside
-                seen |= fresh
-                todo.extend(fresh)
-            found = len(seen & self.working)
-            self.ahead[block, inside] = found
-        return found
+            worklist = list(seen)
+            while worklist:
+                unseen = set(self.blocks[worklist.pop()].succ) - seen - inside
+                seen |= unseen
+                worklist.extend(unseen)
+            count = len(seen & self.working)
+            self.reachable[block, inside] = count
+        return count

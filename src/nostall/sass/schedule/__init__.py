@@ -1,4 +1,4 @@
-"""What an order can become: moves, their legality, and the search space they span."""
+"""Schedules of a SASS function: legal moves, their constraints and the search space they span."""
 
 from nostall.sass.schedule.patch import Patcher
 from nostall.sass.schedule.space import ScheduleSpace

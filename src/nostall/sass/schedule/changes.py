@@ -1,4 +1,4 @@
-"""What tells two schedules apart, change by change, in words, and each change taken back."""
+"""Differences between a schedule and the original, in words, each with the move that undoes it."""
 
 from __future__ import annotations
 
@@ -10,126 +10,131 @@ from dataclasses import dataclass
 import numpy as np
 
 from nostall.core.errors import IllegalMove
-from nostall.sass.schedule.moves import Board, Restall, ScheduleMove, Slide, Yield
+from nostall.core.space import NO_TAGS
+from nostall.sass.schedule.moves import FlipYield, ScheduleMove, SetScoreboard, SetStall, Slide
 from nostall.sass.schedule.space import ScheduleSpace
 from nostall.sass.schedule.state import Schedule
-
-_NO_TAGS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between the original and a schedule; ``back`` takes it back, ``index`` is the
-    instruction's original index."""
+    """One difference between a schedule and the original."""
 
     index: int
+    """Original index of the instruction."""
     block: int
+    """Number of its block."""
     text: str
-    back: ScheduleMove
+    """The change in words."""
+    undo: ScheduleMove
+    """The move that takes the change back."""
 
 
-def changes(space: ScheduleSpace, state: Schedule, blocks: Sequence[int] = ()) -> list[Change]:
-    """How ``state`` differs from the start state: places, stalls, yields, scoreboards.
+def find_changes(space: ScheduleSpace, state: Schedule, blocks: Sequence[int] = ()) -> list[Change]:
+    """Differences of ``state`` from the start state: positions, stalls, yields, scoreboards.
 
-    Reuse flags (cleared where neighbours change) and wait masks (which follow the scoreboards) are
-    consequences and not listed.  ``blocks`` are those to look at (none: all).
+    Reuse flags and wait masks are not listed: they follow from the neighbours and from the
+    scoreboards. ``blocks`` limits the search to these block numbers (empty: all blocks).
     """
-    start, found = space.start(), list[Change]()
+    start = space.start()
+    changes: list[Change] = []
     fields = ("stall", "yields", "write_sb", "read_sb")
-    differ = np.any([getattr(start, f) != getattr(state, f) for f in fields], axis=0)
+    differs = np.any([getattr(start, f) != getattr(state, f) for f in fields], axis=0)
     for number in blocks or range(len(space.graph.blocks)):
         block = space.graph.blocks[number]
-        found += _moved(space, number, state.order[block.start : block.end].tolist())
-        for index in np.flatnonzero(differ[block.start : block.end]) + block.start:
-            found += _retimed(space, state, number, int(index))
-    return found
+        changes += _order_changes(space, number, state.order[block.start : block.end].tolist())
+        for index in np.flatnonzero(differs[block.start : block.end]) + block.start:
+            changes += _control_changes(space, state, number, int(index))
+    return changes
 
 
-def without(space: ScheduleSpace, state: Schedule, change: Change) -> Schedule | None:
-    """``state`` with one change taken back; None where the other changes do not allow that."""
+def undo_change(space: ScheduleSpace, state: Schedule, change: Change) -> Schedule | None:
+    """``state`` without one change; None if the other changes make this illegal."""
     try:
-        return space.apply(state, change.back)
+        return space.apply(state, change.undo)
     except IllegalMove:
         return None
 
 
-def _moved(space: ScheduleSpace, number: int, span: list[int]) -> list[Change]:
-    """Instructions that left their place among the others."""
-    away = set(out_of_order(span, span))
-    stayed = [index for index in span if index not in away]
-    found = []
-    for at, index in enumerate(span):
-        if index not in away:
+def _order_changes(space: ScheduleSpace, number: int, order: list[int]) -> list[Change]:
+    """The fewest slides that turn the original order of a block into ``order``."""
+    moved = set(out_of_order(order, order))
+    stayed = [index for index in order if index not in moved]
+    changes = []
+    for position, index in enumerate(order):
+        if index not in moved:
             continue
         before = bisect_left(stayed, index)
-        to = span.index(stayed[before - 1]) + 1 if before else 0
-        to -= to > at
-        above = [other for other in span[at + 1 :] if other < index]
-        below = [other for other in span[:at] if other > index]
+        target = order.index(stayed[before - 1]) + 1 if before else 0
+        target -= target > position
+        above = [i for i in order[position + 1 :] if i < index]
+        below = [i for i in order[:position] if i > index]
         crossed, verb = (
             (above, "hoisted above") if len(above) > len(below) else (below, "sunk below")
         )
-        text = f"{_name(space, index)} {verb} {_crowd(space, crossed)} in block {number}"
-        found.append(Change(index, number, text, Slide(index, to - at, _NO_TAGS)))
-    return found
+        text = f"{_name(space, index)} {verb} {_summary(space, crossed)} in block {number}"
+        changes.append(Change(index, number, text, Slide(index, target - position, NO_TAGS)))
+    return changes
 
 
-def _retimed(space: ScheduleSpace, state: Schedule, number: int, index: int) -> list[Change]:
-    before, after = space.start().control(index), state.control(index)
-    name, where, found = _name(space, index), f"in block {number}", []
+def _control_changes(
+    space: ScheduleSpace, state: Schedule, number: int, index: int
+) -> list[Change]:
+    """Changes of one instruction's stall count, yield flag and scoreboards."""
+    original, control = space.start().control(index), state.control(index)
+    name = _name(space, index)
+    changes: list[Change] = []
 
-    def changed(text: str, back: ScheduleMove) -> None:
-        found.append(Change(index, number, f"{name}: {text} {where}", back))
+    def add(text: str, undo: ScheduleMove) -> None:
+        changes.append(Change(index, number, f"{name}: {text} in block {number}", undo))
 
-    if before.stall != after.stall:
-        changed(f"stall {after.stall} instead of {before.stall}", _stall(index, before.stall))
-    if before.yields != after.yields:
-        changed("yields" if after.yields else "no longer yields", Yield(index, _NO_TAGS))
+    if original.stall != control.stall:
+        undo = SetStall(index, original.stall, NO_TAGS)
+        add(f"stall {control.stall} instead of {original.stall}", undo)
+    if original.yields != control.yields:
+        add("yields" if control.yields else "no longer yields", FlipYield(index, NO_TAGS))
     for write, kind in ((True, "write"), (False, "read")):
-        old = before.write_sb if write else before.read_sb
-        new = after.write_sb if write else after.read_sb
+        old = original.write_sb if write else original.read_sb
+        new = control.write_sb if write else control.read_sb
         if old != new:
             text = f"{kind} scoreboard {new} instead of {old}"
-            changed(text, Board(index, write, old, _NO_TAGS))
-    return found
-
-
-def _stall(index: int, cycles: int) -> Restall:
-    return Restall(index, cycles, _NO_TAGS)
+            add(text, SetScoreboard(index, write, old, NO_TAGS))
+    return changes
 
 
 def _name(space: ScheduleSpace, index: int) -> str:
     return f"{space.function.instructions[index].base} #{index}"
 
 
-def _crowd(space: ScheduleSpace, indices: Sequence[int]) -> str:
-    """Instructions that were passed: how many of the commonest kind, and how many others."""
-    kinds = Counter(space.function.instructions[index].base for index in indices)
-    kind, count = kinds.most_common(1)[0]
+def _summary(space: ScheduleSpace, indices: Sequence[int]) -> str:
+    """Number of instructions of the commonest opcode, and number of all others."""
+    opcodes = Counter(space.function.instructions[index].base for index in indices)
+    opcode, count = opcodes.most_common(1)[0]
     others = len(indices) - count
     more = f" and {others} other{'s' if others > 1 else ''}" if others else ""
-    return f"{count} {kind}{more}"
+    return f"{count} {opcode}{more}"
 
 
 def out_of_order(items: Sequence[int], places: Sequence[int]) -> list[int]:
     """The fewest items whose removal leaves ``places`` increasing.
 
-    A slide by ten positions displaces ten neighbours by one; only the slid item is reported.
+    The other items form a longest increasing subsequence. If an item slides by ten positions, ten
+    neighbours move by one position each, and only the item is returned.
     """
     tails: list[int] = []
-    ends: list[int] = []
-    before: list[int] = []
-    for at, place in enumerate(places):
+    tail_positions: list[int] = []
+    predecessor: list[int] = []
+    for position, place in enumerate(places):
         length = bisect_left(tails, place)
-        before.append(ends[length - 1] if length else -1)
+        predecessor.append(tail_positions[length - 1] if length else -1)
         if length == len(tails):
             tails.append(place)
-            ends.append(at)
+            tail_positions.append(position)
         else:
-            tails[length], ends[length] = place, at
-    kept: set[int] = set()
-    at = ends[-1] if ends else -1
-    while at >= 0:
-        kept.add(at)
-        at = before[at]
-    return [item for at, item in enumerate(items) if at not in kept]
+            tails[length], tail_positions[length] = place, position
+    subsequence: set[int] = set()
+    position = tail_positions[-1] if tail_positions else -1
+    while position >= 0:
+        subsequence.add(position)
+        position = predecessor[position]
+    return [item for position, item in enumerate(items) if position not in subsequence]

@@ -1,4 +1,4 @@
-"""The constraints of one block, as a scan collects them."""
+"""Scheduling constraints of one basic block, collected while its original order is scanned."""
 
 from __future__ import annotations
 
@@ -13,95 +13,113 @@ from nostall.sass.safety.pairing import HazardKind
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
-    """Something a block leaves in flight: which registers, and the scoreboards that end it."""
+class InFlight:
+    """A result that is not written yet, or sources that are not read yet, when a block ends."""
 
     index: int
+    """Original index of the instruction."""
     is_result: bool
+    """True for results, False for sources that are read after issue."""
     registers: frozenset[int]
-    boards: int
-    fixed: bool
+    scoreboards: int
+    """Bit mask of the scoreboards that announce the completion; 0 without a scoreboard."""
+    fixed_latency: bool
     ceiling: int
+    """Cycles after issue by which a fixed-latency item is complete; 0 for the others."""
 
 
 @dataclass(slots=True)
-class BoardUse:
-    """Which scoreboards could be replaced by others.
-
-    ``waiters``: (instruction, write board?) -> the instructions whose wait relies on that board.
-    ``locked``: boards of instructions that something outside the block relies on.  ``special``
-    and ``entry``: masks of boards used asynchronously, and relied on from before the block;
-    ``unknown_entry``: something in flight at the start has no scoreboard of its own.
-    """
+class ScoreboardUse:
+    """Which instructions of a block depend on which scoreboards."""
 
     waiters: dict[tuple[int, bool], set[int]] = field(default_factory=lambda: defaultdict(set[int]))
+    """(instruction, write scoreboard?) -> the instructions whose wait relies on that scoreboard."""
     locked: set[tuple[int, bool]] = field(default_factory=set[tuple[int, bool]])
-    special: int = 0
-    entry: int = 0
-    unknown_entry: bool = False
+    """(instruction, write scoreboard?) that code outside the block relies on."""
+    asynchronous: int = 0
+    """Bit mask: scoreboards of asynchronous operations, and those that DEPBAR counts."""
+    live_in: int = 0
+    """Bit mask: scoreboards of operations that are in flight when the block begins."""
+    unknown_live_in: bool = False
+    """Whether an operation without a scoreboard of its own is in flight when the block begins."""
 
 
 @dataclass(slots=True)
-class BlockScan:
-    """The constraints of one block; instruction numbers are original indices."""
+class BlockConstraints:
+    """Constraints between the instructions of one block, by original index."""
 
     order: Sequence[Instruction]
+    """The instructions in the original order."""
     sm: int
     floors: LatencyTable
     edges: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """(first, second) -> least cycles from the issue of ``first`` to that of ``second``."""
     after_start: dict[int, int] = field(default_factory=dict[int, int])
+    """Least cycles from the start of the block to the issue of an instruction."""
     before_end: dict[int, int] = field(default_factory=dict[int, int])
-    leftovers: dict[Leftover, int] = field(default_factory=dict[Leftover, int])
+    """Least cycles from the issue of an instruction to the end of the block."""
+    live_out: dict[InFlight, int] = field(default_factory=dict[InFlight, int])
+    """Items in flight at the end of the block -> cycles since their issue."""
     waited: int = 0
+    """Bit mask of the scoreboards for which the block waits."""
     length: int = 0
+    """Cycles of the block by its stall counts."""
     issue: dict[int, int] = field(default_factory=dict[int, int])
+    """Cycle in which an instruction issues, from the start of the block, by stall counts."""
     waits: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    boards: BoardUse = field(default_factory=lambda: BoardUse())
+    """(instruction, bit mask of the scoreboards for which it waits), in order."""
+    scoreboards: ScoreboardUse = field(default_factory=lambda: ScoreboardUse())
 
-    def edge(self, first: int, second: int, cycles: int = 1) -> None:
-        """``second`` issues at least ``cycles`` after ``first``, or as many as in the original: a
-        stall of 0 puts none between them."""
+    def add_edge(self, first: int, second: int, cycles: int = 1) -> None:
+        """Require that ``second`` issues at least ``cycles`` after ``first``.
+
+        If the original has fewer cycles between the two, its distance is required. This can be 0:
+        a stall count of 0 leaves no cycle between two instructions.
+        """
         if first == second:
             return
-        now = self.issue[second] - self.issue[first]
-        if now < cycles:
-            cycles = now
+        distance = self.issue[second] - self.issue[first]
+        if distance < cycles:
+            cycles = distance
         if self.edges.get((first, second), -1) < cycles:
             self.edges[first, second] = cycles
 
-    def apart(
+    def add_latency_edge(
         self, first: Instruction, second: Instruction, register: int, kind: HazardKind
     ) -> None:
-        """Keep a fixed-latency pair as far apart as it is, or as far as is usual."""
-        usual = self.floors.safe_distance(first, second, register, kind)
-        self.edge(first.index, second.index, max(1, usual))
+        """Require the latency that compilers leave between a fixed-latency pair."""
+        safe_distance = self.floors.safe_distance(first, second, register, kind)
+        self.add_edge(first.index, second.index, max(1, safe_distance))
 
-    def protect_entry(self, arriving: dict[Leftover, int]) -> None:
-        """Instructions keep the protection they have against what is in flight at the start."""
-        touching: dict[int, list[tuple[Leftover, int]]] = defaultdict(list)
-        for item, since in arriving.items():
-            self.boards.entry |= item.boards
-            self.boards.unknown_entry |= not item.fixed and not item.boards
+    def protect_live_in(self, live_in: dict[InFlight, int]) -> None:
+        """Keep each instruction protected from the operations in flight at the block's start.
+
+        ``live_in`` maps each item to the cycles since its issue.
+        """
+        by_register: dict[int, list[tuple[InFlight, int]]] = defaultdict(list)
+        for item, since in live_in.items():
+            self.scoreboards.live_in |= item.scoreboards
+            self.scoreboards.unknown_live_in |= not item.fixed_latency and not item.scoreboards
             for register in item.registers:
-                touching[register].append((item, since))
+                by_register[register].append((item, since))
         for instruction in self.order:
             defs = frozenset(instruction.defs)
             for register in {*instruction.uses, *defs}:
-                for item, since in touching.get(register, ()):
+                for item, since in by_register.get(register, ()):
                     if item.is_result or register in defs:
                         self._protect(instruction, item, since)
 
-    def _protect(self, instruction: Instruction, item: Leftover, since: int) -> None:
-        here = instruction.index
-        if item.fixed:
-            need = min(self.issue[here], item.ceiling - since)
-            self.after_start[here] = max(need, self.after_start.get(here, 0))
+    def _protect(self, instruction: Instruction, item: InFlight, since: int) -> None:
+        index = instruction.index
+        if item.fixed_latency:
+            needed = min(self.issue[index], item.ceiling - since)
+            self.after_start[index] = max(needed, self.after_start.get(index, 0))
             return
-        until = bisect_right(self.waits, self.issue[here], key=lambda wait: self.issue[wait[0]])
+        until = bisect_right(self.waits, self.issue[index], key=lambda wait: self.issue[wait[0]])
         earlier = self.waits[:until]
-        for at, mask in earlier:
-            if mask & item.boards:
-                self.edge(at, here)
+        for waiter, mask in earlier:
+            if mask & item.scoreboards:
+                self.add_edge(waiter, index)
                 return
-        for at, _ in earlier:
-            self.edge(at, here)
+        for waiter, _ in earlier:
+            self.add_edge(waiter, index)

@@ -1,4 +1,4 @@
-"""Scan one block in its original order and collect the constraints between its instructions."""
+"""Scan of one block in its original order that collects its scheduling constraints."""
 
 from __future__ import annotations
 
@@ -11,203 +11,216 @@ from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety.latency import OVERWRITE_GAP, SCOREBOARD_GAP, LatencyTable
 from nostall.sass.safety.pairing import HazardKind
-from nostall.sass.schedule.constraints import BlockScan, Leftover
+from nostall.sass.schedule.constraints import BlockConstraints, InFlight
 
-_SPACES = (
+_MEMORY_SPACES = (
     (Effect.READ_GLOBAL, Effect.WRITE_GLOBAL),
     (Effect.READ_SHARED, Effect.WRITE_SHARED),
     (Effect.READ_LOCAL, Effect.WRITE_LOCAL),
 )
 _NEAR_WALLS = 16
-"""How many walls back distances are kept; each issues at least a cycle after the one before."""
+"""Number of preceding walls to which distances are kept. Walls issue at least 1 cycle apart."""
 _WAW_CHAIN = 40
 """Cycles of chained writes after which an earlier writer of a register has surely written."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A variable-latency result, or late-read sources, of this block.
-
-    ``proofs`` maps a scoreboard to the instruction whose completion it announces: the item's own,
-    or a later one of the same in-order queue.  ``queue`` is the name of that queue, "" when there
-    is none.  ``waiter`` is set once it was waited for.
-    """
+class _Pending:
+    """A variable-latency result, or sources read after issue, that the scan still tracks."""
 
     instruction: Instruction
     is_result: bool
     queue: str
+    """Name of the in-order queue of the operation; "" without one."""
     registers: frozenset[int]
     proofs: dict[int, int]
+    """Scoreboard -> the instruction that sets it: this one, or a later one of the same queue."""
     waiter: int | None = None
+    """The instruction that waits for the completion, once the scan has passed it."""
 
 
-def scan(
+def scan_block(
     order: Sequence[Instruction], sm: int, floors: LatencyTable, pinned: frozenset[int]
-) -> BlockScan:
-    """Collect the constraints inside a block (``protect_entry`` adds those from outside)."""
-    found = BlockScan(order, sm, floors)
+) -> BlockConstraints:
+    """Collect the constraints inside a block; ``protect_live_in`` adds those from outside."""
+    constraints = BlockConstraints(order, sm, floors)
     now = 0
     for instruction in order:
-        found.issue[instruction.index] = now
+        constraints.issue[instruction.index] = now
         now += instruction.control.stall
-    found.length = now
-    _registers(found)
-    _memory(found)
-    _walls(found, pinned)
-    _counted_boards(found)
-    return found
+    constraints.length = now
+    _scan_registers(constraints)
+    _order_memory_accesses(constraints)
+    _keep_wall_distances(constraints, pinned)
+    _order_asynchronous_scoreboards(constraints)
+    return constraints
 
 
-def _registers(found: BlockScan) -> None:
-    """Register dependences with their protections."""
-    tracker = _Tracker(found)
-    for instruction in found.order:
-        tracker.wait(instruction)
-        tracker.touch(instruction)
-        tracker.issue(instruction)
+def _scan_registers(constraints: BlockConstraints) -> None:
+    """Add register dependences, and the waits that protect them."""
+    tracker = _RegisterTracker(constraints)
+    for instruction in constraints.order:
+        tracker.process_waits(instruction)
+        tracker.process_accesses(instruction)
+        tracker.record_issue(instruction)
     tracker.finish()
 
 
-class _Tracker:
-    """Follows writers, readers and open items through a block."""
+class _RegisterTracker:
+    """Writers, readers and pending operations of each register along a block."""
 
-    def __init__(self, found: BlockScan) -> None:
-        self.found = found
-        self.sm = found.sm
-        self.by_index = {i.index: i for i in found.order}
-        self.late = {i.index: frozenset(_fixed_late(i, found.sm)) for i in found.order}
-        self.open: list[_Open] = []
-        self.items: dict[int, list[_Open]] = defaultdict(list)
+    def __init__(self, constraints: BlockConstraints) -> None:
+        self.constraints = constraints
+        self.sm = constraints.sm
+        self.by_index = {i.index: i for i in constraints.order}
+        self.late = {
+            i.index: frozenset(_fixed_late_sources(i, constraints.sm)) for i in constraints.order
+        }
+        self.pending: list[_Pending] = []
+        """Operations for which no instruction has waited yet."""
+        self.by_register: dict[int, list[_Pending]] = defaultdict(list)
         self.writers: dict[int, list[Instruction]] = defaultdict(list)
-        self.past: dict[int, list[Instruction]] = defaultdict(list)
+        """The last unguarded writer of a register, and the guarded ones after it."""
+        self.past_writers: dict[int, list[Instruction]] = defaultdict(list)
+        """Earlier fixed-latency writers that may not have written yet."""
         self.readers: dict[int, list[Instruction]] = defaultdict(list)
 
-    def wait(self, instruction: Instruction) -> None:
+    def process_waits(self, instruction: Instruction) -> None:
+        """Order each pending operation before the instruction that waits for it."""
         mask = instruction.control.wait
-        for board in _drained(instruction):
-            mask |= 1 << board
+        for scoreboard in _drained_scoreboards(instruction):
+            mask |= 1 << scoreboard
         if not mask:
             return
-        self.found.waits.append((instruction.index, mask))
-        self.found.waited |= mask
-        here = instruction.index
-        still: list[_Open] = []
-        for item in self.open:
-            boards = [board for board in item.proofs if mask >> board & 1]
-            if not boards:
-                still.append(item)
+        constraints, index = self.constraints, instruction.index
+        constraints.waits.append((index, mask))
+        constraints.waited |= mask
+        still_pending: list[_Pending] = []
+        for item in self.pending:
+            scoreboards = [board for board in item.proofs if mask >> board & 1]
+            if not scoreboards:
+                still_pending.append(item)
                 continue
-            item.waiter = here
-            cover = item.proofs[boards[0]]
-            self.found.edge(item.instruction.index, here, SCOREBOARD_GAP)
-            self.found.edge(item.instruction.index, cover)
-            self.found.edge(cover, here, SCOREBOARD_GAP)
-            for key in self._fields(cover, boards[0]):
-                self.found.boards.waiters[key].add(here)
-        self.open = still
+            item.waiter = index
+            setter = item.proofs[scoreboards[0]]
+            constraints.add_edge(item.instruction.index, index, SCOREBOARD_GAP)
+            constraints.add_edge(item.instruction.index, setter)
+            constraints.add_edge(setter, index, SCOREBOARD_GAP)
+            for key in self._fields(setter, scoreboards[0]):
+                constraints.scoreboards.waiters[key].add(index)
+        self.pending = still_pending
 
-    def _fields(self, index: int, board: int) -> Iterator[tuple[int, bool]]:
-        """The control fields of an instruction that hold ``board``."""
+    def _fields(self, index: int, scoreboard: int) -> Iterator[tuple[int, bool]]:
+        """(instruction, write field?) of each control field that holds ``scoreboard``."""
         control = self.by_index[index].control
-        if control.write_sb == board:
+        if control.write_sb == scoreboard:
             yield index, True
-        if control.read_sb == board:
+        if control.read_sb == scoreboard:
             yield index, False
 
-    def touch(self, instruction: Instruction) -> None:
+    def process_accesses(self, instruction: Instruction) -> None:
+        """Add the RAW, WAW and WAR dependences of an instruction."""
         for register in instruction.uses:
             for writer in self.writers[register]:
-                self._after(writer, instruction, register, "RAW")
-            self._protected(instruction, register, of_sources=False)
+                self._add_write_dependence(writer, instruction, register, "RAW")
+            self._add_wait_dependences(instruction, register, of_sources=False)
         for register in instruction.defs:
-            for writer in (*self.writers[register], *self.past[register]):
-                self._after(writer, instruction, register, "WAW")
+            for writer in (*self.writers[register], *self.past_writers[register]):
+                self._add_write_dependence(writer, instruction, register, "WAW")
             for reader in self.readers[register]:
-                self._overwrites(reader, instruction, register)
-            self._protected(instruction, register, of_sources=True)
+                self._add_read_dependence(reader, instruction, register)
+            self._add_wait_dependences(instruction, register, of_sources=True)
 
-    def _after(
+    def _add_write_dependence(
         self, writer: Instruction, instruction: Instruction, register: int, kind: HazardKind
     ) -> None:
         if writer.has_fixed_latency(self.sm):
-            self.found.apart(writer, instruction, register, kind)
+            self.constraints.add_latency_edge(writer, instruction, register, kind)
         else:
-            self.found.edge(writer.index, instruction.index)
+            self.constraints.add_edge(writer.index, instruction.index)
 
-    def _overwrites(self, reader: Instruction, instruction: Instruction, register: int) -> None:
+    def _add_read_dependence(
+        self, reader: Instruction, instruction: Instruction, register: int
+    ) -> None:
         if not reader.has_fixed_latency(self.sm):
-            self.found.edge(reader.index, instruction.index)
+            self.constraints.add_edge(reader.index, instruction.index)
         elif register in self.late[reader.index]:
-            self.found.apart(reader, instruction, register, "WAR")
+            self.constraints.add_latency_edge(reader, instruction, register, "WAR")
         else:
-            least = 1 if instruction.has_fixed_latency(self.sm) else OVERWRITE_GAP
-            self.found.edge(reader.index, instruction.index, least)
+            gap = 1 if instruction.has_fixed_latency(self.sm) else OVERWRITE_GAP
+            self.constraints.add_edge(reader.index, instruction.index, gap)
 
-    def _protected(self, instruction: Instruction, register: int, *, of_sources: bool) -> None:
-        """The waits that make ``register`` safe to touch must stay in front."""
-        for item in self.items[register]:
+    def _add_wait_dependences(
+        self, instruction: Instruction, register: int, *, of_sources: bool
+    ) -> None:
+        """Keep the waits that make ``register`` safe to access before the instruction."""
+        for item in self.by_register[register]:
             if (item.is_result or of_sources) and item.waiter is not None:
-                self.found.edge(item.waiter, instruction.index)
-                self.found.edge(item.instruction.index, instruction.index)
+                self.constraints.add_edge(item.waiter, instruction.index)
+                self.constraints.add_edge(item.instruction.index, instruction.index)
 
-    def issue(self, instruction: Instruction) -> None:
-        self._cover(instruction)
+    def record_issue(self, instruction: Instruction) -> None:
+        """Make an instruction the latest reader and writer of its registers."""
+        self._add_proofs(instruction)
         for register in instruction.uses:
             self.readers[register].append(instruction)
         for register in instruction.defs:
             if instruction.is_guarded:
                 self.writers[register].append(instruction)
                 continue
-            self.past[register] = self._recent(register, instruction)
+            self.past_writers[register] = self._recent_writers(register, instruction)
             self.writers[register] = [instruction]
-            still = [r for r in self.readers[register] if register in self.late[r.index]]
-            self.readers[register] = still[-4:]
-            self.items[register] = [i for i in self.items[register] if i.waiter is None]
+            late = [r for r in self.readers[register] if register in self.late[r.index]]
+            self.readers[register] = late[-4:]
+            self.by_register[register] = [
+                item for item in self.by_register[register] if item.waiter is None
+            ]
         control = instruction.control
         if instruction.has_fixed_latency(self.sm) and control.write_sb > 5:
             return
-        own = queues.result_scoreboards(instruction)
-        write = {board: instruction.index for board in range(6) if own >> board & 1}
+        mask = queues.result_scoreboards(instruction)
+        write = {board: instruction.index for board in range(6) if mask >> board & 1}
         read = {control.read_sb: instruction.index} if control.read_sb < 6 else {}
-        self._open(instruction, True, frozenset(instruction.defs), dict(write))
-        late = frozenset(queues.late_sources(instruction, self.sm))
-        self._open(instruction, False, late, {**write, **read})
+        self._track(instruction, True, frozenset(instruction.defs), dict(write))
+        late_sources = frozenset(queues.late_sources(instruction, self.sm))
+        self._track(instruction, False, late_sources, {**write, **read})
 
-    def _open(
+    def _track(
         self,
         instruction: Instruction,
         is_result: bool,
-        concerned: frozenset[int],
+        registers: frozenset[int],
         proofs: dict[int, int],
     ) -> None:
-        if not concerned:
+        if not registers:
             return
         queue_of = queues.result_queue if is_result else queues.source_queue
         queue = queue_of(instruction, self.sm)
-        item = _Open(instruction, is_result, queue, concerned, proofs)
-        self.open.append(item)
-        for register in concerned:
-            self.items[register].append(item)
+        item = _Pending(instruction, is_result, queue, registers, proofs)
+        self.pending.append(item)
+        for register in registers:
+            self.by_register[register].append(item)
 
-    def _recent(self, register: int, instruction: Instruction) -> list[Instruction]:
-        """Earlier fixed-latency writers that the next writer might still be too close to."""
-        now = self.found.issue[instruction.index]
-        known = [*self.past[register], *self.writers[register]]
+    def _recent_writers(self, register: int, instruction: Instruction) -> list[Instruction]:
+        """Earlier fixed-latency writers that the next writer could still come too close to."""
+        now = self.constraints.issue[instruction.index]
+        known = [*self.past_writers[register], *self.writers[register]]
         return [
             w
             for w in known[-6:]
-            if w.has_fixed_latency(self.sm) and now - self.found.issue[w.index] < 2 * _WAW_CHAIN
+            if w.has_fixed_latency(self.sm)
+            and now - self.constraints.issue[w.index] < 2 * _WAW_CHAIN
         ]
 
-    def _cover(self, instruction: Instruction) -> None:
-        """A later instruction of an in-order queue covers the open items before it."""
+    def _add_proofs(self, instruction: Instruction) -> None:
+        """Let the scoreboards of an in-order queue announce its earlier operations, too."""
         control = instruction.control
-        mine = queues.source_queue(instruction, self.sm)
-        if not mine:
+        sources = queues.source_queue(instruction, self.sm)
+        if not sources:
             return
         results = queues.result_queue(instruction, self.sm)
-        for item in self.open:
-            if not item.queue or item.queue != (results if item.is_result else mine):
+        for item in self.pending:
+            if not item.queue or item.queue != (results if item.is_result else sources):
                 continue
             boards = (control.write_sb,) if item.is_result else (control.write_sb, control.read_sb)
             for board in boards:
@@ -215,121 +228,127 @@ class _Tracker:
                     item.proofs.setdefault(board, instruction.index)
 
     def finish(self) -> None:
-        found, end = self.found, self.found.length
-        for item in self.open:
+        """Record the operations that are in flight when the block ends."""
+        constraints, end = self.constraints, self.constraints.length
+        for item in self.pending:
             control = item.instruction.control
             boards = queues.result_scoreboards(item.instruction)
             if not item.is_result and control.read_sb < 6:
                 boards |= 1 << control.read_sb
-            key = Leftover(item.instruction.index, item.is_result, item.registers, boards, False, 0)
-            since = end - found.issue[item.instruction.index]
-            found.leftovers[key] = since if item.is_result else 0
-            for board, cover in item.proofs.items():
-                found.edge(item.instruction.index, cover)
-                found.boards.locked.update(self._fields(cover, board))
-        for instruction in found.order:
-            self._keep_from_end(instruction)
+            index = item.instruction.index
+            key = InFlight(index, item.is_result, item.registers, boards, False, 0)
+            since = end - constraints.issue[index]
+            constraints.live_out[key] = since if item.is_result else 0
+            for board, setter in item.proofs.items():
+                constraints.add_edge(index, setter)
+                constraints.scoreboards.locked.update(self._fields(setter, board))
+        for instruction in constraints.order:
+            self._keep_end_distance(instruction)
 
-    def _keep_from_end(self, instruction: Instruction) -> None:
-        found, index = self.found, instruction.index
-        since = found.length - found.issue[index]
+    def _keep_end_distance(self, instruction: Instruction) -> None:
+        constraints, index = self.constraints, instruction.index
+        since = constraints.length - constraints.issue[index]
         if instruction.has_fixed_latency(self.sm):
-            ceiling = found.floors.max_latency(instruction)
+            max_latency = constraints.floors.max_latency(instruction)
             if instruction.defs:
-                found.before_end[index] = min(since, ceiling)
-                if since < ceiling:
-                    key = Leftover(index, True, frozenset(instruction.defs), 0, True, ceiling)
-                    found.leftovers[key] = since
-            if self.late[index] and since < ceiling:
-                key = Leftover(index, False, self.late[index], 0, True, ceiling)
-                found.leftovers[key] = since
+                constraints.before_end[index] = min(since, max_latency)
+                if since < max_latency:
+                    key = InFlight(index, True, frozenset(instruction.defs), 0, True, max_latency)
+                    constraints.live_out[key] = since
+            if self.late[index] and since < max_latency:
+                key = InFlight(index, False, self.late[index], 0, True, max_latency)
+                constraints.live_out[key] = since
         elif instruction.control.write_sb < 6 or instruction.control.read_sb < 6:
-            found.before_end[index] = min(since, SCOREBOARD_GAP)
+            constraints.before_end[index] = min(since, SCOREBOARD_GAP)
         if instruction.defs and not instruction.has_fixed_latency(self.sm):
-            found.before_end[index] = max(
-                found.before_end.get(index, 0), min(since, SCOREBOARD_GAP)
-            )
+            distance = constraints.before_end.get(index, 0)
+            constraints.before_end[index] = max(distance, min(since, SCOREBOARD_GAP))
 
 
-def _fixed_late(instruction: Instruction, sm: int) -> tuple[int, ...]:
-    """What a fixed-latency instruction reads after issue."""
+def _fixed_late_sources(instruction: Instruction, sm: int) -> tuple[int, ...]:
+    """Registers that a fixed-latency instruction reads after issue; () for the other ones."""
     return queues.late_sources(instruction, sm) if instruction.has_fixed_latency(sm) else ()
 
 
-def _memory(found: BlockScan) -> None:
-    """Accesses to one space keep their order unless both read."""
-    for read, write in _SPACES:
+def _order_memory_accesses(constraints: BlockConstraints) -> None:
+    """Keep the order of two accesses to one memory space, unless both read."""
+    for read, write in _MEMORY_SPACES:
         writer: int | None = None
         readers: list[int] = []
-        for instruction in found.order:
-            does, here = instruction.effects, instruction.index
-            if does & (write | Effect.FENCE):
+        for instruction in constraints.order:
+            effects, index = instruction.effects, instruction.index
+            if effects & (write | Effect.FENCE):
                 for earlier in (*readers, *([writer] if writer is not None else [])):
-                    found.edge(earlier, here)
-                writer, readers = here, []
-            elif does & read:
+                    constraints.add_edge(earlier, index)
+                writer, readers = index, []
+            elif effects & read:
                 if writer is not None:
-                    found.edge(writer, here)
-                readers.append(here)
+                    constraints.add_edge(writer, index)
+                readers.append(index)
 
 
-def _walls(found: BlockScan, pinned: frozenset[int]) -> None:
-    """Nothing crosses a wall, nor comes closer to it than compilers let it."""
+def _keep_wall_distances(constraints: BlockConstraints, pinned: frozenset[int]) -> None:
+    """Let no instruction cross a wall, nor come closer to it than compilers place it.
+
+    A wall is an instruction that no other may cross: a barrier, a branch, an asynchronous
+    operation, or a pinned instruction.
+    """
+    floors = constraints.floors
     walls: list[Instruction] = []
-    since: list[Instruction] = []
-    for instruction in found.order:
+    since_wall: list[Instruction] = []
+    for instruction in constraints.order:
         for wall in walls[-_NEAR_WALLS:-1]:
-            if (cycles := found.floors.min_distance_after_barrier(wall, instruction)) > 1:
-                _near(found, wall, instruction, cycles)
-        for wall in walls[-1:]:  # its own predecessors are bound to it
-            _near(
-                found, wall, instruction, found.floors.min_distance_after_barrier(wall, instruction)
-            )
+            if (cycles := floors.min_distance_after_barrier(wall, instruction)) > 1:
+                _add_wall_edge(constraints, wall, instruction, cycles)
+        # Earlier walls need no edge of 1 cycle: the last wall already follows them.
+        for wall in walls[-1:]:
+            cycles = floors.min_distance_after_barrier(wall, instruction)
+            _add_wall_edge(constraints, wall, instruction, cycles)
         if instruction.is_barrier or instruction.index in pinned:
-            for earlier in since:
-                _near(
-                    found,
-                    earlier,
-                    instruction,
-                    found.floors.min_distance_before_barrier(earlier, instruction),
-                )
+            for earlier in since_wall:
+                cycles = floors.min_distance_before_barrier(earlier, instruction)
+                _add_wall_edge(constraints, earlier, instruction, cycles)
             walls.append(instruction)
-            since = [instruction]
+            since_wall = [instruction]
         else:
-            since.append(instruction)
+            since_wall.append(instruction)
 
 
-def _near(found: BlockScan, first: Instruction, second: Instruction, cycles: int) -> None:
-    found.edge(first.index, second.index, max(1, cycles))
+def _add_wall_edge(
+    constraints: BlockConstraints, first: Instruction, second: Instruction, cycles: int
+) -> None:
+    constraints.add_edge(first.index, second.index, max(1, cycles))
 
 
-def _counted_boards(found: BlockScan) -> None:
-    """Scoreboards of asynchronous operations, and those that DEPBAR counts: every instruction
-    that sets or waits for one keeps its place among the others."""
-    special = 0
-    for instruction in found.order:
+def _order_asynchronous_scoreboards(constraints: BlockConstraints) -> None:
+    """Keep the order of all instructions that set or wait for an asynchronous scoreboard.
+
+    These are the scoreboards of asynchronous operations, and those that DEPBAR counts.
+    """
+    asynchronous = 0
+    for instruction in constraints.order:
         control = instruction.control
         if instruction.is_barrier:
-            special |= sum(1 << b for b in (control.write_sb, control.read_sb) if b < 6)
+            asynchronous |= sum(1 << b for b in (control.write_sb, control.read_sb) if b < 6)
         if instruction.base == "DEPBAR":
-            special |= sum(1 << int(o[2:]) for o in instruction.operands if o.startswith("SB"))
-    found.boards.special = special
-    for board in range(6):
+            asynchronous |= sum(1 << int(o[2:]) for o in instruction.operands if o.startswith("SB"))
+    constraints.scoreboards.asynchronous = asynchronous
+    for scoreboard in range(6):
         last: int | None = None
-        for instruction in found.order:
-            if special >> board & 1 and _uses_board(instruction, board):
+        for instruction in constraints.order:
+            if asynchronous >> scoreboard & 1 and _uses_scoreboard(instruction, scoreboard):
                 if last is not None:
-                    found.edge(last, instruction.index)
+                    constraints.add_edge(last, instruction.index)
                 last = instruction.index
 
 
-def _uses_board(instruction: Instruction, board: int) -> bool:
+def _uses_scoreboard(instruction: Instruction, scoreboard: int) -> bool:
     control = instruction.control
-    return bool(control.wait >> board & 1) or board in (control.write_sb, control.read_sb)
+    return bool(control.wait >> scoreboard & 1) or scoreboard in (control.write_sb, control.read_sb)
 
 
-def _drained(instruction: Instruction) -> Iterator[int]:
-    """Scoreboards that a DEPBAR drains completely."""
+def _drained_scoreboards(instruction: Instruction) -> Iterator[int]:
+    """Scoreboards that a DEPBAR waits for until they are 0."""
     if instruction.base == "DEPBAR":
         text = " ".join(instruction.operands)
         if text.startswith("SB") and (len(instruction.operands) < 2 or " 0x0" in text):

@@ -1,186 +1,203 @@
-"""What every legal schedule of a function must respect, derived once from the original.
+"""Dependence graph of a function: the constraints that each legal schedule must meet.
 
-Per block: edges (first, second, cycles) that say "second issues at least so many cycles after
-first", the least distance of instructions from the block's start and end, and which neighbours
-may follow each other how closely.  The verifier does not use this module.
+The graph is derived once, from the original schedule. It has no role in the safety proof: the
+verifier does not use this module.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nostall.sass.program.opcodes import Pipe
 from nostall.sass.program.program import Function
 from nostall.sass.program.slots import slot_register
 from nostall.sass.safety.latency import LatencyTable
-from nostall.sass.schedule.constraints import BlockScan, BoardUse, Leftover
-from nostall.sass.schedule.dependence_scan import scan
+from nostall.sass.schedule.arrays import BoolArray, Int32Array
+from nostall.sass.schedule.constraints import BlockConstraints, InFlight, ScoreboardUse
+from nostall.sass.schedule.dependence_scan import scan_block
 
-Ints = NDArray[np.int32]
 _LONG_AGO = 64
-"""Cycles since issue beyond which only a scoreboard counts."""
-_PIPES = {pipe: number for number, pipe in enumerate(Pipe)}
+"""Cycles since issue beyond which only scoreboards protect a register."""
+_PIPE_NUMBERS = {pipe: number for number, pipe in enumerate(Pipe)}
+
+
+class BlockArrays(NamedTuple):
+    """Constraints of one block, as the compiled (numba) loops take them.
+
+    Local numbers are original indices minus ``start``; the last six arrays are those of the
+    whole function.
+    """
+
+    start: int
+    """Original index of the first instruction."""
+    edge_offsets: Int32Array
+    """[n + 1]: local instruction l is the second of the edges offsets[l] to offsets[l + 1]."""
+    edge_first: Int32Array
+    """[edges]: local number of the first instruction."""
+    edge_cycles: Int32Array
+    """[edges]: least cycles from the first instruction to the second."""
+    after_start: Int32Array
+    """[n]: least cycles from the start of the block to the instruction."""
+    before_end: Int32Array
+    """[n]: least cycles from the instruction to the end of the block."""
+    pipe: Int32Array
+    gap: Int32Array
+    next_original: Int32Array
+    stall_original: Int32Array
+    is_depbar: BoolArray
 
 
 @dataclass(frozen=True)
 class BlockGraph:
-    """Constraints of one block, in local numbers (original index minus ``start``).
-
-    Edges into instruction l: from ``first[into[l] : into[l + 1]]``, at least ``cycles`` later.
-    ``after_start`` and ``before_end``: least cycles from the block's start to the instruction, and
-    from the instruction to the block's end.
-    """
+    """Constraints of the instructions with original indices ``start`` to ``end`` - 1."""
 
     start: int
     end: int
-    into: Ints
-    first: Ints
-    cycles: Ints
-    after_start: Ints
-    before_end: Ints
-    boards: BoardUse
+    arrays: BlockArrays
+    scoreboards: ScoreboardUse
 
 
 @dataclass(frozen=True)
-class Graph:
-    """Constraints of a function; ``fixed`` marks instructions whose control must not change and
-    that nothing may cross; ``memory`` marks global, shared and local accesses; ``drains`` marks
-    DEPBAR, which may wait at once; ``pipe`` and ``gap`` give the least stall between neighbours."""
+class DependenceGraph:
+    """Constraints of a function; all arrays are indexed by original index."""
 
     blocks: tuple[BlockGraph, ...]
-    block_of: Ints
-    fixed: NDArray[np.bool_]
-    memory: NDArray[np.bool_]
-    drains: NDArray[np.bool_]
-    pipe: Ints
-    gap: Ints
-    next_original: Ints
-    stall_original: Ints
-    slots: Ints
+    block_numbers: Int32Array
+    """Number of the block of each instruction."""
+    fixed: BoolArray
+    """Instructions that stay as they are, and that no other may cross."""
+    memory: BoolArray
+    """Global, shared and local memory accesses."""
+    slots: Int32Array
+    """[n, 4]: register in the operand slots a, b and c (-1: none), and a bit mask of the slots
+    whose register the instruction overwrites."""
     edge_count: int
 
-    def rules(
-        self, block: BlockGraph
-    ) -> tuple[int, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
-        """What the compiled loops take of a block and of the function, in their order: from
-        ``start`` to ``stall_original``."""
-        return (
-            block.start,
-            block.into,
-            block.first,
-            block.cycles,
-            block.after_start,
-            block.before_end,
-            self.pipe,
-            self.gap,
-            self.next_original,
-            self.stall_original,
-        )
 
-
-def build(function: Function, sm: int) -> Graph:
-    """Derive the constraints of ``function`` (in its original order)."""
+def build_graph(function: Function, sm: int) -> DependenceGraph:
+    """Derive the constraints of ``function`` from its original schedule."""
     floors = LatencyTable.load(sm)
-    n = len(function.instructions)
-    stuck = function.pinned | function.frozen
+    pinned = function.pinned | function.frozen
     scans = [
-        scan(function.instructions[b.start : b.end], sm, floors, stuck) for b in function.blocks
+        scan_block(function.instructions[b.start : b.end], sm, floors, pinned)
+        for b in function.blocks
     ]
-    arrivals = _arrivals(function, sm, floors, scans)
-    blocks: list[BlockGraph] = []
-    for block, found, arriving in zip(function.blocks, scans, arrivals, strict=True):
-        found.protect_entry(arriving)
-        blocks.append(_pack(block.start, block.end, found))
-    fixed = np.array(
-        [i.is_barrier or i.index in stuck for i in function.instructions], dtype=np.bool_
+    live_ins = _live_ins(function, scans)
+    for constraints, live_in in zip(scans, live_ins, strict=True):
+        constraints.protect_live_in(live_in)
+    shared = _function_arrays(function, floors)
+    blocks = tuple(
+        BlockGraph(
+            block.start,
+            block.end,
+            BlockArrays(block.start, *_edge_arrays(block.start, block.end, constraints), *shared),
+            constraints.scoreboards,
+        )
+        for block, constraints in zip(function.blocks, scans, strict=True)
     )
-    following = np.full(n, -1, dtype=np.int32)
+    fixed = [i.is_barrier or i.index in pinned for i in function.instructions]
+    memory = [i.pipe is Pipe.LSU and not i.is_barrier for i in function.instructions]
+    return DependenceGraph(
+        blocks=blocks,
+        block_numbers=np.array(function.block_numbers, dtype=np.int32),
+        fixed=np.array(fixed, dtype=np.bool_),
+        memory=np.array(memory, dtype=np.bool_),
+        slots=_operand_slots(function),
+        edge_count=sum(len(block.arrays.edge_first) for block in blocks),
+    )
+
+
+def _edge_arrays(
+    start: int, end: int, constraints: BlockConstraints
+) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array, Int32Array]:
+    """``edge_offsets`` to ``before_end`` of :class:`BlockArrays`."""
+    edges = constraints.edges
+    count = len(edges)
+    pairs = np.fromiter(chain.from_iterable(edges), np.int32, 2 * count).reshape(-1, 2) - start
+    cycles = np.fromiter(edges.values(), np.int32, count)
+    order = np.lexsort((pairs[:, 0], pairs[:, 1]))
+    offsets = np.searchsorted(pairs[order, 1], np.arange(end - start + 1)).astype(np.int32)
+    after_start, before_end = constraints.after_start, constraints.before_end
+    return (
+        offsets,
+        np.ascontiguousarray(pairs[order, 0]),
+        np.ascontiguousarray(cycles[order]),
+        np.array([after_start.get(i, 0) for i in range(start, end)], dtype=np.int32),
+        np.array([before_end.get(i, 0) for i in range(start, end)], dtype=np.int32),
+    )
+
+
+def _function_arrays(
+    function: Function, floors: LatencyTable
+) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array, BoolArray]:
+    """``pipe`` to ``is_depbar`` of :class:`BlockArrays`.
+
+    ``pipe`` is the pipe number of each instruction, ``gap`` [pipe, pipe] the least stall count
+    between neighbours, ``next_original`` the next instruction of the original order in the block
+    (-1: none), ``stall_original`` the original stall count. DEPBAR may wait for a scoreboard in
+    the cycle after it is set.
+    """
+    instructions = function.instructions
+    following = np.full(len(instructions), -1, dtype=np.int32)
     for block in function.blocks:
         following[block.start : block.end - 1] = np.arange(block.start + 1, block.end)
-    return Graph(
-        blocks=tuple(blocks),
-        block_of=np.array(function.block_numbers, dtype=np.int32),
-        fixed=fixed,
-        memory=np.array(
-            [i.pipe is Pipe.LSU and not i.is_barrier for i in function.instructions],
-            dtype=np.bool_,
-        ),
-        drains=np.array([i.base == "DEPBAR" for i in function.instructions], dtype=np.bool_),
-        pipe=np.array([_PIPES[i.pipe] for i in function.instructions], dtype=np.int32),
-        gap=_gaps(function, floors),
-        next_original=following,
-        stall_original=np.array([i.control.stall for i in function.instructions], dtype=np.int32),
-        slots=_slots(function),
-        edge_count=sum(len(b.first) for b in blocks),
+    return (
+        np.array([_PIPE_NUMBERS[i.pipe] for i in instructions], dtype=np.int32),
+        _pipe_gaps(function, floors),
+        following,
+        np.array([i.control.stall for i in instructions], dtype=np.int32),
+        np.array([i.base == "DEPBAR" for i in instructions], dtype=np.bool_),
     )
 
 
-def _pack(start: int, end: int, found: BlockScan) -> BlockGraph:
-    count = len(found.edges)
-    ends = np.fromiter(chain.from_iterable(found.edges), np.int32, 2 * count).reshape(-1, 2) - start
-    cycles = np.fromiter(found.edges.values(), np.int32, count)
-    order = np.lexsort((ends[:, 0], ends[:, 1]))
-    into = np.searchsorted(ends[order, 1], np.arange(end - start + 1)).astype(np.int32)
-    return BlockGraph(
-        start,
-        end,
-        into,
-        np.ascontiguousarray(ends[order, 0]),
-        np.ascontiguousarray(cycles[order]),
-        np.array([found.after_start.get(i, 0) for i in range(start, end)], dtype=np.int32),
-        np.array([found.before_end.get(i, 0) for i in range(start, end)], dtype=np.int32),
-        found.boards,
-    )
+def _live_ins(function: Function, scans: list[BlockConstraints]) -> list[dict[InFlight, int]]:
+    """Items that may be in flight when each block begins -> least cycles since their issue.
 
-
-def _arrivals(
-    function: Function, sm: int, floors: LatencyTable, scans: list[BlockScan]
-) -> list[dict[Leftover, int]]:
-    """What may be in flight when each block begins (item -> cycles since issue, at least)."""
-    arriving: list[dict[Leftover, int]] = [{} for _ in scans]
-    todo = list(range(len(scans)))
-    while todo:
-        number = todo.pop()
-        found = scans[number]
-        leaving = {item: min(since, _LONG_AGO) for item, since in found.leftovers.items()}
-        for item, since in arriving[number].items():
-            later = since + found.length
-            if item.boards & found.waited or (item.fixed and later >= item.ceiling):
+    A forward data-flow analysis over the blocks, until nothing changes.
+    """
+    live_ins: list[dict[InFlight, int]] = [{} for _ in scans]
+    worklist = list(range(len(scans)))
+    while worklist:
+        number = worklist.pop()
+        scan = scans[number]
+        live_out = {item: min(since, _LONG_AGO) for item, since in scan.live_out.items()}
+        for item, since in live_ins[number].items():
+            later = since + scan.length
+            if item.scoreboards & scan.waited or (item.fixed_latency and later >= item.ceiling):
                 continue
-            leaving[item] = min(later, leaving.get(item, _LONG_AGO), _LONG_AGO)
+            live_out[item] = min(later, live_out.get(item, _LONG_AGO), _LONG_AGO)
         for successor in function.blocks[number].succ:
-            into = arriving[successor]
-            worse = {k: v for k, v in leaving.items() if v < into.get(k, _LONG_AGO + 1)}
-            if worse:
-                into.update(worse)
-                todo.append(successor)
-    return arriving
+            live_in = live_ins[successor]
+            earlier = {k: v for k, v in live_out.items() if v < live_in.get(k, _LONG_AGO + 1)}
+            if earlier:
+                live_in.update(earlier)
+                worklist.append(successor)
+    return live_ins
 
 
-def _gaps(function: Function, floors: LatencyTable) -> Ints:
-    """Least stall between neighbours, by pipe of the first and pipe of the second."""
+def _pipe_gaps(function: Function, floors: LatencyTable) -> Int32Array:
+    """Least stall count between neighbours, by the pipes of the first and the second."""
     sample = {i.pipe: i for i in function.instructions}
-    table = np.full((len(_PIPES), len(_PIPES)), 2, dtype=np.int32)
+    gaps = np.full((len(_PIPE_NUMBERS), len(_PIPE_NUMBERS)), 2, dtype=np.int32)
     for a, first in sample.items():
         for b, second in sample.items():
-            table[_PIPES[a], _PIPES[b]] = floors.min_issue_gap(first, second)
-    return table
+            gaps[_PIPE_NUMBERS[a], _PIPE_NUMBERS[b]] = floors.min_issue_gap(first, second)
+    return gaps
 
 
-def _slots(function: Function) -> Ints:
-    """[n, 4]: the general register in operand slots a, b, c (-1: none), and whether the
-    instruction overwrites one of them (bit mask)."""
-    table = np.full((len(function.instructions), 4), -1, dtype=np.int32)
+def _operand_slots(function: Function) -> Int32Array:
+    """``slots`` of :class:`DependenceGraph`."""
+    slots = np.full((len(function.instructions), 4), -1, dtype=np.int32)
     for instruction in function.instructions:
         overwritten = 0
         for slot in range(3):
             register = slot_register(instruction, slot)
             if register is not None:
-                table[instruction.index, slot] = register
+                slots[instruction.index, slot] = register
                 overwritten |= (register in instruction.defs) << slot
-        table[instruction.index, 3] = overwritten
-    return table
+        slots[instruction.index, 3] = overwritten
+    return slots

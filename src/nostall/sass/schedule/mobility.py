@@ -1,4 +1,4 @@
-"""How much of a kernel can move, and what pins the rest."""
+"""How many instructions of a kernel can move, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from nostall.sass.schedule.space import ScheduleSpace
 
 @dataclass(frozen=True)
 class Mobility:
-    """Instructions with at least one legal slide in the present schedule; the others by cause."""
+    """Counts of movable and pinned instructions in a kernel's start schedule."""
 
     total: int
+    """All instructions."""
     movable: int
+    """Instructions with at least one legal slide."""
     pins: dict[str, int]
+    """Cause -> number of instructions that it keeps from moving."""
 
     @property
     def share(self) -> float:
-        """Part of all instructions that can move."""
+        """Share of the instructions that can move, 0 to 1."""
         return self.movable / self.total if self.total else 0.0
 
 
 def mobility(space: ScheduleSpace) -> Mobility:
-    """Try every slide of every instruction of the start schedule."""
+    """Try each slide of each instruction of the start schedule."""
     state = space.start()
     movable = {move.index for move in space.moves(state) if isinstance(move, Slide)}
     pins: Counter[str] = Counter()

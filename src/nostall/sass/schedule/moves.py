@@ -1,6 +1,6 @@
-"""The moves: pure operations on a schedule, each with its pre-condition and its own error.
+"""The moves of a schedule: immutable records, each with its legality condition and its error.
 
-Every move names an instruction by its original index, so its text stays meaningful as others move.
+A move names an instruction by its original index, which does not change when instructions move.
 """
 
 from __future__ import annotations
@@ -17,53 +17,57 @@ class IllegalSlide(IllegalMove):
 
 
 class IllegalSwap(IllegalMove):
-    """Two neighbours depend on each other, or their stalls would no longer suffice."""
+    """Two neighbours depend on each other, or their stall counts would be too short."""
 
 
-class IllegalRestall(IllegalMove):
-    """A stall would be too short for someone, or cannot be encoded."""
+class IllegalSetStall(IllegalMove):
+    """A stall count would be too short for a dependence, or cannot be encoded."""
 
 
-class IllegalYield(IllegalMove):
-    """The yield flag cannot be encoded together with this stall or with reuse."""
+class IllegalFlipYield(IllegalMove):
+    """The yield flag cannot be encoded together with this stall count or with reuse."""
 
 
-class IllegalReuse(IllegalMove):
-    """The operand cache would be stale, or cannot be encoded together with yield."""
+class IllegalFlipReuse(IllegalMove):
+    """The operand cache would be stale, or reuse cannot be encoded together with yield."""
 
 
-class IllegalBoard(IllegalMove):
-    """A scoreboard cannot be replaced: someone outside relies on it, or it is not free."""
+class IllegalSetScoreboard(IllegalMove):
+    """A scoreboard cannot be replaced: code outside relies on it, or the new one is in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """Move an instruction by ``by`` positions; its control word travels with it.
+    """Move an instruction by ``offset`` positions; its control word moves with it.
 
-    Legal inside its block when every dependence keeps its order; stalls that would be too short
-    are raised, unless the move is ``exact`` (SIP's: two lines of text exchanged), which is then
-    illegal.  Reuse flags of the words whose neighbour changed are cleared.
+    Legal inside the block if each dependence keeps its order. Stall counts that are too short are
+    raised, except in an ``exact`` slide: SIP's move, which exchanges two lines of text. An exact
+    slide with too short a stall count is illegal. Reuse flags of instructions that get another
+    successor are cleared.
     """
 
     index: int
-    by: int
+    """Original index of the instruction."""
+    offset: int
+    """Number of positions; negative towards the start of the block."""
     tags: Tags
     exact: bool = False
     error: ClassVar[type[IllegalMove]] = IllegalSlide
 
     def __str__(self) -> str:
-        return f"slide #{self.index} by {self.by:+d}{' exactly' if self.exact else ''}"
+        return f"slide #{self.index} by {self.offset:+d}{' exactly' if self.exact else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Exchange an instruction with the next one; the stalls stay where they are.
+    """Exchange an instruction with its successor; the stall counts keep their positions.
 
-    Legal when neither depends on the other.  Reuse flags of the words whose neighbour changed are
-    cleared.
+    Legal if neither depends on the other. Reuse flags of instructions that get another successor
+    are cleared.
     """
 
     index: int
+    """Original index of the instruction."""
     tags: Tags
     error: ClassVar[type[IllegalMove]] = IllegalSwap
 
@@ -72,67 +76,79 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class Restall:
-    """Set the stall count to ``stall`` cycles (1..11, with yield 1..15).
+class SetStall:
+    """Set the stall count of an instruction: 1 to 11 cycles, or 1 to 15 with the yield flag.
 
-    Legal when every dependence that spans it keeps its distance.
+    Legal if each dependence across the instruction keeps its least distance.
     """
 
     index: int
+    """Original index of the instruction."""
     stall: int
+    """The new stall count in cycles."""
     tags: Tags
-    error: ClassVar[type[IllegalMove]] = IllegalRestall
+    error: ClassVar[type[IllegalMove]] = IllegalSetStall
 
     def __str__(self) -> str:
         return f"stall #{self.index} = {self.stall}"
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
-    """Flip the yield flag.  Legal when the word has no reuse flag and the stall allows it."""
+class FlipYield:
+    """Flip the yield flag of an instruction.
+
+    Legal if the control word has no reuse flag and the stall count allows the new flag.
+    """
 
     index: int
+    """Original index of the instruction."""
     tags: Tags
-    error: ClassVar[type[IllegalMove]] = IllegalYield
+    error: ClassVar[type[IllegalMove]] = IllegalFlipYield
 
     def __str__(self) -> str:
         return f"flip yield of #{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """Flip the reuse flag of operand slot 0, 1 or 2.
+class FlipReuse:
+    """Flip the reuse flag of one operand slot.
 
-    Only flags that the compiler had set can be set again (which slots a word may flag is not
-    documented).  Setting is legal when the next instruction has the same register in the same
-    slot, this one does not overwrite it, and the word does not yield.
+    A flag can be cleared always, and set if the compiler had set it (which slots an instruction
+    may flag is not documented), the next instruction has the same register in the same slot, this
+    one does not overwrite the register, and its yield flag is not set.
     """
 
     index: int
+    """Original index of the instruction."""
     slot: int
+    """Operand slot: 0 for a, 1 for b, 2 for c."""
     tags: Tags
-    error: ClassVar[type[IllegalMove]] = IllegalReuse
+    error: ClassVar[type[IllegalMove]] = IllegalFlipReuse
 
     def __str__(self) -> str:
         return f"flip reuse {'abc'[self.slot]} of #{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
-    """Announce a result (``write``) or the reading of sources by another scoreboard.
+class SetScoreboard:
+    """Let another scoreboard announce a result, or that the sources are read.
 
-    Legal when exactly one instruction of the block waits for it; that one then waits for the new
-    scoreboard, and no longer for the old one if nobody else needs that.
+    Legal if exactly one instruction of the block waits for it. That instruction then waits for
+    the new scoreboard, and stops waiting for the old one if no other operation needs this wait.
     """
 
     index: int
+    """Original index of the instruction that sets the scoreboard."""
     write: bool
-    board: int
+    """True for the write scoreboard (results), False for the read scoreboard (sources)."""
+    scoreboard: int
+    """Number of the new scoreboard, 0 to 5."""
     tags: Tags
-    error: ClassVar[type[IllegalMove]] = IllegalBoard
+    error: ClassVar[type[IllegalMove]] = IllegalSetScoreboard
 
     def __str__(self) -> str:
-        return f"{'write' if self.write else 'read'} scoreboard of #{self.index} = {self.board}"
+        kind = "write" if self.write else "read"
+        return f"{kind} scoreboard of #{self.index} = {self.scoreboard}"
 
 
-ScheduleMove = Slide | Swap | Restall | Yield | Reuse | Board
+ScheduleMove = Slide | Swap | SetStall | FlipYield | FlipReuse | SetScoreboard

@@ -1,4 +1,4 @@
-"""One schedule of one function: an order and a control word per instruction; immutable."""
+"""A schedule of one function: an order and the control words of its instructions; immutable."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nostall.core.errors import BadRun
 from nostall.sass.binary.encoding import Control
 from nostall.sass.program.program import Function
-
-Bytes = NDArray[np.uint8]
+from nostall.sass.schedule.arrays import Int32Array, UInt8Array
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """``order[p]`` is the original index at position p; the other arrays (uint8) are indexed by
-    original index and hold the control fields of that instruction.  All have n elements."""
+    """Order and control fields of the n instructions of a function.
 
-    order: NDArray[np.int32]
-    stall: Bytes
-    yields: Bytes
-    write_sb: Bytes
-    read_sb: Bytes
-    wait: Bytes
-    reuse: Bytes
+    ``order`` holds the original index of the instruction at each position. The other arrays hold
+    one control field each, by original index.
+    """
+
+    order: Int32Array
+    stall: UInt8Array
+    yields: UInt8Array
+    write_sb: UInt8Array
+    read_sb: UInt8Array
+    wait: UInt8Array
+    reuse: UInt8Array
 
     def __post_init__(self) -> None:
         for array in self.arrays():
             array.setflags(write=False)
 
-    def arrays(self) -> tuple[NDArray[np.int32] | Bytes, ...]:
-        """The arrays in the order of the fields (named: this runs at every move)."""
+    def arrays(self) -> tuple[Int32Array | UInt8Array, ...]:
+        """The arrays in the order of the fields, written out because each move calls this."""
         return (
             self.order,
             self.stall,
@@ -51,7 +52,7 @@ class Schedule:
         return hash(self.key())
 
     def key(self) -> bytes:
-        """16 bytes that identify the schedule."""
+        """A hash of 16 bytes that identifies the schedule."""
         digest = hashlib.blake2b(digest_size=16)
         for array in self.arrays():
             digest.update(array.tobytes())
@@ -69,8 +70,8 @@ class Schedule:
         )
 
     @classmethod
-    def of(cls, function: Function) -> Schedule:
-        """The schedule that a function has now."""
+    def from_function(cls, function: Function) -> Schedule:
+        """The current schedule of a function."""
         n = len(function.instructions)
         order = np.array([i.index for i in function.instructions], dtype=np.int32)
         columns = np.zeros((6, n), dtype=np.uint8)
@@ -87,28 +88,31 @@ class Schedule:
         return cls(order, *(column.copy() for column in columns))
 
     def impose(self, function: Function) -> Function:
-        """``function`` with this schedule."""
+        """A copy of ``function`` with this schedule."""
         by_index = {i.index: i for i in function.instructions}
         return function.reordered(
             [by_index[i].with_control(self.control(i)) for i in self.order.tolist()]
         )
 
     def dump(self) -> str:
-        """One line of text: the arrays in hexadecimal."""
+        """The schedule as one line of text: the arrays in hexadecimal."""
         return ":".join(array.tobytes().hex() for array in self.arrays())
 
     @classmethod
     def load(cls, text: str, size: int) -> Schedule:
-        """The inverse of :meth:`dump` for a function of ``size`` instructions."""
+        """Read the text of :meth:`dump` for a function of ``size`` instructions.
+
+        Raises :class:`BadRun` if the text is damaged or belongs to another kernel.
+        """
         try:
             parts = [bytes.fromhex(part) for part in text.split(":")]
             order = np.frombuffer(parts[0], dtype=np.int32).copy()
-            rest = [np.frombuffer(part, dtype=np.uint8).copy() for part in parts[1:]]
+            fields = [np.frombuffer(part, dtype=np.uint8).copy() for part in parts[1:]]
         except ValueError as error:
-            raise BadRun(f"the saved schedule cannot be read ({error}); start anew") from error
-        if len(order) != size or len(rest) != 6 or any(len(a) != size for a in rest):
+            raise BadRun(f"the saved schedule cannot be read ({error}); start a new run") from error
+        if len(order) != size or len(fields) != 6 or any(len(a) != size for a in fields):
             raise BadRun(
-                f"the saved schedule has {len(order)} instructions, the kernel has {size}; it "
-                "belongs to another kernel"
+                f"the saved schedule has {len(order)} instructions, the kernel has {size}; the "
+                "schedule belongs to another kernel; resume with the kernel of the run"
             )
-        return cls(order, *rest)
+        return cls(order, *fields)

@@ -281,7 +281,7 @@ def test_the_documentation_shows_what_the_committed_run_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
-    text = (ROOT / "benchmarks" / "results" / "fusion_layernorm_gelu.json").read_text()
+    text = (ROOT / "benchmarks" / "fusion" / "results" / "layernorm_gelu.json").read_text()
     found = Document.model_validate_json(text)
     show_document(found)
     show_explanation(found)

@@ -13,7 +13,7 @@ from nostall.report.tune.episodes import LEAST_EPISODES, MOST_POINTS, points, re
 from nostall.report.tune.search_curve import curve
 from nostall.report.units import Scale
 from nostall.search import make
-from nostall.search.episodes import NAME, SEEDING, Episode, EpisodeLog, read_episodes
+from nostall.search.episodes import ANNEALING_MOVE, NAME, Episode, EpisodeLog, read_episodes
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.source import load_cubin
 from nostall.tuning.strategies import LOGS
@@ -70,7 +70,7 @@ def test_the_figure_has_the_mean_between_the_quartiles() -> None:
 
 
 def test_annealing_is_told_from_play() -> None:
-    tried = trials(["start", SEEDING, SEEDING, "a", "b"])
+    tried = trials(["start", ANNEALING_MOVE, ANNEALING_MOVE, "a", "b"])
     assert seeded(tried) == 2
     text = curve(tried, Scale("s", 1.0), "modelled", 2)
     shade = re.search(r'class="seeding" x="([\d.]+)" y="14" width="([\d.]+)"', text)
@@ -92,7 +92,7 @@ def test_the_page_of_a_learning_run(tmp_path: Path) -> None:
     head = rows[0].split(",").index("move")
     changed = [row.split(",") for row in rows[1:9]]
     for row in changed[1:]:
-        row[head] = SEEDING
+        row[head] = ANNEALING_MOVE
     text = "\n".join([rows[0], *(",".join(row) for row in changed), *rows[9:]]) + "\n"
     (tmp_path / "run" / "trials.csv").write_text(text)
     page = write_report(tmp_path / "run").read_text()

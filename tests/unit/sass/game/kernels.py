@@ -1,4 +1,4 @@
-"""Kernels to play with: committed cubins, so that no compiler is needed."""
+"""Kernels of the game tests: committed cubins, so that no compiler is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def space(path: Path, kernel: str | None = None) -> ScheduleSpace:
 
 @lru_cache
 def largest(path: Path) -> ScheduleSpace:
-    """The kernel with the most instructions."""
+    """The space of the kernel with the most instructions."""
     program = Program.from_cubin(path.read_bytes())
     return ScheduleSpace(program, max(program.kernels, key=lambda f: len(f.instructions)))
 
@@ -40,6 +40,6 @@ def launch(name: str = "transpose") -> LaunchSpec:
     return LaunchSpec.from_toml(NVCC / f"{name}.toml")
 
 
-def model(of: ScheduleSpace, name: str = "transpose") -> SmModel:
-    """One simulated warp: quick."""
-    return SmModel(of.program, of.function, launch(name), warps=1)
+def model(schedules: ScheduleSpace, name: str = "transpose") -> SmModel:
+    """The SM model with one simulated warp, which is fast."""
+    return SmModel(schedules.program, schedules.function, launch(name), warps=1)

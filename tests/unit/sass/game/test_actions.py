@@ -1,4 +1,4 @@
-"""The mask against the space itself: legal actions are exactly the legal moves."""
+"""Action masks compared with the space: legal actions are exactly the legal moves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("gymnasium", reason="the game needs the extra nostall[rl]")
 from tests.unit.sass.game.kernels import CORPUS, dot_product, largest, transpose
 
 from nostall.sass.game.actions import MemorySlides
-from nostall.sass.game.adjacency import Adjacency
+from nostall.sass.game.neighbour_exchanges import NeighbourExchanges
 from nostall.sass.schedule.moves import Slide
 from nostall.sass.schedule.space import ScheduleSpace
 
@@ -27,47 +27,51 @@ KERNELS = {
 EACH = pytest.mark.parametrize("name", KERNELS)
 
 
-def _exact(space: ScheduleSpace, state, index: int, by: int) -> bool:
-    return space._try(state, Slide(index, by, frozenset(), exact=True)) is not None
+def _is_legal(space: ScheduleSpace, state, index: int, offset: int) -> bool:
+    slide = Slide(index, offset, frozenset(), exact=True)
+    return space.apply_if_legal(state, slide) is not None
 
 
 @EACH
-def test_every_exchange_of_neighbours_is_judged_as_the_space_does(name: str) -> None:
+def test_exchanges_of_neighbours_are_legal_if_the_space_allows_them(name: str) -> None:
     space = KERNELS[name]()
-    adjacency, rng = Adjacency(space.graph), np.random.default_rng(1)
-    state, legal = space.start(), 0
+    exchanges, rng = NeighbourExchanges(space.graph), np.random.default_rng(1)
+    state, count = space.start(), 0
     for step in range(13):
         if step % 12 == 0:
             for number, block in enumerate(space.graph.blocks):
-                said = adjacency.exchanges(state, number)
-                span = state.order[block.start : block.end].tolist()
-                for p, index in enumerate(span[:-1]):
+                legal = exchanges.legal(state, number)
+                order = state.order[block.start : block.end].tolist()
+                for p, index in enumerate(order[:-1]):
                     if not space.graph.fixed[index]:
-                        assert said[p] == _exact(space, state, index, 1), (step, block.start + p)
-                        legal += said[p]
-                    elif not space.graph.fixed[span[p + 1]]:
-                        assert said[p] == _exact(space, state, span[p + 1], -1)
+                        assert legal[p] == _is_legal(space, state, index, 1), (
+                            step,
+                            block.start + p,
+                        )
+                        count += legal[p]
+                    elif not space.graph.fixed[order[p + 1]]:
+                        assert legal[p] == _is_legal(space, state, order[p + 1], -1)
         move = space.propose(state, rng)
         assert move is not None
         state = space.apply(state, move)
-    assert legal > 20
+    assert count > 20
 
 
 @EACH
-def test_the_mask_is_kept_up_to_date(name: str) -> None:
+def test_the_mask_is_updated_after_each_move(name: str) -> None:
     space = KERNELS[name]()
     actions, rng = MemorySlides(space.function, space.graph), np.random.default_rng(2)
     state = space.start()
     mask = actions.mask(state)
     for _ in range(25):
         legal = [actions.move(state, int(a)) for a in np.flatnonzero(mask)]
-        wanted = {
-            (index, by)
+        expected = {
+            (index, offset)
             for index in actions.candidates.tolist()
-            for by in (-1, 1)
-            if _exact(space, state, index, by)
+            for offset in (-1, 1)
+            if _is_legal(space, state, index, offset)
         }
-        assert {(move.index, move.by) for move in legal} == wanted
+        assert {(move.index, move.offset) for move in legal} == expected
         if not legal:
             break
         move = legal[int(rng.integers(len(legal)))]

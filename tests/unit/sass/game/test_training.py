@@ -1,4 +1,4 @@
-"""Training on several kernels: resumed bit for bit, told, and used by a search."""
+"""Training on several kernels: resumed bit for bit, reported, and used by ``nostall train``."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from tests.unit.sass.game.kernels import NVCC, dot_product, model, transpose
 
 from nostall.cli import train as command
 from nostall.core import BadInput, BadRun
-from nostall.sass.game.learning import Ppo
 from nostall.sass.game.policy import GraphPolicy, load_policy
-from nostall.sass.game.randomness import kept_apart
-from nostall.sass.game.training import Lesson, Progress, train
+from nostall.sass.game.ppo_learner import GraphPpoParameters
+from nostall.sass.game.randomness import isolated_random_state
+from nostall.sass.game.training import Progress, TrainingKernel, train
 from nostall.tuning.corpus import sources
 from nostall.tuning.source import Source
 
-TINY = Ppo(steps=6, horizon=4, epochs=1, minibatch=4, width=4, rounds=1)
-LESSONS = [
-    Lesson("transpose", transpose(), model(transpose())),
-    Lesson("dot_product", dot_product(), model(dot_product(), "dot_product")),
+TINY = GraphPpoParameters(steps=6, horizon=4, epochs=1, minibatch=4, width=4, rounds=1)
+KERNELS = [
+    TrainingKernel("transpose", transpose(), model(transpose())),
+    TrainingKernel("dot_product", dot_product(), model(dot_product(), "dot_product")),
 ]
 
 
 def trained(rollouts: int, **more) -> GraphPolicy:
-    with kept_apart():
-        return train(LESSONS, TINY, rollouts, seed=5, **more)
+    with isolated_random_state():
+        return train(KERNELS, TINY, rollouts, seed=5, **more)
 
 
-def same(one: GraphPolicy, other: GraphPolicy) -> bool:
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+def same(first: GraphPolicy, second: GraphPolicy) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_a_resumed_training_gives_the_same_policy(tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    whole = trained(3, observe=seen.append)
-    assert [progress.rollout for progress in seen] == [1, 2, 3]
-    assert set(seen[-1].best) == {"transpose", "dot_product"}
-    checkpoint, keep = tmp_path / "checkpoint", tmp_path / "policy"
-    first = trained(1, checkpoint=checkpoint, keep=keep)
-    assert not same(first, whole) and same(load_policy(keep)[0], first)
-    again = trained(3, checkpoint=checkpoint, keep=keep)
-    assert same(again, whole)
-    policy, header = load_policy(keep)
-    assert same(policy, whole) and header["about"]["rollouts"] == 3
+    reports: list[Progress] = []
+    uninterrupted = trained(3, observe=reports.append)
+    assert [progress.rollout for progress in reports] == [1, 2, 3]
+    assert set(reports[-1].best) == {"transpose", "dot_product"}
+    checkpoint, path = tmp_path / "checkpoint", tmp_path / "policy"
+    first = trained(1, checkpoint=checkpoint, policy_path=path)
+    assert not same(first, uninterrupted) and same(load_policy(path)[0], first)
+    resumed = trained(3, checkpoint=checkpoint, policy_path=path)
+    assert same(resumed, uninterrupted)
+    policy, header = load_policy(path)
+    assert same(policy, uninterrupted) and header["about"]["rollouts"] == 3
 
 
-def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_training_is_rejected(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     trained(1, checkpoint=checkpoint)
-    with kept_apart(), pytest.raises(BadRun, match="another training"):
-        train(LESSONS[:1], TINY, 2, seed=5, checkpoint=checkpoint)
+    with isolated_random_state(), pytest.raises(BadRun, match="another training"):
+        train(KERNELS[:1], TINY, 2, seed=5, checkpoint=checkpoint)
     checkpoint.write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(BadRun, match="no checkpoint"):
         trained(2, checkpoint=checkpoint)
-    with kept_apart(), pytest.raises(BadInput, match="no kernel"):
+    with isolated_random_state(), pytest.raises(BadInput, match="no kernel"):
         train([], TINY, 1)
 
 
-def test_a_corpus_is_cubins_with_their_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_holds_cubins_with_their_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Path] = []
 
     def load(path: Path, *rest: object) -> Source:
@@ -80,14 +80,14 @@ def test_a_corpus_is_cubins_with_their_launches(monkeypatch: pytest.MonkeyPatch)
             list(sources([wrong], "sm_90"))
 
 
-def test_the_command_trains_goes_on_and_refuses(
+def test_the_command_trains_resumes_and_rejects_wrong_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
-    monkeypatch.setattr("nostall.sass.game.learning.Ppo", lambda: TINY)
+    monkeypatch.setattr("nostall.sass.game.ppo_learner.GraphPpoParameters", lambda: TINY)
     monkeypatch.setattr("nostall.cli.train.sources", lambda corpus, arch: [("transpose", None)])
     monkeypatch.setattr(
-        "nostall.cli.train.modelled", lambda _: (LESSONS[0].space, LESSONS[0].objective)
+        "nostall.cli.train.modelled", lambda _: (KERNELS[0].space, KERNELS[0].objective)
     )
     out = tmp_path / "learned"
     command.train(["x"], out, rollouts=1)

@@ -1,4 +1,4 @@
-"""The whole job with a learning strategy; what happens without the extra; judged checkpoints."""
+"""Tuning with a learning strategy, without the extra, and with verified checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nostall.tuning.verified_checkpoints import JudgedCheckpoints
 
 
 def checkpoint(space: ScheduleSpace, seed: int) -> Checkpoint:
-    """A checkpoint whose best is another schedule for each seed."""
+    """A checkpoint whose best schedule depends on the seed."""
     import numpy as np
 
     state, rng = space.start(), np.random.default_rng(seed)
@@ -32,22 +32,22 @@ def checkpoint(space: ScheduleSpace, seed: int) -> Checkpoint:
     return Checkpoint("cuasmrl", 0, 5, 0, text, 1.0, text, 1.0, {}, {})
 
 
-def test_a_checkpoint_is_judged_once_and_a_refusal_ends_the_search() -> None:
-    judged: list[bytes] = []
+def test_a_checkpoint_is_verified_once_and_a_rejection_ends_the_search() -> None:
+    verified: list[bytes] = []
     space = transpose()
-    observer = JudgedCheckpoints(space, judged.append)
+    observer = JudgedCheckpoints(space, verified.append)
     start = dataclasses.replace(checkpoint(space, 1), best=space.dump(space.start()))
     observer.on_checkpoint(start)
-    assert judged == []
+    assert verified == []
     for _ in range(2):
         observer.on_checkpoint(checkpoint(space, 1))
-    assert judged == [space.impose(space.load(checkpoint(space, 1).best)).to_cubin()]
+    assert verified == [space.impose(space.load(checkpoint(space, 1).best)).to_cubin()]
 
-    def refuse(candidate: bytes) -> None:
-        raise ContractBroken("refused")
+    def reject(candidate: bytes) -> None:
+        raise ContractBroken("rejected")
 
     with pytest.raises(ContractBroken):
-        JudgedCheckpoints(space, refuse).on_checkpoint(checkpoint(space, 2))
+        JudgedCheckpoints(space, reject).on_checkpoint(checkpoint(space, 2))
 
 
 def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
     assert list((tmp_path / LOGS).rglob("events.*"))
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in sys.modules if n.startswith("nostall.sass.game")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gymnasium", None)
@@ -75,7 +75,7 @@ def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         strategy("cuasmrl")
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_strategy_is_rejected_with_the_known_names() -> None:
     with pytest.raises(BadInput, match="anneal, cuasmrl, ppo, random, sip"):
         strategy("dreaming")
     assert strategy("sip").name == "sip"

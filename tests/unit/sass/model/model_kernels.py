@@ -1,4 +1,4 @@
-"""Hand-made kernels for the tests of the issue model."""
+"""Hand-written kernels for the tests of the SM model."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def ins(
     wait: int = 0,
     reuse: int = 0,
 ) -> Instruction:
-    """An instruction: its first register operand is the result, the rest are sources a, b, c."""
+    """An instruction whose first register operand is the result, the others the sources a, b, c."""
     guard, opcode, operands = parse_text(text)
-    named = [int(m[1]) for operand in operands if (m := _REGISTER.match(operand))]
-    payload = sum(r << low for r, low in zip(named[1:], (24, 32, 64), strict=False))
-    for low in (24, 32, 64)[max(0, len(named) - 1) :]:
+    registers = [int(m[1]) for operand in operands if (m := _REGISTER.match(operand))]
+    payload = sum(r << low for r, low in zip(registers[1:], (24, 32, 64), strict=False))
+    for low in (24, 32, 64)[max(0, len(registers) - 1) :]:
         payload |= 255 << low
     control = Control(stall, yields, write, read, wait, reuse)
-    defs, uses = tuple(named[:1]), tuple(named[1:])
+    defs, uses = tuple(registers[:1]), tuple(registers[1:])
     return Instruction(
         0, text, payload, control, opcode, guard, operands, defs, uses, (), frozenset()
     )
@@ -47,7 +47,7 @@ def ins(
 def function(
     instructions: Sequence[Instruction], labels: Mapping[str, int] | None = None
 ) -> Function:
-    """A kernel; ``labels`` are the positions that branches name as `(NAME)."""
+    """A kernel; ``labels`` maps each label, which branches name as `(LABEL), to a position."""
     numbered = tuple(
         Instruction(
             index, i.text, i.payload, i.control, i.opcode, i.guard, i.operands, i.defs, i.uses,
@@ -61,7 +61,7 @@ def function(
 
 
 def program(kernel: Function, sm: int = 80) -> Program:
-    """A program that has nothing but the kernel."""
+    """A program with this kernel only."""
     return Program(Cubin(Elf(b"", 65, 8, 0, ()), sm, (kernel.text,)), (kernel,))
 
 
@@ -73,17 +73,22 @@ def model(
     launch: LaunchSpec = ONE_BLOCK,
     warps: int | None = 1,
     assumed_trips: int = 8,
-    keep: int | None = None,
+    kept_iterations: int | None = None,
 ) -> tuple[SmModel, Schedule]:
-    """The model of a hand-made kernel, and the schedule it has."""
+    """The model of a hand-written kernel, and its schedule."""
     kernel = function(instructions, labels)
-    made = SmModel(
-        program(kernel, sm), kernel, launch, warps=warps, assumed_trips=assumed_trips, keep=keep
+    sm_model = SmModel(
+        program(kernel, sm),
+        kernel,
+        launch,
+        warps=warps,
+        assumed_trips=assumed_trips,
+        kept_iterations=kept_iterations,
     )
-    return made, Schedule.of(kernel)
+    return sm_model, Schedule.from_function(kernel)
 
 
 def cycles(instructions: Sequence[Instruction], *, warps: int = 1, sm: int = 80) -> float:
     """Modelled cycles of a straight-line kernel."""
-    made, state = model(instructions, warps=warps, sm=sm)
-    return made.cycles(state)
+    sm_model, state = model(instructions, warps=warps, sm=sm)
+    return sm_model.cycles(state)

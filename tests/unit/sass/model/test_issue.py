@@ -1,4 +1,4 @@
-"""The issue engine against answers worked out by hand."""
+"""The issue engine compared with cycles computed by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_dependent_chain_takes_its_stall_counts(count, stall):
 
 
 def test_stall_below_the_pipes_occupancy_waits_for_the_pipe():
-    # 16 lanes: 32 threads keep the FMA pipe of sm_80 for two cycles; the last one only stalls 1.
+    # 16 lanes: 32 threads occupy the FMA pipe of sm_80 for 2 cycles; the last one only stalls 1.
     assert cycles([ins(CHAIN)] * 100) == 2 * 99 + 1
     # 32 lanes on sm_90: one cycle.
     assert cycles([ins(CHAIN)] * 100, sm=90) == 100
@@ -30,10 +30,10 @@ def test_stall_below_the_pipes_occupancy_waits_for_the_pipe():
 
 @pytest.mark.parametrize("warps", [1, 2, 4, 8])
 def test_warps_hide_each_others_latency_until_the_pipe_is_full(warps):
-    taken = cycles([ins(CHAIN, 4)] * 100, warps=warps)
-    assert taken == pytest.approx(max(4, 2 * warps) * 100, rel=0.02)
-    taken = cycles([ins(CHAIN, 4)] * 100, warps=warps, sm=90)
-    assert taken == pytest.approx(max(4, warps) * 100, rel=0.02)
+    total = cycles([ins(CHAIN, 4)] * 100, warps=warps)
+    assert total == pytest.approx(max(4, 2 * warps) * 100, rel=0.02)
+    total = cycles([ins(CHAIN, 4)] * 100, warps=warps, sm=90)
+    assert total == pytest.approx(max(4, warps) * 100, rel=0.02)
 
 
 def test_different_pipes_run_side_by_side():
@@ -79,16 +79,16 @@ def test_depbar_waits_until_few_enough_copies_are_pending(allowed, groups):
         for _ in range(3)
         for part in (ins("LDGSTS.E.128 [R8], [R4]", 2), ins("LDGDEPBAR", 2, write=0))
     ]
-    made, state = model([*copies, ins(f"DEPBAR.LE SB0, {allowed:#x}"), ins("MOV R0, R1")])
-    costs = made._costs[0]
-    last = made.timeline(state)[-1].cycle
+    sm_model, state = model([*copies, ins(f"DEPBAR.LE SB0, {allowed:#x}"), ins("MOV R0, R1")])
+    costs = sm_model._costs[0]
+    last = sm_model.timeline(state)[-1].cycle
     if groups:
         assert last == (groups - 1) * costs[3] + costs[4] + 1
     else:
         assert last == 13
 
 
-def test_depbar_on_a_set_waits_for_every_board_of_it():
+def test_depbar_on_a_set_waits_for_each_of_its_scoreboards():
     load = ins("LDS R0, [R4]", 2, write=3)
     assert cycles([load, ins("DEPBAR {5,4,3,2,1,0}")]) == SM80.latency_shared + 1
     assert cycles([load, ins("DEPBAR {5,4,2}")]) == 3
@@ -105,25 +105,25 @@ def test_three_operands_of_one_bank_cost_a_cycle():
 
 
 def test_a_reused_operand_avoids_the_conflict():
-    kept = [ins(CLASH, reuse=0b001)] * 100
-    assert cycles(kept, sm=90) == 101  # the first has no predecessor; its bubble shows
-    other = [ins("FFMA R0, R8, R4, R6", reuse=0b001), ins(CLASH, reuse=0b001)] * 50
-    assert cycles(other, sm=90) == 199
+    reused = [ins(CLASH, reuse=0b001)] * 100
+    assert cycles(reused, sm=90) == 101  # only the first, without a predecessor, has a conflict
+    differing = [ins("FFMA R0, R8, R4, R6", reuse=0b001), ins(CLASH, reuse=0b001)] * 50
+    assert cycles(differing, sm=90) == 199
 
 
-def test_another_warps_issue_empties_the_operand_cache():
-    # Two yielding warps alternate, so neither finds what it kept.
-    kept = [ins(CLASH, 4, reuse=0b001)] * 50
-    assert sum(model(kept, warps=1, sm=90)[0].explain(model(kept, sm=90)[1]).cycles[:, 5]) == 0
-    made, state = model(kept, warps=8, sm=90)
-    assert made.explain(state).by_reason["bank conflict"] > 0
+def test_an_issue_of_another_warp_empties_the_operand_cache():
+    # Two warps alternate, so neither finds its operand in the cache.
+    reused = [ins(CLASH, 4, reuse=0b001)] * 50
+    assert sum(model(reused, warps=1, sm=90)[0].explain(model(reused, sm=90)[1]).cycles[:, 5]) == 0
+    sm_model, state = model(reused, warps=8, sm=90)
+    assert sm_model.explain(state).by_reason["bank conflict"] > 0
 
 
-def test_the_scheduler_is_greedy_and_yield_gives_way():
+def test_the_scheduler_is_greedy_unless_a_warp_yields():
     greedy, state = model([ins("NOP")] * 6, warps=2)
     assert [issue.warp for issue in greedy.timeline(state)] == [1] * 6 + [0] * 6
-    polite, state = model([ins("NOP", yields=True)] * 6, warps=2)
-    assert [issue.warp for issue in polite.timeline(state)] == [1, 0] * 6
+    yielding, state = model([ins("NOP", yields=True)] * 6, warps=2)
+    assert [issue.warp for issue in yielding.timeline(state)] == [1, 0] * 6
 
 
 def test_yield_at_every_instruction_halves_the_issue_rate():
@@ -140,8 +140,8 @@ def test_drain_costs_more_than_any_stall():
 def test_a_barrier_holds_the_warps_until_the_last_arrives(opcode):
     launch = LaunchSpec(block=(256, 1, 1))
     code = [ins(CHAIN, 4)] * 5 + [ins(opcode), ins("LDS R0, [R4]", 2)]
-    made, state = model(code, launch=launch, warps=2)
-    issues = made.timeline(state)
+    sm_model, state = model(code, launch=launch, warps=2)
+    issues = sm_model.timeline(state)
     arrivals = [i.cycle for i in issues if i.position == 5]
     loads = [i.cycle for i in issues if i.position == 6]
     assert min(loads) == max(arrivals) + SM80.barrier
@@ -157,13 +157,13 @@ def test_only_memory_waits_for_a_deferred_barrier():
 def test_blocks_do_not_share_barriers():
     launch = LaunchSpec(block=(128, 1, 1), grid=(216, 1, 1))
     code = [ins("NOP"), ins("BAR.SYNC 0x0"), ins("NOP")]
-    made, state = model(code, launch=launch, warps=None)
-    assert made.simulated_warps == 2
-    last = {i.warp: i.cycle for i in made.timeline(state)}
+    sm_model, state = model(code, launch=launch, warps=None)
+    assert sm_model.simulated_warps == 2
+    last = {i.warp: i.cycle for i in sm_model.timeline(state)}
     assert last == {1: 1 + SM80.barrier, 0: 3 + SM80.barrier}
 
 
-def test_matrix_instructions_keep_their_pipe_by_shape():
+def test_the_occupancy_of_a_matrix_instruction_follows_its_shape():
     chain = [ins("HMMA.16816.F32 R0, R4, R8, R0")] * 20
     assert cycles(chain) == 19 * 8 + 1
     assert cycles([ins("HMMA.1688.F32 R0, R4, R8, R0")] * 20) == 19 * 4 + 1
@@ -190,24 +190,24 @@ def test_a_longer_stall_is_never_faster_for_one_warp():
         code = [ins(kinds[k], int(rng.integers(1, 8))) for k in rng.integers(0, 5, 40)]
         code.insert(10, ins("LDS R9, [R8]", 2, write=0))
         code.insert(25, ins("FADD R1, R9, R9", 2, wait=1))
-        made, state = model(code)
+        sm_model, state = model(code)
         at = int(rng.integers(len(code)))
         stall = state.stall.copy()
         stall[at] += int(rng.integers(1, 5))
-        assert made.cycles(replace(state, stall=stall)) >= made.cycles(state)
+        assert sm_model.cycles(replace(state, stall=stall)) >= sm_model.cycles(state)
 
 
 def test_reasons_add_up_to_the_time_of_the_warps():
     code = [ins("LDS R0, [R4]", 2, write=0), ins("FADD R1, R0, R0", 4, wait=1)]
     code += [ins(CLASH)] * 10 + [ins("BAR.SYNC 0x0", 3), ins("LDS R2, [R4]", 5)]
-    made, state = model(code)
-    told = made.explain(state)
-    assert told.cycles.sum() == made.cycles(state) == told.wave_cycles
-    assert told.cycles[1, Reason.SCOREBOARD] == SM80.latency_shared - 2
-    assert told.cycles[5, Reason.BANK_CONFLICT] == 1
-    assert told.cycles[13, Reason.BARRIER] == SM80.barrier - 3
-    assert told.worst(1)[0] in [(1, 22.0, "scoreboard"), (13, 23.0, "barrier")]
-    made, state = model(code, warps=3)
-    told = made.explain(state)
-    assert told.by_reason["issued"] == 3 * len(code)
-    assert told.cycles.sum() <= 3 * told.wave_cycles
+    sm_model, state = model(code)
+    explanation = sm_model.explain(state)
+    assert explanation.cycles.sum() == sm_model.cycles(state) == explanation.wave_cycles
+    assert explanation.cycles[1, Reason.SCOREBOARD] == SM80.latency_shared - 2
+    assert explanation.cycles[5, Reason.BANK_CONFLICT] == 1
+    assert explanation.cycles[13, Reason.BARRIER] == SM80.barrier - 3
+    assert explanation.worst(1)[0] in [(1, 22.0, "scoreboard"), (13, 23.0, "barrier")]
+    sm_model, state = model(code, warps=3)
+    explanation = sm_model.explain(state)
+    assert explanation.by_reason["issued"] == 3 * len(code)
+    assert explanation.cycles.sum() <= 3 * explanation.wave_cycles

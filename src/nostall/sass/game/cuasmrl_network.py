@@ -8,11 +8,11 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 
-class Convolutions(BaseFeaturesExtractor):  # type: ignore[misc]
-    """Three convolutions over the table and one dense layer, as published.
+class ConvolutionalExtractor(BaseFeaturesExtractor):  # type: ignore[misc]
+    """Three convolutions over the observed matrix and one dense layer, as published.
 
     Convolutions: 1 → 32, 5 x 3, stride 2 x 1, padding 1; 32 → 64, 4 x 4, stride 2, padding 0 x 1;
-    64 → 64, 3 x 3.  Then ``features_dim`` (512) features.  ReLU after each.
+    64 → 64, 3 x 3. The dense layer has ``features_dim`` outputs. A ReLU follows each layer.
     """
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 512) -> None:
@@ -31,5 +31,5 @@ class Convolutions(BaseFeaturesExtractor):  # type: ignore[misc]
         self.dense = nn.Sequential(nn.Linear(flat, features_dim), nn.ReLU())
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.dense(self.convolutions(observations))
-        return found
+        features: torch.Tensor = self.dense(self.convolutions(observations))
+        return features
