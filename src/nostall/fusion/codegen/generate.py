@@ -36,8 +36,8 @@ def generate(graph: Graph, operators: Iterable[int], choice: PlanChooser = defau
     a pack of its parts.  Raises :class:`BadFusion` where it is neither."""
     chosen = tuple(operators)
     try:
-        of = schedule_operators(graph, chosen)
-        return emit(of, choice(of))
+        schedule = schedule_operators(graph, chosen)
+        return emit(schedule, choice(schedule))
     except BadInput:
         parts = independent_parts(graph, chosen)
         if len(parts) < 2:

@@ -47,23 +47,23 @@ STRANGE, PLAIN = 3, 1
 """Seeds with and without NaN and Inf among the inputs."""
 
 
-def different(of: Schedule) -> list[KernelPlan]:
+def different(schedule: Schedule) -> list[KernelPlan]:
     """A plan of every scheme, with one and several chunks and parts: those of each kind that run
     the fewest programs, which is what takes time here."""
     kinds: dict[object, KernelPlan] = {}
-    for plan in sorted(plans(of).legal, key=lambda plan: programs(of, plan)):
+    for plan in sorted(plans(schedule).legal, key=lambda plan: programs(schedule, plan)):
         ahead = plan.async_copies and plan.scheme != "shared"
         kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.splits > 1, ahead), plan)
     early = [replace(plan, eager_loads=True) for plan in kinds.values()]
-    twins = [one for plan in early if (one := with_evict_first(of, plan)) is not None]
-    wide = [one for plan in kinds.values() for one in single_chunk_plans(of, plan)]
+    twins = [one for plan in early if (one := with_evict_first(schedule, plan)) is not None]
+    wide = [one for plan in kinds.values() for one in single_chunk_plans(schedule, plan)]
     return [*kinds.values(), *twins[:1], *wide[:1]]
 
 
-def programs(of: Schedule, plan: KernelPlan) -> float:
+def programs(schedule: Schedule, plan: KernelPlan) -> float:
     if plan.scheme == "thread":
-        return of.row_count / plan.chunks[0]
-    return of.row_count / plan.rows * plan.splits
+        return schedule.row_count / plan.chunks[0]
+    return schedule.row_count / plan.rows * plan.splits
 
 
 def wrong(graph: Graph, stitched: StitchedGraph, seed: int) -> list[str]:
@@ -232,8 +232,8 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """What is found when right kernels are damaged."""
     for name, (chain, pattern, damaged) in DAMAGES.items():
         graph = PATTERNS[chain]()
-        of = schedule_operators(graph, graph.operators)
-        right = [emit(of, plan) for plan in different(of)]
+        schedule = schedule_operators(graph, graph.operators)
+        right = [emit(schedule, plan) for plan in different(schedule)]
         program, match = next(
             (program, found[-1])
             for program in right

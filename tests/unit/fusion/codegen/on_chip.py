@@ -17,9 +17,9 @@ from nostall.tuning.source import Source, compile_triton
 
 
 def program_of(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
-    of = schedule_operators(graph, graph.operators)
-    assert illegal_reason(of, plan) is None
-    return emit_shared(of, plan, reuse)
+    schedule = schedule_operators(graph, graph.operators)
+    assert illegal_reason(schedule, plan) is None
+    return emit_shared(schedule, plan, reuse)
 
 
 def compiled(program: Program, folder: Path) -> Source:

@@ -32,23 +32,27 @@ COLUMNS, WIDTHS = 300, (64, 128, 256)
 def programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
     """A kernel for all that may be kept or not, with buffers that share memory in one of three
     ways."""
-    of = schedule_operators(graph, graph.operators)
+    schedule = schedule_operators(graph, graph.operators)
     for ahead in (False, True):
-        for demoted in range(len(rematerialization_options(of, ahead))):
+        for demoted in range(len(rematerialization_options(schedule, ahead))):
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead)
-            if illegal_reason(of, plan) is None:
-                yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
+            if illegal_reason(schedule, plan) is None:
+                yield emit_shared(schedule, plan, draw.choice(get_args(Reuse)))
 
 
 def odd_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
     """Kernels that keep what they read by lanes: as much as they can, less, and copied ahead."""
-    of = schedule_operators(graph, graph.operators)
+    schedule = schedule_operators(graph, graph.operators)
     for ahead in (False, True):
-        ways = len(rematerialization_options(of, ahead, is_peeled=True)) if find_peeling(of) else 0
+        ways = (
+            len(rematerialization_options(schedule, ahead, is_peeled=True))
+            if find_peeling(schedule)
+            else 0
+        )
         for demoted in sorted({0, ways // 2}) if ways else ():
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead, True)
-            if illegal_reason(of, plan) is None:
-                yield emit_shared(of, plan, draw.choice(get_args(Reuse)))
+            if illegal_reason(schedule, plan) is None:
+                yield emit_shared(schedule, plan, draw.choice(get_args(Reuse)))
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
@@ -111,8 +115,8 @@ DAMAGES = {
 def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
     graph = softmax_norm((3, COLUMNS), "float32")
-    of = schedule_operators(graph, graph.operators)
-    right = emit_shared(of, KernelPlan("shared", 1, (64,), 1), "none")
+    schedule = schedule_operators(graph, graph.operators)
+    right = emit_shared(schedule, KernelPlan("shared", 1, (64,), 1), "none")
     for name, (pattern, damaged) in DAMAGES.items():
         match = list(re.finditer(pattern, right.source))[-1]
         source = right.source[: match.start()] + match.expand(damaged)

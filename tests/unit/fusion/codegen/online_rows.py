@@ -146,13 +146,13 @@ def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
     paired = 0
     for seed in range(examples):
         graph = graphs[seed] if seed < len(graphs) else drawn(seed)
-        of = schedule_operators(graph, graph.operators)
-        paired += bool(online_pairs(of))
+        schedule = schedule_operators(graph, graph.operators)
+        paired += bool(online_pairs(schedule))
         # Many rows in a program take less time here.
         few = (PLANS[1], PLANS[3], PLANS[4 + seed % 4])
         for at, plan in enumerate(PLANS if seed < len(graphs) else few):
-            if illegal_reason(of, plan) is None:
-                found += wrong(emit(of, plan), (seed + at) // 2, folder)
+            if illegal_reason(schedule, plan) is None:
+                found += wrong(emit(schedule, plan), (seed + at) // 2, folder)
     return found, paired
 
 
@@ -163,11 +163,11 @@ def odd_rows(folder: Path, examples: int) -> tuple[list[str], int]:
     kernels = 0
     for seed in range(examples):
         graph = wide_rows(seed, COLUMNS)
-        of = schedule_operators(graph, graph.operators)
+        schedule = schedule_operators(graph, graph.operators)
         plan = PLANS[4 + seed % 2]
-        if illegal_reason(of, plan) is None:
+        if illegal_reason(schedule, plan) is None:
             kernels += 1
-            found += wrong(emit(of, plan), 1, folder)
+            found += wrong(emit(schedule, plan), 1, folder)
     return found, kernels
 
 

@@ -142,17 +142,17 @@ def _wrong(graph: Graph, folder: Path, sizes: Sequence[int | None], device: str)
             yield from (f"{plan}, {size}: {text}" for text in found)
 
 
-def _plans(of: Schedule) -> list[KernelPlan]:
+def _plans(schedule: Schedule) -> list[KernelPlan]:
     """One of every scheme with one and several chunks and parts: of each kind one with the fewest
     programs, which are what takes time here, but several where there are such."""
 
     def programs(plan: KernelPlan) -> tuple[bool, int]:
         at_once = plan.chunks[0] if plan.scheme == "thread" else plan.rows
-        count = -(-of.row_count // at_once) * plan.splits
+        count = -(-schedule.row_count // at_once) * plan.splits
         return count < 2, count
 
     kinds: dict[object, KernelPlan] = {}
-    for plan in sorted(plans(of).legal, key=programs):
+    for plan in sorted(plans(schedule).legal, key=programs):
         held = "held" if plan.scheme in ("warp", "block") else plan.scheme
         kinds.setdefault((held, len(plan.chunks) > 1, plan.has_equal_chunks, plan.splits > 1), plan)
     return list(kinds.values())

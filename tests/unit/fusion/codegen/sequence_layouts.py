@@ -156,8 +156,8 @@ def sequences(folder: Path, examples: int) -> tuple[list[str], int]:
         graph = graphs[seed] if seed < len(graphs) else drawn(seed)
         for at, plan in enumerate(turned(graph)):
             kernels += 1
-            of = schedule_operators(graph, graph.operators)
-            found += wrong(emit(of, plan), seed + at, folder)
+            schedule = schedule_operators(graph, graph.operators)
+            found += wrong(emit(schedule, plan), seed + at, folder)
     return found, kernels
 
 

@@ -77,27 +77,27 @@ class Autotuner:
     folder: Path | None = None
     records: list[TuningRecord] = field(default_factory=list)
 
-    def __call__(self, of: Schedule) -> KernelPlan:
+    def __call__(self, schedule: Schedule) -> KernelPlan:
         """The plan that runs.  Whatever fails leaves the modelled first choice.
 
         The winner meets its neighbours, which the model thought less of, and so on: at most
         :data:`MAX_ROUNDS` times in all.
         """
-        every = candidates(of, self.max_candidates)
-        winner, met = self.fastest_of(of, every), set(every)
+        every = candidates(schedule, self.max_candidates)
+        winner, met = self.fastest_of(schedule, every), set(every)
         for _ in range(1, MAX_ROUNDS):
-            near = [plan for plan in neighbours(of, winner) if plan not in met]
-            faster = self.fastest_of(of, (winner, *near))
+            near = [plan for plan in neighbours(schedule, winner) if plan not in met]
+            faster = self.fastest_of(schedule, (winner, *near))
             if faster == winner:
                 break
             winner, met = faster, met | set(near)
         return winner
 
-    def fastest_of(self, of: Schedule, every: Sequence[KernelPlan]) -> KernelPlan:
+    def fastest_of(self, schedule: Schedule, every: Sequence[KernelPlan]) -> KernelPlan:
         """The same, where the candidates are known."""
         if len(every) == 1:
             return every[0]
-        programs = [emit(of, plan) for plan in every]
+        programs = [emit(schedule, plan) for plan in every]
         place = self._record_path(programs)
         found = _read_record(place)
         if found is None or found.plans != tuple(map(str, every)):

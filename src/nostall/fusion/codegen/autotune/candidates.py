@@ -23,24 +23,24 @@ LAZY_CANDIDATES = 4
 """In a race of more plans as many as there are more run a second time, as early ones."""
 
 
-def candidates(of: Schedule, most: int) -> tuple[KernelPlan, ...]:
+def candidates(schedule: Schedule, most: int) -> tuple[KernelPlan, ...]:
     """The :func:`fastest_modelled` of the model, its first choice first, and the first ones again where
     they can be :func:`~nostall.fusion.codegen.tiling.plan_variants.with_eager_loads`.  Raises :class:`BadInput` where no plan
     is legal."""
-    times = {plan: modelled_seconds(of, plan) for plan in plans(of).legal}
+    times = {plan: modelled_seconds(schedule, plan) for plan in plans(schedule).legal}
     if not times:
-        return (default_plan(of),)
+        return (default_plan(schedule),)
     found = fastest_modelled(times, most)
-    twins = [twin for plan in found if (twin := with_eager_loads(of, plan)) is not None]
+    twins = [twin for plan in found if (twin := with_eager_loads(schedule, plan)) is not None]
     return (*found, *twins[: max(0, most - LAZY_CANDIDATES)])
 
 
-def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
+def neighbours(schedule: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
     """The plans that differ from one in a single respect: half or twice its rows, warps or columns
     of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not,
     streamed or not; and the ones of its rows
     :func:`~nostall.fusion.codegen.tiling.plan_variants.single_chunk_plans`, early or not."""
-    legal = plans(of).legal
+    legal = plans(schedule).legal
     every = (
         replace(other, eager_loads=is_early, evict_first=is_streamed)
         for is_streamed, is_early in product((False, True), repeat=2)
@@ -49,11 +49,11 @@ def neighbours(of: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
     near = [
         other
         for other in every
-        if _plan_distance(plan, other) == 1 and illegal_reason(of, other) is None
+        if _plan_distance(plan, other) == 1 and illegal_reason(schedule, other) is None
     ]
-    for wide in single_chunk_plans(of, plan):
+    for wide in single_chunk_plans(schedule, plan):
         twins = (replace(wide, eager_loads=False), replace(wide, eager_loads=True))
-        near += [one for one in twins if one not in near and illegal_reason(of, one) is None]
+        near += [one for one in twins if one not in near and illegal_reason(schedule, one) is None]
     return tuple(near)
 
 

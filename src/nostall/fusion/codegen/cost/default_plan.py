@@ -13,23 +13,23 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
 
 
-def default_plan(of: Schedule) -> KernelPlan:
+def default_plan(schedule: Schedule) -> KernelPlan:
     """The plan with the least modelled time.  Raises :class:`BadInput` where none is legal."""
-    found = plans(of)
+    found = plans(schedule)
     if not found.legal:
         reasons = "; ".join(f"{r.plan}: {r.reason}" for r in found.illegal[:3])
         raise BadInput(
             f"none of {len(found.illegal)} plans fits ({reasons}); make smaller kernels of these "
             "operators"
         )
-    return min(found.legal, key=lambda plan: sort_key(of, plan))
+    return min(found.legal, key=lambda plan: sort_key(schedule, plan))
 
 
-def sort_key(of: Schedule, plan: KernelPlan) -> tuple[float, int, str]:
+def sort_key(schedule: Schedule, plan: KernelPlan) -> tuple[float, int, str]:
     """What orders plans: the modelled time, then the fewest rows, which share less."""
-    return modelled_seconds(of, plan), plan.rows, str(plan)
+    return modelled_seconds(schedule, plan), plan.rows, str(plan)
 
 
-def modelled_seconds(of: Schedule, plan: KernelPlan) -> float:
+def modelled_seconds(schedule: Schedule, plan: KernelPlan) -> float:
     """Seconds that the kernels of a plan would take on an H200, *modelled*."""
-    return sum(kernel_seconds(demand) for demand in kernel_costs(of, plan))
+    return sum(kernel_seconds(demand) for demand in kernel_costs(schedule, plan))

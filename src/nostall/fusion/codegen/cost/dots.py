@@ -32,18 +32,23 @@ SHUFFLE_INSTRUCTIONS = 2.0
 together."""
 
 
-def dot_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients = COEFFICIENTS) -> KernelCost:
+def dot_cost(
+    schedule: Schedule, plan: KernelPlan, counts: CostCoefficients = COEFFICIENTS
+) -> KernelCost:
     """That of the only kernel of a ``matrix`` plan."""
-    mapping, graph = of.mapping, of.mapping.graph
-    threads, apart = WARP_SIZE * plan.num_warps, WARP_SIZE * _warps_with_distinct_rows(of, plan)
+    mapping, graph = schedule.mapping, schedule.mapping.graph
+    threads, apart = (
+        WARP_SIZE * plan.num_warps,
+        WARP_SIZE * _warps_with_distinct_rows(schedule, plan),
+    )
     instructions, barriers, phases, shared = counts.program, 0, 0, 0
     outside: set[Operand] = set()
     for index in mapping.operators:
         operands, gone = mapping.operands[index], mapping.reduced_loops.get(index, frozenset())
         outside.update(one for one in operands if mapping.is_in_memory(one))
-        each = max(1.0, _lanes(of, mapping.loops[index] | gone) / apart)
+        each = max(1.0, _lanes(schedule, mapping.loops[index] | gone) / apart)
         if graph[index].kind == "dot" and all(dot_loops(mapping, index)):
-            factors = sum(_lanes(of, loops_used(one.accesses)) for one in operands)
+            factors = sum(_lanes(schedule, loops_used(one.accesses)) for one in operands)
             of_tensor_cores = graph[index].dtype != "float32"
             instructions += each * WARP_SIZE / _MMA_PRODUCTS if of_tensor_cores else each
             # Written and read again, as many at once as an access takes.
@@ -54,9 +59,9 @@ def dot_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients = COEFFICI
         elif gone:
             # A product as well, where it is a dot with one long axis or two.
             instructions += each * (2 if graph[index].kind == "dot" else 1)
-            kept, lost = _lanes(of, mapping.loops[index]), _lanes(of, gone)
+            kept, lost = _lanes(schedule, mapping.loops[index]), _lanes(schedule, gone)
             widest = (
-                _contiguous_per_thread(of, index, threads)
+                _contiguous_per_thread(schedule, index, threads)
                 if graph[index].kind == "dot"
                 else threads
             )
@@ -69,57 +74,59 @@ def dot_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients = COEFFICI
             barriers += 2 * meet
             phases += 1
         else:
-            instructions += operator_cost(of, index, False, counts.operators) * each
-    instructions += counts.access * _access_count(of, outside, threads)
+            instructions += operator_cost(schedule, index, False, counts.operators) * each
+    instructions += counts.access * _access_count(schedule, outside, threads)
     moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
     return KernelCost(
-        programs=of.row_count,
+        programs=schedule.row_count,
         warps=plan.num_warps,
         instructions=instructions,
         registers=BASE_REGISTERS
-        + counts.live_share * of.peak_live_values * sum(plan.chunks) / apart,
-        memory_bytes=moved / of.row_count,
+        + counts.live_share * schedule.peak_live_values * sum(plan.chunks) / apart,
+        memory_bytes=moved / schedule.row_count,
         reduction_phases=phases,
         barriers=barriers if plan.num_warps > 1 else 0,
         shared_bytes=shared,
     )
 
 
-def _contiguous_per_thread(of: Schedule, index: int, threads: int) -> int:
+def _contiguous_per_thread(schedule: Schedule, index: int, threads: int) -> int:
     """Elements of a thread beside each other in a sum of products.  A vector that is read lies as
     the matrix does if it has fewer elements than there are threads, else the matrix lies as the
     vector does (seen with Triton 3.6)."""
-    operands = of.mapping.operands[index]
+    operands = schedule.mapping.operands[index]
     read = [
-        _lanes(of, loops_used(one.accesses)) for one in operands if of.mapping.is_in_memory(one)
+        _lanes(schedule, loops_used(one.accesses))
+        for one in operands
+        if schedule.mapping.is_in_memory(one)
     ]
     vector = min(read, default=0)
     return threads if vector < threads else vector // threads
 
 
-def _warps_with_distinct_rows(of: Schedule, plan: KernelPlan) -> int:
+def _warps_with_distinct_rows(schedule: Schedule, plan: KernelPlan) -> int:
     """The warps of a program that have elements of their own: all, or as tensor cores share out the
     rows of the largest product."""
-    graph, rows = of.mapping.graph, 0
-    for index in of.mapping.operators:
+    graph, rows = schedule.mapping.graph, 0
+    for index in schedule.mapping.operators:
         if graph[index].kind == "dot" and graph[index].dtype != "float32":
-            found = dot_loops(of.mapping, index)
-            rows = max(rows, _lanes(of, found[0]) if all(found) else 0)
+            found = dot_loops(schedule.mapping, index)
+            rows = max(rows, _lanes(schedule, found[0]) if all(found) else 0)
     return min(plan.num_warps, max(1, rows // _MMA_ROWS)) if rows else plan.num_warps
 
 
-def _access_count(of: Schedule, outside: Iterable[Operand], threads: int) -> float:
+def _access_count(schedule: Schedule, outside: Iterable[Operand], threads: int) -> float:
     """Of a thread, to what is read from outside and what is written."""
     read = [(one.source, loops_used(one.accesses)) for one in outside]
-    written = [(index, of.mapping.loops[index]) for index in of.mapping.outputs]
+    written = [(index, schedule.mapping.loops[index]) for index in schedule.mapping.outputs]
     found = 0.0
     for node, loops in (*read, *written):
-        widest = ACCESS_BYTES // DTYPE_BYTES[of.mapping.graph[node].dtype]
-        found += max(1.0, _lanes(of, loops) / threads / widest)
+        widest = ACCESS_BYTES // DTYPE_BYTES[schedule.mapping.graph[node].dtype]
+        found += max(1.0, _lanes(schedule, loops) / threads / widest)
     return found
 
 
-def _lanes(of: Schedule, loops: frozenset[int]) -> int:
+def _lanes(schedule: Schedule, loops: frozenset[int]) -> int:
     """Of a tensor that counts through these loops."""
-    widths = group_lanes(of)
-    return math.prod(widths[at] for at in find_groups(loops, of.loop_groups))
+    widths = group_lanes(schedule)
+    return math.prod(widths[at] for at in find_groups(loops, schedule.loop_groups))

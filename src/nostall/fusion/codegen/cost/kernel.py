@@ -47,53 +47,53 @@ _COMBINE_INSTRUCTIONS = 60.0
 
 
 def kernel_costs(
-    of: Schedule, plan: KernelPlan, counts: CostCoefficients = COEFFICIENTS
+    schedule: Schedule, plan: KernelPlan, counts: CostCoefficients = COEFFICIENTS
 ) -> tuple[KernelCost, ...]:
     """Those of all kernels of a plan, in their order."""
     if plan.scheme == "matrix":
-        return (dot_cost(of, plan, counts),)
+        return (dot_cost(schedule, plan, counts),)
     if plan.scheme == "turned":
-        return (sequence_cost(of, plan, counts),)
+        return (sequence_cost(schedule, plan, counts),)
     if plan.scheme == "shared":
-        return (_shared_cost(of, plan, counts),)
+        return (_shared_cost(schedule, plan, counts),)
     if plan.scheme == "looped":
-        return (_looped_cost(of, plan, counts),)
+        return (_looped_cost(schedule, plan, counts),)
     if plan.scheme == "split":
-        return tuple(_split_cost(of, plan, part, counts) for part in passes(of))
+        return tuple(_split_cost(schedule, plan, part, counts) for part in passes(schedule))
     if plan.scheme == "column":
-        return _first_stage_cost(of, plan, counts), _second_stage_cost(of, plan)
-    return (_register_cost(of, plan, counts),)
+        return _first_stage_cost(schedule, plan, counts), _second_stage_cost(schedule, plan)
+    return (_register_cost(schedule, plan, counts),)
 
 
-def _register_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
+def _register_cost(schedule: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
     """Whole rows in registers, or no rows at all."""
     flat = plan.scheme == "thread"
-    programs = -(-of.row_count // (plan.chunks[0] if flat else plan.rows))
-    tile = tile_cost(of, plan, plan.chunks, of.body, of.mapping.outputs, counts)
-    moved = _tensor_bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
+    programs = -(-schedule.row_count // (plan.chunks[0] if flat else plan.rows))
+    tile = tile_cost(schedule, plan, plan.chunks, schedule.body, schedule.mapping.outputs, counts)
+    moved = _tensor_bytes(schedule, schedule.mapping.inputs, schedule.mapping.outputs) / programs
     found = KernelCost(
         programs=programs,
         warps=plan.num_warps,
         instructions=counts.program + tile.instructions,
         registers=tile.registers,
         memory_bytes=moved,
-        reduction_phases=_reduction_depth(of),
+        reduction_phases=_reduction_depth(schedule),
         barriers=tile.barriers,
         shared_bytes=tile.conversion_bytes,
     )
-    return found if flat else _with_sector_waste(of, plan, found)
+    return found if flat else _with_sector_waste(schedule, plan, found)
 
 
-def _looped_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
-    programs = -(-of.row_count // plan.rows)
-    turns = -(-lanes_per_row(of, plan.peeled) // plan.chunks[0])
-    parts = passes(of)
+def _looped_cost(schedule: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
+    programs = -(-schedule.row_count // plan.rows)
+    turns = -(-lanes_per_row(schedule, plan.peeled) // plan.chunks[0])
+    parts = passes(schedule)
     instructions, registers, barriers, read = counts.program, 0.0, 0.0, 0.0
     steps, hidden = 0.0, 0.0
     for part in parts:
-        tile = _iteration_cost(of, plan, part, counts)
+        tile = _iteration_cost(schedule, plan, part, counts)
         instructions += turns * (
-            tile.instructions + _async_copy_instructions(of, plan, tile, counts)
+            tile.instructions + _async_copy_instructions(schedule, plan, tile, counts)
         )
         registers = max(registers, tile.registers)
         barriers += tile.barriers + turns * plan.async_copies
@@ -102,38 +102,38 @@ def _looped_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> Ke
         ) * part.has_columns
         hidden += pipelined_load_waits(turns) * (plan.async_copies and part.has_columns)
         read += _tensor_bytes(
-            of, of.mapping.inputs_of((*part.column_operators, *part.reductions)), ()
+            schedule, schedule.mapping.inputs_of((*part.column_operators, *part.reductions)), ()
         )
-    once = _tensor_bytes(of, of.mapping.inputs, ())
-    moved = _tensor_bytes(of, of.mapping.inputs, of.mapping.outputs) / programs
+    once = _tensor_bytes(schedule, schedule.mapping.inputs, ())
+    moved = _tensor_bytes(schedule, schedule.mapping.inputs, schedule.mapping.outputs) / programs
     found = KernelCost(
         programs=programs,
         warps=plan.num_warps,
         instructions=instructions,
         registers=registers,
         memory_bytes=moved,
-        iterations=turns * len(passes(of)),
+        iterations=turns * len(passes(schedule)),
         dependent_loads=steps,
         overlapped_loads=hidden,
         reduction_phases=sum(bool(part.reductions) for part in parts),
         barriers=barriers,
-        shared_bytes=_async_copy_bytes(of, plan),
+        shared_bytes=_async_copy_bytes(schedule, plan),
         reread_bytes=max(0.0, read - once) / programs,
     )
-    return _with_sector_waste(of, plan, found)
+    return _with_sector_waste(schedule, plan, found)
 
 
-def _shared_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
+def _shared_cost(schedule: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
     """Rows in shared memory: as :func:`_looped_cost`, but what is kept is neither read nor computed
     again.  Accesses to shared memory take the instructions that those to memory do."""
-    kept = rematerialization_options(of, plan.async_copies, plan.peeled)[plan.rematerialized]
+    kept = rematerialization_options(schedule, plan.async_copies, plan.peeled)[plan.rematerialized]
     held = kept.arena(plan.chunks[0])
     instructions, registers, barriers, steps = counts.program, 0.0, 0.0, 0.0
     known: set[ValueKey] = set()
     again = 0.0
-    by_row = values_along(of, of.rows)
+    by_row = values_along(schedule, schedule.rows)
     for part in kept.passes:
-        tile = _iteration_cost(of, plan, part, counts)
+        tile = _iteration_cost(schedule, plan, part, counts)
         left = [
             v
             for v in (*part.operands, *part.column_operators)
@@ -142,7 +142,9 @@ def _shared_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> Ke
         ours = sum(isinstance(value, int) for value in part.operands) + len(left)
         reads = [v for v in part.operands if isinstance(v, Operand) and v not in part.on_chip]
         early = [value for value in reads if kept.is_prefetched(value)]
-        again += sum(_tensor_bytes(of, [v.source], ()) for v in reads if v in known and v in by_row)
+        again += sum(
+            _tensor_bytes(schedule, [v.source], ()) for v in reads if v in known and v in by_row
+        )
         known.update(reads)
         instructions += held.chunks * (tile.instructions + counts.access * ours * tile.accesses)
         registers = max(registers, tile.registers)
@@ -150,28 +152,33 @@ def _shared_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> Ke
         steps += bool(early) + dependent_loads(held.chunks, tile.elements) * (
             len(reads) > len(early)
         )
-    moved = _tensor_bytes(of, of.mapping.inputs, of.mapping.outputs) / of.row_count
+    moved = (
+        _tensor_bytes(schedule, schedule.mapping.inputs, schedule.mapping.outputs)
+        / schedule.row_count
+    )
     found = KernelCost(
-        programs=of.row_count,
+        programs=schedule.row_count,
         warps=plan.num_warps,
         instructions=instructions,
         registers=registers,
         memory_bytes=moved,
         iterations=held.chunks * len(kept.passes),
         dependent_loads=steps,
-        reduction_phases=_reduction_depth(of),
+        reduction_phases=_reduction_depth(schedule),
         barriers=barriers,
         shared_bytes=held.total_bytes,
-        reread_bytes=again / of.row_count,
+        reread_bytes=again / schedule.row_count,
     )
-    return _with_sector_waste(of, plan, found)
+    return _with_sector_waste(schedule, plan, found)
 
 
-def _split_cost(of: Schedule, plan: KernelPlan, part: Pass, counts: CostCoefficients) -> KernelCost:
+def _split_cost(
+    schedule: Schedule, plan: KernelPlan, part: Pass, counts: CostCoefficients
+) -> KernelCost:
     """One pass; the partial results of those before are read by every program."""
-    groups = -(-of.row_count // plan.rows)
+    groups = -(-schedule.row_count // plan.rows)
     finished = len(part.accumulators(part.finished_reductions))
-    partial = _PARTIAL_RESULT_BYTES * of.row_count * plan.splits * finished
+    partial = _PARTIAL_RESULT_BYTES * schedule.row_count * plan.splits * finished
     if not part.has_columns:
         return KernelCost(
             programs=groups,
@@ -182,20 +189,23 @@ def _split_cost(of: Schedule, plan: KernelPlan, part: Pass, counts: CostCoeffici
             reduction_phases=1.0,
             barriers=2,
         )
-    turns = -(-lanes_per_row(of, plan.peeled) // (plan.chunks[0] * plan.splits))
-    tile = _iteration_cost(of, plan, part, counts)
+    turns = -(-lanes_per_row(schedule, plan.peeled) // (plan.chunks[0] * plan.splits))
+    tile = _iteration_cost(schedule, plan, part, counts)
     programs = groups * plan.splits
-    reads = of.mapping.inputs_of((*part.column_operators, *part.reductions))
+    reads = schedule.mapping.inputs_of((*part.column_operators, *part.reductions))
     made = (
-        _PARTIAL_RESULT_BYTES * of.row_count * plan.splits * len(part.accumulators(part.reductions))
+        _PARTIAL_RESULT_BYTES
+        * schedule.row_count
+        * plan.splits
+        * len(part.accumulators(part.reductions))
     )
-    moved = _tensor_bytes(of, reads, part.column_outputs) + made + partial * plan.splits
+    moved = _tensor_bytes(schedule, reads, part.column_outputs) + made + partial * plan.splits
     found = KernelCost(
         programs=programs,
         warps=plan.num_warps,
         instructions=counts.program
         + counts.cross_warp * finished
-        + turns * (tile.instructions + _async_copy_instructions(of, plan, tile, counts)),
+        + turns * (tile.instructions + _async_copy_instructions(schedule, plan, tile, counts)),
         registers=tile.registers,
         memory_bytes=moved / programs,
         iterations=turns,
@@ -203,43 +213,45 @@ def _split_cost(of: Schedule, plan: KernelPlan, part: Pass, counts: CostCoeffici
         overlapped_loads=pipelined_load_waits(turns) if plan.async_copies else 0.0,
         reduction_phases=float(finished > 0),
         barriers=tile.barriers + turns * plan.async_copies + 2 * finished * (plan.num_warps > 1),
-        shared_bytes=_async_copy_bytes(of, plan),
+        shared_bytes=_async_copy_bytes(schedule, plan),
     )
-    return _with_sector_waste(of, plan, found)
+    return _with_sector_waste(schedule, plan, found)
 
 
-def _first_stage_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
+def _first_stage_cost(schedule: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
     """The first kernel of ``column``: groups of rows one after the other."""
-    summed = of.count(of.reduced_rows)
+    summed = schedule.count(schedule.reduced_rows)
     turns = -(-summed // (plan.rows * plan.splits))
-    programs = of.row_count // summed * plan.splits
-    outputs = [index for index in of.body if index in of.mapping.outputs]
-    operators, held = (*of.body, *of.row_reductions), len(of.row_reductions)
-    tile = tile_cost(of, plan, plan.chunks, operators, outputs, counts, held=held, walked=True)
+    programs = schedule.row_count // summed * plan.splits
+    outputs = [index for index in schedule.body if index in schedule.mapping.outputs]
+    operators, held = (*schedule.body, *schedule.row_reductions), len(schedule.row_reductions)
+    tile = tile_cost(
+        schedule, plan, plan.chunks, operators, outputs, counts, held=held, walked=True
+    )
     moved = _tensor_bytes(
-        of, of.mapping.inputs, outputs
-    ) + _PARTIAL_RESULT_BYTES * plan.splits * _row_reduction_results(of)
+        schedule, schedule.mapping.inputs, outputs
+    ) + _PARTIAL_RESULT_BYTES * plan.splits * _row_reduction_results(schedule)
     found = KernelCost(
         programs=programs,
         warps=plan.num_warps,
         instructions=counts.program
-        + turns * (tile.instructions + _async_copy_instructions(of, plan, tile, counts)),
+        + turns * (tile.instructions + _async_copy_instructions(schedule, plan, tile, counts)),
         registers=tile.registers,
         memory_bytes=moved / programs,
         iterations=turns,
         dependent_loads=1 if plan.async_copies else turns,
         overlapped_loads=pipelined_load_waits(turns) if plan.async_copies else 0.0,
         # What the next turn loads waits for no reduction of this one.
-        reduction_phases=_reduction_depth(of),
+        reduction_phases=_reduction_depth(schedule),
         barriers=turns * (tile.barriers + plan.async_copies),
-        shared_bytes=tile.conversion_bytes + _async_copy_bytes(of, plan),
+        shared_bytes=tile.conversion_bytes + _async_copy_bytes(schedule, plan),
     )
-    return _with_sector_waste(of, plan, found)
+    return _with_sector_waste(schedule, plan, found)
 
 
-def _second_stage_cost(of: Schedule, plan: KernelPlan) -> KernelCost:
+def _second_stage_cost(schedule: Schedule, plan: KernelPlan) -> KernelCost:
     """The second one: partial results are added up."""
-    results = _row_reduction_results(of)
+    results = _row_reduction_results(schedule)
     width, warps = finish_tile(plan.splits, results)
     programs = max(1, -(-results // width))
     each = width * plan.splits / (WARP_SIZE * warps)
@@ -256,13 +268,13 @@ def _second_stage_cost(of: Schedule, plan: KernelPlan) -> KernelCost:
 
 
 def _iteration_cost(
-    of: Schedule, plan: KernelPlan, part: Pass, counts: CostCoefficients
+    schedule: Schedule, plan: KernelPlan, part: Pass, counts: CostCoefficients
 ) -> TileCost:
     """One step of a loop over columns: accumulators stay."""
     running = part.accumulators(part.reductions)
     operators, held = sorted((*part.column_operators, *running)), len(running)
     chunks, outputs = plan.chunks[:1], part.column_outputs
-    tile = tile_cost(of, plan, chunks, operators, outputs, counts, held=held, turned=True)
+    tile = tile_cost(schedule, plan, chunks, operators, outputs, counts, held=held, turned=True)
     more = (
         len(part.reduced_pairs)
         * (counts.operators["share"] + _RESCALE_INSTRUCTIONS)
@@ -272,26 +284,28 @@ def _iteration_cost(
 
 
 def _async_copy_instructions(
-    of: Schedule, plan: KernelPlan, tile: TileCost, counts: CostCoefficients
+    schedule: Schedule, plan: KernelPlan, tile: TileCost, counts: CostCoefficients
 ) -> float:
     """Instructions that a turn has more where what it reads is copied before."""
-    return counts.access * tile.accesses * len(loop_operands(of)) if plan.async_copies else 0.0
+    return (
+        counts.access * tile.accesses * len(loop_operands(schedule)) if plan.async_copies else 0.0
+    )
 
 
-def _async_copy_bytes(of: Schedule, plan: KernelPlan) -> int:
+def _async_copy_bytes(schedule: Schedule, plan: KernelPlan) -> int:
     """Bytes of shared memory for the turns that come."""
-    return async_copy_bytes(of, plan.rows * sum(plan.chunks)) if plan.async_copies else 0
+    return async_copy_bytes(schedule, plan.rows * sum(plan.chunks)) if plan.async_copies else 0
 
 
-def _with_sector_waste(of: Schedule, plan: KernelPlan, demand: KernelCost) -> KernelCost:
+def _with_sector_waste(schedule: Schedule, plan: KernelPlan, demand: KernelCost) -> KernelCost:
     """With what comes of short runs, where rows lie along memory and a tile has few of them: bytes
     that come along unasked (programs beside it need those), sectors that are written in parts, and
     those that come without the other one of their pair."""
-    if not of.is_column_major:
+    if not schedule.is_column_major:
         return demand
-    graph, outputs = of.mapping.graph, set(of.mapping.outputs)
+    graph, outputs = schedule.mapping.graph, set(schedule.mapping.outputs)
     needed = wasted = partial = single = 0.0
-    for index in (*of.mapping.inputs, *of.mapping.outputs):
+    for index in (*schedule.mapping.inputs, *schedule.mapping.outputs):
         run, moved = plan.rows * DTYPE_BYTES[graph[index].dtype], graph[index].bytes
         more = moved * max(0.0, SECTOR_BYTES / run - 1)
         needed += moved
@@ -307,13 +321,13 @@ def _with_sector_waste(of: Schedule, plan: KernelPlan, demand: KernelCost) -> Ke
     )
 
 
-def _reduction_depth(of: Schedule) -> int:
-    return max(of.reduction_level.values(), default=0)
+def _reduction_depth(schedule: Schedule) -> int:
+    return max(schedule.reduction_level.values(), default=0)
 
 
-def _row_reduction_results(of: Schedule) -> int:
-    return sum(of.mapping.graph[index].elements for index in of.row_reductions)
+def _row_reduction_results(schedule: Schedule) -> int:
+    return sum(schedule.mapping.graph[index].elements for index in schedule.row_reductions)
 
 
-def _tensor_bytes(of: Schedule, reads: Iterable[int], writes: Iterable[int]) -> float:
-    return float(sum(of.mapping.graph[index].bytes for index in (*reads, *writes)))
+def _tensor_bytes(schedule: Schedule, reads: Iterable[int], writes: Iterable[int]) -> float:
+    return float(sum(schedule.mapping.graph[index].bytes for index in (*reads, *writes)))

@@ -32,11 +32,13 @@ _BASE_REGISTERS, _REGISTERS_PER_ELEMENT = 26.0, 0.7
 of a query that Triton 3.6 compiled for sm_90 all are within a quarter, 14 within 10 %."""
 
 
-def sequence_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
+def sequence_cost(schedule: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
     """That of the only kernel of a ``turned`` plan."""
-    mapping, graph, found = of.mapping, of.mapping.graph, sequence_tiling(of)
-    tile = _SequenceTile(of, plan, found)
-    turns = -(-of.count(of.loop_groups[found.group]) // positions_per_tile(of, plan))
+    mapping, graph, found = schedule.mapping, schedule.mapping.graph, sequence_tiling(schedule)
+    tile = _SequenceTile(schedule, plan, found)
+    turns = -(
+        -schedule.count(schedule.loop_groups[found.group]) // positions_per_tile(schedule, plan)
+    )
     each_turn, once = counts.iteration, counts.program
     barriers, held, phases = 0, 0.0, len(found.softmax_sums) + bool(found.accumulated)
     for index in mapping.operators:
@@ -56,18 +58,18 @@ def sequence_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> K
             each_turn, once = each_turn + cost * in_turn, once + cost * (not in_turn)
             barriers += 2 * crossed * (turns if in_turn else 1)
         elif index not in found.pass_through:
-            cost = operator_cost(of, index, False, counts.operators) * each
+            cost = operator_cost(schedule, index, False, counts.operators) * each
             in_turn = index in found.in_loop
             each_turn, once = each_turn + cost * in_turn, once + cost * (not in_turn)
     in_turns, beside = tile.access_counts()
     moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
     elements = plan.elements_per_thread
     return KernelCost(
-        programs=of.row_count,
+        programs=schedule.row_count,
         warps=plan.num_warps,
         instructions=once + turns * (each_turn + counts.access * in_turns) + counts.access * beside,
         registers=_BASE_REGISTERS + held + _REGISTERS_PER_ELEMENT * elements,
-        memory_bytes=moved / of.row_count,
+        memory_bytes=moved / schedule.row_count,
         iterations=turns,
         dependent_loads=dependent_loads(turns, elements),
         reduction_phases=phases,
@@ -78,10 +80,10 @@ def sequence_cost(of: Schedule, plan: KernelPlan, counts: CostCoefficients) -> K
 class _SequenceTile:
     """The tensors of a turn, and those beside it."""
 
-    def __init__(self, of: Schedule, plan: KernelPlan, found: SequenceTiling) -> None:
-        self.schedule, self.plan, self.tiling = of, plan, found
-        places = positions_per_tile(of, plan)
-        widths = enumerate(group_lanes(of))
+    def __init__(self, schedule: Schedule, plan: KernelPlan, found: SequenceTiling) -> None:
+        self.schedule, self.plan, self.tiling = schedule, plan, found
+        places = positions_per_tile(schedule, plan)
+        widths = enumerate(group_lanes(schedule))
         self.lane_counts = tuple(places if at == found.group else lanes for at, lanes in widths)
         self.threads = WARP_SIZE * plan.num_warps
 

@@ -130,7 +130,7 @@ def dependent_loads(turns: int, elements: float) -> float:
 
 
 def tile_cost(
-    of: Schedule,
+    schedule: Schedule,
     plan: KernelPlan,
     chunks: Sequence[int],
     operators: Collection[int],
@@ -146,10 +146,10 @@ def tile_cost(
     ``turned``: one turn of a loop over columns.  ``held``: tiles that stay over all turns."""
     flat = plan.scheme == "thread"
     rows = 1 if flat else plan.rows
-    along_rows = not flat and of.is_column_major
+    along_rows = not flat and schedule.is_column_major
     anywhere = along_rows or plan.peeled
     block = rows if rows > 1 and plan.scheme != "column" else 0
-    memory = _tensor_accesses(of, flat, block, anywhere, operators, outputs)
+    memory = _tensor_accesses(schedule, flat, block, anywhere, operators, outputs)
     # Triton lays tensors of one shape out alike, as the one with the most neighbours wants it.
     alike = [one.max_vector for one in memory if one.has_rows or rows == 1]
     bare = [one.max_vector for one in memory if not (one.has_rows or rows == 1)]
@@ -157,13 +157,13 @@ def tile_cost(
     spreads = [thread_layout(rows, width, plan.num_warps, widest, along_rows) for width in chunks]
     instructions = elements = moved = 0.0
     barriers = 0
-    reductions = sum(bool(of.mapping.reduced_loops.get(index)) for index in operators)
+    reductions = sum(bool(schedule.mapping.reduced_loops.get(index)) for index in operators)
     even = len(set(chunks)) == 1
     for at, (width, lies) in enumerate(zip(chunks, spreads, strict=True)):
         elements += lies.elements_per_thread
         again = turned or (even and at > 0)
         instructions += counts.iteration if again else counts.chunk
-        instructions += _operator_instructions(of, flat, along_rows, operators, lies, counts)
+        instructions += _operator_instructions(schedule, flat, along_rows, operators, lies, counts)
         # Equal chunks are put together before warps meet.
         meet = lies.warps_per_row > 1 and not (even and at > 0)
         crossing = reductions * meet
@@ -188,17 +188,17 @@ def tile_cost(
             barriers += 2 if along_rows else 4
     if len({_layout_key(lies) for lies in spreads}) > 1:
         # Sums of chunks meet only in one layout; what comes after some of them comes from there.
-        times = max(1, max(of.reduction_level.values(), default=0) - 1)
+        times = max(1, max(schedule.reduction_level.values(), default=0) - 1)
         moved += times * max(lies.elements_per_thread for lies in spreads)
         barriers += 2 * times
     converted = min(_CONVERSION_SCRATCH_BYTES, 4 * rows * max(chunks)) if moved else 0
     instructions += counts.layout_conversion * moved
     # Within one warp, lanes exchange what they have.
     barriers = barriers if plan.num_warps > 1 else 0
-    each_draws = _philox_counters_per_element(of, flat or along_rows, operators, spreads[0])
+    each_draws = _philox_counters_per_element(schedule, flat or along_rows, operators, spreads[0])
     registers = _registers_per_element(memory, counts, each_draws) + held
-    of_elements = (index for index in operators if flat or of.has_columns(index))
-    registers += counts.int64_registers * any(_uses_int64(of, index) for index in of_elements)
+    of_elements = (index for index in operators if flat or schedule.has_columns(index))
+    registers += counts.int64_registers * any(_uses_int64(schedule, index) for index in of_elements)
     registers += counts.row_loop_registers * walked
     further = 0 if even else len(chunks) - 1
     registers = (
@@ -227,7 +227,7 @@ def _registers_per_element(
 
 
 def _operator_instructions(
-    of: Schedule,
+    schedule: Schedule,
     flat: bool,
     along_rows: bool,
     operators: Iterable[int],
@@ -237,48 +237,50 @@ def _operator_instructions(
     """Instructions of the operators, and of a thread's own part of reductions."""
     counted = 0.0
     for index in operators:
-        if of.mapping.reduced_loops.get(index):
+        if schedule.mapping.reduced_loops.get(index):
             counted += lies.elements_per_thread
-        elif flat or of.has_columns(index):
-            has_rows = flat or of.mapping.loops[index] & set(of.rows)
+        elif flat or schedule.has_columns(index):
+            has_rows = flat or schedule.mapping.loops[index] & set(schedule.rows)
             alike = 1 if has_rows else lies.rows_per_thread
-            if of.mapping.graph[index].op == "random":
-                alike *= _elements_per_philox_counter(of, index, lies, flat or along_rows)
+            if schedule.mapping.graph[index].op == "random":
+                alike *= _elements_per_philox_counter(schedule, index, lies, flat or along_rows)
             counted += (
-                operator_cost(of, index, flat, counts.operators) * lies.elements_per_thread / alike
+                operator_cost(schedule, index, flat, counts.operators)
+                * lies.elements_per_thread
+                / alike
             )
     return counted
 
 
 def _philox_counters_per_element(
-    of: Schedule, along_rows: bool, operators: Iterable[int], lies: ThreadLayout
+    schedule: Schedule, along_rows: bool, operators: Iterable[int], lies: ThreadLayout
 ) -> float:
     """Counters that an element draws at once, for the tensor that needs the most."""
-    random = [index for index in operators if of.mapping.graph[index].op == "random"]
+    random = [index for index in operators if schedule.mapping.graph[index].op == "random"]
     return max(
-        (1 / _elements_per_philox_counter(of, index, lies, along_rows) for index in random),
+        (1 / _elements_per_philox_counter(schedule, index, lies, along_rows) for index in random),
         default=0.0,
     )
 
 
 def _elements_per_philox_counter(
-    of: Schedule, index: int, lies: ThreadLayout, along_rows: bool
+    schedule: Schedule, index: int, lies: ThreadLayout, along_rows: bool
 ) -> int:
     """Neighbours of a thread whose random numbers come from one counter."""
-    words = of.mapping.graph[index]["words"]
+    words = schedule.mapping.graph[index]["words"]
     assert isinstance(words, int)
-    fastest = (of.rows if along_rows else of.columns)[-1]
-    row = [loop for place in of.mapping.accesses[index] for loop in place.loops]
+    fastest = (schedule.rows if along_rows else schedule.columns)[-1]
+    row = [loop for place in schedule.mapping.accesses[index] for loop in place.loops]
     return math.gcd(words, lies.vector) if row and row[-1] == fastest else 1
 
 
-def operator_cost(of: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:
+def operator_cost(schedule: Schedule, index: int, flat: bool, known: Mapping[str, float]) -> float:
     """Instructions of an operator for each element."""
-    graph = of.mapping.graph
+    graph = schedule.mapping.graph
     node = graph[index]
     if node.op == "random":
         return known["random"]
-    if is_deferred(graph, index) or is_deferred_round(graph, index, of.mapping.outputs):
+    if is_deferred(graph, index) or is_deferred_round(graph, index, schedule.mapping.outputs):
         return 0.0
     for source in graph.sources[index] if node.op == "add" else ():
         if is_deferred(graph, source):
@@ -287,27 +289,33 @@ def operator_cost(of: Schedule, index: int, flat: bool, known: Mapping[str, floa
         return known["share"] if shorter == EXP else 1.0
     if node.op == "cast":
         return _CAST_INSTRUCTIONS.get(node.dtype, 2.0)
-    if node.op == "div" and not flat and not of.operand_has_columns(of.mapping.operands[index][-1]):
+    if (
+        node.op == "div"
+        and not flat
+        and not schedule.operand_has_columns(schedule.mapping.operands[index][-1])
+    ):
         return _ROW_DIVISION_INSTRUCTIONS
-    return known.get(node.op, 1.0) + _INT64_INSTRUCTIONS * _uses_int64(of, index)
+    return known.get(node.op, 1.0) + _INT64_INSTRUCTIONS * _uses_int64(schedule, index)
 
 
-def _uses_int64(of: Schedule, index: int) -> bool:
+def _uses_int64(schedule: Schedule, index: int) -> bool:
     """Whether an operator computes with integers of 64 bits; seeds are none, and counters are
     compared with what a row has in 32."""
-    graph, operands = of.mapping.graph, of.mapping.operands[index]
+    graph, operands = schedule.mapping.graph, schedule.mapping.operands[index]
     if graph[index].op == "random":
         return False
     longs = [operand for operand in operands if graph[operand.source].dtype == "int64"]
     if graph[index].op in COMPARISONS:
         others = [one for one in longs if graph[one.source].op != "iota"]
-        if len(others) < len(longs) and not any(of.operand_has_columns(one) for one in others):
+        if len(others) < len(longs) and not any(
+            schedule.operand_has_columns(one) for one in others
+        ):
             return False
     return bool(longs)
 
 
 def _tensor_accesses(
-    of: Schedule,
+    schedule: Schedule,
     flat: bool,
     block: int,
     anywhere: bool,
@@ -317,7 +325,7 @@ def _tensor_accesses(
     """What is read and written column by column, each place once.  ``block``: rows of a tile that
     begins at a multiple of them.  ``anywhere``: where rows begin does not decide how wide accesses
     are."""
-    mapping, graph = of.mapping, of.mapping.graph
+    mapping, graph = schedule.mapping, schedule.mapping.graph
     touched: dict[int | Operand, tuple[int, frozenset[int]]] = {}
     for index in operators:
         for operand in mapping.operands[index]:
@@ -326,16 +334,16 @@ def _tensor_accesses(
         if index in outputs:
             touched[index] = (index, mapping.loops[index])
     found = []
-    columns = set(of.rows if flat else of.columns)
+    columns = set(schedule.rows if flat else schedule.columns)
     for value, (node, loops) in touched.items():
         if not loops & columns:
             continue
-        has_rows = not flat and bool(loops & set(of.rows))
-        if block and value not in outputs and of.is_block_uniform(loops, block):
+        has_rows = not flat and bool(loops & set(schedule.rows))
+        if block and value not in outputs and schedule.is_block_uniform(loops, block):
             has_rows = False
         size = DTYPE_BYTES[graph[node].dtype]
         # Rows begin where the one before ends; what has none begins where memory does.
-        row = of.column_count * size if has_rows and not anywhere else ACCESS_BYTES
+        row = schedule.column_count * size if has_rows and not anywhere else ACCESS_BYTES
         widest = max(1, math.gcd(ACCESS_BYTES, row) // size)
         found.append(_Access(size, widest, flat or has_rows, value in outputs))
     return found

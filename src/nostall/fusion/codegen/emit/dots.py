@@ -55,27 +55,27 @@ class MatrixValue:
     axes: Axes = (None, None)
 
 
-def write_matrices(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+def write_matrices(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """The body for the element number ``pid`` of the batch; returns how many there are."""
-    write_row_block(of, plan, lines, "pid")
+    write_row_block(schedule, plan, lines, "pid")
     computing = Lines()
-    matrices = MatrixWriter(of, lines, computing)
-    for index in of.mapping.operators:
-        computing(f"# {of.mapping.graph.told(index)}")
+    matrices = MatrixWriter(schedule, lines, computing)
+    for index in schedule.mapping.operators:
+        computing(f"# {schedule.mapping.graph.told(index)}")
         matrices.compute(index)
-        if index in of.mapping.outputs:
+        if index in schedule.mapping.outputs:
             matrices.store(index)
     lines.add(computing)
-    return Extent(of.row_count)
+    return Extent(schedule.row_count)
 
 
 class MatrixWriter:
     """Writes the values of one element of the batch; every value once, turned where needed."""
 
-    def __init__(self, of: Schedule, reading: Lines, computing: Lines) -> None:
-        self.schedule, self.mapping, self.graph = of, of.mapping, of.mapping.graph
+    def __init__(self, schedule: Schedule, reading: Lines, computing: Lines) -> None:
+        self.schedule, self.mapping, self.graph = schedule, schedule.mapping, schedule.mapping.graph
         self.load_lines, self.lines = reading, computing
-        self.lane_counts = group_lanes(of)
+        self.lane_counts = group_lanes(schedule)
         self.values: dict[int, MatrixValue] = {}
         self._transposed: dict[int, MatrixValue] = {}
         self._loaded: dict[tuple[Operand, Axes], MatrixValue] = {}

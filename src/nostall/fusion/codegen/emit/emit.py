@@ -29,84 +29,84 @@ from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.dynamic_size import Extent
 
 
-def emit(of: Schedule, plan: KernelPlan) -> Program:
+def emit(schedule: Schedule, plan: KernelPlan) -> Program:
     """The source of one pattern.  Raises :class:`BadFusion` where the plan does not fit it."""
-    reason = illegal_reason(of, plan)
+    reason = illegal_reason(schedule, plan)
     if reason is not None:
         raise BadFusion(f"plan {plan} does not fit: {reason}; take one of plans(schedule).legal")
     if plan.scheme == "split":
-        return emit_split(of, plan)
+        return emit_split(schedule, plan)
     if plan.scheme == "column":
-        return emit_two_stage(of, plan)
+        return emit_two_stage(schedule, plan)
     if plan.scheme == "shared":
-        return emit_shared(of, plan)
+        return emit_shared(schedule, plan)
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")
-        programs = write_body(of, plan, lines)
+        programs = write_body(schedule, plan, lines)
     grid = (programs, 1)
-    name = kernel_name(of.mapping, plan)
-    counts = (of.outer_row_count,)
+    name = kernel_name(schedule.mapping, plan)
+    counts = (schedule.outer_row_count,)
     launch = Launch(
-        name, tensor_arguments(of), counts, grid, plan.num_warps, specializes_counts(of)
+        name, tensor_arguments(schedule), counts, grid, plan.num_warps, specializes_counts(schedule)
     )
-    return assemble_program(of.mapping, plan, [(lines, launch)])
+    return assemble_program(schedule.mapping, plan, [(lines, launch)])
 
 
-def tensor_arguments(of: Schedule) -> tuple[str, ...]:
+def tensor_arguments(schedule: Schedule) -> tuple[str, ...]:
     """What a kernel that does all of a pattern reads and writes."""
-    return tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
+    return tuple(f"p{i}" for i in (*schedule.mapping.inputs, *schedule.mapping.outputs))
 
 
-def write_body(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+def write_body(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """The body of the only kernel of a plan, for the program number ``pid`` and ``count``; returns
     how many programs there are."""
     if plan.scheme == "thread":
-        return _write_flat(of, plan, lines)
+        return _write_flat(schedule, plan, lines)
     if plan.scheme == "looped":
-        return write_looped(of, plan, lines)
+        return write_looped(schedule, plan, lines)
     if plan.scheme == "matrix":
-        return write_matrices(of, plan, lines)
+        return write_matrices(schedule, plan, lines)
     if plan.scheme == "turned":
-        return write_sequence(of, plan, lines)
-    return _write_register_rows(of, plan, lines)
+        return write_sequence(schedule, plan, lines)
+    return _write_register_rows(schedule, plan, lines)
 
 
-def _write_flat(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+def _write_flat(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """No reductions: all loops are columns of one long row."""
     width = plan.chunks[0]
     lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
     mask = None
-    if of.mapping.graph.varying is not None or of.row_count % width:
+    if schedule.mapping.graph.varying is not None or schedule.row_count % width:
         mask = "inside"
-        lines(f"{mask} = c < {row_limit(of)}")
+        lines(f"{mask} = c < {row_limit(schedule)}")
     rows = Rows((), 1, "0", None, zero_condition("pid"))
-    tile = Tile(of, of.rows, rows, (Chunk(width, "c", mask, ""),), lines)
-    tile.evict_first = large_outputs(of) if plan.evict_first else frozenset()
-    tile.preload(of.body)
+    tile = Tile(schedule, schedule.rows, rows, (Chunk(width, "c", mask, ""),), lines)
+    tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
+    tile.preload(schedule.body)
     if plan.eager_loads:
         lines(LAUNCH_DEPENDENTS)
     if not plan.evict_first:
-        tile.write(of.body)
-        return Extent(of.row_count, width)
+        tile.write(schedule.body)
+        return Extent(schedule.row_count, width)
     # Warps that have waited for each other write more of one place in memory at a time.
-    tile.write(of.body, stores=())
+    tile.write(schedule.body, stores=())
     lines("tl.debug_barrier()")
-    for index in of.mapping.outputs:
+    for index in schedule.mapping.outputs:
         tile.store(index)
-    return Extent(of.row_count, width)
+    return Extent(schedule.row_count, width)
 
 
-def _write_register_rows(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+def _write_register_rows(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """Whole rows in registers, across all reductions."""
-    rows = write_row_block(of, plan, lines, "pid")
-    chunks = write_row_chunks(of, plan, lines)
-    tile = Tile(of, of.columns, rows, chunks, lines)
-    tile.evict_first = large_outputs(of) if plan.evict_first else frozenset()
-    tile.preload(of.body)
-    if plan.eager_loads and of.late_broadcast_operands:
-        tile.preload(of.body, by_row=False)
+    rows = write_row_block(schedule, plan, lines, "pid")
+    chunks = write_row_chunks(schedule, plan, lines)
+    tile = Tile(schedule, schedule.columns, rows, chunks, lines)
+    tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
+    tile.preload(schedule.body)
+    if plan.eager_loads and schedule.late_broadcast_operands:
+        tile.preload(schedule.body, by_row=False)
     elif plan.eager_loads:
         lines(LAUNCH_DEPENDENTS)
-    tile.write(of.body)
-    return Extent(of.row_count, plan.rows)
+    tile.write(schedule.body)
+    return Extent(schedule.row_count, plan.rows)

@@ -12,9 +12,9 @@ from nostall.fusion.codegen.expressions.templates import Reduction, make_reducti
 from nostall.fusion.codegen.loops.schedule import Schedule
 
 
-def accumulator(of: Schedule, index: int) -> Reduction:
+def accumulator(schedule: Schedule, index: int) -> Reduction:
     """How a walk over columns keeps the running value of a reduction."""
-    mapping, graph = of.mapping, of.mapping.graph
+    mapping, graph = schedule.mapping, schedule.mapping.graph
     how = make_reduction(graph[index])
     if graph[index].op not in ("amax", "amin"):
         return how

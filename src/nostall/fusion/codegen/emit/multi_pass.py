@@ -42,66 +42,66 @@ from nostall.fusion.codegen.tiling.loop_peeling import find_peeling, lanes_per_r
 from nostall.fusion.graph.dynamic_size import Extent
 
 
-def write_looped(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+def write_looped(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """The body of a kernel whose program is number ``pid``; returns how many programs there are."""
-    rows = write_row_block(of, plan, lines, "pid")
-    tile = _make_tile(of, plan, rows, lines)
-    for number, part in enumerate(passes(of)):
+    rows = write_row_block(schedule, plan, lines, "pid")
+    tile = _make_tile(schedule, plan, rows, lines)
+    for number, part in enumerate(passes(schedule)):
         lines(f"# pass {number}")
         write_row_operators(tile, part)
         if part.has_columns:
-            _write_column_loops(tile, part, "0", _end_lane(of, plan), plan.async_copies)
+            _write_column_loops(tile, part, "0", _end_lane(schedule, plan), plan.async_copies)
             _write_results(tile, part, part.reductions)
-    return Extent(of.row_count, plan.rows)
+    return Extent(schedule.row_count, plan.rows)
 
 
-def emit_split(of: Schedule, plan: KernelPlan) -> Program:
+def emit_split(schedule: Schedule, plan: KernelPlan) -> Program:
     kernels = []
-    graph = of.mapping.graph
+    graph = schedule.mapping.graph
     width = plan.chunks[0]
-    span = -(-lanes_per_row(of, plan.peeled) // (width * plan.splits)) * width
-    name = kernel_name(of.mapping, plan)
-    for number, part in enumerate(passes(of)):
+    span = -(-lanes_per_row(schedule, plan.peeled) // (width * plan.splits)) * width
+    name = kernel_name(schedule.mapping, plan)
+    for number, part in enumerate(passes(schedule)):
         lines = Lines()
         with lines.block():
             lines("pid = tl.program_id(0)")
             lines("part = tl.program_id(1)")
-            rows = write_row_block(of, plan, lines, "pid")
-            tile = _make_tile(of, plan, rows, lines)
+            rows = write_row_block(schedule, plan, lines, "pid")
+            tile = _make_tile(schedule, plan, rows, lines)
             for index in part.accumulators(part.finished_reductions):
                 _load_partial(tile, index, plan.splits)
             _write_results(tile, part, part.finished_reductions, plan.splits)
             write_row_operators(tile, part, only=zero_condition("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
-                stop = f"tl.minimum(start + {span}, {_end_lane(of, plan)})"
+                stop = f"tl.minimum(start + {span}, {_end_lane(schedule, plan)})"
                 _write_column_loops(tile, part, "start", stop, plan.async_copies)
                 _store_partials(tile, part, plan.splits)
-        arguments = _pass_arguments(of, part)
-        grid = (Extent(of.row_count, plan.rows), plan.splits if part.has_columns else 1)
-        told = f"{name}_{number}", arguments, (of.outer_row_count,), grid, plan.num_warps
-        launch = Launch(*told, specializes_counts(of))
+        arguments = _pass_arguments(schedule, part)
+        grid = (Extent(schedule.row_count, plan.rows), plan.splits if part.has_columns else 1)
+        told = f"{name}_{number}", arguments, (schedule.outer_row_count,), grid, plan.num_warps
+        launch = Launch(*told, specializes_counts(schedule))
         kernels.append((lines, launch))
-    partial = {i for part in passes(of) for i in part.accumulators(part.reductions)}
+    partial = {i for part in passes(schedule) for i in part.accumulators(part.reductions)}
     workspaces = tuple(
-        Workspace(f"w{i}", make_reduction(graph[i]).dtype, of.row_count * plan.splits)
-        for i in of.body
+        Workspace(f"w{i}", make_reduction(graph[i]).dtype, schedule.row_count * plan.splits)
+        for i in schedule.body
         if i in partial
     )
-    return assemble_program(of.mapping, plan, kernels, workspaces)
+    return assemble_program(schedule.mapping, plan, kernels, workspaces)
 
 
-def _end_lane(of: Schedule, plan: KernelPlan) -> str:
+def _end_lane(schedule: Schedule, plan: KernelPlan) -> str:
     """The first column, or lane, that is none."""
-    return f"ahead + {of.column_count}" if plan.peeled else str(of.column_count)
+    return f"ahead + {schedule.column_count}" if plan.peeled else str(schedule.column_count)
 
 
-def _make_tile(of: Schedule, plan: KernelPlan, rows: Rows, lines: Lines) -> Tile:
-    width, lies = plan.chunks[0], find_peeling(of) if plan.peeled else None
+def _make_tile(schedule: Schedule, plan: KernelPlan, rows: Rows, lines: Lines) -> Tile:
+    width, lies = plan.chunks[0], find_peeling(schedule) if plan.peeled else None
     if lies:
-        lies.write_row_bounds(lines, of.column_count, row_limit(of))
-    chunk = Chunk(width, "c", "inside" if lies or of.column_count % width else None, "", lies)
-    return Tile(of, of.columns, rows, (chunk,), lines)
+        lies.write_row_bounds(lines, schedule.column_count, row_limit(schedule))
+    chunk = Chunk(width, "c", "inside" if lies or schedule.column_count % width else None, "", lies)
+    return Tile(schedule, schedule.columns, rows, (chunk,), lines)
 
 
 def write_row_operators(tile: Tile, part: Pass, only: str | None = None) -> None:
@@ -252,9 +252,9 @@ def _store_partials(tile: Tile, part: Pass, parts: int) -> None:
         tile.lines(f"tl.store(w{index} + r * {parts} + part, {text}{mask})")
 
 
-def _pass_arguments(of: Schedule, part: Pass) -> tuple[str, ...]:
+def _pass_arguments(schedule: Schedule, part: Pass) -> tuple[str, ...]:
     """What the kernel of a pass reads and writes."""
-    mapping = of.mapping
+    mapping = schedule.mapping
     operators = [*part.column_operators, *part.row_operators, *part.reductions]
     reads = mapping.inputs_of(operators)
     tensors = [*reads, *sorted([*part.column_outputs, *part.row_outputs])]

@@ -13,10 +13,10 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
-def one_hot_operands(of: Schedule, index: int) -> tuple[Operand, Operand] | None:
+def one_hot_operands(schedule: Schedule, index: int) -> tuple[Operand, Operand] | None:
     """Which column a sum has and what it has of it, as operands of the ``where`` that it reads;
     None of other reductions."""
-    mapping, graph = of.mapping, of.mapping.graph
+    mapping, graph = schedule.mapping, schedule.mapping.graph
     chosen = mapping.operands[index][0].source
     if graph[index].op != "sum" or chosen not in mapping.operands or graph[chosen].op != "where":
         return None
@@ -24,22 +24,22 @@ def one_hot_operands(of: Schedule, index: int) -> tuple[Operand, Operand] | None
     is_zero = (
         graph[other.source].kind == "constant" and constant_value(graph[other.source]).number == 0
     )
-    return (condition, value) if is_zero and is_one_hot(of, condition.source) else None
+    return (condition, value) if is_zero and is_one_hot(schedule, condition.source) else None
 
 
-def is_one_hot(of: Schedule, index: int) -> bool:
+def is_one_hot(schedule: Schedule, index: int) -> bool:
     """Whether a condition compares the number of each column with one that a row has."""
-    mapping, graph = of.mapping, of.mapping.graph
+    mapping, graph = schedule.mapping, schedule.mapping.graph
     if graph[index].op != "eq" or index not in mapping.operands:
         return False
     counters = [o for o in mapping.operands[index] if graph[o.source].op == "iota"]
     others = [o for o in mapping.operands[index] if graph[o.source].op != "iota"]
     # A counter of fewer bits may begin again.
     numbered = [
-        loops_used(one.accesses) == frozenset(of.columns)
+        loops_used(one.accesses) == frozenset(schedule.columns)
         and graph[one.source].dtype in ("int32", "int64")
         for one in counters
     ]
     # As floats two columns beyond 2^24 would be equal.
     whole = all(graph[one.source].dtype in _INTEGERS for one in others)
-    return numbered == [True] and whole and not any(map(of.operand_has_columns, others))
+    return numbered == [True] and whole and not any(map(schedule.operand_has_columns, others))

@@ -37,7 +37,9 @@ def independent_parts(graph: Graph, operators: Iterable[int]) -> list[tuple[int,
 
 def common_warps(parts: Iterable[Schedule]) -> set[int]:
     """Numbers of warps with which every part can be one kernel."""
-    found = [{p.num_warps for p in plans(of).legal if p.scheme in PACKABLE} for of in parts]
+    found = [
+        {p.num_warps for p in plans(schedule).legal if p.scheme in PACKABLE} for schedule in parts
+    ]
     return set.intersection(*found)
 
 
@@ -52,15 +54,15 @@ def packed_plan(parts: Sequence[Schedule]) -> PackedPlan:
             f"{len(parts)} parts have no single kernel with the same number of warps; make them "
             "separate kernels"
         )
-    chosen = [[_fastest_plan(of, number) for of in parts] for number in sorted(warps)]
+    chosen = [[_fastest_plan(schedule, number) for schedule in parts] for number in sorted(warps)]
     least = min(chosen, key=lambda found: sum(seconds for seconds, _, _ in found))
     return PackedPlan(tuple(plan for _, _, plan in least))
 
 
-def _fastest_plan(of: Schedule, warps: int) -> tuple[float, str, KernelPlan]:
+def _fastest_plan(schedule: Schedule, warps: int) -> tuple[float, str, KernelPlan]:
     """The plan of a part with this many warps and the least modelled time."""
-    fitting = [p for p in plans(of).legal if p.scheme in PACKABLE and p.num_warps == warps]
-    ranked = ((modelled_seconds(of, plan), str(plan), plan) for plan in fitting)
+    fitting = [p for p in plans(schedule).legal if p.scheme in PACKABLE and p.num_warps == warps]
+    ranked = ((modelled_seconds(schedule, plan), str(plan), plan) for plan in fitting)
     return min(ranked, key=lambda rank: rank[:2])
 
 
@@ -73,15 +75,15 @@ def emit_packed(parts: Sequence[Schedule], plan: PackedPlan) -> Program:
     blocks: list[int] = []
     with main.block():
         main("pid = tl.program_id(0)")
-        for at, (of, own) in enumerate(zip(parts, plan.plans, strict=True)):
+        for at, (schedule, own) in enumerate(zip(parts, plan.plans, strict=True)):
             lines = Lines()
             with lines.block():
-                blocks.append(write_body(of, own, lines))
-            signature = ", ".join(("pid", *tensor_arguments(of), "count"))
+                blocks.append(write_body(schedule, own, lines))
+            signature = ", ".join(("pid", *tensor_arguments(schedule), "count"))
             functions.append(f"\n\n@triton.jit\ndef _part_{at}({signature}):\n{lines}")
             before = " + ".join(f"blocks{n}" for n in range(at))
             given = ", ".join(
-                (f"pid - ({before})" if at else "pid", *tensor_arguments(of), f"count{at}")
+                (f"pid - ({before})" if at else "pid", *tensor_arguments(schedule), f"count{at}")
             )
             if at < len(parts) - 1:
                 end = " + ".join(f"blocks{n}" for n in range(at + 1))
@@ -90,19 +92,21 @@ def emit_packed(parts: Sequence[Schedule], plan: PackedPlan) -> Program:
                 head = "else:"
             with main.block(head):
                 main(f"_part_{at}({given})")
-            counts += [of.outer_row_count, blocks[-1]]
+            counts += [schedule.outer_row_count, blocks[-1]]
             names += [f"count{at}", f"blocks{at}"]
     launch = Launch(
         f"stitched_packed_{len(parts)}",
-        tuple(dict.fromkeys(name for of in parts for name in tensor_arguments(of))),
+        tuple(dict.fromkeys(name for schedule in parts for name in tensor_arguments(schedule))),
         tuple(counts),
         (Total(blocks), 1),
         plan.plans[0].num_warps,
-        any(specializes_counts(of) for of in parts),
+        any(specializes_counts(schedule) for schedule in parts),
         tuple(names),
     )
-    inputs = tuple(dict.fromkeys(index for of in parts for index in of.mapping.inputs))
-    outputs = tuple(dict.fromkeys(index for of in parts for index in of.mapping.outputs))
+    inputs = tuple(dict.fromkeys(index for schedule in parts for index in schedule.mapping.inputs))
+    outputs = tuple(
+        dict.fromkeys(index for schedule in parts for index in schedule.mapping.outputs)
+    )
     numbers = NodeNumbering(inputs)
     source, launches = assemble_file(str(plan), [(main, launch)], numbers, "".join(functions))
     graph = parts[0].mapping.graph

@@ -18,30 +18,32 @@ COUNT_ALIGNMENT = 16
 """What Triton looks for in counts when it chooses how wide accesses are."""
 
 
-def specializes_counts(of: Schedule) -> bool:
+def specializes_counts(schedule: Schedule) -> bool:
     """Whether the count's own divisibility decides how wide accesses along the rows are."""
-    return of.is_column_major and of.inner_row_count % COUNT_ALIGNMENT != 0
+    return schedule.is_column_major and schedule.inner_row_count % COUNT_ALIGNMENT != 0
 
 
-def row_limit(of: Schedule) -> str:
+def row_limit(schedule: Schedule) -> str:
     """The number of all rows.  The factor stands in the text: Triton reads from it that masks end
     at multiples of it, without which it loads element by element."""
-    return f"count * {of.inner_row_count}" if of.inner_row_count > 1 else "count"
+    return f"count * {schedule.inner_row_count}" if schedule.inner_row_count > 1 else "count"
 
 
-def write_row_block(of: Schedule, plan: KernelPlan, lines: Lines, block: str) -> Rows:
+def write_row_block(schedule: Schedule, plan: KernelPlan, lines: Lines, block: str) -> Rows:
     """Rows of the block of rows number ``block``."""
     if plan.rows == 1:
         lines(f"r = {block} + {ZERO_TENSOR}")
-        return Rows(of.rows, 1, "r", None, zero_condition(block))
+        return Rows(schedule.rows, 1, "r", None, zero_condition(block))
     lines(f"r = {block} * {plan.rows} + tl.arange(0, {plan.rows})[:, None]")
-    lines(f"live = r < {row_limit(of)}")
-    return Rows(of.rows, plan.rows, "r", "live", zero_condition(block), f"({block} * {plan.rows})")
+    lines(f"live = r < {row_limit(schedule)}")
+    return Rows(
+        schedule.rows, plan.rows, "r", "live", zero_condition(block), f"({block} * {plan.rows})"
+    )
 
 
-def write_row_chunks(of: Schedule, plan: KernelPlan, lines: Lines) -> tuple[Chunk, ...]:
+def write_row_chunks(schedule: Schedule, plan: KernelPlan, lines: Lines) -> tuple[Chunk, ...]:
     """All columns, in one or several chunks; only the last chunk can have too many lanes."""
-    columns = of.column_count
+    columns = schedule.column_count
     chunks = []
     first = 0
     for at, width in enumerate(plan.chunks):

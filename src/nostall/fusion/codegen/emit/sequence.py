@@ -31,13 +31,16 @@ from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.graph import Node
 
 
-def write_sequence(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
+def write_sequence(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
     """The body for the element number ``pid`` of the batch; returns how many there are."""
-    found = sequence_tiling(of)
-    places, count = positions_per_tile(of, plan), of.count(of.loop_groups[found.group])
-    write_row_block(of, plan, lines, "pid")
+    found = sequence_tiling(schedule)
+    places, count = (
+        positions_per_tile(schedule, plan),
+        schedule.count(schedule.loop_groups[found.group]),
+    )
+    write_row_block(schedule, plan, lines, "pid")
     reading, before, after = Lines(), Lines(), Lines()
-    around = MatrixWriter(of, reading, before)
+    around = MatrixWriter(schedule, reading, before)
     _write_operators(around, found.before_loop)
     whole = count // places * places
     turns = [_SequenceTile(around, found, places, "first")]
@@ -56,7 +59,7 @@ def write_sequence(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     for turn in turns[1:]:
         turn.write(lines)
     lines.add(after)
-    return Extent(of.row_count)
+    return Extent(schedule.row_count)
 
 
 def _write_operators(

@@ -51,20 +51,26 @@ from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
 
-def emit_shared(of: Schedule, plan: KernelPlan, reuse: Reuse = "order") -> Program:
+def emit_shared(schedule: Schedule, plan: KernelPlan, reuse: Reuse = "order") -> Program:
     """The kernel of a plan of the scheme ``shared``; ``reuse`` other than the default is there to
     be compared with it."""
-    kept = rematerialization_options(of, plan.async_copies, plan.peeled)[plan.rematerialized]
+    kept = rematerialization_options(schedule, plan.async_copies, plan.peeled)[plan.rematerialized]
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")
         _SharedRowWriter(kept, plan, reuse, lines).write()
-    tensors = tuple(f"p{i}" for i in (*of.mapping.inputs, *of.mapping.outputs))
-    grid = (Extent(of.row_count, 1), 1)
-    told = kernel_name(of.mapping, plan), tensors, (of.outer_row_count,), grid, plan.num_warps
-    launch = Launch(*told, specializes_counts(of), aligned=plan.async_copies)
+    tensors = tuple(f"p{i}" for i in (*schedule.mapping.inputs, *schedule.mapping.outputs))
+    grid = (Extent(schedule.row_count, 1), 1)
+    told = (
+        kernel_name(schedule.mapping, plan),
+        tensors,
+        (schedule.outer_row_count,),
+        grid,
+        plan.num_warps,
+    )
+    launch = Launch(*told, specializes_counts(schedule), aligned=plan.async_copies)
     language = GLUON_WITH_COPIES if plan.async_copies else GLUON
-    return assemble_program(of.mapping, plan, [(lines, launch)], language=language)
+    return assemble_program(schedule.mapping, plan, [(lines, launch)], language=language)
 
 
 class _SharedRowWriter:

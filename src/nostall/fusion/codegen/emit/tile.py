@@ -84,18 +84,23 @@ class Tile:
     """Writes the values of one tile; every value once."""
 
     def __init__(
-        self, of: Schedule, columns: Loops, rows: Rows, chunks: tuple[Chunk, ...], lines: Lines
+        self,
+        schedule: Schedule,
+        columns: Loops,
+        rows: Rows,
+        chunks: tuple[Chunk, ...],
+        lines: Lines,
     ) -> None:
-        self.schedule = of
-        self.mapping = of.mapping
-        self.graph = of.mapping.graph
+        self.schedule = schedule
+        self.mapping = schedule.mapping
+        self.graph = schedule.mapping.graph
         self.columns = columns
         self.rows = rows
         self.chunks = chunks
         self.lines = lines
         self.values: dict[tuple[int | Operand, str], TileValue] = {}
         # What is read again in another loop or kernel, so it has to be made as it is.
-        self.materialized = frozenset(of.mapping.outputs)
+        self.materialized = frozenset(schedule.mapping.outputs)
         # Outputs that are too large to be found in L2 afterwards.
         self.evict_first: frozenset[int] = frozenset()
         # Conditions that hold nowhere in this turn, and how that is written.

@@ -47,45 +47,45 @@ def finish_tile(parts: int, results: int) -> tuple[int, int]:
     return width, max(MIN_FINISH_WARPS, width * parts // (WARP_SIZE * MAX_FINISH_ELEMENTS))
 
 
-def emit_two_stage(of: Schedule, plan: KernelPlan) -> Program:
-    tails = [_RowReduction(of, index) for index in of.row_reductions]
-    first, last = _first_stage(of, plan, tails), _second_stage(of, plan, tails)
+def emit_two_stage(schedule: Schedule, plan: KernelPlan) -> Program:
+    tails = [_RowReduction(schedule, index) for index in schedule.row_reductions]
+    first, last = _first_stage(schedule, plan, tails), _second_stage(schedule, plan, tails)
     workspaces = tuple(
         Workspace(f"w{tail.index}", tail.reduction.dtype, plan.splits * tail.results)
         for tail in tails
     )
-    return assemble_program(of.mapping, plan, [first, last], workspaces)
+    return assemble_program(schedule.mapping, plan, [first, last], workspaces)
 
 
 class _RowReduction:
     """A reduction over rows.  ``keeps_columns``: it keeps the columns."""
 
-    def __init__(self, of: Schedule, index: int) -> None:
+    def __init__(self, schedule: Schedule, index: int) -> None:
         self.index = index
-        self.reduction: Reduction = make_reduction(of.mapping.graph[index])
-        (operand,) = of.mapping.operands[index]
-        self.over_columns = bool(of.mapping.reduced_loops[index] & set(of.columns))
-        self.reads_columns = of.operand_has_columns(operand)
+        self.reduction: Reduction = make_reduction(schedule.mapping.graph[index])
+        (operand,) = schedule.mapping.operands[index]
+        self.over_columns = bool(schedule.mapping.reduced_loops[index] & set(schedule.columns))
+        self.reads_columns = schedule.operand_has_columns(operand)
         self.keeps_columns = self.reads_columns and not self.over_columns
-        self.result_rows = of.count(_result_rows(of))
-        self.results = self.result_rows * (of.column_count if self.keeps_columns else 1)
+        self.result_rows = schedule.count(_result_rows(schedule))
+        self.results = self.result_rows * (schedule.column_count if self.keeps_columns else 1)
 
 
-def _result_rows(of: Schedule) -> tuple[int, ...]:
-    return of.rows[: len(of.rows) - len(of.reduced_rows)]
+def _result_rows(schedule: Schedule) -> tuple[int, ...]:
+    return schedule.rows[: len(schedule.rows) - len(schedule.reduced_rows)]
 
 
 def _first_stage(
-    of: Schedule, plan: KernelPlan, tails: list[_RowReduction]
+    schedule: Schedule, plan: KernelPlan, tails: list[_RowReduction]
 ) -> tuple[Lines, Launch]:
     lines = Lines()
-    summed = of.count(of.reduced_rows)
+    summed = schedule.count(schedule.reduced_rows)
     span = Extent(summed, plan.rows * plan.splits, plan.rows)
-    kept = of.count(_result_rows(of))
+    kept = schedule.count(_result_rows(schedule))
     with lines.block():
         lines("kept = tl.program_id(0)")
         lines("group = tl.program_id(1)")
-        chunks = write_row_chunks(of, plan, lines)
+        chunks = write_row_chunks(schedule, plan, lines)
         for tail in tails:
             for chunk in chunks if tail.keeps_columns else (None,):
                 shape = f"({plan.rows}, {chunk.width if chunk else 1})"
@@ -94,39 +94,39 @@ def _first_stage(
                     f"{_accumulator(tail, chunk)} = tl.full({shape}, {tail.reduction.neutral}, {dtype})"
                 )
         lines("start = group * span")
-        above = Tile(of, of.columns, Rows((), 1, "0", None, ""), chunks, lines)
+        above = Tile(schedule, schedule.columns, Rows((), 1, "0", None, ""), chunks, lines)
         if plan.async_copies:
             # In the loop it would be copied again and again.
-            above.preload((*of.body, *of.row_reductions), by_row=False)
+            above.preload((*schedule.body, *schedule.row_reductions), by_row=False)
         stop = "tl.minimum(start + span, count)"
         with lines.block(
             f"for first in {loop_range('start', stop, plan.rows, plan.async_copies)}:"
         ):
-            tile = above.with_rows(_rows_of_group(of, plan, lines))
-            tile.write(of.body)
+            tile = above.with_rows(_rows_of_group(schedule, plan, lines))
+            tile.write(schedule.body)
             for tail in tails:
                 _accumulate(tile, tail)
         for tail in tails:
             for chunk in chunks if tail.keeps_columns else (None,):
                 text = _accumulator(tail, chunk)
                 text = tail.reduction.reduce(text, 0) if plan.rows > 1 else text
-                _store_partial(lines, tail, chunk, kept, of.column_count, text)
-    stores = [i for i in of.body if i in of.mapping.outputs]
-    reads = of.mapping.inputs_of((*of.body, *of.row_reductions))
+                _store_partial(lines, tail, chunk, kept, schedule.column_count, text)
+    stores = [i for i in schedule.body if i in schedule.mapping.outputs]
+    reads = schedule.mapping.inputs_of((*schedule.body, *schedule.row_reductions))
     arguments = (*(f"p{i}" for i in [*reads, *stores]), *(f"w{t.index}" for t in tails))
-    name = f"{kernel_name(of.mapping, plan)}_0"
+    name = f"{kernel_name(schedule.mapping, plan)}_0"
     return lines, Launch(name, arguments, (summed, span), (kept, plan.splits), plan.num_warps)
 
 
-def _rows_of_group(of: Schedule, plan: KernelPlan, lines: Lines) -> Rows:
+def _rows_of_group(schedule: Schedule, plan: KernelPlan, lines: Lines) -> Rows:
     """``count`` rows are summed for each kept one."""
     if plan.rows == 1:
         lines(f"r = kept * count + first + {ZERO_TENSOR}")
-        return Rows(of.rows, 1, "r", None, zero_condition("kept + first"))
+        return Rows(schedule.rows, 1, "r", None, zero_condition("kept + first"))
     lines(f"m = first + tl.arange(0, {plan.rows})[:, None]")
     lines("live = m < count")
     lines("r = kept * count + m")
-    return Rows(of.rows, plan.rows, "r", "live", zero_condition("kept + first"))
+    return Rows(schedule.rows, plan.rows, "r", "live", zero_condition("kept + first"))
 
 
 def _accumulator(tail: _RowReduction, chunk: Chunk | None) -> str:
@@ -176,12 +176,12 @@ def _store_partial(
 
 
 def _second_stage(
-    of: Schedule, plan: KernelPlan, tails: list[_RowReduction]
+    schedule: Schedule, plan: KernelPlan, tails: list[_RowReduction]
 ) -> tuple[Lines, Launch]:
-    kept = _result_rows(of)
+    kept = _result_rows(schedule)
     # Results are walked over as one long row: kept rows, and columns where a tail has them.
-    loops = kept + (of.columns if any(tail.keeps_columns for tail in tails) else ())
-    results = of.count(loops)
+    loops = kept + (schedule.columns if any(tail.keeps_columns for tail in tails) else ())
+    results = schedule.count(loops)
     width, warps = finish_tile(plan.splits, results)
     lines = Lines()
     with lines.block():
@@ -190,14 +190,16 @@ def _second_stage(
         lines(f"inside = c < {results}")
         lines(f"group = tl.arange(0, {plan.splits})[:, None]")
         rows = Rows((), 1, "0", None, zero_condition("pid"))
-        tile = Tile(of, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
+        tile = Tile(schedule, loops, rows, (Chunk(width, "c", "inside", ""),), lines)
         for tail in tails:
             _write_total(tile, tail, results)
-        tile.write(of.epilogue)
-    outputs = [i for i in (*of.row_reductions, *of.epilogue) if i in of.mapping.outputs]
-    reads = of.mapping.inputs_of(of.epilogue)
+        tile.write(schedule.epilogue)
+    outputs = [
+        i for i in (*schedule.row_reductions, *schedule.epilogue) if i in schedule.mapping.outputs
+    ]
+    reads = schedule.mapping.inputs_of(schedule.epilogue)
     arguments = (*(f"p{i}" for i in [*reads, *outputs]), *(f"w{t.index}" for t in tails))
-    name = f"{kernel_name(of.mapping, plan)}_1"
+    name = f"{kernel_name(schedule.mapping, plan)}_1"
     grid = (-(-results // width), 1)
     return lines, Launch(name, arguments, (), grid, warps)
 

@@ -35,50 +35,50 @@ def tensor_offset(
     return Offset(start, {loop: weight for loop, weight in weights.items() if weight})
 
 
-def offset_terms(of: Offset, order: Loops, sizes: Sequence[int], counter: str) -> list[str]:
-    """The part of an offset that depends on the loops of ``order``, through their ``counter``.
+def offset_terms(offset: Offset, loops: Loops, sizes: Sequence[int], counter: str) -> list[str]:
+    """The part of an offset that depends on the loops of ``loops``, through their ``counter``.
 
     Neighbouring loops that lie in memory as in the counter are one term.
     """
     found: list[str] = []
-    at = len(order)
+    at = len(loops)
     while at:
         last = at
         at -= 1
-        weight = of.strides.get(order[at])
+        weight = offset.strides.get(loops[at])
         if weight is None:
             continue
-        whole = weight * sizes[order[at]]
-        while at and of.strides.get(order[at - 1]) == whole:
+        whole = weight * sizes[loops[at]]
+        while at and offset.strides.get(loops[at - 1]) == whole:
             at -= 1
-            whole *= sizes[order[at]]
-        index = _counter_part(order, at, last, sizes, counter)
+            whole *= sizes[loops[at]]
+        index = _counter_part(loops, at, last, sizes, counter)
         found.append(index if weight == 1 else f"{index} * {weight}")
     return found[::-1]
 
 
 def missing_loop_masks(
-    present: Iterable[int], order: Loops, sizes: Sequence[int], counter: str
+    present: Iterable[int], loops: Loops, sizes: Sequence[int], counter: str
 ) -> list[str]:
-    """Conditions under which all loops of ``order`` that are not ``present`` stand at 0."""
+    """Conditions under which all loops of ``loops`` that are not ``present`` stand at 0."""
     there = set(present)
     found = []
     at = 0
-    while at < len(order):
+    while at < len(loops):
         first = at
-        while at < len(order) and order[at] not in there:
+        while at < len(loops) and loops[at] not in there:
             at += 1
         if at > first:
-            found.append(f"({_counter_part(order, first, at, sizes, counter)} == 0)")
+            found.append(f"({_counter_part(loops, first, at, sizes, counter)} == 0)")
         at += 1
     return found
 
 
-def _counter_part(order: Loops, first: int, last: int, sizes: Sequence[int], counter: str) -> str:
-    """The number that loops ``first`` to ``last`` (without) of ``order`` form in the counter."""
-    inner = math.prod(sizes[loop] for loop in order[last:])
+def _counter_part(loops: Loops, first: int, last: int, sizes: Sequence[int], counter: str) -> str:
+    """The number that loops ``first`` to ``last`` (without) of ``loops`` form in the counter."""
+    inner = math.prod(sizes[loop] for loop in loops[last:])
     text = counter if inner == 1 else f"({counter} // {inner})"
     # The counter ends with its slowest loop: nothing to take off there.
     if not first:
         return text
-    return f"({text} % {math.prod(sizes[loop] for loop in order[first:last])})"
+    return f"({text} % {math.prod(sizes[loop] for loop in loops[first:last])})"

@@ -18,27 +18,27 @@ from nostall.fusion.graph.graph import Node
 from nostall.fusion.graph.shapes import Shape, contiguous
 
 
-def check_dynamic_size(of: Schedule) -> None:
+def check_dynamic_size(schedule: Schedule) -> None:
     """Raises :class:`BadFusion` where a kernel's source would depend on the varying size."""
-    mapping, varying = of.mapping, of.mapping.graph.varying
+    mapping, varying = schedule.mapping, schedule.mapping.graph.varying
     if varying is None:
         return
     loops = [loop for loop, size in enumerate(mapping.loop_sizes) if varies(size, varying)]
     if len(loops) > 1 or any(varies(mapping.loop_sizes[n] // varying, varying) for n in loops):
         raise BadFusion("several loops vary with the dynamic size; leave them to PyTorch")
-    if any(loop in of.columns for loop in loops):
+    if any(loop in schedule.columns for loop in loops):
         raise BadFusion("a dynamic size is reduced; leave it to PyTorch")
-    if any(loop in of.rows[1:] for loop in loops):
+    if any(loop in schedule.rows[1:] for loop in loops):
         raise BadFusion(
             "the dynamic size is not the slowest axis in memory; put it first and make tensors "
             "contiguous"
         )
-    if of.row_reductions and loops and of.reduced_rows != of.rows:
+    if schedule.row_reductions and loops and schedule.reduced_rows != schedule.rows:
         raise BadFusion(
             "sums over a part of the rows beside a dynamic number of them; give them a kernel of "
             "their own"
         )
-    for node, places, strides in _addresses(of):
+    for node, places, strides in _addresses(schedule):
         found = tensor_offset(places, strides, mapping.loop_sizes)
         if any(varies(n, varying) for n in (found.start, *found.strides.values())):
             raise BadFusion(
@@ -47,9 +47,9 @@ def check_dynamic_size(of: Schedule) -> None:
             )
 
 
-def _addresses(of: Schedule) -> Iterator[tuple[Node, tuple[AxisAccess, ...], Shape]]:
+def _addresses(schedule: Schedule) -> Iterator[tuple[Node, tuple[AxisAccess, ...], Shape]]:
     """Whatever the source counts from a place: memory that is read or written, and counters."""
-    mapping = of.mapping
+    mapping = schedule.mapping
     graph = mapping.graph
     for index in mapping.outputs:
         yield graph[index], mapping.accesses[index], graph[index].strides

@@ -48,13 +48,13 @@ class OnlinePair:
 
 
 @lru_cache(maxsize=32)
-def online_pairs(of: Schedule) -> tuple[OnlinePair, ...]:
+def online_pairs(schedule: Schedule) -> tuple[OnlinePair, ...]:
     """The pairs that save a walk over the columns, by themselves or together."""
-    kept = tuple(_pair_candidates(of)) if of.allow_online_softmax else ()
-    fewest = _count_passes(of, kept)
+    kept = tuple(_pair_candidates(schedule)) if schedule.allow_online_softmax else ()
+    fewest = _count_passes(schedule, kept)
     for pair in kept:
         others = tuple(other for other in kept if other is not pair)
-        if _count_passes(of, others) <= fewest:
+        if _count_passes(schedule, others) <= fewest:
             kept = others
     return kept
 
@@ -64,29 +64,36 @@ def pair_sums(found: Iterable[OnlinePair]) -> frozenset[int]:
     return frozenset(index for pair in found for index in pair.sums)
 
 
-def _count_passes(of: Schedule, found: Iterable[OnlinePair]) -> int:
+def _count_passes(schedule: Schedule, found: Iterable[OnlinePair]) -> int:
     """How many passes over the columns there are: those that reduce, and those that write."""
-    level, mapping = of.reduction_levels(pair_sums(found)), of.mapping
-    reducing = {level[i] - 1 for i in of.body if mapping.reduced_loops.get(i)}
-    return len(reducing | {level[i] for i in of.body if i in mapping.outputs and of.has_columns(i)})
+    level, mapping = schedule.reduction_levels(pair_sums(found)), schedule.mapping
+    reducing = {level[i] - 1 for i in schedule.body if mapping.reduced_loops.get(i)}
+    return len(
+        reducing
+        | {level[i] for i in schedule.body if i in mapping.outputs and schedule.has_columns(i)}
+    )
 
 
-def _pair_candidates(of: Schedule) -> Iterator[OnlinePair]:
+def _pair_candidates(schedule: Schedule) -> Iterator[OnlinePair]:
     maxima: dict[Operand, list[int]] = {}
-    for index in of.body:
-        if _is_float_operator(of.mapping, index, "amax") and of.mapping.reduced_loops.get(index):
-            maxima.setdefault(of.mapping.operands[index][0], []).append(index)
+    for index in schedule.body:
+        if _is_float_operator(
+            schedule.mapping, index, "amax"
+        ) and schedule.mapping.reduced_loops.get(index):
+            maxima.setdefault(schedule.mapping.operands[index][0], []).append(index)
     for x, alike in maxima.items():
         found = {
-            i: guarded for i in of.body if (guarded := _is_guarded_sum(of, i, x, alike)) is not None
+            i: guarded
+            for i in schedule.body
+            if (guarded := _is_guarded_sum(schedule, i, x, alike)) is not None
         }
         if found:
             yield OnlinePair(x, tuple(alike), tuple(found), frozenset(i for i in found if found[i]))
 
 
-def _is_guarded_sum(of: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
+def _is_guarded_sum(schedule: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
     """Whether a sum of exp(x - maximum) is guarded; None where an operator is no such sum."""
-    mapping = of.mapping
+    mapping = schedule.mapping
     if not (_is_float_operator(mapping, index, "sum") and mapping.reduced_loops.get(index)):
         return None
     (power,) = mapping.operands[index]

@@ -24,23 +24,23 @@ class Pass:
 
     def __init__(
         self,
-        of: Schedule,
+        schedule: Schedule,
         level: int,
-        there: frozenset[ValueKey] = frozenset(),
-        online: tuple[OnlinePair, ...] = (),
+        on_chip: frozenset[ValueKey] = frozenset(),
+        online_pairs: tuple[OnlinePair, ...] = (),
     ) -> None:
-        self.schedule = of
-        self.on_chip = there
-        self.online_pairs = online
-        mapping = of.mapping
-        beside = pair_sums(online)
-        levels = of.reduction_levels(beside)
+        self.schedule = schedule
+        self.on_chip = on_chip
+        self.online_pairs = online_pairs
+        mapping = schedule.mapping
+        beside = pair_sums(online_pairs)
+        levels = schedule.reduction_levels(beside)
         self.reductions = tuple(
-            i for i in of.body if mapping.reduced_loops.get(i) and levels[i] == level + 1
+            i for i in schedule.body if mapping.reduced_loops.get(i) and levels[i] == level + 1
         )
-        outputs = [i for i in of.body if i in mapping.outputs and levels[i] == level]
-        self.column_outputs = tuple(i for i in outputs if of.has_columns(i))
-        self.row_outputs = tuple(i for i in outputs if not of.has_columns(i))
+        outputs = [i for i in schedule.body if i in mapping.outputs and levels[i] == level]
+        self.column_outputs = tuple(i for i in outputs if schedule.has_columns(i))
+        self.row_outputs = tuple(i for i in outputs if not schedule.has_columns(i))
         needed: set[int] = set()
         # A sum of a pair takes the x of its maximum.
         taking = [i for i in self.reductions if i not in beside]
@@ -49,13 +49,17 @@ class Pass:
             index = ask.pop()
             if index in mapping.accesses and index not in needed:
                 needed.add(index)
-                if not mapping.reduced_loops.get(index) and index not in there:
+                if not mapping.reduced_loops.get(index) and index not in on_chip:
                     ask.extend(o.source for o in mapping.operands[index])
         self.column_operators = tuple(
-            sorted(i for i in needed if of.has_columns(i) and i not in there)
+            sorted(i for i in needed if schedule.has_columns(i) and i not in on_chip)
         )
         self.row_operators = tuple(
-            sorted(i for i in needed if not of.has_columns(i) and not mapping.reduced_loops.get(i))
+            sorted(
+                i
+                for i in needed
+                if not schedule.has_columns(i) and not mapping.reduced_loops.get(i)
+            )
         )
         self.finished_reductions = tuple(sorted(i for i in needed if mapping.reduced_loops.get(i)))
         """Reductions of earlier passes whose results are used."""
@@ -90,8 +94,8 @@ class Pass:
         return (*outside, *sorted(i for i in inside if i in self.on_chip))
 
 
-def passes(of: Schedule) -> tuple[Pass, ...]:
+def passes(schedule: Schedule) -> tuple[Pass, ...]:
     """The passes of a schedule that keeps nothing on chip, the last one without reductions."""
-    online = online_pairs(of)
-    levels = max(of.reduction_levels(pair_sums(online)).values(), default=0)
-    return tuple(Pass(of, level, online=online) for level in range(levels + 1))
+    online = online_pairs(schedule)
+    levels = max(schedule.reduction_levels(pair_sums(online)).values(), default=0)
+    return tuple(Pass(schedule, level, online_pairs=online) for level in range(levels + 1))

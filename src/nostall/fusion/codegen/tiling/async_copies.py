@@ -23,19 +23,21 @@ NUM_STAGES = 3
 passes on an H200: two stages were slower than none, four hardly ever faster than three."""
 
 
-def loop_operands(of: Schedule) -> tuple[Operand, ...]:
+def loop_operands(schedule: Schedule) -> tuple[Operand, ...]:
     """What every turn reads element by element."""
-    rows, columns = set(of.rows), set(of.columns)
+    rows, columns = set(schedule.rows), set(schedule.columns)
     reads = (
-        operand for operand in of.mapping.memory_operands if loops_used(operand.accesses) & rows
+        operand
+        for operand in schedule.mapping.memory_operands
+        if loops_used(operand.accesses) & rows
     )
     return tuple(operand for operand in reads if loops_used(operand.accesses) & columns)
 
 
-def async_copy_bytes(of: Schedule, lanes: int) -> int:
+def async_copy_bytes(schedule: Schedule, lanes: int) -> int:
     """Shared memory for tiles of so many lanes."""
-    graph = of.mapping.graph
-    each = sum(DTYPE_BYTES[graph[operand.source].dtype] for operand in loop_operands(of))
+    graph = schedule.mapping.graph
+    each = sum(DTYPE_BYTES[graph[operand.source].dtype] for operand in loop_operands(schedule))
     return (NUM_STAGES - 1) * lanes * each
 
 
@@ -50,21 +52,23 @@ def loop_range(first: str, last: str, step: int, ahead: bool) -> str:
     return f"tl.range({told}, num_stages={NUM_STAGES})" if ahead else f"range({told})"
 
 
-def illegal_async_copy_reason(of: Schedule, lanes: int, is_peeled: bool = False) -> str | None:
+def illegal_async_copy_reason(
+    schedule: Schedule, lanes: int, is_peeled: bool = False
+) -> str | None:
     """Why nothing can be copied ahead; None where something can.  Where rows are peeled whole turns
     begin at multiples of 16 bytes."""
-    lies = _can_copy_column_major if of.is_column_major else can_copy_async
-    if not (is_peeled or any(lies(of, operand) for operand in loop_operands(of))):
+    lies = _can_copy_column_major if schedule.is_column_major else can_copy_async
+    if not (is_peeled or any(lies(schedule, operand) for operand in loop_operands(schedule))):
         return "the hardware copies 4 bytes at least; no operand's rows are multiples of that"
-    if (needed := async_copy_bytes(of, lanes)) > MAX_SHARED_BYTES:
+    if (needed := async_copy_bytes(schedule, lanes)) > MAX_SHARED_BYTES:
         return f"{needed} bytes of shared memory; at most {MAX_SHARED_BYTES}"
     return None
 
 
-def _can_copy_column_major(of: Schedule, operand: Operand) -> bool:
+def _can_copy_column_major(schedule: Schedule, operand: Operand) -> bool:
     """As :func:`~nostall.fusion.codegen.tiling.on_chip.can_copy_async`, where neighbours are those of one column."""
-    node, sizes = of.mapping.graph[operand.source], of.mapping.loop_sizes
+    node, sizes = schedule.mapping.graph[operand.source], schedule.mapping.loop_sizes
     where = tensor_offset(operand.accesses, node.strides, sizes)
-    steps = [weight for loop, weight in where.strides.items() if loop != of.rows[-1]]
-    alike = math.gcd(sizes[of.rows[-1]], where.start, *steps) * DTYPE_BYTES[node.dtype]
-    return where.strides.get(of.rows[-1]) == 1 and alike % MIN_ASYNC_COPY_BYTES == 0
+    steps = [weight for loop, weight in where.strides.items() if loop != schedule.rows[-1]]
+    alike = math.gcd(sizes[schedule.rows[-1]], where.start, *steps) * DTYPE_BYTES[node.dtype]
+    return where.strides.get(schedule.rows[-1]) == 1 and alike % MIN_ASYNC_COPY_BYTES == 0

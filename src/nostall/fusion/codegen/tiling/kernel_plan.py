@@ -186,11 +186,11 @@ class Plans:
     illegal: tuple[IllegalPlan, ...]
 
 
-def plans(of: Schedule) -> Plans:
+def plans(schedule: Schedule) -> Plans:
     """Every plan worth a look; the refused ones with their reasons."""
     legal, others = [], []
-    for plan in _candidates(of):
-        reason = _idle(of, plan) or illegal_reason(of, plan)
+    for plan in _candidates(schedule):
+        reason = _idle(schedule, plan) or illegal_reason(schedule, plan)
         if reason is None:
             legal.append(plan)
         else:
@@ -198,34 +198,34 @@ def plans(of: Schedule) -> Plans:
     return Plans(tuple(legal), tuple(others))
 
 
-def first_illegal_reason(of: Schedule) -> str | None:
+def first_illegal_reason(schedule: Schedule) -> str | None:
     """None where some plan is legal, else the first reason why one is not."""
     first = None
-    for plan in _candidates(of):
-        reason = _idle(of, plan) or illegal_reason(of, plan)
+    for plan in _candidates(schedule):
+        reason = _idle(schedule, plan) or illegal_reason(schedule, plan)
         if reason is None:
             return None
         first = first or reason
     return first
 
 
-def sequence_tiling(of: Schedule) -> SequenceTiling:
+def sequence_tiling(schedule: Schedule) -> SequenceTiling:
     """What is done by turns.  Raises :class:`BadFusion` with the reason where nothing is."""
-    found = find_sequence_tiling(of)
+    found = find_sequence_tiling(schedule)
     if isinstance(found, str):
         raise BadFusion(f"{found}; take one of plans(schedule).legal")
     return found
 
 
-def positions_per_tile(of: Schedule, plan: KernelPlan) -> int:
+def positions_per_tile(schedule: Schedule, plan: KernelPlan) -> int:
     """How many places a turn of a ``turned`` plan has."""
-    return plan.chunks[0] // max_lanes_per_position(of, sequence_tiling(of).group)
+    return plan.chunks[0] // max_lanes_per_position(schedule, sequence_tiling(schedule).group)
 
 
-def _by_turns(of: Schedule) -> Iterator[KernelPlan]:
-    found = find_sequence_tiling(of)
+def _by_turns(schedule: Schedule) -> Iterator[KernelPlan]:
+    found = find_sequence_tiling(schedule)
     for places in (MIN_TILE_POSITIONS, 2 * MIN_TILE_POSITIONS, 4 * MIN_TILE_POSITIONS):
-        beside = max_lanes_per_position(of, 0 if isinstance(found, str) else found.group)
+        beside = max_lanes_per_position(schedule, 0 if isinstance(found, str) else found.group)
         for warps in (1, 2, 4):
             yield KernelPlan("turned", 1, (places * beside,), warps)
             if isinstance(found, str):
@@ -233,44 +233,47 @@ def _by_turns(of: Schedule) -> Iterator[KernelPlan]:
                 return
 
 
-def _unturned(of: Schedule, plan: KernelPlan) -> str | None:
+def _unturned(schedule: Schedule, plan: KernelPlan) -> str | None:
     """Why a pattern cannot be taken by turns; None if it can."""
-    found = find_sequence_tiling(of)
+    found = find_sequence_tiling(schedule)
     if isinstance(found, str):
         return found
-    count, places = of.count(of.loop_groups[found.group]), positions_per_tile(of, plan)
+    count, places = (
+        schedule.count(schedule.loop_groups[found.group]),
+        positions_per_tile(schedule, plan),
+    )
     if places < MIN_TILE_POSITIONS or places != next_power_of_two(places) or places >= count:
         return f"{places} places at once of {count}; powers of two from {MIN_TILE_POSITIONS} on, and fewer"
     if plan.elements_per_thread > MAX_SEQUENCE_ELEMENTS:
         return f"{plan.elements_per_thread:.0f} elements for each thread; at most {MAX_SEQUENCE_ELEMENTS}"
-    if max_matrix_lanes(of, found.group) > plan.chunks[0]:
+    if max_matrix_lanes(schedule, found.group) > plan.chunks[0]:
         return "what has no places is larger than a turn"
     return None
 
 
-def _unrolled(of: Schedule, plan: KernelPlan) -> int:
+def _unrolled(schedule: Schedule, plan: KernelPlan) -> int:
     """Products in fp32 of one thread."""
-    widths, mapping, found = group_lanes(of), of.mapping, 0
+    widths, mapping, found = group_lanes(schedule), schedule.mapping, 0
     for index in mapping.operators:
         node = mapping.graph[index]
         if node.kind == "dot" and node.dtype == "float32":
             loops = mapping.loops[index] | mapping.reduced_loops[index]
-            found += math.prod(widths[at] for at in find_groups(loops, of.loop_groups))
+            found += math.prod(widths[at] for at in find_groups(loops, schedule.loop_groups))
     return found // (WARP_SIZE * plan.num_warps)
 
 
-def _candidates(of: Schedule) -> Iterator[KernelPlan]:
-    if of.kind == "dots":
+def _candidates(schedule: Schedule) -> Iterator[KernelPlan]:
+    if schedule.kind == "dots":
         for warps in (1, 2, 4, 8):
-            yield KernelPlan("matrix", 1, (max_matrix_lanes(of),), warps)
-        yield from _by_turns(of)
+            yield KernelPlan("matrix", 1, (max_matrix_lanes(schedule),), warps)
+        yield from _by_turns(schedule)
         return
-    if of.kind == "flat":
+    if schedule.kind == "flat":
         for warps in (1, 2, 4, 8):
             for each in (1, 2, 4, 8, 16):
                 yield KernelPlan("thread", 1, (WARP_SIZE * warps * each,), warps)
         return
-    columns = of.column_count
+    columns = schedule.column_count
     shapes = [
         (next_power_of_two(columns),),
         *([equal_chunks(columns)] if columns >= MIN_WIDE_COLUMNS else []),
@@ -281,26 +284,28 @@ def _candidates(of: Schedule) -> Iterator[KernelPlan]:
         for warps in (1, 2, 4, 8, 16, 32):
             for rows in (1, 2, 4, 8, 16, 32, 64):
                 scheme: Scheme = "warp" if rows >= warps else "block"
-                if of.kind == "dual":
-                    for parts in _parts(of.count(of.reduced_rows), rows, MAX_ROW_GROUPS):
+                if schedule.kind == "dual":
+                    for parts in _parts(
+                        schedule.count(schedule.reduced_rows), rows, MAX_ROW_GROUPS
+                    ):
                         plan = KernelPlan("column", rows, chunks, warps, parts)
                         yield from (plan, replace(plan, async_copies=True))
                 else:
                     yield KernelPlan(scheme, rows, chunks, warps)
-    if of.kind == "rows":
-        for plan in _in_pieces(of):
+    if schedule.kind == "rows":
+        for plan in _in_pieces(schedule):
             yield from (plan, replace(plan, async_copies=True))
-            if plan.rows == 1 and columns >= MIN_WIDE_COLUMNS and find_peeling(of):
+            if plan.rows == 1 and columns >= MIN_WIDE_COLUMNS and find_peeling(schedule):
                 odd = replace(plan, peeled=True)
                 yield from (odd, replace(odd, async_copies=True))
-        yield from _on_chip(of)
+        yield from _on_chip(schedule)
 
 
-def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
+def _in_pieces(schedule: Schedule) -> Iterator[KernelPlan]:
     """Plans that do not hold a row at once."""
-    columns = of.column_count
+    columns = schedule.column_count
     tiles = [(rows, width) for width in (256, 1024, 4096) for rows in (1, 4, 16, 64)]
-    if of.is_column_major:
+    if schedule.is_column_major:
         # Whole lines of memory, few of them at once: sums over rows read nothing else.
         tiles += [(64, 32), (128, 32)]
     for rows, width in tiles:
@@ -313,19 +318,19 @@ def _in_pieces(of: Schedule) -> Iterator[KernelPlan]:
                 yield KernelPlan("split", rows, (width,), warps, parts)
 
 
-def _on_chip(of: Schedule) -> Iterator[KernelPlan]:
+def _on_chip(schedule: Schedule) -> Iterator[KernelPlan]:
     """Plans that keep a row in shared memory, which takes one of several chunks."""
     ways = [
         (demoted, ahead, odd)
-        for odd in ((False, True) if find_peeling(of) else (False,))
+        for odd in ((False, True) if find_peeling(schedule) else (False,))
         for ahead in (False, True)
-        for demoted in range(len(rematerialization_options(of, ahead, odd)))
+        for demoted in range(len(rematerialization_options(schedule, ahead, odd)))
     ]
     for way in ways:
         for warps in (4, 8, 16, 32):
             for each in (8, 16):
                 width = WARP_SIZE * warps * each
-                if width < of.column_count:
+                if width < schedule.column_count:
                     yield KernelPlan("shared", 1, (width,), warps, 1, *way)
 
 
@@ -335,51 +340,55 @@ def _parts(count: int, step: int, most: int = MAX_SPLITS) -> list[int]:
     return [parts for parts in (1, 4, 16, 64, MAX_SPLITS, MAX_ROW_GROUPS) if parts <= limit]
 
 
-def _idle(of: Schedule, plan: KernelPlan) -> str | None:
+def _idle(schedule: Schedule, plan: KernelPlan) -> str | None:
     """Why a plan that fits is not worth a look for the lanes that it leaves idle."""
-    if plan.scheme in ("warp", "block", "column") and of.column_count >= MIN_WIDE_COLUMNS:
-        idle = idle_share(of.column_count, plan.chunks)
+    if plan.scheme in ("warp", "block", "column") and schedule.column_count >= MIN_WIDE_COLUMNS:
+        idle = idle_share(schedule.column_count, plan.chunks)
         if idle > MAX_IDLE_SHARE:
             return f"{idle:.0%} of the lanes would be masked; {MAX_IDLE_SHARE:.1%} are possible"
     return None
 
 
-def illegal_reason(of: Schedule, plan: KernelPlan) -> str | None:
+def illegal_reason(schedule: Schedule, plan: KernelPlan) -> str | None:
     """Why a plan is none for this schedule; None if it is one."""
     lanes = WARP_SIZE * plan.num_warps
     tile = plan.rows * sum(plan.chunks)
     if tile > MAX_TILE_ELEMENTS:
         return f"a tile of {tile} elements; at most {MAX_TILE_ELEMENTS}"
-    if plan.rows > next_power_of_two(of.row_count):
-        return f"{plan.rows} rows in a program; there are {of.row_count}"
+    if plan.rows > next_power_of_two(schedule.row_count):
+        return f"{plan.rows} rows in a program; there are {schedule.row_count}"
     if plan.rows * min(plan.chunks) < lanes and plan.num_warps > 1:
         return f"{lanes} threads would repeat the work of {plan.rows * min(plan.chunks)}"
-    if plan.peeled and (plan.rows > 1 or not find_peeling(of)):
+    if plan.peeled and (plan.rows > 1 or not find_peeling(schedule)):
         return "peeled are single rows, one for each program, that begin at odd places"
     if plan.eager_loads and plan.scheme not in REGISTER_SCHEMES:
         return "what is not held in registers cannot all be read before anything is computed"
-    if plan.evict_first and not (plan.scheme in REGISTER_SCHEMES and large_outputs(of)):
+    if plan.evict_first and not (plan.scheme in REGISTER_SCHEMES and large_outputs(schedule)):
         return f"only outputs of more than {EVICT_FIRST_BYTES / 1e6:.0f} MB, from registers, are streamed"
     if plan.scheme == "shared":
         told = plan.rematerialized, plan.chunks[0], plan.async_copies, plan.peeled
-        if reason := illegal_on_chip_reason(of, *told):
+        if reason := illegal_on_chip_reason(schedule, *told):
             return reason
     walks = plan.scheme in ("looped", "split", "column")
-    if walks and plan.async_copies and (reason := illegal_async_copy_reason(of, tile, plan.peeled)):
+    if (
+        walks
+        and plan.async_copies
+        and (reason := illegal_async_copy_reason(schedule, tile, plan.peeled))
+    ):
         return reason
-    if plan.scheme == "turned" and (reason := _unturned(of, plan)):
+    if plan.scheme == "turned" and (reason := _unturned(schedule, plan)):
         return reason
-    if plan.scheme == "matrix" and (products := _unrolled(of, plan)) > MAX_UNROLLED_PRODUCTS:
+    if plan.scheme == "matrix" and (products := _unrolled(schedule, plan)) > MAX_UNROLLED_PRODUCTS:
         return f"{products} products in fp32 for each thread; at most {MAX_UNROLLED_PRODUCTS}"
-    needed, most = modelled_registers(of, plan, MIN_LIVE_SHARE), max_registers(plan)
+    needed, most = modelled_registers(schedule, plan, MIN_LIVE_SHARE), max_registers(plan)
     if needed > most:
         return f"at least {needed} registers for each thread (modelled); {most} at {lanes} threads"
     return None
 
 
-def large_outputs(of: Schedule) -> frozenset[int]:
+def large_outputs(schedule: Schedule) -> frozenset[int]:
     """The outputs that are larger than L2."""
-    graph, outputs = of.mapping.graph, of.mapping.outputs
+    graph, outputs = schedule.mapping.graph, schedule.mapping.outputs
     return frozenset(index for index in outputs if graph[index].bytes > EVICT_FIRST_BYTES)
 
 
@@ -388,8 +397,8 @@ def max_registers(plan: KernelPlan) -> int:
     return min(MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM // (WARP_SIZE * plan.num_warps))
 
 
-def modelled_registers(of: Schedule, plan: KernelPlan, share: float) -> int:
+def modelled_registers(schedule: Schedule, plan: KernelPlan, share: float) -> int:
     """Registers that a thread needs, *modelled*: ``share`` of the live values of the tile times
     the elements of each; between the least and the most share only a compiler knows."""
     each = max(1.0, plan.elements_per_thread)
-    return math.ceil(of.peak_live_values * each * share) + BASE_REGISTERS
+    return math.ceil(schedule.peak_live_values * each * share) + BASE_REGISTERS

@@ -95,64 +95,69 @@ class Peeling:
 
 
 @lru_cache(maxsize=32)
-def find_peeling(of: Schedule) -> Peeling | None:
+def find_peeling(schedule: Schedule) -> Peeling | None:
     """How the rows of a schedule are peeled; None where they begin at multiples of 16 bytes, or
     where no tensor has its columns one after the other."""
     bytes_of: Counter[int] = Counter()
     narrowest: dict[int, int] = {}
-    for node, places in _memory_tensors(of):
-        stride = _row_stride(of, node, places)
+    for node, places in _memory_tensors(schedule):
+        stride = _row_stride(schedule, node, places)
         if stride is not None:
-            size = DTYPE_BYTES[of.mapping.graph[node].dtype]
+            size = DTYPE_BYTES[schedule.mapping.graph[node].dtype]
             bytes_of[stride] += size
             narrowest[stride] = min(size, narrowest.get(stride, size))
     odd = {s: count for s, count in bytes_of.items() if s * narrowest[s] % VECTOR_BYTES}
-    if of.kind != "rows" or not odd:
+    if schedule.kind != "rows" or not odd:
         return None
     stride = max(odd, key=lambda s: (odd[s], s))
     return Peeling(stride, VECTOR_BYTES // narrowest[stride])
 
 
-def lanes_per_row(of: Schedule, is_peeled: bool) -> int:
+def lanes_per_row(schedule: Schedule, is_peeled: bool) -> int:
     """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
-    lies = find_peeling(of) if is_peeled else None
-    return of.column_count + (lies.vector_elements - 1 if lies else 0)
+    lies = find_peeling(schedule) if is_peeled else None
+    return schedule.column_count + (lies.vector_elements - 1 if lies else 0)
 
 
-def widens_accesses(of: Schedule, neighbours: int) -> bool:
+def widens_accesses(schedule: Schedule, neighbours: int) -> bool:
     """Whether some accesses are wider by lanes than by columns, where each thread has so many
     elements side by side."""
-    lies = find_peeling(of)
+    lies = find_peeling(schedule)
     if lies is None:
         return False
-    together = math.gcd(lies.row_stride, of.column_count)
+    together = math.gcd(lies.row_stride, schedule.column_count)
     sizes = (
-        DTYPE_BYTES[of.mapping.graph[node].dtype]
-        for node, places in _memory_tensors(of)
-        if _row_stride(of, node, places) == lies.row_stride
+        DTYPE_BYTES[schedule.mapping.graph[node].dtype]
+        for node, places in _memory_tensors(schedule)
+        if _row_stride(schedule, node, places) == lies.row_stride
     )
     return any(together * size % min(VECTOR_BYTES, neighbours * size) for size in sizes)
 
 
-def is_peeled_operand(of: Schedule, operand: Operand) -> bool:
+def is_peeled_operand(schedule: Schedule, operand: Operand) -> bool:
     """Whether a tensor is read by lanes where rows are peeled."""
-    lies = find_peeling(of)
-    return lies is not None and _row_stride(of, operand.source, operand.accesses) == lies.row_stride
+    lies = find_peeling(schedule)
+    return (
+        lies is not None
+        and _row_stride(schedule, operand.source, operand.accesses) == lies.row_stride
+    )
 
 
-def _memory_tensors(of: Schedule) -> Iterator[tuple[int, tuple[AxisAccess, ...]]]:
+def _memory_tensors(schedule: Schedule) -> Iterator[tuple[int, tuple[AxisAccess, ...]]]:
     """What is read and written, and where."""
-    yield from ((operand.source, operand.accesses) for operand in of.mapping.memory_operands)
-    yield from ((index, of.mapping.accesses[index]) for index in of.mapping.outputs)
+    yield from ((operand.source, operand.accesses) for operand in schedule.mapping.memory_operands)
+    yield from ((index, schedule.mapping.accesses[index]) for index in schedule.mapping.outputs)
 
 
-def _row_stride(of: Schedule, node: int, places: tuple[AxisAccess, ...]) -> int | None:
+def _row_stride(schedule: Schedule, node: int, places: tuple[AxisAccess, ...]) -> int | None:
     """From one row to the next, of a tensor whose rows and columns lie as they are counted."""
-    graph, sizes = of.mapping.graph, of.mapping.loop_sizes
+    graph, sizes = schedule.mapping.graph, schedule.mapping.loop_sizes
     if graph[node].kind == "constant":
         return None
     where = tensor_offset(places, graph[node].strides, sizes)
-    by_row, by_column = (offset_terms(where, loops, sizes, "i") for loops in (of.rows, of.columns))
+    by_row, by_column = (
+        offset_terms(where, loops, sizes, "i") for loops in (schedule.rows, schedule.columns)
+    )
     if where.start or by_column != ["i"] or len(by_row) != 1 or not by_row[0].startswith("i * "):
         return None
     return int(by_row[0].removeprefix("i * "))

@@ -152,9 +152,9 @@ class OnChipValues:
         return steps, after
 
 
-def operand_values(of: Schedule, index: int) -> list[ValueKey]:
+def operand_values(schedule: Schedule, index: int) -> list[ValueKey]:
     """What an operator reads: operators of the pattern, and places in memory."""
-    mapping = of.mapping
+    mapping = schedule.mapping
     inside = mapping.accesses
     operands = mapping.operands[index]
     return [
@@ -164,9 +164,9 @@ def operand_values(of: Schedule, index: int) -> list[ValueKey]:
     ]
 
 
-def storage_dtype(of: Schedule, value: ValueKey) -> str:
+def storage_dtype(schedule: Schedule, value: ValueKey) -> str:
     """The dtype in which a value is kept, exactly: narrow only where it is so already."""
-    graph = of.mapping.graph
+    graph = schedule.mapping.graph
     node = graph[value if isinstance(value, int) else value.source]
     narrow = not isinstance(value, int) or node.op == "cast"
     dtype = node.dtype if narrow else compute_dtype(node.dtype)
@@ -176,21 +176,21 @@ def storage_dtype(of: Schedule, value: ValueKey) -> str:
 
 @lru_cache(maxsize=16)
 def rematerialization_options(
-    of: Schedule, ahead: bool = False, is_peeled: bool = False
+    schedule: Schedule, ahead: bool = False, is_peeled: bool = False
 ) -> tuple[OnChipValues, ...]:
     """Ways to run a schedule with a row's values on chip: first all that several passes need, then
     fewer and fewer bytes.  With ``async_copies`` those of which some are copied ahead."""
     demoted: set[ValueKey] = set()
-    everything = frozenset(_on_chip_candidates(of))
+    everything = frozenset(_on_chip_candidates(schedule))
     found: list[OnChipValues] = []
     for _ in range(len(everything)):
-        kept = OnChipValues(of, everything - demoted, ahead, is_peeled).without_single_use()
+        kept = OnChipValues(schedule, everything - demoted, ahead, is_peeled).without_single_use()
         if not kept.values or len(found) == MAX_REMATERIALIZATION_OPTIONS:
             break
         fits = not ahead or any(buffer.is_prefetched for buffer in kept.buffers)
         if fits and (not found or _arena_bytes(kept) < _arena_bytes(found[-1])):
             found.append(kept)
-        demoted.add(min(kept.values, key=lambda value: _rematerialization_cost(of, value)))
+        demoted.add(min(kept.values, key=lambda value: _rematerialization_cost(schedule, value)))
     return tuple(found)
 
 
@@ -198,74 +198,80 @@ def _arena_bytes(kept: OnChipValues) -> int:
     return kept.arena(lanes_per_row(kept.schedule, kept.peeled)).total_bytes
 
 
-def _rematerialization_cost(of: Schedule, value: ValueKey) -> tuple[int, int, str]:
+def _rematerialization_cost(schedule: Schedule, value: ValueKey) -> tuple[int, int, str]:
     """What is dearest to have again comes last."""
     if isinstance(value, Operand):
         return 2, -value.source, str(value)
-    return int(of.mapping.graph[value].kind != "light"), -value, ""
+    return int(schedule.mapping.graph[value].kind != "light"), -value, ""
 
 
-def _on_chip_candidates(of: Schedule) -> Iterable[ValueKey]:
+def _on_chip_candidates(schedule: Schedule) -> Iterable[ValueKey]:
     """Values that have a number for each row and column; what all rows share stays in L2."""
-    by_column, by_row = values_along(of, of.columns), values_along(of, of.rows)
+    by_column, by_row = (
+        values_along(schedule, schedule.columns),
+        values_along(schedule, schedule.rows),
+    )
     for value in by_column:
-        if (value in by_row or not of.rows) and value not in of.mapping.reduced_loops:
+        if (value in by_row or not schedule.rows) and value not in schedule.mapping.reduced_loops:
             yield value
 
 
-def values_along(of: Schedule, loops: Iterable[int]) -> frozenset[ValueKey]:
+def values_along(schedule: Schedule, loops: Iterable[int]) -> frozenset[ValueKey]:
     """The values that are tensors along ``loops``; of others one element stands for all."""
-    mapping, among = of.mapping, set(loops)
+    mapping, among = schedule.mapping, set(loops)
     found: set[ValueKey] = {o for o in mapping.memory_operands if loops_used(o.accesses) & among}
-    for index in of.body:
+    for index in schedule.body:
         gone = mapping.reduced_loops.get(index, frozenset())
         counted = any(
             mapping.graph[o.source].op == "iota" and loops_used(o.accesses) & among
             for o in mapping.operands[index]
         )
-        if not gone & among and (counted or any(s in found for s in operand_values(of, index))):
+        if not gone & among and (
+            counted or any(s in found for s in operand_values(schedule, index))
+        ):
             found.add(index)
     return frozenset(found)
 
 
-def can_copy_async(of: Schedule, operand: Operand, is_peeled: bool = False) -> bool:
+def can_copy_async(schedule: Schedule, operand: Operand, is_peeled: bool = False) -> bool:
     """Whether the hardware can copy an operand to shared memory without registers: as it lies in
     memory, 4 bytes at least at a time, which every row and the last chunk have to be multiples of,
     or by lanes.  (A tensor that begins at an odd place is for the launch to see.)"""
-    node, sizes = of.mapping.graph[operand.source], of.mapping.loop_sizes
-    if storage_dtype(of, operand) != node.dtype:
+    node, sizes = schedule.mapping.graph[operand.source], schedule.mapping.loop_sizes
+    if storage_dtype(schedule, operand) != node.dtype:
         return False
     if is_peeled:
-        return is_peeled_operand(of, operand)
+        return is_peeled_operand(schedule, operand)
     where = tensor_offset(operand.accesses, node.strides, sizes)
-    by_row = [where.strides.get(loop, 0) for loop in of.rows]
-    steps = math.gcd(of.column_count, where.start, *by_row) * DTYPE_BYTES[node.dtype]
+    by_row = [where.strides.get(loop, 0) for loop in schedule.rows]
+    steps = math.gcd(schedule.column_count, where.start, *by_row) * DTYPE_BYTES[node.dtype]
     return (
-        offset_terms(where, of.columns, sizes, "c") == ["c"] and steps % MIN_ASYNC_COPY_BYTES == 0
+        offset_terms(where, schedule.columns, sizes, "c") == ["c"]
+        and steps % MIN_ASYNC_COPY_BYTES == 0
     )
 
 
 def illegal_on_chip_reason(
-    of: Schedule, demoted: int, width: int, ahead: bool, is_peeled: bool
+    schedule: Schedule, demoted: int, width: int, ahead: bool, is_peeled: bool
 ) -> str | None:
     """Why a schedule cannot run in chunks of ``width`` columns with what is left on chip after so
     many demotions; None where it can."""
-    graph, mapping = of.mapping.graph, of.mapping
-    if of.kind != "rows":
+    graph, mapping = schedule.mapping.graph, schedule.mapping
+    if schedule.kind != "rows":
         return "shared memory keeps the columns of rows that are reduced; there are none"
-    by_column = values_along(of, of.columns)
-    for index in of.body:
+    by_column = values_along(schedule, schedule.columns)
+    for index in schedule.body:
         if graph[index].op == "random":
             return f"{graph[index]}: Gluon has no random numbers"
         if mapping.reduced_loops.get(index) and not any(
-            s in by_column for s in operand_values(of, index)
+            s in by_column for s in operand_values(schedule, index)
         ):
             return f"{graph[index]}: Gluon has no broadcast for what is the same in all columns"
-    ways = rematerialization_options(of, ahead, is_peeled)
+    ways = rematerialization_options(schedule, ahead, is_peeled)
     if demoted >= len(ways):
         what = "copy something ahead" if ahead else "keep something"
         return f"{demoted} demotions; there are {len(ways)} ways to {what} for a later pass"
-    if is_peeled and not widens_accesses(of, ways[demoted].vector_elements):
+    if is_peeled and not widens_accesses(schedule, ways[demoted].vector_elements):
         return "no access would be wider by lanes than it is by columns"
     needed = ways[demoted].arena(width).total_bytes
     if needed > MAX_SHARED_BYTES:

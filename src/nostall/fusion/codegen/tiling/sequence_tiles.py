@@ -57,20 +57,20 @@ class SequenceTiling:
 
 
 @lru_cache(maxsize=32)
-def find_sequence_tiling(of: Schedule) -> SequenceTiling | str:
+def find_sequence_tiling(schedule: Schedule) -> SequenceTiling | str:
     """The turns of a pattern with small dots, along the group that most reductions remove of those
     that allow for it; else the reason why there are none."""
-    mapping = of.mapping
+    mapping = schedule.mapping
     for index in mapping.operators:
         if mapping.graph[index].kind == "dot" and all(dot_loops(mapping, index)):
             return f"{mapping.graph[index]} is a product of matrices; turns are for vectors"
-    gone = [find_groups(loops, of.loop_groups) for loops in mapping.reduced_loops.values()]
+    gone = [find_groups(loops, schedule.loop_groups) for loops in mapping.reduced_loops.values()]
     times = Counter(at for groups in gone for at in groups)
     reasons = []
-    for at in sorted(times, key=lambda at: (-times[at], -of.count(of.loop_groups[at]))):
-        if of.count(of.loop_groups[at]) > MIN_TILE_POSITIONS:
+    for at in sorted(times, key=lambda at: (-times[at], -schedule.count(schedule.loop_groups[at]))):
+        if schedule.count(schedule.loop_groups[at]) > MIN_TILE_POSITIONS:
             try:
-                return _SequenceAnalysis(of, at).run()
+                return _SequenceAnalysis(schedule, at).run()
             except BadFusion as error:
                 reasons.append(str(error))
     return reasons[0] if reasons else f"no axis of more than {MIN_TILE_POSITIONS} is added up"
@@ -221,17 +221,18 @@ class _SequenceAnalysis:
         return self.schedule.mapping.graph[index]
 
 
-def has_positions(of: Schedule, group: int, operand: Operand) -> bool:
+def has_positions(schedule: Schedule, group: int, operand: Operand) -> bool:
     """Whether an operand, made here or in memory, changes along a group."""
-    loops = of.mapping.loops.get(operand.source)
+    loops = schedule.mapping.loops.get(operand.source)
     return bool(
-        (loops_used(operand.accesses) if loops is None else loops) & set(of.loop_groups[group])
+        (loops_used(operand.accesses) if loops is None else loops)
+        & set(schedule.loop_groups[group])
     )
 
 
-def tensor_loops_along(of: Schedule, group: int) -> Iterable[frozenset[int]]:
+def tensor_loops_along(schedule: Schedule, group: int) -> Iterable[frozenset[int]]:
     """The loops of all tensors that change along a group."""
-    mapping, along = of.mapping, set(of.loop_groups[group])
+    mapping, along = schedule.mapping, set(schedule.loop_groups[group])
     for index in mapping.operators:
         found = [mapping.loops[index] | mapping.reduced_loops.get(index, frozenset())]
         found += [loops_used(operand.accesses) for operand in mapping.operands[index]]

@@ -18,39 +18,39 @@ def next_power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def group_lanes(of: Schedule) -> tuple[int, ...]:
+def group_lanes(schedule: Schedule) -> tuple[int, ...]:
     """Lanes of an axis that counts through each group, at least as many as ``tl.dot`` takes where
     the group has a part in one."""
-    mapping = of.mapping
-    least = [1] * len(of.loop_groups)
+    mapping = schedule.mapping
+    least = [1] * len(schedule.loop_groups)
     for index in mapping.operators:
         if mapping.graph[index].kind == "dot":
-            found = [find_groups(side, of.loop_groups) for side in dot_loops(mapping, index)]
+            found = [find_groups(side, schedule.loop_groups) for side in dot_loops(mapping, index)]
             if all(found):
                 for (at,) in found:
                     least[at] = MIN_DOT_LANES
     return tuple(
-        max(lanes, next_power_of_two(of.count(group)))
-        for lanes, group in zip(least, of.loop_groups, strict=True)
+        max(lanes, next_power_of_two(schedule.count(group)))
+        for lanes, group in zip(least, schedule.loop_groups, strict=True)
     )
 
 
-def max_matrix_lanes(of: Schedule, beside: int | None = None) -> int:
+def max_matrix_lanes(schedule: Schedule, beside: int | None = None) -> int:
     """Lanes of the largest tensor, of those without the group ``beside`` where one is given."""
-    widths, mapping = group_lanes(of), of.mapping
+    widths, mapping = group_lanes(schedule), schedule.mapping
     found = [1]
     for index in mapping.operators:
         touched = [mapping.loops[index], *(loops_used(o.accesses) for o in mapping.operands[index])]
-        groups = (find_groups(loops, of.loop_groups) for loops in touched)
+        groups = (find_groups(loops, schedule.loop_groups) for loops in touched)
         found += [math.prod(widths[at] for at in some) for some in groups if beside not in some]
     return max(found)
 
 
-def max_lanes_per_position(of: Schedule, group: int) -> int:
+def max_lanes_per_position(schedule: Schedule, group: int) -> int:
     """The most lanes of a tensor for each place of a group."""
-    widths = group_lanes(of)
+    widths = group_lanes(schedule)
     found = (
-        math.prod(widths[at] for at in find_groups(loops, of.loop_groups) if at != group)
-        for loops in tensor_loops_along(of, group)
+        math.prod(widths[at] for at in find_groups(loops, schedule.loop_groups) if at != group)
+        for loops in tensor_loops_along(schedule, group)
     )
     return max(found, default=1)

@@ -111,7 +111,7 @@ def test_the_first_ones_race_with_what_rows_share_read_early_too() -> None:
 def test_a_kernel_without_plans_has_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Plans((), (IllegalPlan(LOOPED, "too wide"),))
     for module in (race, default_plan_module):
-        monkeypatch.setattr(module, "plans", lambda of: none)
+        monkeypatch.setattr(module, "plans", lambda schedule: none)
     with pytest.raises(BadInput, match="too wide"):
         candidates(of(), 4)
 

@@ -149,8 +149,8 @@ def test_softmax_and_dropout_take_few_instructions(tmp_path: Path) -> None:
 def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
     """For every number of rows: the mask ends at a multiple of the row, and the text says so."""
     graph = DYNAMIC["bias and gelu"]()
-    of = schedule_operators(graph, graph.operators)
-    program = emit(of, KernelPlan("thread", 1, (512,), 2))
+    schedule = schedule_operators(graph, graph.operators)
+    program = emit(schedule, KernelPlan("thread", 1, (512,), 2))
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     ((name, launch),) = launch_specs(program).items()
@@ -394,9 +394,9 @@ def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_
 def test_large_outputs_are_stored_to_leave_l2_first(tmp_path: Path) -> None:
     build = Builder()
     graph = build.graph(build("exp", build.input((16384, 2048), "float16")))
-    of, plan = schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4)
+    schedule, plan = schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4)
     for streamed in (False, True):
-        program = emit(of, replace(plan, evict_first=streamed))
+        program = emit(schedule, replace(plan, evict_first=streamed))
         for codes in by_each_triton(program, tmp_path):
             stores = [code for code in codes if code.startswith("STG.")]
             assert stores and {".EF" in code for code in stores} == {streamed}

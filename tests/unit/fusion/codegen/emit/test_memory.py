@@ -33,7 +33,7 @@ def _without_a_collector() -> Iterator[None]:
     gc.enable()
 
 
-def none(of: Schedule) -> KernelPlan:
+def none(schedule: Schedule) -> KernelPlan:
     """No kernel: operators run in PyTorch, one by one."""
     raise BadFusion("no plan")
 

@@ -71,23 +71,23 @@ def _of(graph: Graph) -> Schedule:
 
 def _reason(graph: Graph) -> str:
     """Why a graph is not taken by turns; it still is one kernel."""
-    of = _of(graph)
-    found = find_sequence_tiling(of)
+    schedule = _of(graph)
+    found = find_sequence_tiling(schedule)
     assert isinstance(found, str)
-    assert {plan.scheme for plan in plans(of).legal} == {"matrix"}
-    (refused,) = (one for one in plans(of).illegal if one.plan.scheme == "turned")
+    assert {plan.scheme for plan in plans(schedule).legal} == {"matrix"}
+    (refused,) = (one for one in plans(schedule).illegal if one.plan.scheme == "turned")
     assert refused.reason == found
     with pytest.raises(BadFusion, match="does not fit"):
-        emit(of, refused.plan)
+        emit(schedule, refused.plan)
     return found
 
 
 def test_a_softmax_is_taken_apart() -> None:
-    of = _of(attended(100, 64, "float16"))
-    found = find_sequence_tiling(of)
+    schedule = _of(attended(100, 64, "float16"))
+    found = find_sequence_tiling(schedule)
     assert isinstance(found, SequenceTiling)
-    ops = of.mapping.graph
-    assert of.count(of.loop_groups[found.group]) == 100
+    ops = schedule.mapping.graph
+    assert schedule.count(schedule.loop_groups[found.group]) == 100
     assert [ops[index].op for index in found.accumulated] == ["amax", "sum", "dot"]
     assert [ops[index].op for index in sorted(found.pass_through)] == ["div", "cast"]
     ((maximum, total),) = found.softmax_sums.items()
@@ -98,17 +98,17 @@ def test_a_softmax_is_taken_apart() -> None:
 @pytest.mark.parametrize(("places", "turns"), [(7, []), (9, [8]), (32, [8, 16]), (99, [8, 16, 32])])
 def test_turns_have_fewer_places_than_there_are(places: int, turns: list[int]) -> None:
     graph = attended(places, 24, "float16")
-    of = _of(graph)
-    assert [positions_per_tile(of, plan) for plan in turned(graph)] == turns
-    assert any(plan.scheme == "matrix" for plan in plans(of).legal)
-    assert sum(plan.scheme == "turned" for plan in plans(of).legal) <= 9
+    schedule = _of(graph)
+    assert [positions_per_tile(schedule, plan) for plan in turned(graph)] == turns
+    assert any(plan.scheme == "matrix" for plan in plans(schedule).legal)
+    assert sum(plan.scheme == "turned" for plan in plans(schedule).legal) <= 9
 
 
 def test_the_sequence_is_walked_over_also_where_it_is_short() -> None:
-    of = _of(attended(9, 64, "float16"))
-    found = find_sequence_tiling(of)
+    schedule = _of(attended(9, 64, "float16"))
+    found = find_sequence_tiling(schedule)
     assert isinstance(found, SequenceTiling)
-    assert of.count(of.loop_groups[found.group]) == 9
+    assert schedule.count(schedule.loop_groups[found.group]) == 9
 
 
 def test_single_places_are_no_sequence() -> None:
@@ -137,8 +137,8 @@ def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_what_is_read_with_places_and_without_has_two_names(count: int, tmp_path: Path) -> None:
-    of = _of(among_places(count))
-    program = emit(of, turned(of.mapping.graph)[0])
+    schedule = _of(among_places(count))
+    program = emit(schedule, turned(schedule.mapping.graph)[0])
     assert opcodes(program, tmp_path)
     assert {"x0 = ", "x0at1 = "} <= set(re.findall(r"x0\w* = ", program.source))
 
@@ -158,11 +158,11 @@ def test_powers_without_a_sum_are_not_taken_by_turns() -> None:
 
 
 def test_the_model_and_the_race_know_of_them() -> None:
-    of = _of(attended(100, 64, "float16"))
-    assert "turned" in {plan.scheme for plan in candidates(of, 1)}
-    for plan in turned(of.mapping.graph):
-        assert illegal_reason(of, plan) is None
-        assert 0 < modelled_seconds(of, plan) < 1
+    schedule = _of(attended(100, 64, "float16"))
+    assert "turned" in {plan.scheme for plan in candidates(schedule, 1)}
+    for plan in turned(schedule.mapping.graph):
+        assert illegal_reason(schedule, plan) is None
+        assert 0 < modelled_seconds(schedule, plan) < 1
         assert str(plan) == f"turned 1x{plan.chunks[0]}, {plan.num_warps} warps"
     few, many = _of(attended(16, 64, "float16")), _of(attended(128, 64, "float16"))
     plan = KernelPlan("turned", 1, (512,), 1)
@@ -180,8 +180,8 @@ def _in_the_loop(cubin: bytes) -> list[str]:
 
 def test_a_turn_of_one_warp_needs_no_shared_memory(tmp_path: Path) -> None:
     """By both Tritons; the query is laid out before the loop, the result behind it."""
-    of = _of(attended(100, 64, "float16"))
-    program = emit(of, KernelPlan("turned", 1, (512,), 1))
+    schedule = _of(attended(100, 64, "float16"))
+    program = emit(schedule, KernelPlan("turned", 1, (512,), 1))
     ((name, launch),) = launch_specs(program).items()
     path = tmp_path / "kernels.py"
     path.write_text(program.source)

@@ -180,8 +180,8 @@ def test_what_gluon_cannot_say_is_refused(change: object, reason: str) -> None:
     total = build("sum", value, dims=(1,), keepdim=True)
     least = build("amin", x, dims=(1,), keepdim=True)
     graph = build.graph(build("add", build("sub", x, total), least), value)
-    of = schedule_operators(graph, graph.operators)
-    assert reason in str(illegal_reason(of, KernelPlan("shared", 1, (1024,), 4)))
+    schedule = schedule_operators(graph, graph.operators)
+    assert reason in str(illegal_reason(schedule, KernelPlan("shared", 1, (1024,), 4)))
 
 
 # -- cubins ----------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ ONE, OTHER = 17, 23
 
 
 def scheduled(graph: Graph, operators: tuple[int, ...]) -> Schedule:
-    of = build_schedule(map_pattern(graph, operators))
-    check_dynamic_size(of)
-    return of
+    schedule = build_schedule(map_pattern(graph, operators))
+    check_dynamic_size(schedule)
+    return schedule
 
 
 def at(graph: Graph, size: int) -> Graph:
@@ -90,8 +90,8 @@ def test_what_is_not_refused_does_not_depend_on_the_number(made: Made) -> None:
 def test_masks_of_flat_kernels_end_at_multiples_of_the_row() -> None:
     """Otherwise Triton loads element by element."""
     graph = DYNAMIC["bias and gelu"]()
-    of = scheduled(graph, graph.operators)
-    program = emit(of, KernelPlan("thread", 1, (128,), 1))
+    schedule = scheduled(graph, graph.operators)
+    program = emit(schedule, KernelPlan("thread", 1, (128,), 1))
     assert "inside = c < count * 48" in program.source
     assert 'do_not_specialize=["count"]' in program.source
     build = Builder(varying=ONE)
@@ -131,7 +131,7 @@ def test_what_depends_on_the_number_is_refused(make: object, reason: str) -> Non
 
 def test_workspaces_grow_with_the_rows() -> None:
     graph = replace(layer_norm((ONE, 3000), "float16"), varying=ONE)
-    of = scheduled(graph, graph.operators)
-    split = next(plan for plan in plans(of).legal if plan.scheme == "split")
-    (first, *_) = emit(of, split).workspaces
+    schedule = scheduled(graph, graph.operators)
+    split = next(plan for plan in plans(schedule).legal if plan.scheme == "split")
+    (first, *_) = emit(schedule, split).workspaces
     assert resized(first.elements, ONE, 2 * ONE) == 2 * first.elements

@@ -70,20 +70,20 @@ def _of(graph: Graph) -> Schedule:
     return schedule_operators(graph, graph.operators)
 
 
-def _walks(of: Schedule) -> int:
-    return sum(part.has_columns for part in passes(of))
+def _walks(schedule: Schedule) -> int:
+    return sum(part.has_columns for part in passes(schedule))
 
 
 @pytest.mark.parametrize("make", [cross_entropy, lse_and_softmax])
 def test_rows_are_read_twice(make: Callable[..., Graph]) -> None:
-    of = _of(make(WIDE, "float16"))
-    assert _walks(of) == 2
-    (pair,) = online_pairs(of)
+    schedule = _of(make(WIDE, "float16"))
+    assert _walks(schedule) == 2
+    (pair,) = online_pairs(schedule)
     assert len(pair.maxima) == len(pair.sums) == (1 if make is cross_entropy else 2)
-    split = emit(of, KernelPlan("split", 1, (1024,), 4, 16))
-    assert len(split.launches) == len(passes(of))
-    assert _walks(replace(of, allow_online_softmax=False)) == 3
-    looped = emit(of, KernelPlan("looped", 1, (1024,), 4)).source
+    split = emit(schedule, KernelPlan("split", 1, (1024,), 4, 16))
+    assert len(split.launches) == len(passes(schedule))
+    assert _walks(replace(schedule, allow_online_softmax=False)) == 3
+    looped = emit(schedule, KernelPlan("looped", 1, (1024,), 4)).source
     assert looped.count("for first in range(0, ") == 2
     assert looped.count("for first in") == 4  # whole turns, and what is left of the columns
     assert looped.count("_online(") == 3  # its definition, and one call in each loop of a walk
@@ -118,9 +118,9 @@ def test_two_softmaxes_need_each_other_to_save_a_walk() -> None:
     x, y = build.input(WIDE), build.input(WIDE)
     totals = [softmax(build, value)[2] for value in (x, y)]
     difference = build("sub", build("div", x, totals[0]), build("div", y, totals[1]))
-    of = _of(build.graph(reduced(build, "sum", difference)))
-    assert len(online_pairs(of)) == 2
-    assert _walks(of) == 2
+    schedule = _of(build.graph(reduced(build, "sum", difference)))
+    assert len(online_pairs(schedule)) == 2
+    assert _walks(schedule) == 2
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_they_compile(plan: KernelPlan, tmp_path: Path) -> None:
 
 
 def test_rows_at_odd_places_are_accessed_16_bytes_at_a_time(tmp_path: Path) -> None:
-    of = _of(cross_entropy(WIDE, "float16"))
+    schedule = _of(cross_entropy(WIDE, "float16"))
     accesses = {}
     for is_peeled in (False, True):
         path = tmp_path / f"{is_peeled}.py"
-        program = emit(of, KernelPlan("looped", 1, (4096,), 16, peeled=is_peeled))
+        program = emit(schedule, KernelPlan("looped", 1, (4096,), 16, peeled=is_peeled))
         path.write_text(program.source)
         ((name, launch),) = launch_specs(program).items()
         cubin = compile_triton(path, name, launch, "sm_90").cubin
@@ -157,12 +157,12 @@ def test_rows_at_odd_places_are_accessed_16_bytes_at_a_time(tmp_path: Path) -> N
 @pytest.mark.parametrize("is_peeled", [False, True])
 @pytest.mark.parametrize("scheme", ["looped", "split"])
 def test_whole_turns_have_no_masks(scheme: str, is_peeled: bool) -> None:
-    of = _of(cross_entropy(WIDE, "float16"))
+    schedule = _of(cross_entropy(WIDE, "float16"))
     plans_ = {
         "looped": KernelPlan("looped", 1, (1024,), 4, peeled=is_peeled),
         "split": KernelPlan("split", 1, (1024,), 4, 16, peeled=is_peeled),
     }
-    source = emit(of, plans_[scheme]).source
+    source = emit(schedule, plans_[scheme]).source
     loops = re.findall(r"^( +)for first in .*:\n((?:\1 +.*\n)+)", source, re.MULTILINE)
     masked = ["mask=" in body for _, body in loops]
     assert masked == [True, False, True][not is_peeled :] * 2

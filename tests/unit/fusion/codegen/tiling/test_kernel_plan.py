@@ -80,9 +80,9 @@ def test_groups_of_loops_are_the_same_loops(sizes: list[int], random: object) ->
 
 
 def test_a_view_in_the_middle_splits_loops() -> None:
-    of = scheduled(PATTERNS["heads"]())
-    assert [of.mapping.loop_sizes[loop] for loop in of.columns] == [16]
-    assert of.row_count == 2 * 4
+    schedule = scheduled(PATTERNS["heads"]())
+    assert [schedule.mapping.loop_sizes[loop] for loop in schedule.columns] == [16]
+    assert schedule.row_count == 2 * 4
 
 
 def test_rows_are_in_the_order_of_memory() -> None:
@@ -106,15 +106,15 @@ def test_only_elements_that_may_not_exist_are_asked_for(columns: int, varying: i
 def test_an_early_thread_reads_all_it_needs_before_it_lets_the_next_kernel_begin() -> None:
     build = Builder()
     x, y = build.input((64, 128)), build.input((64, 128))
-    of = scheduled(build.graph(build("mul", build("tanh", build("exp", x)), y)))
+    schedule = scheduled(build.graph(build("mul", build("tanh", build("exp", x)), y)))
     plain = KernelPlan("thread", 1, (128,), 1)
-    twin = with_eager_loads(of, plain)
+    twin = with_eager_loads(schedule, plain)
     assert twin is not None and str(twin) == "thread 1x128, 1 warps, early"
-    lines = emit(of, twin).source.splitlines()
+    lines = emit(schedule, twin).source.splitlines()
     body = [line.strip() for line in lines[lines.index("    _behind()") :]]
     reads = [at for at, line in enumerate(body) if "tl.load(" in line]
     assert reads == [3, 4] and body[5] == "_release()"
-    assert "_release" not in emit(of, plain).source
+    assert "_release" not in emit(schedule, plain).source
 
 
 def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:
@@ -211,11 +211,11 @@ def test_a_sum_over_rows_that_rows_need_is_no_tail() -> None:
 
 def test_sums_over_rows_are_tails() -> None:
     graph = norm_backward((3, 7, 80), "float16")
-    of = scheduled(graph)
-    assert of.kind == "dual"
-    assert {graph[i].op for i in of.row_reductions} == {"sum"}
-    assert len(of.row_reductions) == 2
-    assert {graph[i].op for i in of.epilogue} == {"cast"}
+    schedule = scheduled(graph)
+    assert schedule.kind == "dual"
+    assert {graph[i].op for i in schedule.row_reductions} == {"sum"}
+    assert len(schedule.row_reductions) == 2
+    assert {graph[i].op for i in schedule.epilogue} == {"cast"}
 
 
 def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
@@ -224,9 +224,9 @@ def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
     dy, x = build.input((64, 96)), build.input((64, 96))
     along = build("sum", build("mul", dy, x), dims=(1,), keepdim=True)
     dx = build("mul", x, along)
-    of = scheduled(build.graph(dx, build("sum", dy, dims=(0,), keepdim=False)))
-    assert of.kind == "dual"
-    assert plans(of).legal
+    schedule = scheduled(build.graph(dx, build("sum", dy, dims=(0,), keepdim=False)))
+    assert schedule.kind == "dual"
+    assert plans(schedule).legal
 
 
 # -- plans -----------------------------------------------------------------------------------------
@@ -262,9 +262,9 @@ def test_cuts_leave_few_lanes_idle_and_mask_the_last_chunk_only(columns: int) ->
 
 
 def test_equal_chunks_are_put_together_before_threads_meet() -> None:
-    of = scheduled(layer_norm((64, 3000), "float16"))
-    source = emit(of, KernelPlan("block", 1, (1024,) * 3, 4)).source
-    mixed = emit(of, KernelPlan("block", 1, (2048, 1024), 4)).source
+    schedule = scheduled(layer_norm((64, 3000), "float16"))
+    source = emit(schedule, KernelPlan("block", 1, (1024,) * 3, 4)).source
+    mixed = emit(schedule, KernelPlan("block", 1, (2048, 1024), 4)).source
     assert source.count("tl.sum(") == 2 and mixed.count("tl.sum(") == 4
 
 
@@ -292,16 +292,16 @@ def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
 
 
 def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
-    of = scheduled(layer_norm((64, 3000), "float16"))
+    schedule = scheduled(layer_norm((64, 3000), "float16"))
     plan = KernelPlan("block", 1, (1024,) * 3, 4, eager_loads=True)
-    wide, half = single_chunk_plans(of, plan)
+    wide, half = single_chunk_plans(schedule, plan)
     assert wide == KernelPlan("block", 1, (4096,), 16, eager_loads=True)
     assert wide.elements_per_thread == VECTOR_ELEMENTS
     assert half == replace(wide, num_warps=8)
-    assert replace(wide, eager_loads=False) not in plans(of).legal
-    assert "mask=inside" in emit(of, wide).source
-    assert single_chunk_plans(of, wide) == ()
-    assert single_chunk_plans(of, KernelPlan("looped", 1, (1024,), 4)) == ()
+    assert replace(wide, eager_loads=False) not in plans(schedule).legal
+    assert "mask=inside" in emit(schedule, wide).source
+    assert single_chunk_plans(schedule, wide) == ()
+    assert single_chunk_plans(schedule, KernelPlan("looped", 1, (1024,), 4)) == ()
 
 
 def test_only_what_is_larger_than_l2_is_streamed() -> None:
@@ -309,14 +309,14 @@ def test_only_what_is_larger_than_l2_is_streamed() -> None:
     x = build.input((16384, 2048), "float16")
     total = build("sum", x, dims=(1,), keepdim=True)
     graph = build.graph(total, build("add", x, total))
-    of, plan = scheduled(graph), KernelPlan("block", 1, (2048,), 4)
-    twin = with_evict_first(of, plan)
+    schedule, plan = scheduled(graph), KernelPlan("block", 1, (2048,), 4)
+    twin = with_evict_first(schedule, plan)
     assert twin is not None and str(twin) == "block 1x2048, 4 warps, streamed"
-    assert twin not in plans(of).legal and twin in plans_with_variants(of)
-    stores = [line for line in emit(of, twin).source.splitlines() if "tl.store(" in line]
+    assert twin not in plans(schedule).legal and twin in plans_with_variants(schedule)
+    stores = [line for line in emit(schedule, twin).source.splitlines() if "tl.store(" in line]
     assert ["evict_first" in line for line in stores] == [False, True]
-    assert "evict_first" not in emit(of, plan).source
-    assert with_evict_first(of, KernelPlan("looped", 1, (1024,), 4)) is None
+    assert "evict_first" not in emit(schedule, plan).source
+    assert with_evict_first(schedule, KernelPlan("looped", 1, (1024,), 4)) is None
     fewer = scheduled(layer_norm((8192, 2048), "float16"))
     assert with_evict_first(fewer, plan) is None
     with pytest.raises(BadFusion, match="outputs of more than 37 MB"):
@@ -327,13 +327,15 @@ def test_warps_without_rows_write_large_outputs_together() -> None:
     build = Builder()
     x = build.input((16384, 2048), "float16")
     graph = build.graph(build("exp", x), build("relu", x))
-    of, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, eager_loads=True)
-    lines = [line.strip() for line in emit(of, replace(plan, evict_first=True)).source.splitlines()]
+    schedule, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, eager_loads=True)
+    lines = [
+        line.strip() for line in emit(schedule, replace(plan, evict_first=True)).source.splitlines()
+    ]
     at = lines.index("tl.debug_barrier()")
     stores = [number for number, line in enumerate(lines) if line.startswith("tl.store(")]
     assert stores == [at + 1, at + 2]
     assert all("evict_first" in lines[number] for number in stores)
-    assert "debug_barrier" not in emit(of, plan).source
+    assert "debug_barrier" not in emit(schedule, plan).source
 
 
 def test_a_row_of_32000_can_be_held_by_a_block() -> None:
@@ -345,51 +347,51 @@ def test_a_row_of_32000_can_be_held_by_a_block() -> None:
 
 
 def test_a_plan_that_was_refused_is_not_emitted() -> None:
-    of = scheduled(layer_norm((64, 3000), "float16"))
-    (plan,) = [r.plan for r in plans(of).illegal if str(r.plan) == "warp 64x1024x3, 1 warps"]
+    schedule = scheduled(layer_norm((64, 3000), "float16"))
+    (plan,) = [r.plan for r in plans(schedule).illegal if str(r.plan) == "warp 64x1024x3, 1 warps"]
     with pytest.raises(BadFusion, match="take one of"):
-        emit(of, plan)
+        emit(schedule, plan)
 
 
 # -- source ----------------------------------------------------------------------------------------
 
 
 def test_what_all_rows_share_may_be_read_with_the_row() -> None:
-    of = scheduled(layer_norm((64, 128), "float16"))
+    schedule = scheduled(layer_norm((64, 128), "float16"))
     plan = KernelPlan("block", 1, (128,), 4)
-    twin = with_eager_loads(of, plan)
+    twin = with_eager_loads(schedule, plan)
     assert twin is not None and str(twin) == "block 1x128, 4 warps, early"
-    lines = emit(of, twin).source.splitlines()
+    lines = emit(schedule, twin).source.splitlines()
     at = [number for number, line in enumerate(lines) if "tl.load(" in line]
     assert lines[at[0]].lstrip().startswith("x0 = ") and len(at) == 3
     assert at[-1] < next(number for number, line in enumerate(lines) if "tl.sum(" in line)
-    late = emit(of, plan).source
+    late = emit(schedule, plan).source
     assert late.rfind("tl.load(") > late.rfind("tl.sum(")
 
 
 @pytest.mark.parametrize("scheme", ["looped", "shared", "split"])
 def test_rows_that_are_not_in_registers_have_nothing_early(scheme: str) -> None:
-    of = scheduled(layer_norm((64, 1024), "float16"))
-    assert with_eager_loads(of, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
+    schedule = scheduled(layer_norm((64, 1024), "float16"))
+    assert with_eager_loads(schedule, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
 
 
 def test_rows_that_share_nothing_are_read_before_the_next_kernel_may_begin() -> None:
-    of = scheduled(softmax_outer((2, 24, 32), "float32"))
+    schedule = scheduled(softmax_outer((2, 24, 32), "float32"))
     plan = KernelPlan("warp", 8, (32,), 1)
-    twin = with_eager_loads(of, plan)
+    twin = with_eager_loads(schedule, plan)
     assert twin is not None
-    lines = [line.strip() for line in emit(of, twin).source.splitlines()]
+    lines = [line.strip() for line in emit(schedule, twin).source.splitlines()]
     at = lines.index("_release()")
     assert "_behind()" in lines[:at]
     loads = [place for place, line in enumerate(lines) if "tl.load(" in line]
     assert loads and max(loads) < at < next(n for n, line in enumerate(lines) if "_max" in line[8:])
-    assert "_release" not in emit(of, plan).source
+    assert "_release" not in emit(schedule, plan).source
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
-    of, again = (scheduled(layer_norm((64, 3000), "float16")) for _ in range(2))
-    sources = {emit(of, plan).source for plan in plans(of).legal}
-    assert len(sources) == len(plans(of).legal)
+    schedule, again = (scheduled(layer_norm((64, 3000), "float16")) for _ in range(2))
+    sources = {emit(schedule, plan).source for plan in plans(schedule).legal}
+    assert len(sources) == len(plans(schedule).legal)
     assert sources == {emit(again, plan).source for plan in plans(again).legal}
 
 
@@ -397,8 +399,8 @@ def test_the_source_of_a_small_chain() -> None:
     build = Builder()
     x, bias = build.input((32, 256), "float16"), build.input((256,), "float16")
     total = build("sum", build("add", x, bias), dims=(1,), keepdim=True)
-    of = scheduled(build.graph(total))
-    source = emit(of, KernelPlan("warp", 4, (256,), 4)).source
+    schedule = scheduled(build.graph(total))
+    source = emit(schedule, KernelPlan("warp", 4, (256,), 4)).source
     body = source[source.index("    pid") :]
     assert (
         body
