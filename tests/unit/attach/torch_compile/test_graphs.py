@@ -108,7 +108,7 @@ def test_the_record_of_a_kernel_for_every_size_knows_each(name: str, tmp_path: P
         graph = program.graph
         record, _ = kept.kernel(kept.put(program))
         for size in (1, 16, 1009):
-            other = Graph(tuple(n.at(graph.varying, size) for n in graph), graph.outputs, None)
+            other = Graph(tuple(n.resized(graph.varying, size) for n in graph), graph.outputs, None)
             found = record.at(size)
             given = [torch.empty(tensor.shape) for tensor in found.inputs]
             assert record.size_of(given) == size
@@ -433,9 +433,9 @@ def layers_with_dropout(at: tuple[int, ...], count: int) -> GraphModule:
 
 
 def rewritten(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> matching.Stitching:
-    from nostall.fusion.capture import drawn
+    from nostall.fusion.capture import random_rules
 
-    for where in (matching, drawn):
+    for where in (matching, random_rules):
         monkeypatch.setattr(where, "numbers_depend_on_kernels", lambda: False)
     done = matching.Stitching()
     rewrite.rewrite(module, Kept(), matching.Selection(), done)

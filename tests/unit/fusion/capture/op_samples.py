@@ -24,7 +24,7 @@ from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from nostall.fusion.capture import Captured, capture
+from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.testing.reference import interpret
 
@@ -107,7 +107,7 @@ class Taken:
     """A sample all of which is operators of ours; ``outputs`` are those of its FX graph."""
 
     module: GraphModule
-    captured: Captured
+    captured: CapturedGraph
     outputs: tuple[FxNode, ...]
 
     def inputs(self, given: Sequence[Tensor]) -> list[Tensor]:
@@ -127,8 +127,8 @@ def taken(sample: Sample) -> Taken | str:
     if module.graph.find_nodes(op="get_attr"):
         return "a tensor of its own"
     captured = capture(module)
-    if captured.explanation.refused:
-        return "stays as it is: " + min(why for why, _ in captured.explanation.refused)
+    if captured.report.unsupported:
+        return "stays as it is: " + min(why for why, _ in captured.report.unsupported)
     if not captured.graph.operators:
         return "nothing to compute"
     (output,) = module.graph.find_nodes(op="output")

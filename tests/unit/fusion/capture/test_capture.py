@@ -19,10 +19,10 @@ from nostall.fusion.capture import (  # noqa: E402
     inference_graph,
     training_graphs,
 )
-from nostall.fusion.capture.randomness import SEEDS, UNIFORM, seeded  # noqa: E402
+from nostall.fusion.capture.randomness import SEEDS, UNIFORM, replace_random_ops  # noqa: E402
 from nostall.fusion.codegen.generate import scheduled  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
-from nostall.fusion.graph.regions import regions  # noqa: E402
+from nostall.fusion.graph.regions import find_regions  # noqa: E402
 from nostall.fusion.testing.reference import interpret  # noqa: E402
 from tests.unit.fusion.capture.test_randomness import uniform  # noqa: E402
 
@@ -57,13 +57,13 @@ def check(module: Any, rtol: float = 1e-9) -> int:
     def array(index: int) -> Any:
         return values[found.origins[index]].detach().numpy()
 
-    parts = regions(found.graph)
+    parts = find_regions(found.graph)
     assert found.graph.is_acyclic(
         [[part.origins[i] for i in part.graph.operators] for part in parts]
     )
     for part in parts:
-        results = interpret(part.graph, [array(index) for index in part.reads])
-        for index, result in zip(part.gives, results, strict=True):
+        results = interpret(part.graph, [array(index) for index in part.inputs])
+        for index, result in zip(part.outputs, results, strict=True):
             wanted = array(index)
             assert (
                 wanted.strides == tuple(s * wanted.itemsize for s in found.graph[index].strides)
@@ -97,7 +97,7 @@ def traced(function: Any, *inputs: Any, mode: str = "fake") -> Any:
 def refusals(function: Any, *inputs: Any, mode: str = "fake") -> dict[str, str]:
     """ATen operator by reason, of all that stays opaque."""
     found = capture(traced(function, *inputs, mode=mode))
-    return dict(found.explanation.refused.keys())
+    return dict(found.report.unsupported.keys())
 
 
 def test_everything_that_is_left_out_has_a_reason() -> None:
@@ -117,7 +117,7 @@ def test_calls_that_give_nothing_stay_and_are_counted() -> None:
             return x.softmax(-1) - torch.nn.functional.one_hot(label, 6)
 
     found = capture(inference_graph(Labelled(), torch.rand(4, 6), torch.tensor([0, 1, 2, 3])))
-    assert found.explanation.refused == {("no tensor", "aten._assert_async.msg"): 2}
+    assert found.report.unsupported == {("no tensor", "aten._assert_async.msg"): 2}
     assert {found.graph[i].op for i in found.graph.operators} >= {"exp", "eq"}
 
 
@@ -167,7 +167,7 @@ def test_one_size_may_be_known_at_run_time_only() -> None:
         return (wide / wide.sum(-1, keepdim=True)).view(-1, 3, 2).transpose(1, 2).clone()
 
     found = symbolic(function, torch.rand(5))
-    assert not found.explanation.refused
+    assert not found.report.unsupported
     assert found.graph.varying == 5
     shapes = {node.shape for node in found.graph if node.kind != "constant"}
     assert {(5,), (5, 6), (5, 2, 3)} <= shapes
@@ -176,12 +176,12 @@ def test_one_size_may_be_known_at_run_time_only() -> None:
 
 def test_shapes_that_cannot_be_one_size_stay_opaque() -> None:
     two = symbolic(lambda x: x.exp() * 2, torch.rand(4, 6))
-    assert {why for why, _ in two.explanation.refused} == {"several dynamic dimensions"}
+    assert {why for why, _ in two.report.unsupported} == {"several dynamic dimensions"}
     half = symbolic(lambda x: x[: x.shape[0] // 2].exp(), torch.rand(8))
     reason = "a size that is no multiple of the dynamic dimension"
-    assert reason in {why for why, _ in half.explanation.refused}
+    assert reason in {why for why, _ in half.report.unsupported}
     twice = symbolic(lambda x: (x[:, None] * x).exp(), torch.rand(5))
-    assert {why for why, _ in twice.explanation.refused} == {
+    assert {why for why, _ in twice.report.unsupported} == {
         "the dynamic dimension twice in a tensor"
     }
 
@@ -196,8 +196,8 @@ def test_numbers_that_depend_on_a_size_are_not_taken_as_known() -> None:
         lambda x: torch.ops.aten.split.Tensor(torch.cat([x, x]), x.shape[0])[1].exp(),
     ):
         found = symbolic(function, torch.rand(5))
-        assert found.explanation.refused
-        assert reason in {why for why, _ in found.explanation.refused}
+        assert found.report.unsupported
+        assert reason in {why for why, _ in found.report.unsupported}
 
 
 def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:
@@ -206,9 +206,9 @@ def test_uniform_random_numbers_come_from_seeds_in_a_copy() -> None:
 
     given = traced(function, torch.rand(4, 6))
     before = str(given.graph)
-    found = capture(seeded(given))
+    found = capture(replace_random_ops(given))
     assert str(given.graph) == before
-    assert found.explanation.refused == {("random numbers", "aten.randn_like.default"): 1}
+    assert found.report.unsupported == {("random numbers", "aten.randn_like.default"): 1}
     seeds = [node for node in found.graph if node.op == "slice"]
     assert [node["start"] for node in seeds] == [0, 1]
     drawn = [node for node in found.graph if node.op == "random"]
@@ -223,9 +223,9 @@ def test_what_only_comparisons_with_probabilities_read_has_16_bits() -> None:
         one = (made < 0.75).to(x.dtype) + (made.bfloat16() >= 0.25).to(x.dtype)
         return one + (torch.rand_like(x) > 0.1) * x
 
-    module = seeded(traced(function, torch.rand(4, 6, dtype=torch.float16)))
+    module = replace_random_ops(traced(function, torch.rand(4, 6, dtype=torch.float16)))
     found = capture(module)
-    assert not found.explanation.refused
+    assert not found.report.unsupported
     drawn = [node for node in found.graph if node.op == "random"]
     assert [(node.dtype, node["words"]) for node in drawn] == [("float32", 8)] * 2
     for node in drawn:
@@ -241,7 +241,9 @@ def test_what_only_comparisons_with_probabilities_read_has_16_bits() -> None:
     )
     made = [values[n] for n in module.graph.nodes if n.target is UNIFORM]
     assert all((one.numpy() == other).all() for one, other in zip(made, wanted, strict=True))
-    dropped = capture(seeded(inference_graph(torch.nn.Dropout(0.1), torch.rand(4, 6)))).graph
+    dropped = capture(
+        replace_random_ops(inference_graph(torch.nn.Dropout(0.1), torch.rand(4, 6)))
+    ).graph
     assert [node["words"] for node in dropped if node.op == "random"] == [8]
 
 
@@ -258,7 +260,7 @@ def test_what_only_comparisons_with_probabilities_read_has_16_bits() -> None:
     ],
 )
 def test_other_random_numbers_have_32_bits(function: Any) -> None:
-    graph = capture(seeded(traced(function, torch.rand(4, 6)))).graph
+    graph = capture(replace_random_ops(traced(function, torch.rand(4, 6)))).graph
     assert [node["words"] for node in graph if node.op == "random"] == [4]
 
 
@@ -290,17 +292,17 @@ def test_inductors_random_numbers_are_made_where_they_are_the_same(
     device: str, depends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor Inductor draws others."""
-    from nostall.fusion.capture import drawn as drawing
+    from nostall.fusion.capture import random_rules
 
-    monkeypatch.setattr(drawing, "numbers_depend_on_kernels", lambda: depends)
+    monkeypatch.setattr(random_rules, "numbers_depend_on_kernels", lambda: depends)
     found = capture(inductors_dropout(device))
     drawn = [node for node in found.graph if node.op == "random"]
     if device == "cpu" or depends:
         name = ("random numbers", "prims.inductor_random.default")
-        assert found.explanation.refused == {name: 1}
+        assert found.report.unsupported == {name: 1}
         assert drawn == []
         return
-    assert not found.explanation.refused
+    assert not found.report.unsupported
     assert [(node.shape, node.dtype, node["words"]) for node in drawn] == [((4, 6), "float32", 1)]
     pair, seed = [node for node in found.graph if node.op == "slice"]
     assert (pair["start"], pair.shape, seed["start"], seed.shape) == (2, (1,), 0, (1,))
@@ -324,7 +326,7 @@ def test_tensors_too_large_to_count_stay_opaque() -> None:
 
 def test_the_explanation_counts() -> None:
     found = capture(traced(lambda x: (x @ x).exp().cumsum(0).cumsum(1) * 2, torch.rand(4, 4)))
-    text = str(found.explanation)
+    text = str(found.report)
     assert "2 ATen calls can be fused, 3 stay" in text
     assert "2 x aten.cumsum.default: unsupported operator" in text
 
@@ -341,8 +343,8 @@ def test_attention_by_einsum_is_dots_in_both_passes() -> None:
     inputs = [torch.rand(4, 10, 16).requires_grad_(), torch.rand(4, 16).requires_grad_()]
     for module in training_graphs(Pooling(), *inputs):
         found = capture(module)
-        assert not found.explanation.refused
-        (part,) = regions(found.graph)
+        assert not found.report.unsupported
+        (part,) = find_regions(found.graph)
         assert sum(node.op == "dot" for node in part.graph) >= 2
         of = scheduled(part.graph, part.graph.operators)
         assert of.kind == "dots"
@@ -366,7 +368,7 @@ def test_numbers_widen_integers_before_they_are_used() -> None:
 
     module = traced(function, torch.randint(0, 2, (5, 3)))
     found = capture(module)
-    assert not found.explanation.refused
+    assert not found.report.unsupported
     assert check(module, rtol=1e-6) == 1  # integers become fp32 in PyTorch
 
 
@@ -391,7 +393,7 @@ def test_a_module_that_cannot_be_traced_says_why() -> None:
 def test_gated_linear_units_are_halves(dim: int) -> None:
     module = traced(lambda x: torch.nn.functional.glu(x, dim), torch.randn(4, 6).double())
     found = capture(module)
-    assert not found.explanation.refused
+    assert not found.report.unsupported
     assert check(module) == 1
 
 

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.node import map_arg
 
 from nostall.fusion.capture import capture, inference_graph
-from nostall.fusion.capture.slicing import sliced_first
+from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.codegen.runtime.stitched_graph import cover
 
 
@@ -55,7 +55,7 @@ def test_slices_are_moved_and_the_results_are_the_same(
     given = torch.randn(4, 12), torch.randn(4, 12), torch.randn(12)
     module = traced(function, *given)
     before = str(module.graph)
-    moved = sliced_first(module)
+    moved = hoist_slices(module)
     moved.graph.lint()
     assert moved is not module and str(module.graph) == before
     elementwise = [
@@ -95,11 +95,11 @@ def random(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [whole_is_read, slice_is_given, steps, random])
 def test_what_is_read_otherwise_stays(function: Callable[..., object]) -> None:
     module = traced(function, torch.randn(4, 12))
-    assert sliced_first(module) is module
+    assert hoist_slices(module) is module
 
 
 def test_a_recurrent_cell_is_one_kernel() -> None:
     graph = graph_of(CHAINS["LSTM cell 8192x1024"])
     assert len(cover(graph)) == 1
-    captured = capture(sliced_first(traced(gates, *[torch.randn(4, 12)] * 2, torch.randn(12))))
-    assert not captured.explanation.refused
+    captured = capture(hoist_slices(traced(gates, *[torch.randn(4, 12)] * 2, torch.randn(12))))
+    assert not captured.report.unsupported

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import refused
-from nostall.fusion.evaluate import Delta, delta
+from nostall.fusion.evaluate import DeltaEvaluator, delta
 from nostall.fusion.explore import explore
-from nostall.fusion.explore.programme import columns
-from nostall.fusion.graph.partition import Mask, mask_of, members
-from nostall.fusion.graph.regions import region
+from nostall.fusion.explore.integer_program import enumerate_columns
+from nostall.fusion.graph.partition import Mask, members, to_mask
+from nostall.fusion.graph.regions import extract_region
 from tests.unit.fusion.codegen.operator_graphs import operator_graphs
 
 
@@ -32,20 +32,20 @@ def twice(graph: Graph) -> Graph:
     return build.graph(*ends, build("exp", ends[-1]))
 
 
-def check(shared: Delta, masks: Iterable[Mask]) -> None:
+def check(shared: DeltaEvaluator, masks: Iterable[Mask]) -> None:
     """The oracle knows no other pattern: an evaluator for each as a graph of its own."""
     for mask in masks:
-        alone = Delta(region(shared.graph, list(members(mask))).graph)
-        whole = mask_of(alone.graph.operators)
-        assert shared.parts(mask) == alone.parts(whole)
-        assert shared.joins(mask) == alone.joins(whole)
+        alone = DeltaEvaluator(extract_region(shared.graph, list(members(mask))).graph)
+        whole = to_mask(alone.graph.operators)
+        assert shared.kernel_time(mask) == alone.kernel_time(whole)
+        assert shared.can_fuse(mask) == alone.can_fuse(whole)
 
 
 @settings(max_examples=15, deadline=None)
 @given(operator_graphs(most=6))
 def test_a_pattern_costs_what_it_costs_alone(graph: Graph) -> None:
-    shared = Delta(twice(graph))
-    check(shared, columns(shared, most=60).patterns)
+    shared = DeltaEvaluator(twice(graph))
+    check(shared, enumerate_columns(shared, max_columns=60).patterns)
 
 
 def test_look_alikes_are_told_apart() -> None:
@@ -65,7 +65,7 @@ def test_look_alikes_are_told_apart() -> None:
         pairs.append((build("exp", x), build("add", first, other)))
     results = [index for pair in pairs for index in pair]
     for written in (results, results[1::2]):
-        shared = Delta(build.graph(*written))
+        shared = DeltaEvaluator(build.graph(*written))
         # What nobody reads is no operator.
         masks = [1 << one | 1 << two for one, two in pairs]
         wanted = [mask for mask in masks if not mask & ~shared.operators]
@@ -94,7 +94,7 @@ def test_layers_that_repeat_are_asked_about_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(delta, "refused", counted)
     counts = []
     for layers in (3, 30):
-        explore(Delta(chain(layers)))
+        explore(DeltaEvaluator(chain(layers)))
         counts.append(len(asked))
         asked.clear()
     assert 0 < counts[0] == counts[1]

@@ -8,8 +8,8 @@ pytest.importorskip("triton")
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import generate
-from nostall.fusion.explore.default_partition import explored
-from nostall.fusion.explore.epilogue_fusion import finished
+from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.explore.epilogue_fusion import fuse_epilogues
 from tests.unit.fusion.codegen.operator_graphs import norm_gradient
 
 
@@ -26,8 +26,8 @@ def weight_gradient(rows: int = 4096) -> Graph:
 def test_the_cast_of_a_weights_gradient_needs_no_launch() -> None:
     graph = weight_gradient()
     *most, neg, cast = graph.operators
-    assert finished(graph, [tuple(most), (neg, cast)]) == [graph.operators]
-    (kernel,) = explored(graph)
+    assert fuse_epilogues(graph, [tuple(most), (neg, cast)]) == [graph.operators]
+    (kernel,) = default_partition(graph)
     assert kernel == graph.operators
     assert len(generate(graph, kernel).launches) == 2
 
@@ -38,14 +38,14 @@ def test_the_cast_of_a_bare_sum_needs_none_either() -> None:
     total = build("sum", build.input((4096, 1024)), dims=(0,), keepdim=False)
     cast = build("cast", total, dtype="bfloat16")
     graph = build.graph(cast)
-    assert finished(graph, [(total,), (cast,)]) == [(total, cast)]
+    assert fuse_epilogues(graph, [(total,), (cast,)]) == [(total, cast)]
 
 
 def test_what_is_as_large_as_what_is_summed_stays() -> None:
     graph = weight_gradient(rows=8)
     *most, neg, cast = graph.operators
     groups = [tuple(most), (neg, cast)]
-    assert finished(graph, groups) == groups
+    assert fuse_epilogues(graph, groups) == groups
 
 
 def test_what_needs_something_else_stays() -> None:
@@ -59,7 +59,7 @@ def test_what_needs_something_else_stays() -> None:
     graph = build.graph(spread, kept)
     first = (total,)
     second = tuple(i for i in graph.operators if i not in (total, kept))
-    found = finished(graph, [first, second, (kept,)])
+    found = fuse_epilogues(graph, [first, second, (kept,)])
     assert graph.is_acyclic(found)
     assert sorted(i for group in found for i in group) == list(graph.operators)
     assert total in found[0] and mean in found[1]
@@ -67,4 +67,4 @@ def test_what_needs_something_else_stays() -> None:
 
 def test_a_kernel_without_anything_behind_it_stays() -> None:
     graph = norm_gradient()
-    assert finished(graph, [graph.operators]) == [graph.operators]
+    assert fuse_epilogues(graph, [graph.operators]) == [graph.operators]

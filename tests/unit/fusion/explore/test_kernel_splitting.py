@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.cost.default_plan import first_choice, modelled_seconds
 from nostall.fusion.codegen.runtime.stitched_graph import scheduled
-from nostall.fusion.explore.kernel_splitting import parted, unpacked
+from nostall.fusion.explore.kernel_splitting import split_kernels, unpack_kernels
 
 
 def pooled(features: int) -> Graph:
@@ -31,7 +31,7 @@ def seconds(graph: Graph, group: tuple[int, ...]) -> float:
 
 def test_weights_are_a_kernel_of_their_own_where_many_features_share_them() -> None:
     graph = pooled(features=128)
-    found = parted(graph, [graph.operators])
+    found = split_kernels(graph, [graph.operators])
     small, rest = found
     assert sorted((*small, *rest)) == list(graph.operators)
     assert {graph[index].op for index in small} >= {"amax", "exp", "div"}
@@ -42,14 +42,14 @@ def test_weights_are_a_kernel_of_their_own_where_many_features_share_them() -> N
 
 def test_what_is_shared_by_few_stays() -> None:
     graph = pooled(features=4)
-    assert parted(graph, [graph.operators]) == [graph.operators]
+    assert split_kernels(graph, [graph.operators]) == [graph.operators]
 
 
 def test_light_operators_stay() -> None:
     build = Builder()
     x, bias = build.input((4096, 1024), "float32"), build.input((1024,), "float32")
     graph = build.graph(build("add", x, build("mul", bias, bias)))
-    assert parted(graph, [graph.operators]) == [graph.operators]
+    assert split_kernels(graph, [graph.operators]) == [graph.operators]
 
 
 def test_what_needs_the_large_part_is_not_small() -> None:
@@ -58,7 +58,7 @@ def test_what_needs_the_large_part_is_not_small() -> None:
     x = build.input((64, 65536), "float32")
     total = build("sum", build("exp", x), dims=(1,), keepdim=True)
     graph = build.graph(build("log", total))
-    assert parted(graph, [graph.operators]) == [graph.operators]
+    assert split_kernels(graph, [graph.operators]) == [graph.operators]
 
 
 def sums(rows: int) -> Graph:
@@ -71,14 +71,14 @@ def sums(rows: int) -> Graph:
 def test_sums_over_many_rows_are_kernels_of_their_own() -> None:
     """A pack has no partial results: few programs would walk over all of it."""
     graph = sums(rows=65536)
-    assert unpacked(graph, [graph.operators]) == [(index,) for index in graph.operators]
+    assert unpack_kernels(graph, [graph.operators]) == [(index,) for index in graph.operators]
 
 
 def test_small_sums_share_a_launch() -> None:
     graph = sums(rows=64)
-    assert unpacked(graph, [graph.operators]) == [graph.operators]
+    assert unpack_kernels(graph, [graph.operators]) == [graph.operators]
 
 
 def test_what_hangs_together_is_no_pack() -> None:
     graph = pooled(features=4)
-    assert unpacked(graph, [graph.operators]) == [graph.operators]
+    assert unpack_kernels(graph, [graph.operators]) == [graph.operators]

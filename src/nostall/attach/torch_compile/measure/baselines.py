@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from nostall.attach.torch_compile.rewrite.matching import Part, owners
-from nostall.fusion.capture import Captured
+from nostall.fusion.capture import CapturedGraph
 
 Calls = frozenset[FxNode]
 
@@ -38,7 +38,7 @@ def copied(module: GraphModule) -> GraphModule:
     return GraphModule(module, graph)
 
 
-def rivals(module: GraphModule, captured: Captured, parts: Sequence[Part]) -> list[Rival]:
+def rivals(module: GraphModule, captured: CapturedGraph, parts: Sequence[Part]) -> list[Rival]:
     """For every kernel one; for all those together that compute parts of the same ATen call."""
     owner = owners(captured)
     groups: list[tuple[list[Part], Calls]] = []
@@ -61,7 +61,7 @@ def rivals(module: GraphModule, captured: Captured, parts: Sequence[Part]) -> li
 class _Alone:
     """Some calls of a graph, and whatever costs nothing between them."""
 
-    def __init__(self, captured: Captured, calls: Calls, owning: Calls) -> None:
+    def __init__(self, captured: CapturedGraph, calls: Calls, owning: Calls) -> None:
         self._captured, self._calls, self._owning = captured, calls, owning
         self._known: dict[FxNode, bool] = {}
 

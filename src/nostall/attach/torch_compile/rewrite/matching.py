@@ -21,13 +21,13 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Sti
 from nostall.attach.torch_compile.store.records import Kept, StepRecord
 from nostall.attach.torch_compile.store.regions import stitched_region
 from nostall.attach.warning import say_once
-from nostall.fusion.capture import Captured, capture
+from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.graph.dynamic_size import varies
-from nostall.fusion.graph.graph import MOST_ELEMENTS, Graph
+from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
-from nostall.fusion.graph.regions import Region, regions
+from nostall.fusion.graph.regions import Region, find_regions
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Part:
 
 def parts_of(
     module: GraphModule, kept: Kept, selection: Selection, done: Stitching
-) -> tuple[Captured, list[Part]] | None:
+) -> tuple[CapturedGraph, list[Part]] | None:
     """The operators of a functional ATen graph, and the kernels that can stand for some of them;
     None for a graph that is left alone.
 
@@ -56,7 +56,7 @@ def parts_of(
         # With other kernels around them forward and backward could draw different numbers.
         done.refused["random numbers that depend on the kernel they are in", "whole graph"] += 1
         return None
-    done.refused.update(captured.explanation.refused)
+    done.refused.update(captured.report.unsupported)
     found: list[Part] = []
     for region in _regions(captured):
         try:
@@ -86,11 +86,11 @@ def regions_of(module: GraphModule) -> list[Graph]:
     return list({region.graph.key: region.graph for region in _regions(captured)}.values())
 
 
-def _regions(captured: Captured) -> tuple[Region, ...]:
-    return regions(captured.graph, owners(captured), _pairs_of_seeds(captured))
+def _regions(captured: CapturedGraph) -> tuple[Region, ...]:
+    return find_regions(captured.graph, owners(captured), _pairs_of_seeds(captured))
 
 
-def _pairs_of_seeds(captured: Captured) -> frozenset[int]:
+def _pairs_of_seeds(captured: CapturedGraph) -> frozenset[int]:
     """Views of what Inductor draws for a graph.  As inputs of kernels they make regions equal that
     draw their numbers from different seeds: the layers of a model."""
     graph, found = captured.graph, set[int]()
@@ -101,7 +101,7 @@ def _pairs_of_seeds(captured: Captured) -> frozenset[int]:
     return frozenset(found)
 
 
-def _captured(module: GraphModule) -> Captured | None:
+def _captured(module: GraphModule) -> CapturedGraph | None:
     complete(module.graph)
     return None if _draws_by_kernel(module) else capture(module)
 
@@ -138,7 +138,7 @@ def _varying(graph: Graph, nodes: Iterable[int]) -> bool:
     return any(varies(size, graph.varying) for index in nodes for size in graph[index].shape)
 
 
-def _bounded(captured: Captured, *, where_heard: bool = False) -> None:
+def _bounded(captured: CapturedGraph, *, where_heard: bool = False) -> None:
     """Have PyTorch compile again for a size with which kernels could not count the elements: asked
     where Dynamo listens, that becomes a guard.  ``where_heard``: elsewhere it is not asked."""
     graph = captured.graph
@@ -152,12 +152,12 @@ def _bounded(captured: Captured, *, where_heard: bool = False) -> None:
             if isinstance(size, torch.SymInt) and size.node.expr == captured.symbol:
                 if where_heard and size.node.shape_env.frozen:
                     return
-                if not size * most <= MOST_ELEMENTS:
+                if not size * most <= MAX_ELEMENTS:
                     raise BadCapture("more elements than kernels can count")
                 return
 
 
-def _whole_calls(captured: Captured, parts: list[Part], done: Stitching) -> list[Part]:
+def _whole_calls(captured: CapturedGraph, parts: list[Part], done: Stitching) -> list[Part]:
     """The kernels between which whole ATen calls are computed, and nothing else."""
     graph = captured.graph
     owner = owners(captured)
@@ -180,7 +180,7 @@ def _whole_calls(captured: Captured, parts: list[Part], done: Stitching) -> list
         parts = [part for part in parts if part not in left and part not in unlike]
 
 
-def owners(captured: Captured) -> dict[int, FxNode]:
+def owners(captured: CapturedGraph) -> dict[int, FxNode]:
     """Of every operator the ATen call that it was lowered from: lowering goes node by node."""
     found: dict[int, FxNode] = {}
     first = 0
@@ -193,7 +193,7 @@ def owners(captured: Captured) -> dict[int, FxNode]:
     return found
 
 
-def _alike(captured: Captured, part: Part) -> bool:
+def _alike(captured: CapturedGraph, part: Part) -> bool:
     """Whether every result that PyTorch knows lies as PyTorch thinks."""
     for index in part.gives:
         origin, node = captured.origins.get(index), captured.graph[index]
@@ -208,7 +208,7 @@ def _alike(captured: Captured, part: Part) -> bool:
     return True
 
 
-def _plain(sizes: Iterable[Any], captured: Captured) -> tuple[int, ...]:
+def _plain(sizes: Iterable[Any], captured: CapturedGraph) -> tuple[int, ...]:
     """Sizes as the captured graph has them."""
     varying = captured.graph.varying
     return tuple(

@@ -22,7 +22,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import Selection, Sti
 from nostall.attach.torch_compile.rewrite.matching import Part, parts_of
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED
 from nostall.attach.torch_compile.store.records import Kept
-from nostall.fusion.capture import Captured
+from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.dynamic_size import varies
 
 
@@ -39,7 +39,7 @@ def rewrite(module: GraphModule, kept: Kept, selection: Selection, done: Stitchi
     done.kernels += [part.kernel for part in parts]
 
 
-def _replace(module: GraphModule, captured: Captured, parts: Sequence[Part]) -> None:
+def _replace(module: GraphModule, captured: CapturedGraph, parts: Sequence[Part]) -> None:
     graph = module.graph
     new = _New(graph, captured)
     for part in parts:
@@ -67,7 +67,7 @@ class _New:
     """Nodes that are added.  ``values`` has the node that stands for a value of the captured graph,
     ``at`` the place that every node would like to have."""
 
-    def __init__(self, graph: FxGraph, captured: Captured) -> None:
+    def __init__(self, graph: FxGraph, captured: CapturedGraph) -> None:
         self._graph, self._captured = graph, captured
         self.values: dict[int, FxNode] = dict(captured.origins)
         self.at = {node: place for place, node in enumerate(graph.nodes)}

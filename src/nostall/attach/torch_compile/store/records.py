@@ -361,7 +361,7 @@ def _number(number: int, varying: int | None) -> Number:
     if isinstance(number, Total):
         return TotalRecord(extents=tuple(_number(one, varying) for one in number.extents))
     if isinstance(number, Extent):
-        whole = _number(number.whole, varying)
+        whole = _number(number.length, varying)
         return ExtentRecord(whole=whole, step=number.step, unit=number.unit)
     return number
 

@@ -10,7 +10,7 @@ import triton
 
 from nostall.attach.torch_compile.store.records import Kept, RegionRecord, StepRecord, code_version
 from nostall.fusion.codegen.runtime.stitched_graph import Choice, StitchedGraph, stitch
-from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 
@@ -46,7 +46,7 @@ def raced_region(graph: Graph, kept: Kept, choice: Choice) -> RegionRecord:
 
 
 def _explored(graph: Graph, kept: Kept) -> RegionRecord:
-    return _record(graph, stitch(graph, explored(graph), folder=kept.folder), kept)
+    return _record(graph, stitch(graph, default_partition(graph), folder=kept.folder), kept)
 
 
 def _record(graph: Graph, stitched: StitchedGraph, kept: Kept) -> RegionRecord:

@@ -55,7 +55,7 @@ def write_matrices(of: Schedule, plan: KernelPlan, lines: Lines) -> int:
     computing = Lines()
     matrices = Matrices(of, lines, computing)
     for index in of.mapping.operators:
-        computing(f"# {of.mapping.graph.told(index)}")
+        computing(f"# {of.mapping.graph.describe(index)}")
         matrices.compute(index)
         if index in of.mapping.outputs:
             matrices.store(index)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from nostall.fusion.codegen.loops.addresses import Offset, offset
 from nostall.fusion.codegen.loops.mapping import Loops, Place
 from nostall.fusion.graph.graph import Node
-from nostall.fusion.graph.shapes import contiguous
+from nostall.fusion.graph.shapes import contiguous_strides
 
 
 def counted(
@@ -26,7 +26,7 @@ def counted(
     ``sides``: the loops of each counter of the kernel.  What goes in steps of whole counters
     through one of them is in ``first``: the rest is short, and a compiler sees who shares one.
     """
-    number = offset(places, contiguous(node.shape), sizes)
+    number = offset(places, contiguous_strides(node.shape), sizes)
     words = node["words"]
     assert isinstance(words, int)
     if words == 1:

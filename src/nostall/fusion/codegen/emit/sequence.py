@@ -59,7 +59,7 @@ def _compute(
     matrices: Matrices, operators: Iterable[int], ends_later: Collection[int] = ()
 ) -> None:
     for index in operators:
-        matrices.lines(f"# {matrices.graph.told(index)}")
+        matrices.lines(f"# {matrices.graph.describe(index)}")
         matrices.compute(index)
         if index in matrices.mapping.outputs and index not in ends_later:
             matrices.store(index)
@@ -168,17 +168,17 @@ def _results(around: Matrices, turn: _Turn) -> None:
     """What all turns come to: lanes are put together, first those of maxima and their sums."""
     found, lines = turn.walk, around.lines
     for maximum, total in found.totals.items():
-        lines(f"# {around.graph.told(maximum)}")
+        lines(f"# {around.graph.describe(maximum)}")
         _result(around, turn, maximum, f"a{maximum}")
         lines(f"s{maximum} = libdevice.fast_expf(libdevice.sub_rn(a{maximum}, v{maximum}))")
-        lines(f"# {around.graph.told(total)}")
+        lines(f"# {around.graph.describe(total)}")
         _result(around, turn, total, f"a{total} * {turn.scale(total)}")
         # A place above -inf adds 1 where its score is the highest, so 0 tells that there is none.
         lines(f'v{maximum} = tl.where(v{total} == 0.0, float("-inf"), v{maximum})')
         lines(f'v{total} = tl.where(v{total} == 0.0, float("nan"), v{total})')
     for index in found.results:
         if index not in found.totals and index not in found.totals.values():
-            lines(f"# {around.graph.told(index)}")
+            lines(f"# {around.graph.describe(index)}")
             _result(around, turn, index, _last(turn, index))
             if index in found.scaled:
                 _finish(around, turn, index)

@@ -217,7 +217,7 @@ class _Row:
         lines, (chunk,) = self.lines, tile.chunks
         tile.write(part.wide, part.wide_outputs)
         for index in part.reductions:
-            lines(f"# {tile.graph.told(index)}")
+            lines(f"# {tile.graph.describe(index)}")
             lines(f"a{index} = {tile.accumulated(index, running(self.of, index), chunk)}")
         for value in (*part.taken, *part.wide):
             if self._is_new(part, value) and value not in early:

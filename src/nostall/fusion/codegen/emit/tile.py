@@ -143,7 +143,7 @@ class Tile:
                         self.operand(operand, chunk)
 
     def compute(self, index: int) -> None:
-        self.lines(f"# {self.graph.told(index)}")
+        self.lines(f"# {self.graph.describe(index)}")
         if self.mapping.reduced.get(index):
             self._reduce(index)
         elif self.is_wide(index):

@@ -116,7 +116,7 @@ def _held(tail: _Tail, chunk: Chunk | None) -> str:
 
 
 def _accumulate(tile: Tile, tail: _Tail) -> None:
-    tile.lines(f"# {tile.graph.told(tail.index)}")
+    tile.lines(f"# {tile.graph.describe(tail.index)}")
     if tail.wide:
         for chunk in tile.chunks:
             text, has_rows = tile.partial(tail.index, tail.how, chunk)
@@ -177,7 +177,7 @@ def _finish(of: Schedule, plan: KernelPlan, tails: list[_Tail]) -> tuple[Lines, 
 
 def _total(tile: Tile, tail: _Tail, results: int) -> None:
     lines, index = tile.lines, tail.index
-    lines(f"# {tile.graph.told(index)}")
+    lines(f"# {tile.graph.describe(index)}")
     if tail.results == results:
         where, mask = "c", ", mask=inside"
     elif tail.results == 1:

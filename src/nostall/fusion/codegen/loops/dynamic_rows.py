@@ -15,7 +15,7 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Node
-from nostall.fusion.graph.shapes import Shape, contiguous
+from nostall.fusion.graph.shapes import Shape, contiguous_strides
 
 
 def check_varying(of: Schedule) -> None:
@@ -55,7 +55,7 @@ def _addresses(of: Schedule) -> Iterator[tuple[Node, tuple[Place, ...], Shape]]:
         yield graph[index], mapping.places[index], graph[index].strides
     for index in mapping.operators:
         if graph[index].op == "random":
-            yield graph[index], mapping.places[index], contiguous(graph[index].shape)
+            yield graph[index], mapping.places[index], contiguous_strides(graph[index].shape)
     for operand in dict.fromkeys(o for i in mapping.operators for o in mapping.operands[i]):
         if mapping.is_outside(operand):
             yield graph[operand.source], operand.places, graph[operand.source].strides

@@ -39,7 +39,7 @@ def read(
     """
     if index in computed:
         return computed[index]
-    node = graph[index].at(graph.varying, size)
+    node = graph[index].resized(graph.varying, size)
     if node.kind == "layout":
         return view(node, read(graph, node.inputs[0], computed, size, device))
     return known(node, device)

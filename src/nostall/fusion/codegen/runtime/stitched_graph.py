@@ -19,7 +19,7 @@ from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.kernel import BadTensor, StitchedKernel, load
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.dynamic_size import varies
-from nostall.fusion.graph.graph import MOST_ELEMENTS, Graph
+from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 
 __all__ = ["Choice", "StitchedGraph", "cover", "scheduled", "stitch"]
 
@@ -81,7 +81,7 @@ class StitchedGraph:
                 given = [values[index] for index in step.program.inputs]
                 values.update(zip(step.program.outputs, step(*given, size=size), strict=True))
             else:
-                node = graph[step].at(graph.varying, size)
+                node = graph[step].resized(graph.varying, size)
                 values[step] = eager.run(node, [value(index) for index in node.inputs])
         return tuple(value(index) for index in graph.outputs)
 
@@ -89,7 +89,7 @@ class StitchedGraph:
         """Whether kernels have something to do and can count every tensor's elements."""
         if size is None or self.graph.varying is None:
             return True
-        return 0 < size * self._most <= MOST_ELEMENTS * self.graph.varying
+        return 0 < size * self._most <= MAX_ELEMENTS * self.graph.varying
 
     @cached_property
     def _varies(self) -> bool:
@@ -125,7 +125,7 @@ def stitch(
         for group in groups
         for part in ([group] if refused(graph, group) is None else cover(graph, group))
     ]
-    order = graph.order(groups)
+    order = graph.execution_order(groups)
     if order is None:
         raise BadFusion(
             "the patterns wait for each other; give a plan whose contraction is acyclic"

@@ -50,7 +50,7 @@ LEAST_CHUNK = 128
 """Columns of an equal chunk: fewer would be many of few elements for each thread."""
 WARP = 32
 REGISTERS_SM = H200.registers
-REGISTERS_THREAD = H200.most_registers
+REGISTERS_THREAD = H200.max_registers
 # Addresses, row values and what else the compiler keeps besides the tile's values.
 REGISTERS_OTHER = 24
 # Of one register for each live value and element, the share that a dozen chains compiled for sm_90

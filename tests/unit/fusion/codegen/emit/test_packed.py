@@ -9,7 +9,7 @@ from nostall.fusion.codegen.emit.packed import packed_plan, pieces
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import generate, refused, scheduled
 from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
-from nostall.fusion.evaluate import Delta
+from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.graph.dynamic_size import resized
 from tests.unit.fusion.patterns import PACKED, column_sum, layer_norm, together
@@ -62,9 +62,9 @@ def test_parts_with_second_kernels_are_not_packed() -> None:
 
 def test_the_explorer_packs_what_can_be_packed() -> None:
     graph = together(layer_norm((64, 100), "float16"), layer_norm((32, 40), "float32"))
-    found = explore(Delta(graph))
+    found = explore(DeltaEvaluator(graph))
     assert len(found.connected.groups) == 2
-    assert len(found.plan.groups) == 1
+    assert len(found.partition.groups) == 1
     assert refused(graph, graph.operators) is None
 
 
