@@ -38,7 +38,7 @@ def hoist_slices(original: GraphModule) -> GraphModule:
 
 
 def _can_hoist(node: Node) -> bool:
-    """Whether a call is elementwise, only plain slices read it, and elementwise calls read those."""
+    """Whether a call is elementwise and only plain slices for elementwise calls read it."""
     if not _is_elementwise(node) or not node.users:
         return False
     is_sliced = all(user.target in _SPLITS or _is_plain_slice(user) for user in node.users)

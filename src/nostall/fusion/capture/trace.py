@@ -155,7 +155,7 @@ def _is_differentiable(leaf: Any) -> bool:
 
 @contextmanager
 def _fake_mode(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Enter the fake mode of the tensors (a new mode if none is fake); gives all as fake tensors."""
+    """Enter the tensors' fake mode, or a new one if none is fake; yields all as fake tensors."""
     modes = [tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)]
     mode = modes[0] if modes else FakeTensorMode()
     with mode:

@@ -16,7 +16,7 @@ from nostall.fusion.graph.partition import Mask, members
 from nostall.fusion.graph.regions import extract_region
 
 MAX_OPERATORS = 64
-"""Operators of a kernel; Inductor's ``max_fusion_size``. Longer kernels spill and compile slowly."""
+"""Operators of a kernel, as Inductor's ``max_fusion_size``; more would spill and compile slowly."""
 MAX_ARGUMENTS = 64
 """Tensors that a kernel reads or writes; BladeDISC's ``max_num_arguments_per_kernel``."""
 MAX_BLOCK_COLUMNS = 65536

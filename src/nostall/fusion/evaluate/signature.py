@@ -1,4 +1,4 @@
-"""Signatures of patterns, so that equal patterns of a graph (repeated layers) are evaluated once."""
+"""Signatures of patterns, so that the equal patterns of repeated layers are evaluated once."""
 
 from __future__ import annotations
 

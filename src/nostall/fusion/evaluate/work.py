@@ -181,7 +181,7 @@ def _leading_product(shape: Shape, holds: Callable[[int], bool]) -> int:
 
 
 def _broadcast_rows(shape: Shape, wide: Shape) -> int:
-    """Rows in which a value is aligned with its broadcast to ``wide``; 0 if the shapes are equal."""
+    """Rows in which a value is aligned with its broadcast to ``wide``; 0 for equal shapes."""
     padded = (1,) * (len(wide) - len(shape)) + shape
     if padded == wide:
         return 0

@@ -66,12 +66,13 @@ class Optimum:
 
 
 def enumerate_columns(delta: DeltaEvaluator, max_columns: int = MAX_COLUMNS) -> Columns:
-    """Enumerate convex connected sets of operators, smallest first, up to ``max_columns`` legal ones.
+    """Enumerate convex connected sets of operators, smallest first.
 
-    From each such set of several operators, the first or last operator can be removed so that the
-    rest is still connected. So adding neighbours one at a time reaches all sets. A set without a
-    row layout (:func:`~nostall.fusion.evaluate.legality.row_layout`) is not extended, because no
-    superset has one.
+    Stops after ``max_columns`` legal sets. From each such set of several operators, the first or
+    last operator can be removed so that the rest is still connected, so adding neighbours one at a
+    time reaches all sets. A set without a row layout
+    (:func:`~nostall.fusion.evaluate.legality.row_layout`) is not extended, because no superset has
+    one.
     """
     graph = delta.graph
     sharing = neighbours(graph)

@@ -99,7 +99,7 @@ class Node:
         return self.describe()
 
     def describe(self, varying: int | None = None) -> str:
-        """The node as text, such as ``%3 = add(%1, %2) float32 4nx8``; ``n`` is the dynamic size."""
+        """The node as text: ``%3 = add(%1, %2) float32 4nx8``, where ``n`` is the dynamic size."""
         arguments = [f"%{i}" for i in self.inputs] + [f"{k}={v}" for k, v in self.attributes]
         sizes = "x".join(_size_text(size, varying) for size in self.shape) or "scalar"
         return f"%{self.index} = {self.op}({', '.join(arguments)}) {self.dtype} {sizes}"

@@ -43,7 +43,7 @@ MAX_COLUMNS, MAX_SECONDS = 20_000, 60.0
 Patterns = Sequence[tuple[int, ...]]
 """Kernels of a region, each as a tuple of operators."""
 Planner = Callable[[DeltaEvaluator], tuple[Patterns, str]]
-"""Function that partitions a region; also returns a note if the result is not what was requested."""
+"""Function that partitions a region. Its note is not empty if it used another strategy."""
 
 
 def _refined(delta: DeltaEvaluator) -> tuple[Patterns, str]:
@@ -71,7 +71,7 @@ STRATEGIES: dict[str, Planner] = {
 
 
 def check_strategy(name: str) -> None:
-    """Raise :class:`BadInput` if a strategy is unknown, :class:`MissingPart` if SciPy is missing."""
+    """Raise :class:`BadInput` for an unknown strategy, :class:`MissingPart` without SciPy."""
     if name not in STRATEGIES:
         raise BadInput(f"--strategy is {name!r}; allowed are {', '.join(STRATEGIES)}")
     if name == "optimum":

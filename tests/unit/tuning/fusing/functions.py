@@ -32,7 +32,7 @@ def max_difference(result: Tensor, expected: Tensor) -> float:
 
 
 def dynamic_batch(folder: Path) -> dict[str, object]:
-    """Call a model with several batch sizes: the largest difference, and the kernels of each graph."""
+    """Call a model with several batch sizes; returns the largest difference and kernel counts."""
     model = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 8), nn.GELU())
     fused = stitch_function(model, folder=folder, dynamic=True)
     differences = []
