@@ -19,14 +19,14 @@ from nostall.tuning.fusing.document import FILE, Document, Pass, load_document
 
 SCHEMES = {
     "thread": "values stay in a thread",
-    "warp": "several rows a warp, reductions by shuffles",
-    "block": "a row held by all warps of a block",
+    "warp": "several rows a warp; reductions by shuffles",
+    "block": "a row in the registers of one block",
     "looped": "the row is read again for each level of reductions",
-    "shared": "what several levels need is kept in shared memory",
-    "split": "a row shared by several programs, partial results in memory",
-    "column": "sums down columns beside rows, two kernels",
+    "shared": "values for several levels of reductions are kept in shared memory",
+    "split": "several blocks share a row; partial results in memory",
+    "column": "reductions by row and by column; two kernels",
 }
-"""Descriptions of the kernel schemes by name, as in docs/fusion_codegen.md."""
+"""Short descriptions of the kernel schemes, by scheme name."""
 
 
 def is_fusion(path: Path) -> bool:

@@ -191,17 +191,17 @@ def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
         of = scheduled(program.graph, operators)
     except BadInput:
         return unlisted
-    found = plans(of)
-    times = {str(plan): modelled_seconds(of, plan) for plan in found.legal}
+    candidates = plans(of)
+    times = {str(plan): modelled_seconds(of, plan) for plan in candidates.legal}
     if (selected := times.pop(str(program.plan), None)) is None:
         return unlisted
     next_best = sorted(times.items(), key=lambda item: (item[1], item[0]))[:MAX_ALTERNATIVES]
     return Schedules(
-        legal=len(found.legal),
+        legal=len(candidates.legal),
         next_best=tuple(
             AlternativeSchedule(plan=name, ratio=time / selected) for name, time in next_best
         ),
-        refused=count_reasons(refused.reason for refused in found.refused),
+        refused=count_reasons(refused.reason for refused in candidates.refused),
     )
 
 

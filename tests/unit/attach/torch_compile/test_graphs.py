@@ -43,7 +43,7 @@ from nostall.fusion.graph.graph import Graph  # noqa: E402
 from nostall.gpu import clock  # noqa: E402
 from nostall.gpu.clock import RecordedClock, WallClock  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
-from tests.unit.fusion.capture.test_capture import inductors_dropout  # noqa: E402
+from tests.unit.fusion.capture.test_capture import inductor_dropout  # noqa: E402
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, layer_norm  # noqa: E402
 
 
@@ -387,7 +387,7 @@ def test_a_graph_whose_random_numbers_depend_on_its_kernels_is_left_alone(
     """Its backward pass may draw them again, in a kernel of another form."""
     monkeypatch.setattr(matching, "numbers_depend_on_kernels", lambda: depends)
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    module, done = inductors_dropout("cuda"), matching.Stitching()
+    module, done = inductor_dropout("cuda"), matching.Stitching()
     before = str(module.graph)
     rewrite.rewrite(module, Kept(), matching.Selection("all"), done)
     assert (str(module.graph) == before) == depends
