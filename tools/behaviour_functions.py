@@ -1,4 +1,4 @@
-"""PyTorch functions for ``tools.compare_behaviour``: together they use every kernel scheme."""
+"""PyTorch functions for ``tools.compare_behaviour`` that together use all kernel schemes."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.fusion.graphs import Named, captured, repeated, subgraphs
 from benchmarks.harness.result_file import save
 from nostall.fusion import Graph
-from nostall.fusion.evaluate import Delta
-from nostall.fusion.explore import explore, greedy, refined
-from nostall.fusion.explore.programme import optimum
-from nostall.fusion.graph.partition import Plan
-from nostall.fusion.graph.regions import regions
+from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.explore import explore, greedy_partition, refine
+from nostall.fusion.explore.integer_program import find_optimum
+from nostall.fusion.graph.partition import Partition
+from nostall.fusion.graph.regions import find_regions
 
 PLANNERS = ("explorer", "annealed", "greedy", "beam", "unfused")
 SIZES = (100, 500, 1000, 2000, 5000)
@@ -58,21 +58,21 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _compared(named: Named, columns: int, seconds: float) -> dict[str, Any]:
-    delta = Delta(named.graph)
+    delta = DeltaEvaluator(named.graph)
     explored = explore(delta)
-    annealed = refined(delta, explored.connected)
+    annealed = refine(delta, explored.connected)
     started = process_time()
-    best = optimum(delta, most=columns, seconds=seconds, known=annealed.connected)
+    best = find_optimum(delta, max_columns=columns, seconds=seconds, known=annealed.connected)
     spent = process_time() - started
     plans = {
         "explorer": explored.connected,
         "annealed": annealed.connected,
-        "greedy": greedy(delta),
-        "beam": explored.composed,
-        "unfused": Plan.unfused(named.graph),
+        "greedy": greedy_partition(delta),
+        "beam": explored.from_beam,
+        "unfused": Partition.unfused(named.graph),
     }
     costs = {name: delta.cost(plan) for name, plan in plans.items()}
-    least = delta.cost(best.plan) if best.proven else None
+    least = delta.cost(best.partition) if best.proven else None
     return {
         "name": named.name,
         "key": named.graph.key[:16],
@@ -84,10 +84,10 @@ def _compared(named: Named, columns: int, seconds: float) -> dict[str, Any]:
         "optimum_us": _us(least),
         "optimum_seconds": round(spent, 3),
         "us": {name: _us(cost) for name, cost in costs.items()},
-        "packed_us": _us(delta.cost(explored.plan)),
-        "packed_annealed_us": _us(delta.cost(annealed.plan)),
+        "packed_us": _us(delta.cost(explored.partition)),
+        "packed_annealed_us": _us(delta.cost(annealed.partition)),
         "kernels": {name: len(plan) for name, plan in plans.items()}
-        | {"packed": len(explored.plan)},
+        | {"packed": len(explored.partition)},
         "gaps": None
         if least is None
         else {name: round(cost / least - 1, 6) for name, cost in costs.items()},
@@ -137,7 +137,7 @@ def _distribution(gaps: list[float]) -> dict[str, float]:
 def _growth() -> list[dict[str, Any]]:
     """Seconds of the explorer on whole passes with their borders, and on one long region."""
     bert = captured("bert")["forward"].graph
-    norms = regions(captured("double-norm")["forward"].graph)
+    norms = find_regions(captured("double-norm")["forward"].graph)
     long = max((part.graph for part in norms), key=lambda graph: len(graph.operators))
     found = []
     for name, graph in (("bert forward", bert), ("double-norm forward, one region", long)):
@@ -150,7 +150,7 @@ def _growth() -> list[dict[str, Any]]:
 
 def _timed(name: str, graph: Graph) -> dict[str, Any]:
     wall, started = perf_counter(), process_time()
-    delta = Delta(graph)
+    delta = DeltaEvaluator(graph)
     explored = explore(delta)
     spent, waited = process_time() - started, perf_counter() - wall
     return {
@@ -159,5 +159,5 @@ def _timed(name: str, graph: Graph) -> dict[str, Any]:
         "operators": len(graph.operators),
         "processor_seconds": round(spent, 3),
         "wall_seconds": round(waited, 3),
-        "kernels": len(explored.plan),
+        "kernels": len(explored.partition),
     }

@@ -9,8 +9,8 @@ from torch._subclasses import FakeTensorMode
 
 from benchmarks.fusion.small_models import models
 from nostall.fusion import Graph
-from nostall.fusion.capture import Captured, capture, inference_graph, training_graphs
-from nostall.fusion.graph.regions import regions
+from nostall.fusion.capture import CapturedGraph, capture, inference_graph, training_graphs
+from nostall.fusion.graph.regions import find_regions
 
 INFERENCE_ONLY = ("quantised-norm",)
 
@@ -23,7 +23,7 @@ class Named:
     graph: Graph
 
 
-def captured(name: str, *, small: bool = False) -> dict[str, Captured]:
+def captured(name: str, *, small: bool = False) -> dict[str, CapturedGraph]:
     """The passes of a model, traced with fake tensors: nothing is computed."""
     with FakeTensorMode():
         module, inputs = models(small)[name]()
@@ -38,7 +38,7 @@ def subgraphs(least: int, most: int) -> Iterator[Named]:
     seen: set[str] = set()
     for model in models():
         for direction, found in captured(model).items():
-            for number, part in enumerate(regions(found.graph)):
+            for number, part in enumerate(find_regions(found.graph)):
                 fits = least <= len(part.graph.operators) <= most
                 if fits and part.graph.key not in seen:
                     seen.add(part.graph.key)

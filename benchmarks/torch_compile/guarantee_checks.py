@@ -237,7 +237,7 @@ def large(device: str, small: bool, place: Path) -> Found:
     if small:
         from nostall.attach.torch_compile.rewrite import matching
 
-        matching.MOST_ELEMENTS = 32 * columns
+        matching.MAX_ELEMENTS = 32 * columns
 
     def function(x: Tensor) -> Tensor:
         return (x * 2).softmax(-1)

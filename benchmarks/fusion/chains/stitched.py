@@ -15,15 +15,15 @@ from benchmarks.fusion.chains.programs import Chain
 from benchmarks.fusion.chains.timing import Inputs, Method, quickly
 from nostall.core.errors import BadInput
 from nostall.fusion.capture import capture, inference_graph
-from nostall.fusion.capture.randomness import SEEDS, seeded, seeds
-from nostall.fusion.capture.slicing import sliced_first
+from nostall.fusion.capture.randomness import SEEDS, replace_random_ops, seeds
+from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, grow_partition, stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants
-from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.gpu.clock import ReplayClock
 
@@ -47,10 +47,10 @@ def graph_of(chain: Chain, device: str = "cpu") -> Graph:
     """
     with FakeTensorMode():
         inputs = chain.tensors(device)
-    module = sliced_first(seeded(inference_graph(_Module(chain), *inputs)))
+    module = hoist_slices(replace_random_ops(inference_graph(_Module(chain), *inputs)))
     captured = capture(module)
-    if captured.explanation.refused:
-        raise BadInput(f"{chain.name}: {captured.explanation}; write the chain without these")
+    if captured.report.unsupported:
+        raise BadInput(f"{chain.name}: {captured.report}; write the chain without these")
     drawn = [captured.values[node] for node in module.graph.nodes if node.target is SEEDS]
     assert list(captured.graph.inputs[len(inputs) :]) == drawn
     return captured.graph
@@ -58,7 +58,7 @@ def graph_of(chain: Chain, device: str = "cpu") -> Graph:
 
 def partitions(graph: Graph) -> dict[str, Partition]:
     """The explorer's and the greedy one; one of them where they are equal."""
-    found = {"explorer": explored(graph), "greedy": grow_partition(graph)}
+    found = {"explorer": default_partition(graph), "greedy": grow_partition(graph)}
     if sorted(found["explorer"]) == sorted(found["greedy"]):
         del found["greedy"]
     return found

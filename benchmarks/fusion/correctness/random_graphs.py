@@ -45,7 +45,7 @@ from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling import kernel_plan as planning
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan, plans
 from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
-from nostall.fusion.evaluate import Delta
+from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -85,7 +85,7 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
         return plan
 
     graph = made.graph
-    patterns = explore(Delta(graph)).plan.kernels if made.seed % 2 else None
+    patterns = explore(DeltaEvaluator(graph)).partition.kernels if made.seed % 2 else None
     stitched = stitch(graph, patterns, choice=choice, folder=folder)
     seen["graphs with NaN and Inf"] += made.seed % 3 == 0
     seen["graphs with a size that varies"] += graph.varying is not None
@@ -105,7 +105,7 @@ def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
 def at_size(stitched: StitchedGraph, size: int | None, chosen: int) -> list[str]:
     """What is wrong with the kernels of a graph where that varies, at ``size``."""
     graph = stitched.graph
-    sized = Graph(tuple(node.at(graph.varying, size) for node in graph), graph.outputs)
+    sized = Graph(tuple(node.resized(graph.varying, size) for node in graph), graph.outputs)
     inputs = inputs_for(sized, chosen, "cuda" if ON_GPU else "cpu")
     try:
         outputs = guarded(stitched)(*inputs, size=size)
@@ -178,13 +178,13 @@ def measured(
 def dropout(folder: Path) -> list[str]:
     """What is wrong with dropout: the masks of both passes, of equal seeds, of replays."""
     from nostall.fusion.fuse import (
-        fuse,
+        stitch_function,
     )  # imports Triton, which must know by then that it interprets
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x * 2, 0.25)
 
-    fused = fuse(function, folder=folder)
+    fused = stitch_function(function, folder=folder)
     x = torch.ones(64, 1000, device="cuda" if ON_GPU else "cpu", requires_grad=True)
     torch.manual_seed(1)
     first, second = fused(x), fused(x)

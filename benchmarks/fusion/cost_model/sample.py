@@ -24,11 +24,11 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import grow_partition, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
-from nostall.fusion.evaluate import Delta, Latency
+from nostall.fusion.evaluate import DeltaEvaluator, LatencyEvaluator
 from nostall.fusion.explore import explore
-from nostall.fusion.explore.greedy import greedy
+from nostall.fusion.explore.greedy import greedy_partition
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.partition import mask_of, members
+from nostall.fusion.graph.partition import members, to_mask
 
 MOST = 24
 """Plans of one kernel."""
@@ -74,10 +74,10 @@ class Work:
 def work_of(chain: Chain, most: int = MOST, seed: int = 0) -> Work:
     """The chain's partitions, and a sample of the plans of each kernel that is not packed."""
     graph = graph_of(chain)
-    delta = Delta(graph)
+    delta = DeltaEvaluator(graph)
     partitions = {
-        "explorer": _groups(explore(delta).plan.groups),
-        "greedy": _groups(greedy(delta).groups),
+        "explorer": _groups(explore(delta).partition.groups),
+        "greedy_partition": _groups(greedy_partition(delta).groups),
         "producers": sorted(grow_partition(graph)),
     }
     kernels, packed = [], []
@@ -135,10 +135,13 @@ def plan_of(row: Mapping[str, Any]) -> KernelPlan:
 
 def modelled_us(graph: Graph, operators: Group) -> dict[str, float]:
     """What the explorer's two evaluators say of a kernel, without a plan for it."""
-    delta, mask = Delta(graph), mask_of(operators)
-    parts = delta.parts(mask)
+    delta, mask = DeltaEvaluator(graph), to_mask(operators)
+    parts = delta.kernel_time(mask)
     assert parts is not None  # it is a kernel of a plan
-    return {"delta": 1e6 * parts.total, "latency": 1e6 * Latency(delta).kernel(mask)}
+    return {
+        "delta": 1e6 * parts.total,
+        "latency": 1e6 * LatencyEvaluator(delta).kernel_seconds(mask),
+    }
 
 
 def _groups(masks: Iterable[int]) -> list[Group]:

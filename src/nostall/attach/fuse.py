@@ -1,4 +1,4 @@
-"""``nostall.fuse``: ``torch.compile`` with nostall's backend, and what became of each graph."""
+"""``nostall.fuse``: ``torch.compile`` with nostall's backend, plus a report of each graph."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ if TYPE_CHECKING:
     from nostall.attach.torch_compile.report import GraphReport
 
 
-class Fused:
-    """A compiled function or module.  ``reports`` has one entry for each graph that was traced."""
+class CompiledFunction:
+    """A function or module compiled by :func:`fuse`; called like the original."""
 
     def __init__(self, function: Callable[..., Any], reports: list[GraphReport]) -> None:
+        """``reports`` gets one entry for each graph that is traced."""
         self.function, self.reports = function, reports
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
     def explain(self) -> str:
-        """Which version each graph runs, why, and what was left to PyTorch."""
+        """Text that says which version each graph runs, why, and which calls were not fused."""
         return "\n".join(report.explain() for report in self.reports)
 
 
@@ -32,11 +33,12 @@ def fuse(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
     fullgraph: bool = False,
-) -> Fused:
-    """``function`` (or module) by ``torch.compile(function, backend="nostall", …)``.
+) -> CompiledFunction:
+    """Compile a function or module with ``torch.compile(function, backend="nostall", …)``.
 
-    The arguments are those of ``torch.compile``, which takes either ``mode`` or ``options``; here
-    both may be given.  Options that begin with ``nostall.`` are ours (docs/compile.md).
+    The arguments are those of ``torch.compile``, which accepts either ``mode`` or ``options``; this
+    function accepts both. Options that start with ``nostall.`` are nostall's (docs/compile.md), and
+    others are Inductor's.
 
     Raises :class:`MissingPart` without PyTorch or Triton.
     """
@@ -53,7 +55,7 @@ def fuse(
     backend = Backend()
     if mode and mode != "default" and options:
         options, mode = {**torch._inductor.list_mode_options(mode, dynamic), **options}, None
-    found = torch.compile(
+    compiled = torch.compile(
         function,
         backend=backend,
         mode=mode,
@@ -61,4 +63,4 @@ def fuse(
         dynamic=dynamic,
         fullgraph=fullgraph,
     )
-    return Fused(found, backend.reports)
+    return CompiledFunction(compiled, backend.reports)

@@ -18,13 +18,13 @@ from nostall.cli.inputs import DEFAULT_ARCH
 from nostall.cli.interruption import Interruption
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.run import Run
-from nostall.tuning.fusing.inputs import CASTS, named, torch_dtype
+from nostall.tuning.fusing.inputs import CASTS, parse_target, torch_dtype
 from nostall.tuning.source import capability_of
 
 if TYPE_CHECKING:
     from nostall.tuning.fusing.document import Document
-    from nostall.tuning.fusing.job import Fusing
-    from nostall.tuning.fusing.target import Asked, Traced
+    from nostall.tuning.fusing.job import FusionSettings
+    from nostall.tuning.fusing.target import FusionRequest, TracedTarget
 
 EVALUATIONS = 300
 """Of each kernel's search under ``--tune-sass``."""
@@ -109,17 +109,17 @@ def fuse(
 
 def _traced(
     target: str, inputs: str | None, dtype: str | None, backward: bool, strategy: str, arch: str
-) -> tuple[Asked, Fusing, Traced]:
+) -> tuple[FusionRequest, FusionSettings, TracedTarget]:
     """What was asked, how to go about it, and the program; PyTorch is imported here at last."""
-    named(target)
+    parse_target(target)
     _need("torch", "fusion traces PyTorch programs")
     _need("triton", "fused kernels are written in it")
-    from nostall.tuning.fusing.job import Fusing
-    from nostall.tuning.fusing.target import Asked, traced
+    from nostall.tuning.fusing.job import FusionSettings
+    from nostall.tuning.fusing.target import FusionRequest, trace_target
 
-    how = Fusing(strategy=strategy, arch=arch)
-    asked = Asked(target, inputs, torch_dtype(dtype) if dtype else None, backward)
-    return asked, how, traced(asked)
+    how = FusionSettings(strategy=strategy, arch=arch)
+    asked = FusionRequest(target, inputs, torch_dtype(dtype) if dtype else None, backward)
+    return asked, how, trace_target(asked)
 
 
 def _need(package: str, why: str) -> None:
@@ -131,16 +131,18 @@ def _need(package: str, why: str) -> None:
         ) from error
 
 
-def _with_measuring(how: Fusing) -> Fusing:
+def _with_measuring(how: FusionSettings) -> FusionSettings:
     from dataclasses import replace
 
-    from nostall.tuning.fusing import measured
+    from nostall.tuning.fusing import timing
 
-    measured.check_gpu()
-    return replace(how, measure=measured.on_this_gpu)
+    timing.check_gpu()
+    return replace(how, measure=timing.measure_on_this_gpu)
 
 
-def _with_tuning(how: Fusing, evaluations: int, seed: int, interruption: Interruption) -> Fusing:
+def _with_tuning(
+    how: FusionSettings, evaluations: int, seed: int, interruption: Interruption
+) -> FusionSettings:
     from dataclasses import replace
 
     from nostall.tuning.job import Settings
@@ -150,15 +152,15 @@ def _with_tuning(how: Fusing, evaluations: int, seed: int, interruption: Interru
 
 
 def _fused(
-    asked: Asked,
-    found: Traced,
-    how: Fusing,
+    asked: FusionRequest,
+    found: TracedTarget,
+    how: FusionSettings,
     run: Run,
     interruption: Interruption,
     *,
     shown: bool,
 ) -> Document:
-    from nostall.tuning.fusing.job import fuse as run_job
+    from nostall.tuning.fusing.job import run_fuse
 
     bar = Progress(
         TextColumn("{task.description}"),
@@ -176,7 +178,7 @@ def _fused(
             raise KeyboardInterrupt
 
     with run, bar:
-        return run_job(asked, found, how, run, progress)
+        return run_fuse(asked, found, how, run, progress)
 
 
 def _pages(document: Document, run: Run) -> Path:

@@ -1,4 +1,4 @@
-"""Fusion of memory-intensive operators: which of them become one kernel, and at what cost."""
+"""Fusion of memory-intensive PyTorch operators into Triton kernels (FusionStitching)."""
 
 from typing import TYPE_CHECKING
 

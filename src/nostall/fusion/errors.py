@@ -1,4 +1,4 @@
-"""What can be wrong with an operator graph, a fusion plan or a program to capture (exit code 2)."""
+"""Errors of fusion: invalid graphs, partitions and programs to capture (exit code 2)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from nostall.core.errors import BadInput
 
 
 class BadGraph(BadInput):
-    """An operator graph contradicts itself."""
+    """An operator graph is inconsistent."""
 
 
 class BadFusion(BadInput):
-    """A set of operators cannot be one kernel, or a set of kernels is no plan of its graph."""
+    """A set of operators cannot be one kernel, or a set of kernels is no partition of its graph."""
 
 
 class BadCapture(BadInput):
-    """A program cannot be taken apart into operators."""
+    """A PyTorch program cannot be captured as an operator graph."""

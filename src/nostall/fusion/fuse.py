@@ -1,8 +1,8 @@
-"""A PyTorch function with its memory-intensive regions stitched, everything else as it was.
+"""Compilation of a PyTorch function with generated kernels for its memory-intensive regions.
 
-``torch.compile`` traces it and guards the result; each graph it hands over is captured, each region
-between opaque operators becomes stitched kernels, and the opaque ones run as PyTorch runs them.
-Whether that is faster than what the user had is for others to say.
+``torch.compile`` traces the function and guards the result. Each graph is captured, each region
+between opaque operators becomes generated kernels, and PyTorch runs the opaque operators. Nothing
+here checks whether the result is faster; the ``nostall`` backend of ``torch.compile`` does.
 """
 
 from __future__ import annotations
@@ -20,158 +20,167 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
-from nostall.fusion.capture import Captured, capture
-from nostall.fusion.capture.randomness import SEEDS, seeded
-from nostall.fusion.capture.slicing import sliced_first
+from nostall.fusion.capture import CapturedGraph, capture
+from nostall.fusion.capture.randomness import SEEDS, replace_random_ops
+from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import find_dynamic_size
 from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
-from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.regions import regions
+from nostall.fusion.graph.regions import find_regions
 
 Explorer = Callable[[Graph], Sequence[tuple[int, ...]]]
+"""Function that partitions a region's graph into kernels."""
 
 
 @dataclass
-class Fused:
-    """A fused function; ``graphs`` grows with every graph that is traced for it."""
+class StitchedFunction:
+    """A compiled function with generated kernels."""
 
     function: Callable[..., Any] = field(repr=False)
     graphs: list[StitchedModule] = field(default_factory=list)
+    """The graphs that were traced so far, forward and backward."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
     @property
-    def refused(self) -> Counter[tuple[str, str]]:
-        """(reason, operator) of everything that was left to PyTorch."""
-        found: Counter[tuple[str, str]] = Counter()
+    def unfused(self) -> Counter[tuple[str, str]]:
+        """(reason, operator) of the calls that PyTorch runs, counted."""
+        counts: Counter[tuple[str, str]] = Counter()
         for graph in self.graphs:
-            found += graph.refused
-        return found
+            counts += graph.unfused
+        return counts
 
 
-def fuse(
+def stitch_function(
     function: Callable[..., Any],
     *,
-    explorer: Explorer = explored,
+    explorer: Explorer = default_partition,
     choice: PlanChooser = default_plan,
     folder: Path | None = None,
     dynamic: bool | None = False,
-) -> Fused:
-    """``function`` (or module) with stitched kernels, forward and backward.
+) -> StitchedFunction:
+    """Compile a function or module to generated kernels, forward and backward.
 
-    It is traced when it is called, again for other shapes.  ``dynamic`` is that of
-    ``torch.compile``: with True, or None and ``mark_dynamic``, one leading dimension may change
-    without that.  ``choice`` takes the plan of each kernel: the modelled best one, or
-    by measurement (:class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`).  What cannot be stitched runs as
-    it was and is counted in :attr:`Fused.refused`.
+    The function is traced when it is called, and traced again for other shapes. Calls that cannot
+    be fused run in PyTorch and are counted in :attr:`StitchedFunction.unfused`.
+
+    ``explorer`` partitions each region into kernels. ``choice`` selects the plan of each kernel: by
+    the model, or by measurement with
+    :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`. ``folder`` is where generated sources
+    are written. ``dynamic`` is that of ``torch.compile``: with True, or with None and
+    ``mark_dynamic``, one leading dimension may change without tracing again.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
 
-    fused = Fused(function)
+    stitched = StitchedFunction(function)
 
     def compiler(module: GraphModule, _: Sequence[Any]) -> Any:
-        stitched = stitch_module(module, explorer, folder, choice)
-        fused.graphs.append(stitched)
-        return make_boxed_func(stitched)
+        graph = stitch_module(module, explorer, folder, choice)
+        stitched.graphs.append(graph)
+        return make_boxed_func(graph)
 
     backend = aot_autograd(
         fw_compiler=compiler, bw_compiler=compiler, decompositions=decompositions()
     )
-    fused.function = torch.compile(function, backend=backend, dynamic=dynamic)
-    return fused
+    stitched.function = torch.compile(function, backend=backend, dynamic=dynamic)
+    return stitched
 
 
 @dataclass(frozen=True)
 class Step:
-    """A stitched region or a call as it was.  Numbers are nodes of the captured graph: what the
-    step reads and gives, and what nobody reads after it."""
+    """One step of a run: the kernels of a region, or a call that PyTorch runs.
 
-    what: StitchedGraph | FxNode
-    reads: tuple[int, ...]
-    gives: tuple[int, ...]
-    last_read: tuple[int, ...] = ()
+    Values are identified by their nodes in the captured graph.
+    """
+
+    action: StitchedGraph | FxNode
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    last_uses: tuple[int, ...] = ()
+    """Values that no later step reads; they are released after this step."""
 
 
 @dataclass(frozen=True)
 class StitchedModule:
-    """An FX graph whose regions are stitched: ``steps`` in the order in which they run."""
+    """An FX graph whose regions are generated kernels; called like the original graph."""
 
     module: GraphModule = field(repr=False)
-    captured: Captured = field(repr=False)
+    captured: CapturedGraph = field(repr=False)
     steps: tuple[Step, ...] = field(repr=False)
+    """In the order in which they run."""
 
     @property
     def kernels(self) -> int:
-        """Stitched kernels of one run."""
-        stitched = (step.what for step in self.steps)
-        return sum(s.kernels for s in stitched if isinstance(s, StitchedGraph))
+        """The number of generated kernels in one run."""
+        actions = (step.action for step in self.steps)
+        return sum(action.kernels for action in actions if isinstance(action, StitchedGraph))
 
     @property
-    def refused(self) -> Counter[tuple[str, str]]:
-        """(reason, operator) of what is left to PyTorch."""
-        found: Counter[tuple[str, str]] = Counter(self.captured.explanation.refused)
+    def unfused(self) -> Counter[tuple[str, str]]:
+        """(reason, operator) of the calls that PyTorch runs, counted."""
+        counts: Counter[tuple[str, str]] = Counter(self.captured.report.unsupported)
         for step in self.steps:
-            if isinstance(step.what, StitchedGraph):
-                found.update(
-                    {(why, "no kernel"): n for why, n in step.what.illegal_reasons.items()}
-                )
-        return found
+            if isinstance(step.action, StitchedGraph):
+                reasons = step.action.illegal_reasons
+                counts.update({(reason, "no kernel"): n for reason, n in reasons.items()})
+        return counts
 
     def __call__(self, *args: Any) -> Any:
-        """The graph's outputs, as its output node has them."""
-        values, size = self.captured.values, self._size(args)
+        """The graph's outputs, in the structure of its output node."""
+        values, size = self.captured.values, self._dynamic_size(args)
         device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cuda"))
-        known: dict[int, Any] = {}
+        computed: dict[int, Any] = {}
 
-        def value(index: int) -> Any:
-            return eager.read_value(self.captured.graph, index, known, size, device)
+        def read_value(index: int) -> Any:
+            return eager.read_value(self.captured.graph, index, computed, size, device)
 
-        def held(node: FxNode) -> Any:
-            place = values[node]
-            return value(place) if isinstance(place, int) else tuple(map(value, place))
+        def read_node(node: FxNode) -> Any:
+            index = values[node]
+            return read_value(index) if isinstance(index, int) else tuple(map(read_value, index))
 
-        given = iter(args)
+        arguments = iter(args)
         for node in self.module.graph.nodes:
             if node.target is SEEDS:
-                place = values[node]
-                assert isinstance(place, int)
-                known[place] = node.target(*node.args)
+                index = values[node]
+                assert isinstance(index, int)
+                computed[index] = node.target(*node.args)
             if node.op in ("placeholder", "get_attr"):
-                place = values[node]
-                assert isinstance(place, int)
-                is_given = node.op == "placeholder"
-                known[place] = next(given) if is_given else getattr(self.module, node.target)
+                index = values[node]
+                assert isinstance(index, int)
+                is_argument = node.op == "placeholder"
+                attribute = None if is_argument else getattr(self.module, node.target)
+                computed[index] = next(arguments) if is_argument else attribute
         for step in self.steps:
-            if isinstance(step.what, StitchedGraph):
-                results = step.what(*map(value, step.reads), size=size)
+            if isinstance(step.action, StitchedGraph):
+                results = step.action(*map(read_value, step.inputs), size=size)
             else:
-                call = step.what
-                arguments, named = map_arg(call.args, held), map_arg(call.kwargs, held)
-                results = (call.target(*arguments, **named),)
-            known.update(zip(step.gives, results, strict=True))
-            for index in step.last_read:
-                del known[index]
+                call = step.action
+                operands, named = map_arg(call.args, read_node), map_arg(call.kwargs, read_node)
+                results = (call.target(*operands, **named),)
+            computed.update(zip(step.outputs, results, strict=True))
+            for index in step.last_uses:
+                del computed[index]
         (output,) = self.module.graph.find_nodes(op="output")
-        return map_arg(output.args[0], held)
+        return map_arg(output.args[0], read_node)
 
-    def _size(self, args: Sequence[Any]) -> int | None:
-        """The size that varies, as these arguments show it."""
+    def _dynamic_size(self, args: Sequence[Any]) -> int | None:
+        """The value of the dynamic size in these arguments; None if all sizes are static."""
         graph = self.captured.graph
         if graph.varying is None:
             return None
-        given = self.module.graph.find_nodes(op="placeholder")
-        for node, argument in zip(given, args, strict=True):
-            place = self.captured.values[node]
-            if isinstance(argument, Tensor) and isinstance(place, int):
-                found = find_dynamic_size(graph, [place], [argument])
-                if found is not None:
-                    return found
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        for node, argument in zip(placeholders, args, strict=True):
+            index = self.captured.values[node]
+            if isinstance(argument, Tensor) and isinstance(index, int):
+                size = find_dynamic_size(graph, [index], [argument])
+                if size is not None:
+                    return size
             elif (
                 getattr(getattr(node.meta["val"], "node", None), "expr", 0) == self.captured.symbol
             ):
@@ -181,46 +190,47 @@ class StitchedModule:
 
 def stitch_module(
     module: GraphModule,
-    explorer: Explorer = explored,
+    explorer: Explorer = default_partition,
     folder: Path | None = None,
     choice: PlanChooser = default_plan,
 ) -> StitchedModule:
-    """Capture a functional ATen graph and stitch its regions."""
-    module = sliced_first(seeded(module))
+    """Capture a functional ATen graph and generate kernels for its regions."""
+    module = hoist_slices(replace_random_ops(module))
     captured = capture(module)
     graph = captured.graph
     steps = []
-    for part in regions(graph):
-        stitched = stitch(part.graph, explorer(part.graph), choice=choice, folder=folder)
-        steps.append(Step(stitched, part.reads, part.gives))
+    for region in find_regions(graph):
+        stitched = stitch(region.graph, explorer(region.graph), choice=choice, folder=folder)
+        steps.append(Step(stitched, region.inputs, region.outputs))
     for index, node in captured.origins.items():
         if graph[index].kind == "opaque" and node.op == "call_function":
-            reads = {graph.base(i) for n in node.all_input_nodes for i in _places(captured, n)}
-            reads = {i for i in reads if graph[i].kind != "constant"}
-            steps.append(Step(node, tuple(sorted(reads)), (index,)))
+            inputs = {graph.base(i) for n in node.all_input_nodes for i in _indices(captured, n)}
+            inputs = {i for i in inputs if graph[i].kind != "constant"}
+            steps.append(Step(node, tuple(sorted(inputs)), (index,)))
     (output,) = module.graph.find_nodes(op="output")
-    kept = {graph.base(i) for node in output.all_input_nodes for i in _places(captured, node)}
-    return StitchedModule(module, captured, tuple(_in_order(steps, kept)))
+    results = {graph.base(i) for node in output.all_input_nodes for i in _indices(captured, node)}
+    return StitchedModule(module, captured, tuple(_order_steps(steps, results)))
 
 
-def _places(captured: Captured, node: FxNode) -> tuple[int, ...]:
-    place = captured.values[node]
-    return (place,) if isinstance(place, int) else place
+def _indices(captured: CapturedGraph, node: FxNode) -> tuple[int, ...]:
+    """The graph nodes of an FX node."""
+    index = captured.values[node]
+    return (index,) if isinstance(index, int) else index
 
 
-def _in_order(steps: list[Step], kept: set[int]) -> list[Step]:
-    """Steps behind those whose results they read, each with the values that end with it."""
-    giver = {index: at for at, step in enumerate(steps) for index in step.gives}
-    before = {
-        at: [giver[index] for index in step.reads if index in giver]
+def _order_steps(steps: list[Step], results: set[int]) -> list[Step]:
+    """Sort steps topologically and set the last uses of each; ``results`` are never released."""
+    producer = {index: at for at, step in enumerate(steps) for index in step.outputs}
+    predecessors = {
+        at: [producer[index] for index in step.inputs if index in producer]
         for at, step in enumerate(steps)
     }
-    ordered = [steps[at] for at in TopologicalSorter(before).static_order()]
-    seen = set(kept)
-    found = []
+    ordered = [steps[at] for at in TopologicalSorter(predecessors).static_order()]
+    used_later = set(results)
+    reversed_steps = []
     for step in reversed(ordered):
-        # Results that nobody reads end at once; an unused result of a call is one.
-        ends = {*step.reads, *step.gives} - seen
-        seen |= ends
-        found.append(replace(step, last_read=tuple(sorted(ends))))
-    return found[::-1]
+        # A result that no step reads is released by the step that computes it.
+        last_uses = {*step.inputs, *step.outputs} - used_later
+        used_later |= last_uses
+        reversed_steps.append(replace(step, last_uses=tuple(sorted(last_uses))))
+    return reversed_steps[::-1]

@@ -19,13 +19,12 @@ from nostall.cli import app
 from nostall.core import Run
 from nostall.core.errors import BadInput, MissingPart
 from nostall.sass import Finding, Verdict, validate
-from nostall.tuning.fusing import compiled as compiling
-from nostall.tuning.fusing import measured as measuring
+from nostall.tuning.fusing import binaries, timing
 from nostall.tuning.fusing.document import Document, load_document
-from nostall.tuning.fusing.job import Fusing, fuse
-from nostall.tuning.fusing.measured import Measure
-from nostall.tuning.fusing.planned import STRATEGIES, pass_of, planned
-from nostall.tuning.fusing.target import Asked, traced
+from nostall.tuning.fusing.job import FusionSettings, run_fuse
+from nostall.tuning.fusing.region_plans import STRATEGIES, make_pass, plan_regions
+from nostall.tuning.fusing.target import FusionRequest, trace_target
+from nostall.tuning.fusing.timing import Measure
 from nostall.tuning.job import Settings
 from nostall.tuning.source import Source
 
@@ -141,8 +140,8 @@ def test_the_report_is_made_again_from_the_run(tuned: tuple[str, Path]) -> None:
 
 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, measure: Measure) -> None:
-    monkeypatch.setattr(measuring, "check_gpu", lambda: None)
-    monkeypatch.setattr(measuring, "on_this_gpu", measure)
+    monkeypatch.setattr(timing, "check_gpu", lambda: None)
+    monkeypatch.setattr(timing, "measure_on_this_gpu", measure)
 
 
 def test_measured_times_stand_beside_the_modelled_ones(
@@ -222,7 +221,7 @@ def test_bad_options_are_said_before_anything_is_made(
 
 
 def interrupted_at(text: str, file: str, place: Path) -> Document:
-    asked = Asked(f"{file}:between")
+    asked = FusionRequest(f"{file}:between")
 
     def progress(part: float, what: str) -> None:
         assert 0 <= part <= 1
@@ -230,7 +229,7 @@ def interrupted_at(text: str, file: str, place: Path) -> Document:
             raise KeyboardInterrupt
 
     with Run.create(place, "nostall fuse", {}) as run:
-        return fuse(asked, traced(asked), Fusing(), run, progress)
+        return run_fuse(asked, trace_target(asked), FusionSettings(), run, progress)
 
 
 def test_ctrl_c_keeps_the_regions_that_were_planned(file: str, tmp_path: Path) -> None:
@@ -257,11 +256,11 @@ def test_what_the_rules_do_not_know_is_said_and_not_tuned(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finding = Finding("latency", "stitched", 16, "IADD3", "a pair that no table has", "hazards")
-    monkeypatch.setattr(compiling, "validate", lambda data: Verdict((finding,), 7))
-    asked = Asked(f"{file}:norm")
+    monkeypatch.setattr(binaries, "validate", lambda data: Verdict((finding,), 7))
+    asked = FusionRequest(f"{file}:norm")
     with Run.create(tmp_path / "run", "nostall fuse", {}) as run:
-        how = Fusing(tuning=Settings(evaluations=5))
-        document = fuse(asked, traced(asked), how, run, lambda part, what: None)
+        how = FusionSettings(tuning=Settings(evaluations=5))
+        document = run_fuse(asked, trace_target(asked), how, run, lambda part, what: None)
     (binary,) = document.unknown
     assert (binary.instructions, binary.findings) == (7, 1)
     assert "a pair that no table has" in binary.first_finding
@@ -271,10 +270,10 @@ def test_what_the_rules_do_not_know_is_said_and_not_tuned(
 
 def test_every_strategy_covers_the_operators_once(file: str, tmp_path: Path) -> None:
     pytest.importorskip("scipy")
-    captured = traced(Asked(f"{file}:between")).passes["inference"]
+    captured = trace_target(FusionRequest(f"{file}:between")).passes["inference"]
     seconds: dict[str, float] = {}
     for name in STRATEGIES:
-        found = pass_of("inference", captured, list(planned(captured, name, tmp_path)))
+        found = make_pass("inference", captured, list(plan_regions(captured, name, tmp_path)))
         covered = [index for kernel in found.kernels for index in kernel.operators]
         assert sorted([*covered, *found.alone]) == sorted(captured.graph.operators)
         assert not found.notes
@@ -286,9 +285,9 @@ def test_an_optimum_that_is_not_known_is_said(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("scipy")
-    monkeypatch.setattr("nostall.tuning.fusing.planned.MOST_COLUMNS", 1)
-    captured = traced(Asked(f"{file}:norm")).passes["inference"]
-    found = pass_of("inference", captured, list(planned(captured, "optimum", tmp_path)))
+    monkeypatch.setattr("nostall.tuning.fusing.region_plans.MAX_COLUMNS", 1)
+    captured = trace_target(FusionRequest(f"{file}:norm")).passes["inference"]
+    found = make_pass("inference", captured, list(plan_regions(captured, "optimum", tmp_path)))
     assert found.notes == (
         "the optimum is not known (too many patterns); the plan is that of explore",
     )

@@ -1,4 +1,4 @@
-"""Graphs of well-known chains, small enough for an interpreter."""
+"""Operator graphs of common chains (norms, softmax, attention), small enough to interpret."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _normed(build: Builder, x: int, axis: int, eps: float = 1e-5) -> tuple[int, 
 
 
 def layer_norm(shape: Shape, dtype: str) -> Graph:
-    """With weight and bias; gives mean-free statistics for the backward pass too."""
+    """Layer norm with weight and bias; also returns the rstd for the backward pass."""
     build = Builder()
     x = build("cast", build.input(shape, dtype), dtype="float32")
     weight, bias = build.input(shape[-1:], dtype), build.input(shape[-1:], dtype)
@@ -32,7 +32,7 @@ def layer_norm(shape: Shape, dtype: str) -> Graph:
 
 
 def double_norm(shape: Shape, dtype: str) -> Graph:
-    """Residual, norm, gelu-like gate, norm: two chains of reductions in one kernel."""
+    """Residual, norm, gate (x * sigmoid(x)), norm: two chains of reductions in one kernel."""
     build = Builder()
     one, other = build.input(shape, dtype), build.input(shape, dtype)
     total = build("add", one, other, dtype="float32")
@@ -43,7 +43,7 @@ def double_norm(shape: Shape, dtype: str) -> Graph:
 
 
 def masked_softmax(shape: Shape, dtype: str) -> Graph:
-    """Scores of (batch, head, query, key), a bool mask of (batch, 1, 1, key)."""
+    """Softmax of scores (batch, head, query, key) with a bool mask (batch, 1, 1, key)."""
     build = Builder()
     x = build("cast", build.input(shape, dtype), dtype="float32")
     mask = build.input((shape[0], 1, 1, shape[-1]), "bool")
@@ -55,7 +55,7 @@ def masked_softmax(shape: Shape, dtype: str) -> Graph:
 
 
 def softmax_outer(shape: Shape, dtype: str) -> Graph:
-    """Softmax over axis 1 of (batch, channel, place): its columns are not contiguous."""
+    """Softmax over axis 1 of (batch, channel, position): its columns are not contiguous."""
     build = Builder()
     x = build.input(shape, dtype)
     highest = build("amax", x, dims=(1,), keepdim=True)
@@ -64,7 +64,7 @@ def softmax_outer(shape: Shape, dtype: str) -> Graph:
 
 
 def norm_backward(shape: Shape, dtype: str) -> Graph:
-    """Gradients of a LayerNorm: dx by row, and the weight's and bias's by column."""
+    """Gradients of a layer norm: reductions by row for x, by column for weight and bias."""
     build = Builder()
     dy = build("cast", build.input(shape, dtype), dtype="float32")
     x = build("cast", build.input(shape, dtype), dtype="float32")
@@ -83,7 +83,7 @@ def norm_backward(shape: Shape, dtype: str) -> Graph:
 
 
 def mean_loss(shape: Shape, dtype: str) -> Graph:
-    """Log-sum-exp by row, its mean over rows, and the softmax as its gradient."""
+    """The mean over rows of log-sum-exp, and its gradient, the softmax."""
     build = Builder()
     x = build("cast", build.input(shape, dtype), dtype="float32")
     highest = build("amax", x, dims=(1,), keepdim=True)
@@ -106,7 +106,7 @@ def bias_gelu(shape: Shape, dtype: str) -> Graph:
 
 
 def normed_gelu(shape: Shape, dtype: str) -> Graph:
-    """A norm of GELU by tanh, times a part of GELU's derivative: two tanh, read in two ways."""
+    """A norm of tanh-GELU, times a part of its derivative: two equal tanh with other readers."""
     build = Builder()
     x = build("cast", build.input(shape, dtype), dtype="float32")
     cubic = build("mul", build("square", x), build("mul", x, build.constant(0.044715)))
@@ -120,7 +120,7 @@ def normed_gelu(shape: Shape, dtype: str) -> Graph:
 
 
 def quantised(shape: Shape, dtype: str) -> Graph:
-    """Each row as int8 and its scale."""
+    """Quantization of each row to int8; also returns the scales."""
     build = Builder()
     x = build.input(shape, dtype)
     highest = build(
@@ -130,8 +130,8 @@ def quantised(shape: Shape, dtype: str) -> Graph:
     return build.graph(as_int8(build, build("div", x, scale)), scale)
 
 
-def picked(shape: Shape, dtype: str) -> Graph:
-    """Cross-entropy of each row and its gradient: what stands at the row's label, and 1 less."""
+def cross_entropy(shape: Shape, dtype: str) -> Graph:
+    """Cross-entropy of each row (a one-hot sum at the label) and its gradient."""
     build = Builder()
     x, label = build.input(shape, dtype), build.input((shape[0], 1), "int64")
     is_label = build("eq", build("iota", shape=shape[-1:], dtype="int64", start=0, step=1), label)
@@ -139,10 +139,10 @@ def picked(shape: Shape, dtype: str) -> Graph:
     shifted = build("sub", x, highest)
     total = build("log", build("sum", build("exp", shifted), dims=(1,), keepdim=True))
     loss = build("sub", shifted, total)
-    mine = build("where", is_label, loss, build.constant(0.0))
-    share = build("sub", build("exp", loss), build("cast", is_label, dtype="float32"))
-    picked = build("sum", mine, dims=(1,), keepdim=False)
-    return build.graph(picked, build("cast", share, dtype=dtype))
+    masked = build("where", is_label, loss, build.constant(0.0))
+    gradient = build("sub", build("exp", loss), build("cast", is_label, dtype="float32"))
+    at_label = build("sum", masked, dims=(1,), keepdim=False)
+    return build.graph(at_label, build("cast", gradient, dtype=dtype))
 
 
 def as_int8(build: Builder, x: int) -> int:
@@ -151,7 +151,7 @@ def as_int8(build: Builder, x: int) -> int:
 
 
 def gated(shape: Shape, dtype: str) -> Graph:
-    """silu(a) * relu(b), both halves of one tensor."""
+    """silu(a) * relu(b), where a and b are the halves of one tensor."""
     build = Builder()
     x = build.input((*shape[:-1], shape[-1] * 2), dtype)
     last = len(shape) - 1
@@ -161,7 +161,7 @@ def gated(shape: Shape, dtype: str) -> Graph:
 
 
 def heads(shape: Shape, dtype: str) -> Graph:
-    """A norm over each head of (batch, token, heads * width), seen through a view."""
+    """A norm over each head of (batch, token, heads * width), through a view."""
     build = Builder()
     x = build.input(shape, dtype)
     parts = build("view", x, shape=(*shape[:-1], 4, shape[-1] // 4))
@@ -177,7 +177,7 @@ def column_sum(shape: Shape, dtype: str) -> Graph:
 
 
 def broadcast_sum(shape: Shape, dtype: str) -> Graph:
-    """A reduction over an axis that is only broadcast, and NaN-aware extremes."""
+    """A reduction over a broadcast axis, and amin and amax."""
     build = Builder()
     x, y = build.input(shape, dtype), build.input((shape[0], 1), dtype)
     wide = build("expand", y, shape=shape)
@@ -186,27 +186,27 @@ def broadcast_sum(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("add", total, lowest), build("amax", x, dims=(1,), keepdim=False))
 
 
-def dropped(shape: Shape, dtype: str) -> Graph:
-    """A norm, dropout with the second of two seeds, a residual; the mask for the backward pass."""
+def dropout_residual(shape: Shape, dtype: str) -> Graph:
+    """Norm, dropout with the second of two seeds, residual; also returns the mask."""
     build = Builder()
     x, seeds = build.input(shape, dtype), build.input((2,), "int64")
     normed, _ = _normed(build, build("cast", x, dtype="float32"), len(shape) - 1)
     seed = build("slice", seeds, shape=(1,), dim=0, start=1, step=1)
-    drawn = build("random", seed, shape=shape, dtype="float32", words=8)
-    kept = build("gt", drawn, build.constant(0.25))
-    scaled = build("mul", build("mul", kept, normed), build.constant(1 / 0.75))
-    return build.graph(build("cast", build("add", scaled, x), dtype=dtype), kept)
+    numbers = build("random", seed, shape=shape, dtype="float32", words=8)
+    mask = build("gt", numbers, build.constant(0.25))
+    scaled = build("mul", build("mul", mask, normed), build.constant(1 / 0.75))
+    return build.graph(build("cast", build("add", scaled, x), dtype=dtype), mask)
 
 
 def attention(shape: Shape, dtype: str) -> Graph:
-    """Scores of queries and keys (batch, head, place, width), a mask, softmax, values."""
+    """Masked attention of queries, keys and values (batch, head, position, width)."""
     build = Builder()
     q, k, v = (build.input(shape, dtype) for _ in range(3))
-    return build.graph(*_attended(build, q, k, v, dtype))
+    return build.graph(*_attend(build, q, k, v, dtype))
 
 
 def projected_attention(shape: Shape, dtype: str) -> Graph:
-    """The same, from one projection (batch * place, 3 * head * width) to (batch, place, ...)."""
+    """Attention of slices of one projection (batch * position, 3 * head * width)."""
     build = Builder()
     batch, heads, places, width = shape
     x = build.input((batch * places, 3 * heads * width), dtype)
@@ -216,13 +216,13 @@ def projected_attention(shape: Shape, dtype: str) -> Graph:
     for start in range(3):
         part = build("slice", x, shape=(1, *shape), dim=0, start=start, step=1)
         parts.append(build("copy", build("view", part, shape=shape)))
-    made, _ = _attended(build, *parts, dtype)
-    made = build("copy", build("permute", made, dims=(0, 2, 1, 3)))
-    return build.graph(build("view", made, shape=(batch, places, heads * width)))
+    output, _ = _attend(build, *parts, dtype)
+    output = build("copy", build("permute", output, dims=(0, 2, 1, 3)))
+    return build.graph(build("view", output, shape=(batch, places, heads * width)))
 
 
-def _attended(build: Builder, q: int, k: int, v: int, dtype: str) -> tuple[int, int]:
-    """What attention gives, and the shares that it has taken."""
+def _attend(build: Builder, q: int, k: int, v: int, dtype: str) -> tuple[int, int]:
+    """The output of attention and its softmax weights."""
     shape = build.nodes[q].shape
     mask = build.input((shape[0], 1, 1, shape[2]), "bool")
     scores = build("dot", q, build("permute", k, dims=(0, 1, 3, 2)))
@@ -236,24 +236,24 @@ def _attended(build: Builder, q: int, k: int, v: int, dtype: str) -> tuple[int, 
 
 
 def attention_backward(shape: Shape, dtype: str) -> Graph:
-    """Gradients of queries, keys and values; what is saved lies as the forward pass left it."""
+    """Gradients of attention with respect to queries, keys and values."""
     build = Builder()
     batch, heads, places, _ = shape
     share = build.input((batch, heads, places, places), dtype)
     q, k, v, gradient = (build.input(shape, dtype) for _ in range(4))
-    turned = (0, 1, 3, 2)
-    towards_v = build("dot", build("permute", share, dims=turned), gradient)
-    towards_share = build("dot", gradient, build("permute", v, dims=turned))
+    transposed = (0, 1, 3, 2)
+    towards_v = build("dot", build("permute", share, dims=transposed), gradient)
+    towards_share = build("dot", gradient, build("permute", v, dims=transposed))
     weighed = build("mul", towards_share, share)
     total = build("sum", weighed, dims=(3,), keepdim=True)
     scores = build("sub", weighed, build("mul", share, total))
     towards_q = build("dot", scores, k)
-    towards_k = build("dot", build("permute", scores, dims=turned), q)
+    towards_k = build("dot", build("permute", scores, dims=transposed), q)
     return build.graph(towards_q, towards_k, towards_v)
 
 
 def pooling(shape: Shape, dtype: str) -> Graph:
-    """A query for each sequence (batch, place, width) weighs its places: axes of 1 in the dots."""
+    """Attention pooling with one query for each sequence: the dots have axes of length 1."""
     build = Builder()
     x, query = build.input(shape, dtype), build.input((shape[0], 1, shape[2]), dtype)
     scores = build("dot", query, build("permute", x, dims=(0, 2, 1)))
@@ -263,8 +263,10 @@ def pooling(shape: Shape, dtype: str) -> Graph:
 
 
 def weighed_history(shape: Shape, dtype: str) -> Graph:
-    """Places of (batch, place, width) weighed by their scores (batch, place) and added up: rows lie
-    along memory, and those of one sequence share its weights."""
+    """Weighted sum over positions of (batch, position, width), by softmax of scores.
+
+    Rows are contiguous, and the rows of one sequence share its weights.
+    """
     build = Builder()
     x, scores = build.input(shape, dtype), build.input(shape[:2], dtype)
     wide = build("cast", scores, dtype="float32")
@@ -275,8 +277,8 @@ def weighed_history(shape: Shape, dtype: str) -> Graph:
     return build.graph(build("sum", weighed, dims=(1,), keepdim=False), share)
 
 
-def together(*graphs: Graph) -> Graph:
-    """Graphs that have nothing to do with each other, as one."""
+def disjoint_union(*graphs: Graph) -> Graph:
+    """One graph that contains independent graphs."""
     nodes: list[Node] = []
     outputs: list[int] = []
     for graph in graphs:
@@ -290,7 +292,7 @@ def together(*graphs: Graph) -> Graph:
 
 
 ROWS = 7
-"""The prime that stands for the rows of :data:`DYNAMIC`."""
+"""Placeholder prime of the dynamic size in the graphs of :data:`DYNAMIC`."""
 
 
 def _varying(graph: Graph) -> Graph:
@@ -305,19 +307,19 @@ DYNAMIC: dict[str, Callable[[], Graph]] = {
     "bias and gelu": lambda: _varying(bias_gelu((ROWS, 48), "float16")),
     "gated": lambda: _varying(gated((ROWS, 3, 30), "float16")),
     "heads": lambda: _varying(heads((ROWS, 2, 64), "float16")),
-    "dropout": lambda: _varying(dropped((ROWS, 3, 30), "float32")),
+    "dropout": lambda: _varying(dropout_residual((ROWS, 3, 30), "float32")),
     "attention": lambda: _varying(attention((ROWS, 2, 9, 24), "float32")),
     "weighed history": lambda: _varying(weighed_history((ROWS, 6, 32), "float16")),
     "attention pooling": lambda: _varying(pooling((ROWS, 10, 24), "float16")),
 }
 
 PACKED: dict[str, Callable[[], Graph]] = {
-    "three": lambda: together(
+    "three": lambda: disjoint_union(
         layer_norm((5, 100), "float16"),
         gated((3, 30), "float16"),
         softmax_outer((2, 24, 5), "float32"),
     ),
-    "dynamic": lambda: together(
+    "dynamic": lambda: disjoint_union(
         _varying(bias_gelu((ROWS, 48), "float16")),
         layer_norm((3, 40), "float32"),
         heads((ROWS, 2, 64), "float16"),
@@ -325,21 +327,23 @@ PACKED: dict[str, Callable[[], Graph]] = {
 }
 
 
-def counted(rows: int, columns: int, start: int = -4) -> Graph:
-    """A counter in 64 bits beside numbers of each row, in and beyond 32: which comparisons hold;
-    less another one, which counts by 3."""
+def counter_comparisons(rows: int, columns: int, start: int = -4) -> Graph:
+    """Comparisons of a 64-bit counter with numbers of each row, minus a counter with step 3.
+
+    The numbers are within and beyond 32 bits. Bit i of the result is set if comparison i holds.
+    """
     build = Builder()
-    places = build.input((rows, 1), "int64")
+    numbers = build.input((rows, 1), "int64")
     value, weight = build.input((rows, columns)), 1.0
     counter = build("iota", shape=(columns,), dtype="int64", start=start, step=1)
     for op in ("eq", "ne", "lt", "le", "gt", "ge"):
-        # 2**32 + 1 times a number has it in its lower half, too.
+        # The lower half of (2**32 + 1) * x is x.
         for scale in (1, 2**32 + 1, 2**32):
-            told = build(op, counter, build("mul", places, build.constant(scale, "int64")))
-            number = build("where", told, build.constant(weight), build.constant(0.0))
+            holds = build(op, counter, build("mul", numbers, build.constant(scale, "int64")))
+            number = build("where", holds, build.constant(weight), build.constant(0.0))
             value, weight = build("add", value, number), 2 * weight
-        told = build(op, build.constant(3, "int64"), counter)
-        number = build("where", told, build.constant(weight), build.constant(0.0))
+        holds = build(op, build.constant(3, "int64"), counter)
+        number = build("where", holds, build.constant(weight), build.constant(0.0))
         value, weight = build("add", value, number), 2 * weight
     steps = build("iota", shape=(columns,), dtype="int64", start=0, step=3)
     value = build("sub", value, steps)
@@ -356,12 +360,12 @@ PATTERNS: dict[str, Callable[[], Graph]] = {
     "mean loss": lambda: mean_loss((7, 70), "float16"),
     "bias and gelu": lambda: bias_gelu((7, 90), "float16"),
     "normed gelu": lambda: normed_gelu((3, 160), "float16"),
-    "picked": lambda: picked((3, 700), "float16"),
+    "picked": lambda: cross_entropy((3, 700), "float16"),
     "quantised": lambda: quantised((5, 300), "float16"),
     "gated": lambda: gated((2, 3, 30), "float16"),
     "heads": lambda: heads((2, 1, 64), "float16"),
-    "comparisons with a counter": lambda: counted(7, 12),
-    "dropout": lambda: dropped((3, 90), "float16"),
+    "comparisons with a counter": lambda: counter_comparisons(7, 12),
+    "dropout": lambda: dropout_residual((3, 90), "float16"),
     "column sum": lambda: column_sum((530, 12), "float32"),
     "sum of a broadcast": lambda: broadcast_sum((6, 39), "float32"),
     "attention": lambda: attention((2, 3, 10, 24), "float16"),

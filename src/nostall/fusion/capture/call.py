@@ -1,4 +1,4 @@
-"""One ATen call while it is lowered: its operands as nodes of the graph that is built."""
+"""The ATen call that a lowering rule works on: its arguments, and methods that add graph nodes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from nostall.fusion.graph.operations import Attribute
 from nostall.fusion.graph.shapes import Shape
 
 Value = int | tuple[int, ...]
-"""A node of the operator graph, or one for each part of a result of several tensors."""
+"""The node of a tensor in the operator graph; a tuple of nodes for a tuple of tensors."""
 
 
 Layout = Callable[[torch.Tensor], tuple[Shape, Shape]]
-"""Shape and strides of a fake tensor as numbers."""
+"""Function that returns the shape and strides of a fake tensor as ints."""
 
 
-class Unfit(Exception):
-    """Why an operator is left to others; the text is counted, so it names no sizes."""
+class Unsupported(Exception):
+    """No kernel can compute an ATen call. Reports count equal texts, so the text has no sizes."""
 
 
 class Call:
-    """One ATen call: its operands as nodes of the graph that is built."""
+    """An ATen call that is being lowered: its arguments, its result, and the graph builder."""
 
     def __init__(
         self, node: Node, build: Builder, values: Mapping[Node, Value], layout: Layout
@@ -38,90 +38,92 @@ class Call:
         self.result: torch.Tensor = node.meta["val"]
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """What was passed at a place or by name; raises :class:`Unfit` for numbers that are known
-        at run time only."""
+        """The argument at a position or with a name.
+
+        Raises :class:`Unsupported` if it is, or contains, a number known at run time only.
+        """
         args = self.node.args
-        given = args[place] if place < len(args) else self.node.kwargs.get(name, default)
-        for one in given if isinstance(given, (list, tuple)) else [given]:
-            if _is_number(one):
-                raise Unfit("a number that is known at run time only")
-        return given
+        value = args[place] if place < len(args) else self.node.kwargs.get(name, default)
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if _is_number(item):
+                raise Unsupported("a number that is known at run time only")
+        return value
 
     def tensor(self, place: int) -> int:
-        """The node of a tensor operand."""
+        """The node of the tensor operand at a position."""
         operand = self.node.args[place]
         if _is_number(operand):
-            raise Unfit("a number that is known at run time only")
+            raise Unsupported("a number that is known at run time only")
         value = self.values.get(operand) if isinstance(operand, Node) else None
         if not isinstance(value, int):
-            raise Unfit("an operand is no tensor")
+            raise Unsupported("an operand is no tensor")
         return value
 
     def operand(self, place: int) -> int:
-        """The node of an operand, a constant where it is a number."""
-        given = self.node.args[place]
-        if isinstance(given, (bool, int, float)):
-            return self.number(given)
+        """The node of the operand at a position; a Python number becomes a constant."""
+        value = self.node.args[place]
+        if isinstance(value, (bool, int, float)):
+            return self.number(value)
         return self.tensor(place)
 
     def number(self, value: bool | int | float, dtype: str | None = None) -> int:
-        """A constant; numbers do not widen the tensors that they meet."""
-        return self.build.constant(value, dtype or self._dtype_beside(value))
+        """Add a constant. Without ``dtype``, PyTorch's promotion of the call's tensors decides."""
+        return self.build.constant(value, dtype or self._promoted_dtype(value))
 
-    def _dtype_beside(self, value: bool | int | float) -> str:
+    def _promoted_dtype(self, value: bool | int | float) -> str:
+        """The dtype of a number beside the call's tensors: it does not widen them."""
         tensors = [arg.meta["val"] for arg in self.node.all_input_nodes]
-        beside = next((t.dtype for t in tensors if t.dim() > 0), None)
-        beside = beside or next((t.dtype for t in tensors), torch.float32)
-        dtype = torch.result_type(torch.empty(1, dtype=beside), value)
-        return "float64" if dtype == torch.float64 else wide(dtype)
+        tensor_dtype = next((t.dtype for t in tensors if t.dim() > 0), None)
+        tensor_dtype = tensor_dtype or next((t.dtype for t in tensors), torch.float32)
+        dtype = torch.result_type(torch.empty(1, dtype=tensor_dtype), value)
+        return "float64" if dtype == torch.float64 else compute_dtype(dtype)
 
     def add(self, op: str, *inputs: int, dtype: str | None = None, **attributes: Any) -> int:
-        """An inner step: row-major, of the operands' dtype where none is said."""
+        """Add an intermediate node: row-major, with the operands' dtype if ``dtype`` is None."""
         return self.build(op, *inputs, dtype=dtype, **attributes)
 
     def finish(self, op: str, *inputs: int, **attributes: Attribute) -> int:
-        """The last step: shape, dtype and strides are those that ATen gives."""
+        """Add the node of the call's result, with the shape, dtype and strides of ATen's result."""
         shape, strides = self.layout(self.result)
         dtype = dtype_name(self.result.dtype)
-        made = self.build(op, *inputs, shape=shape, dtype=dtype, strides=strides, **attributes)
-        if self.build.nodes[made].shape != shape:
-            raise Unfit("operands of unexpected shape")
-        return made
+        index = self.build(op, *inputs, shape=shape, dtype=dtype, strides=strides, **attributes)
+        if self.build.nodes[index].shape != shape:
+            raise Unsupported("operands of unexpected shape")
+        return index
 
     @property
     def dtype(self) -> str:
-        """The dtype of the result."""
+        """The dtype of the call's result."""
         return dtype_name(self.result.dtype)
 
     def shape(self, index: int) -> Shape:
-        """The shape of a node."""
+        """The shape of a graph node."""
         return self.build.nodes[index].shape
 
-    def fixed(self, axis: int, shape: Shape) -> int:
-        """The length of an axis that a number is computed from; raises :class:`Unfit` where it is
-        known at run time only."""
+    def static_size(self, axis: int, shape: Shape) -> int:
+        """The length of an axis; raises :class:`Unsupported` if it is known at run time only."""
         if varies(shape[axis], self.build.varying):
-            raise Unfit("a number that is known at run time only")
+            raise Unsupported("a number that is known at run time only")
         return shape[axis]
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis, or a place on one, counted from 0."""
+        """A possibly negative axis (or index along an axis of length ``rank``), counted from 0."""
         return axis + rank if axis < 0 else axis
 
 
 def _is_number(argument: Any) -> bool:
-    """Whether an argument is computed, but no tensor."""
+    """Whether an argument is a number that the FX graph computes."""
     return isinstance(argument, Node) and isinstance(
         argument.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
     )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
+    """The name of a dtype: ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
-def wide(dtype: torch.dtype) -> str:
-    """What ATen computes in: fp32 for the narrow floats."""
-    narrow = dtype.is_floating_point and dtype != torch.float64
-    return "float32" if narrow else dtype_name(dtype)
+def compute_dtype(dtype: torch.dtype) -> str:
+    """The dtype in which ATen computes: float32 for floats of at most 32 bits."""
+    is_narrow = dtype.is_floating_point and dtype != torch.float64
+    return "float32" if is_narrow else dtype_name(dtype)

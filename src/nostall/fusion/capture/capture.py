@@ -1,4 +1,4 @@
-"""An FX graph as an operator graph: what can be fused becomes operators, the rest is opaque."""
+"""Lowering of an FX graph of ATen calls to an operator graph; unsupported calls become opaque."""
 
 from __future__ import annotations
 
@@ -13,94 +13,98 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name
+from nostall.fusion.capture.call import Call, Unsupported, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
 from nostall.fusion.capture.randomness import SEEDS
 from nostall.fusion.capture.sizes import Sizes
 from nostall.fusion.errors import BadCapture, BadGraph
 from nostall.fusion.graph.builder import Builder
-from nostall.fusion.graph.graph import MOST_ELEMENTS, Graph
+from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import DTYPE_BYTES
 from nostall.fusion.graph.shapes import Shape
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """What was taken and what was not: ``refused`` counts (reason, ATen operator)."""
+class CaptureReport:
+    """Counts of ATen calls that can be fused and of those that cannot."""
 
-    taken: int
-    refused: Counter[tuple[str, str]]
+    fusible: int
+    """ATen calls that became operators."""
+    unsupported: Counter[tuple[str, str]]
+    """Opaque calls, counted by (reason, ATen operator)."""
 
     def __str__(self) -> str:
-        lines = [f"{self.taken} ATen calls can be fused, {self.refused.total()} stay as they are"]
-        for (reason, target), count in sorted(self.refused.items(), key=lambda r: (-r[1], r[0])):
+        stay = self.unsupported.total()
+        lines = [f"{self.fusible} ATen calls can be fused, {stay} stay as they are"]
+        counts = sorted(self.unsupported.items(), key=lambda item: (-item[1], item[0]))
+        for (reason, target), count in counts:
             lines.append(f"  {count:4} x {target}: {reason}")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Captured:
-    """An operator graph and its way back.
-
-    ``values`` gives for every FX node that holds tensors its node of ``graph`` (a tuple for several
-    tensors), ``origins`` the other way the first FX node of a graph node; nodes that stand inside
-    the lowering of one ATen call have none, and nothing outside of it reads them.
-    """
+class CapturedGraph:
+    """An operator graph with the mapping between its nodes and those of the FX graph."""
 
     graph: Graph
     values: dict[Node, Value]
+    """The graph node (or a tuple, for several tensors) of each FX node that holds tensors."""
     origins: dict[int, Node]
-    explanation: Explanation
+    """The first FX node of each graph node. An intermediate node of the lowering of one ATen call
+    has none, and only nodes of the same lowering read it."""
+    report: CaptureReport
     symbol: Any = None
-    """PyTorch's name of the size that varies (``graph.varying`` stands for it)."""
+    """SymPy symbol of the dynamic size, None if all sizes are static; ``graph.varying`` is the
+    prime in its place."""
 
 
-def capture(module: GraphModule) -> Captured:
+def capture(module: GraphModule) -> CapturedGraph:
     """Lower a functional ATen graph whose nodes carry fake tensors (``meta["val"]``).
 
-    Nothing is refused as a whole: what cannot be fused becomes an opaque node with a counted
-    reason.  Raises :class:`BadCapture` where a node has no ``meta["val"]``.
+    An unsupported call does not fail the capture. It becomes an opaque node, and the report counts
+    the reason. Raises :class:`BadCapture` if a node has no ``meta["val"]``.
     """
     sizes = Sizes(module.graph.nodes)
     build = Builder(sizes.varying)
     values: dict[Node, Value] = {}
-    refused: Counter[tuple[str, str]] = Counter()
-    changed = _changed(module.graph.nodes)
-    taken = 0
+    unsupported: Counter[tuple[str, str]] = Counter()
+    mutated = _mutated_tensors(module.graph.nodes)
+    fusible = 0
     for node in module.graph.nodes:
         if node.op == "output":
             continue
         if node.op != "call_function" or node.target is SEEDS:
-            values[node] = _given(node, build, sizes)
+            values[node] = _add_input(node, build, sizes)
             continue
-        mark = len(build.nodes)
+        node_count = len(build.nodes)
         try:
-            values[node] = _lowered(node, build, values, changed, sizes)
-            taken += node.target is not operator.getitem
-        except (Unfit, BadGraph) as reason:
-            del build.nodes[mark:]
-            values[node] = _border(node, build, values, sizes)
-            told = str(reason) if isinstance(reason, Unfit) else "operands that do not fit"
+            values[node] = _lower(node, build, values, mutated, sizes)
+            fusible += node.target is not operator.getitem
+        except (Unsupported, BadGraph) as error:
+            del build.nodes[node_count:]
+            values[node] = _add_opaque_call(node, build, values, sizes)
+            reason = str(error) if isinstance(error, Unsupported) else "operands that do not fit"
             if not _is_size(node) and node.target is not operator.getitem:
-                refused[told, str(node.target)] += 1
+                unsupported[reason, str(node.target)] += 1
     (output,) = module.graph.find_nodes(op="output")
     results = [values[node] for node in output.all_input_nodes]
     flat = [i for value in results for i in (value if isinstance(value, tuple) else (value,))]
     graph = build.graph(*flat)
-    explanation = Explanation(taken, refused)
-    return Captured(graph, values, _origins(values), explanation, sizes.symbol)
+    report = CaptureReport(fusible, unsupported)
+    return CapturedGraph(graph, values, _origins(values), report, sizes.symbol)
 
 
 def _origins(values: dict[Node, Value]) -> dict[int, Node]:
-    found: dict[int, Node] = {}
+    origins: dict[int, Node] = {}
     for node, value in values.items():
         if isinstance(value, int):
-            found.setdefault(value, node)
-    return found
+            origins.setdefault(value, node)
+    return origins
 
 
 def _meta(node: Node) -> Any:
-    if "val" not in node.meta and (node.op == "get_attr" or _gives_nothing(node)):
+    """The fake value of a node; None for attributes and calls without a result."""
+    if "val" not in node.meta and (node.op == "get_attr" or _has_no_result(node)):
         return None
     if "val" not in node.meta:
         raise BadCapture(
@@ -110,100 +114,105 @@ def _meta(node: Node) -> Any:
     return node.meta["val"]
 
 
-def _gives_nothing(node: Node) -> bool:
-    """Whether a call has no result: an assertion, of which a trace records no value."""
+def _has_no_result(node: Node) -> bool:
+    """Whether a call returns nothing, such as an assertion; traces record no value for it."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and not schema.returns
 
 
 def _is_size(node: Node) -> bool:
-    """Whether a call only computes sizes, on the CPU."""
+    """Whether a call computes a size, which happens on the CPU."""
     return isinstance(node.meta.get("val"), (int, torch.SymInt))
 
 
-def _given(node: Node, build: Builder, sizes: Sizes) -> Value:
-    """A placeholder or attribute: an input where a kernel can read it."""
+def _add_input(node: Node, build: Builder, sizes: Sizes) -> Value:
+    """Add a placeholder or attribute: an input if kernels can read it, else an opaque node."""
     value = _meta(node)
     try:
         _check_tensor(value, sizes)
-    except Unfit:
-        return _opaque(build, f"{node.op} {node.target}", (), value, sizes)
+    except Unsupported:
+        return _add_opaque(build, f"{node.op} {node.target}", (), value, sizes)
     shape, strides = sizes.layout(value)
     return build.input(shape, dtype_name(value.dtype), strides)
 
 
-def _lowered(
-    node: Node, build: Builder, values: dict[Node, Value], changed: set[Node], sizes: Sizes
+def _lower(
+    node: Node, build: Builder, values: dict[Node, Value], mutated: set[Node], sizes: Sizes
 ) -> Value:
-    """The value of an ATen call; raises :class:`Unfit`."""
+    """Add the nodes of an ATen call; raises :class:`Unsupported` if no kernel can compute it."""
     if node.target is operator.getitem:
-        whole = values[node.args[0]]
-        if isinstance(whole, int):
-            raise Unfit("part of an opaque result")
-        return whole[int(node.args[1])]
+        results_of_call = values[node.args[0]]
+        if isinstance(results_of_call, int):
+            raise Unsupported("part of an opaque result")
+        return results_of_call[int(node.args[1])]
     rule = RULES.get(str(node.target))
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
-        raise Unfit("changes a tensor in place")
+        raise Unsupported("changes a tensor in place")
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        raise Unfit("random numbers")
+        raise Unsupported("random numbers")
     results = _meta(node)
     for value in results if isinstance(results, (tuple, list)) else [results]:
         _check_tensor(value, sizes)
     if rule is None:
-        raise Unfit("unsupported operator")
+        raise Unsupported("unsupported operator")
     operands = [operand for operand in node.all_input_nodes if not _is_size(operand)]
     for operand in operands:
-        if operand in changed:
-            raise Unfit("reads a tensor that is changed in place")
+        if operand in mutated:
+            raise Unsupported("reads a tensor that is changed in place")
         _check_tensor(_meta(operand), sizes)
     if len({_meta(operand).device for operand in operands}) > 1:
-        raise Unfit("tensors on several devices")
+        raise Unsupported("tensors on several devices")
     return rule(Call(node, build, values, sizes.layout))
 
 
 def _check_tensor(value: Any, sizes: Sizes) -> None:
-    """Whether a kernel can read or write it; raises :class:`Unfit`."""
+    """Raise :class:`Unsupported` if kernels cannot read or write a value."""
     if not isinstance(value, torch.Tensor):
-        raise Unfit("no tensor")
+        raise Unsupported("no tensor")
     if value.layout != torch.strided:
-        raise Unfit("sparse tensor")
+        raise Unsupported("sparse tensor")
     if dtype_name(value.dtype) not in DTYPE_BYTES:
-        raise Unfit(f"dtype {dtype_name(value.dtype)}")
+        raise Unsupported(f"dtype {dtype_name(value.dtype)}")
     shape, _ = sizes.layout(value)
-    if math.prod(shape) > MOST_ELEMENTS:
-        raise Unfit("more than 2^31 - 1 elements")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise Unsupported("more than 2^31 - 1 elements")
 
 
-def _border(node: Node, build: Builder, values: dict[Node, Value], sizes: Sizes) -> int:
-    """An opaque node for what is left to others."""
+def _add_opaque_call(node: Node, build: Builder, values: dict[Node, Value], sizes: Sizes) -> int:
+    """Add an opaque node for a call that PyTorch computes."""
     inputs: list[int] = []
     for operand in node.all_input_nodes:
         value = values[operand]
         inputs += [value] if isinstance(value, int) else value
     value = node.meta.get("val")
-    return _opaque(build, str(node.target), tuple(dict.fromkeys(inputs)), value, sizes)
+    return _add_opaque(build, str(node.target), tuple(dict.fromkeys(inputs)), value, sizes)
 
 
-def _opaque(build: Builder, target: str, inputs: tuple[int, ...], value: Any, sizes: Sizes) -> int:
-    """Sizes are kept where they can be; nothing that a kernel reads lacks them."""
+def _add_opaque(
+    build: Builder, target: str, inputs: tuple[int, ...], value: Any, sizes: Sizes
+) -> int:
+    """Add an opaque node. If its sizes cannot be written as ints, its shape is empty.
+
+    No kernel reads such a node: `_lower` checks the sizes of all operands.
+    """
     shape: Shape = ()
     strides: Shape = ()
     dtype = "none"
     if isinstance(value, torch.Tensor):
         dtype = dtype_name(value.dtype)
         if value.layout == torch.strided:
-            with contextlib.suppress(Unfit):
+            with contextlib.suppress(Unsupported):
                 shape, strides = sizes.layout(value)
     return build.opaque(target, *inputs, shape=shape, dtype=dtype, strides=strides)
 
 
-def _changed(nodes: Iterable[Node]) -> set[Node]:
-    """Tensors that some call changes in place, with all views of the same memory."""
+def _mutated_tensors(nodes: Iterable[Node]) -> set[Node]:
+    """Nodes whose memory a call writes in place, with all views of the same memory."""
     memory: dict[Node, Node] = {}
     written: set[Node] = set()
-    every = list(nodes)
-    for node in every:
+    all_nodes = list(nodes)
+    for node in all_nodes:
         schema = getattr(node.target, "_schema", None)
         memory[node] = node
         if schema is None:
@@ -212,9 +221,9 @@ def _changed(nodes: Iterable[Node]) -> set[Node]:
             operand = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
             if argument.alias_info is None:
                 continue
-            for one in operand if isinstance(operand, (list, tuple)) else [operand]:
-                if isinstance(one, Node):
-                    memory[node] = memory[one]
+            for item in operand if isinstance(operand, (list, tuple)) else [operand]:
+                if isinstance(item, Node):
+                    memory[node] = memory[item]
                     if argument.alias_info.is_write:
-                        written.add(memory[one])
-    return {node for node in every if memory[node] in written}
+                        written.add(memory[item])
+    return {node for node in all_nodes if memory[node] in written}

@@ -1,7 +1,8 @@
-"""ATen operators in terms of nostall's: one rule each, in a table.
+"""Lowering rules from ATen operators to nostall's, as a table with one rule for each overload.
 
-A rule gets what it lowers and returns the node of the result (or a tuple of nodes).  It raises
-:class:`Unfit` where the operator, called like this, is none that a fused kernel computes.
+A rule takes a :class:`Call`, adds its nodes, and returns the node of the result (or a tuple of
+nodes). It raises :class:`Unsupported` if fused kernels do not support the operator with these
+arguments.
 """
 
 from __future__ import annotations
@@ -13,24 +14,33 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from nostall.fusion.capture.call import Call, Unfit, Value, dtype_name, wide
-from nostall.fusion.capture.drawn import compared, drawn, seed, uniform
-from nostall.fusion.capture.statistics import Rule, mean, reduction, var, var_mean
+from nostall.fusion.capture.call import Call, Unsupported, Value, compute_dtype, dtype_name
+from nostall.fusion.capture.random_rules import (
+    comparison,
+    inductor_random,
+    inductor_seed,
+    uniform,
+)
+from nostall.fusion.capture.reduction_rules import Rule, mean, reduction, var, var_mean
 from nostall.fusion.codegen.loops.dot_axes import MAX_MATRIX_AXIS
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.operations import COMPARISONS, OPERATIONS
 
-MOST_FLOPS_PER_BYTE = {"float16": 64.0, "bfloat16": 64.0, "float32": 8.0, "float64": 8.0}
-"""A batched product is fused where it waits for memory: an H200 does 67e12 fp32 operations a second
-without tensor cores, 989e12 with them in 16 bits (vendor), and copies 4.3e12 bytes; half of the
-first ratio, a quarter of the second, as tensor cores do less on matrices of a few tiles."""
+MAX_FLOPS_PER_BYTE = {"float16": 64.0, "bfloat16": 64.0, "float32": 8.0, "float64": 8.0}
+"""Arithmetic intensity up to which a batched matrix product counts as memory-bound and is fused.
 
-LARGEST_E4M3 = 448.0
+An H200 copies 4.3e12 bytes/s (measured) and computes 67e12 FLOP/s in fp32 without tensor cores and
+989e12 FLOP/s in 16 bits with them (vendor). The fp32 limit is half of the ratio. The 16-bit limit
+is a quarter, because tensor cores reach less on matrices of a few tiles.
+"""
+
+MAX_E4M3 = 448.0
+"""The largest finite float8_e4m3fn number."""
 
 
 def _elementwise(op: str) -> Rule:
     if op in COMPARISONS:
-        return compared(op)
+        return comparison(op)
 
     def rule(call: Call) -> Value:
         arity = OPERATIONS[op].arity or 0
@@ -39,15 +49,15 @@ def _elementwise(op: str) -> Rule:
     return rule
 
 
-def _scaled(op: str) -> Rule:
-    """Sums and differences, whose second operand may carry a factor."""
+def _add_or_sub(op: str) -> Rule:
+    """The rule of ``add`` or ``sub``, whose second operand is multiplied by ``alpha``."""
 
     def rule(call: Call) -> Value:
-        one, two = call.operand(0), call.operand(1)
+        left, right = call.operand(0), call.operand(1)
         alpha = call.argument(2, "alpha", 1)
         if alpha != 1:
-            two = call.add("mul", two, call.number(alpha), dtype=call.dtype)
-        return call.finish(op, one, two)
+            right = call.add("mul", right, call.number(alpha), dtype=call.dtype)
+        return call.finish(op, left, right)
 
     return rule
 
@@ -58,16 +68,17 @@ def _fma(call: Call) -> Value:
 
 
 def _glu(call: Call) -> Value:
-    """One half times the sigmoid of the other, rounded once, as ATen does it."""
+    """The first half times the sigmoid of the second half, rounded once, as in ATen."""
     x = call.tensor(0)
     shape = call.shape(x)
     dim = call.axis(call.argument(1, "dim", -1), len(shape))
-    size = call.fixed(dim, shape) // 2
+    size = call.static_size(dim, shape) // 2
     half = (*shape[:dim], size, *shape[dim + 1 :])
-    one, other = (
+    first, second = (
         call.build("slice", x, shape=half, dim=dim, start=start, step=1) for start in (0, size)
     )
-    return call.finish("mul", one, call.add("sigmoid", other, dtype=wide(call.result.dtype)))
+    gate = call.add("sigmoid", second, dtype=compute_dtype(call.result.dtype))
+    return call.finish("mul", first, gate)
 
 
 def _power(call: Call) -> Value:
@@ -90,31 +101,33 @@ def _clamp(call: Call) -> Value:
     for at, (op, bound) in enumerate(bounds):
         limit = call.values[bound] if isinstance(bound, Node) else call.number(bound)
         assert isinstance(limit, int)
-        last = at == len(bounds) - 1
-        x = call.finish(op, x, limit) if last else call.add(op, x, limit, dtype=call.dtype)
+        is_last = at == len(bounds) - 1
+        x = call.finish(op, x, limit) if is_last else call.add(op, x, limit, dtype=call.dtype)
     return x
 
 
-def _convert(call: Call) -> Value:
+def _cast(call: Call) -> Value:
     operand = call.node.args[0]
     assert isinstance(operand, Node)
     if operand.meta["val"].device != call.result.device:
-        raise Unfit("copies between devices")
-    same = operand.meta["val"].dtype == call.result.dtype
+        raise Unsupported("copies between devices")
+    keeps_dtype = operand.meta["val"].dtype == call.result.dtype
     x = call.tensor(0)
-    given = call.build.nodes[x].dtype
-    if call.result.dtype == torch.float8_e4m3fn and "float" in given and _e4m3_saturates():
-        for op, limit in (("maximum", -LARGEST_E4M3), ("minimum", LARGEST_E4M3)):
-            x = call.add(op, x, call.number(limit, given), dtype=given)
-    return call.finish("copy" if same else "cast", x)
+    dtype = call.build.nodes[x].dtype
+    if call.result.dtype == torch.float8_e4m3fn and "float" in dtype and _e4m3_saturates():
+        for op, limit in (("maximum", -MAX_E4M3), ("minimum", MAX_E4M3)):
+            x = call.add(op, x, call.number(limit, dtype), dtype=dtype)
+    return call.finish("copy" if keeps_dtype else "cast", x)
 
 
 @cache
 def _e4m3_saturates() -> bool:
-    """Whether this PyTorch ends at the largest number of e4m3, as from 2.12 on (pytorch#178817), or
-    makes NaN of what is beyond."""
+    """Whether PyTorch casts too large numbers to the largest e4m3 number instead of to NaN.
+
+    It does from version 2.12 on (pytorch#178817).
+    """
     with _disable_current_modes():
-        return not bool(torch.tensor(2 * LARGEST_E4M3).to(torch.float8_e4m3fn).float().isnan())
+        return not bool(torch.tensor(2 * MAX_E4M3).to(torch.float8_e4m3fn).float().isnan())
 
 
 def _same(call: Call) -> Value:
@@ -139,8 +152,8 @@ def _permute(call: Call) -> Value:
 def _transpose(call: Call) -> Value:
     x = call.tensor(0)
     order = list(range(len(call.shape(x))))
-    one, two = (call.axis(call.argument(place, ""), len(order)) for place in (1, 2))
-    order[one], order[two] = order[two], order[one]
+    first, second = (call.axis(call.argument(place, ""), len(order)) for place in (1, 2))
+    order[first], order[second] = order[second], order[first]
     return call.finish("permute", x, dims=tuple(order))
 
 
@@ -150,7 +163,7 @@ def _slice(call: Call) -> Value:
     dim = call.axis(call.argument(1, "dim", 0), len(shape))
     start, step = call.argument(2, "start") or 0, call.argument(4, "step", 1)
     if start:
-        length = call.fixed(dim, shape)
+        length = call.static_size(dim, shape)
         start = min(max(start + length if start < 0 else start, 0), length)
     return call.finish("slice", x, dim=dim, start=start, step=step)
 
@@ -159,10 +172,10 @@ def _select(call: Call) -> Value:
     x = call.tensor(0)
     shape = call.shape(x)
     dim = call.axis(call.argument(1, "dim"), len(shape))
-    at = call.argument(2, "index")
-    at = call.axis(at, call.fixed(dim, shape) if at else 1)
-    one = (*shape[:dim], 1, *shape[dim + 1 :])
-    return call.finish("view", call.build("slice", x, shape=one, dim=dim, start=at, step=1))
+    index = call.argument(2, "index")
+    index = call.axis(index, call.static_size(dim, shape) if index else 1)
+    sizes = (*shape[:dim], 1, *shape[dim + 1 :])
+    return call.finish("view", call.build("slice", x, shape=sizes, dim=dim, start=index, step=1))
 
 
 def _split(call: Call) -> Value:
@@ -172,11 +185,12 @@ def _split(call: Call) -> Value:
     dim = call.axis(call.argument(2, "dim", 0), len(shape))
     parts, start = [], 0
     for part in results:
-        sizes, laid = call.layout(part)
+        sizes, strides = call.layout(part)
         if varies(start, call.build.varying):
-            raise Unfit("a number that is known at run time only")
-        made = call.build("slice", x, shape=sizes, strides=laid, dim=dim, start=start, step=1)
-        parts.append(made)
+            raise Unsupported("a number that is known at run time only")
+        parts.append(
+            call.build("slice", x, shape=sizes, strides=strides, dim=dim, start=start, step=1)
+        )
         start += sizes[dim]
     return tuple(parts)
 
@@ -186,12 +200,12 @@ def _unbind(call: Call) -> Value:
     results: Any = call.result
     shape = call.shape(x)
     dim = call.axis(call.argument(1, "dim", 0), len(shape))
-    one = (*shape[:dim], 1, *shape[dim + 1 :])
+    slice_shape = (*shape[:dim], 1, *shape[dim + 1 :])
     parts = []
     for at, part in enumerate(results):
-        made = call.build("slice", x, shape=one, dim=dim, start=at, step=1)
-        sizes, laid = call.layout(part)
-        parts.append(call.build("view", made, shape=sizes, strides=laid))
+        single = call.build("slice", x, shape=slice_shape, dim=dim, start=at, step=1)
+        sizes, strides = call.layout(part)
+        parts.append(call.build("view", single, shape=sizes, strides=strides))
     return tuple(parts)
 
 
@@ -199,7 +213,7 @@ def _full(call: Call) -> Value:
     place = {"scalar_tensor": 0}.get(call.node.target._opname, 1)
     value = call.argument(place, "fill_value")
     if not isinstance(value, (bool, int, float)):
-        raise Unfit("a filling value that is no number")
+        raise Unsupported("a filling value that is no number")
     shape, _ = call.layout(call.result)
     return call.build.constant(value, dtype_name(call.result.dtype), shape)
 
@@ -207,27 +221,33 @@ def _full(call: Call) -> Value:
 def _arange(call: Call) -> Value:
     start, step = call.argument(0, "start"), call.argument(2, "step", 1)
     if not all(isinstance(value, (int, float)) for value in (start, step)):
-        raise Unfit("counting from a number that is known at run time only")
+        raise Unsupported("counting from a number that is known at run time only")
     return call.finish("iota", start=start, step=step)
 
 
 def _one_hot(call: Call, x: int, dim: int, index: int) -> int:
-    """Where an axis of ``x`` has the place that ``index`` (1 long there) names."""
+    """Add a mask of the shape of ``x``: True where the position along ``dim`` equals ``index``.
+
+    ``index`` must have the shape of ``x`` with length 1 along ``dim``.
+    """
     shape = call.shape(x)
     if not shape or call.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
-        raise Unfit("gather or scatter of more than one element a row")
-    places = call.build("iota", shape=(shape[dim],), start=0, step=1)
-    beside = (shape[dim],) + (1,) * (len(shape) - dim - 1)
-    return call.add("eq", call.build("view", places, shape=beside), index)
+        raise Unsupported("gather or scatter of more than one element a row")
+    positions = call.build("iota", shape=(shape[dim],), start=0, step=1)
+    broadcastable = (shape[dim],) + (1,) * (len(shape) - dim - 1)
+    return call.add("eq", call.build("view", positions, shape=broadcastable), index)
 
 
 def _gather(call: Call) -> Value:
-    """One element a row, as cross-entropy takes it, is a masked sum along with the others."""
+    """Lower a gather of one element a row (as in cross-entropy) to a masked sum over the row.
+
+    The sum fuses with other reductions over the same row, such as those of a softmax.
+    """
     x, index = call.tensor(0), call.tensor(2)
     dim = call.axis(call.argument(1, "dim"), len(call.shape(x)))
-    hot = _one_hot(call, x, dim, index)
-    kept = call.add("where", hot, x, call.number(0, call.build.nodes[x].dtype))
-    return call.finish("sum", kept, dims=(dim,), keepdim=True)
+    mask = _one_hot(call, x, dim, index)
+    masked = call.add("where", mask, x, call.number(0, call.build.nodes[x].dtype))
+    return call.finish("sum", masked, dims=(dim,), keepdim=True)
 
 
 def _scatter(call: Call) -> Value:
@@ -241,13 +261,14 @@ def _bmm(call: Call) -> Value:
     left, right = call.tensor(0), call.tensor(1)
     (_, m, k), n = call.shape(left), call.shape(right)[-1]
     size = call.result.element_size()
-    most = MOST_FLOPS_PER_BYTE.get(call.dtype, 0.0)
-    if max(m, n, k) > MAX_MATRIX_AXIS or 2 * m * n * k > most * size * (m * k + k * n + m * n):
-        raise Unfit("matrix product that does not wait for memory")
+    max_intensity = MAX_FLOPS_PER_BYTE.get(call.dtype, 0.0)
+    moved_bytes = size * (m * k + k * n + m * n)
+    if max(m, n, k) > MAX_MATRIX_AXIS or 2 * m * n * k > max_intensity * moved_bytes:
+        raise Unsupported("matrix product that does not wait for memory")
     return call.finish("dot", left, right)
 
 
-_PLAIN = {
+_ELEMENTWISE = {
     "neg": "neg.default",
     "abs": "abs.default",
     "relu": "relu.default",
@@ -297,13 +318,13 @@ _PLAIN = {
     "copy": "clone.default",
 }
 
-_SPECIAL: list[tuple[Rule, str]] = [
-    (_scaled("add"), "add.Tensor add.Scalar"),
-    (_scaled("sub"), "sub.Tensor sub.Scalar"),
+_OTHER: list[tuple[Rule, str]] = [
+    (_add_or_sub("add"), "add.Tensor add.Scalar"),
+    (_add_or_sub("sub"), "sub.Tensor sub.Scalar"),
     (_power, "pow.Tensor_Scalar"),
     (_glu, "glu.default"),
     (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
-    (_convert, "_to_copy.default"),
+    (_cast, "_to_copy.default"),
     (reduction("sum"), "sum.dim_IntList sum.default"),
     (reduction("prod"), "prod.dim_int"),
     (reduction("amax"), "amax.default"),
@@ -331,12 +352,16 @@ _SPECIAL: list[tuple[Rule, str]] = [
 ]
 
 RULES: dict[str, Rule] = {
-    **{f"aten.{name}": _elementwise(op) for op, names in _PLAIN.items() for name in names.split()},
-    **{f"aten.{name}": rule for rule, names in _SPECIAL for name in names.split()},
-    "prims.convert_element_type.default": _convert,
+    **{
+        f"aten.{name}": _elementwise(op)
+        for op, names in _ELEMENTWISE.items()
+        for name in names.split()
+    },
+    **{f"aten.{name}": rule for rule, names in _OTHER for name in names.split()},
+    "prims.convert_element_type.default": _cast,
     "prims.fma.default": _fma,
-    "prims.inductor_lookup_seed.default": seed,
-    "prims.inductor_random.default": drawn,
+    "prims.inductor_lookup_seed.default": inductor_seed,
+    "prims.inductor_random.default": inductor_random,
     "nostall.uniform.default": uniform,
 }
-"""The rule of every ATen overload that can be part of a fused kernel, by its full name."""
+"""The rule of each overload that fused kernels support, by the overload's full name."""

@@ -1,14 +1,14 @@
-"""Random numbers that a fused kernel can make: Philox from a seed in memory.
+"""Replacement of ATen's random calls by Philox numbers that fused kernels can compute.
 
-As Inductor does it: one call draws the seeds of a graph from PyTorch's generator, so
-``torch.manual_seed`` repeats them and a CUDA graph draws new ones on every replay.  What they are
-used for is computed wherever it is needed, always the same.  Backward passes read the mask that the
-forward pass saved.
+As in Inductor, one call draws all seeds of a graph from PyTorch's generator. So
+``torch.manual_seed`` makes results repeatable, and each replay of a CUDA graph draws new seeds. Any
+kernel can compute the numbers of a seed, always with the same values. A backward pass reads the
+dropout mask that the forward pass saved.
 
-Numbers have 32 bits, four to a counter of Philox.  Those that nothing reads but comparisons with a
-probability, as dropout's masks, have 16, eight to a counter, and are compared in fp32 whatever
-dtype the program has them in: the mask is by the number that is not rounded, with a probability
-that is a multiple of 2^-16.
+A Philox counter value gives four numbers of 32 bits. If a random tensor is only compared with
+probabilities (dropout masks), a counter value gives eight numbers of 16 bits instead. They are
+compared in fp32 before rounding to the program's dtype, so the probability of a mask is a multiple
+of 2^-16.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from nostall.fusion.codegen.runtime.eager import uniform_numbers
 from nostall.gpu.capture_branch import run_on_branch
 
 _aten = torch.ops.aten
-_MADE = ("float32", "float16", "bfloat16")
+_DTYPES = ("float32", "float16", "bfloat16")
 _CASTS = (_aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 _COMPARISONS = tuple(getattr(_aten, name).Scalar for name in ("lt", "le", "gt", "ge"))
-LEAST_OF_16_BITS = 2**-9
-"""A probability is off by 2^-17 at most where numbers have 16 bits: by 0.4 % of this one.  Masks
-with a lower one, or a higher one than 1 less this, are of numbers of 32 bits."""
+MIN_PROBABILITY_16_BIT = 2**-9
+"""Smallest probability for which numbers of 16 bits are used; the largest is 1 minus it.
+
+Numbers of 16 bits change a probability by at most 2^-17, which is 0.4 % of this one.
+"""
 
 
 def seeds(count: int, device: torch.device) -> Tensor:
-    """``count`` seeds, int64, from PyTorch's generator of the device.
+    """Draw ``count`` int64 seeds from PyTorch's generator of the device.
 
-    In a CUDA graph they are drawn on a parallel branch
-    (:func:`~nostall.gpu.capture_branch.run_on_branch`): the kernel that draws a few numbers takes
-    microseconds in which nothing else would run.
+    In a CUDA graph, the kernel that draws them runs in parallel with the kernels before it
+    (:func:`~nostall.gpu.capture_branch.run_on_branch`). On its own it would leave the GPU nearly idle for
+    microseconds.
     """
     if device.type != "cuda":
         return seeds_in_order(count, device)
@@ -48,50 +50,58 @@ def seeds(count: int, device: torch.device) -> Tensor:
 
 
 def seeds_in_order(count: int, device: torch.device) -> Tensor:
-    """The same, on the current stream."""
+    """Draw ``count`` int64 seeds on the current stream, in order with the kernels around."""
     return torch.randint(-(2**63), 2**63 - 1, (count,), dtype=torch.int64, device=device)
 
 
 def uniform(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words: int) -> Tensor:
-    """Numbers in [0, 1) for a seed of one element, as a fused kernel makes them, ``words`` (4 or 8)
-    of each counter."""
+    """Numbers in [0, 1) equal to those of a fused kernel for this seed (a tensor of one element).
+
+    ``words`` (4 or 8) is the count of numbers made from each counter value.
+    """
     return uniform_numbers(seed, size, dtype, words)
 
 
 torch.library.custom_op("nostall::seeds", seeds, mutates_args=())
 torch.library.custom_op("nostall::uniform", uniform, mutates_args=())
 SEEDS = torch.ops.nostall.seeds.default
-"""A call that is none: what it draws is given, as far as kernels are concerned."""
+"""The operator that draws seeds; capture makes its result a graph input, not an opaque node."""
 UNIFORM = torch.ops.nostall.uniform.default
+"""The operator that makes uniform numbers from a seed; a fused kernel can compute it."""
 
 
 def numbers_depend_on_kernels() -> bool:
-    """Whether Inductor's numbers on a GPU depend on the form of the kernel that makes them (from
-    PyTorch 2.13 on, its issue 198333): nobody else can make the same ones then."""
+    """Whether Inductor's random numbers on a GPU depend on the shape of its kernels.
+
+    They do from PyTorch 2.13 on (pytorch#198333). Other kernels cannot reproduce them then.
+    """
     from torch._inductor.runtime import triton_helpers
 
     return hasattr(triton_helpers, "rand4x")
 
 
-def seeded(given: GraphModule) -> GraphModule:
-    """A copy in which uniform random tensors come from seeds; normal ones and those of own
-    generators stay.  A module without any is given back as it is."""
-    if not any(map(_is_uniform, given.graph.nodes)):
-        return given
-    module = GraphModule(given, copy.deepcopy(given.graph))
-    found = [node for node in module.graph.nodes if _is_uniform(node)]
-    first = found[0].meta["val"]
-    found = [node for node in found if node.meta["val"].device == first.device]
+def replace_random_ops(original: GraphModule) -> GraphModule:
+    """A copy in which ``nostall::uniform`` computes the uniform random tensors from seeds.
+
+    Normal random tensors and those with a generator of their own do not change. A module without
+    uniform random tensors is returned as it is.
+    """
+    if not any(map(_is_uniform, original.graph.nodes)):
+        return original
+    module = GraphModule(original, copy.deepcopy(original.graph))
+    random = [node for node in module.graph.nodes if _is_uniform(node)]
+    first = random[0].meta["val"]
+    random = [node for node in random if node.meta["val"].device == first.device]
     start = next(node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
     with module.graph.inserting_before(start):
-        drawn = module.graph.call_function(SEEDS, (len(found), first.device))
-    drawn.meta["val"] = _seed_like(first, len(found))
-    for place, node in enumerate(found):
+        all_seeds = module.graph.call_function(SEEDS, (len(random), first.device))
+    all_seeds.meta["val"] = _fake_seeds(first, len(random))
+    for place, node in enumerate(random):
         with module.graph.inserting_before(node):
-            made = _from_seed(module, drawn, place, node)
-        for one in (*_casts(node), node) if made.args[-1] == 8 else (node,):
-            one.replace_all_uses_with(made)
-            module.graph.erase_node(one)
+            numbers = _insert_uniform(module, all_seeds, place, node)
+        for replaced in (*_casts(node), node) if numbers.args[-1] == 8 else (node,):
+            replaced.replace_all_uses_with(numbers)
+            module.graph.erase_node(replaced)
     module.recompile()
     return module
 
@@ -100,60 +110,64 @@ def _is_uniform(node: Node) -> bool:
     if node.target not in (_aten.rand.default, _aten.rand_like.default):
         return False
     value = node.meta["val"]
-    return value.dim() > 0 and value.is_contiguous() and dtype_name(value.dtype) in _MADE
+    return value.dim() > 0 and value.is_contiguous() and dtype_name(value.dtype) in _DTYPES
 
 
-def _only_compared(node: Node) -> bool:
-    """Whether a tensor is read by nothing but comparisons with numbers for which 16 bits do."""
-    readers = [user for one in (node, *_casts(node)) for user in one.users]
-    others = [user for user in readers if user not in _casts(node)]
-    return bool(others) and all(
-        user.target in _COMPARISONS and _is_coarse(user.args[1]) for user in others
+def _is_only_compared(node: Node) -> bool:
+    """Whether a tensor is read only by comparisons with numbers for which 16 bits are enough."""
+    casts = _casts(node)
+    readers = [user for tensor in (node, *casts) for user in tensor.users if user not in casts]
+    return bool(readers) and all(
+        user.target in _COMPARISONS and _allows_16_bits(user.args[1]) for user in readers
     )
 
 
 def _casts(node: Node) -> list[Node]:
-    """The readers of a random tensor that make another float of it."""
-    return [user for user in node.users if user.target in _CASTS and _is_alike(user, node)]
+    """The readers of a random tensor that only cast it to another float dtype."""
+    return [
+        user for user in node.users if user.target in _CASTS and _changes_only_dtype(user, node)
+    ]
 
 
-def _is_alike(cast: Node, node: Node) -> bool:
-    """Whether nothing but the dtype tells a cast from what it reads."""
-    one, other = cast.meta["val"], node.meta["val"]
-    there = one.device == other.device and one.is_contiguous()
-    return there and dtype_name(one.dtype) in _MADE
+def _changes_only_dtype(cast: Node, node: Node) -> bool:
+    """Whether a cast of ``node`` keeps device and row-major strides, to a dtype of `_DTYPES`."""
+    result, operand = cast.meta["val"], node.meta["val"]
+    keeps_layout = result.device == operand.device and result.is_contiguous()
+    return keeps_layout and dtype_name(result.dtype) in _DTYPES
 
 
-def _is_coarse(number: object) -> bool:
+def _allows_16_bits(number: object) -> bool:
     if not isinstance(number, (int, float)):
         return False
-    return LEAST_OF_16_BITS <= number <= 1 - LEAST_OF_16_BITS
+    return MIN_PROBABILITY_16_BIT <= number <= 1 - MIN_PROBABILITY_16_BIT
 
 
-def _seed_like(value: Tensor, count: int) -> Tensor:
-    """What stands for seeds while nothing is computed."""
-    return value.new_empty((count,), dtype=torch.int64)
+def _fake_seeds(like: Tensor, count: int) -> Tensor:
+    """A fake tensor of ``count`` seeds, in the fake mode and on the device of ``like``."""
+    return like.new_empty((count,), dtype=torch.int64)
 
 
-def _from_seed(module: GraphModule, drawn: Node, place: int, node: Node) -> Node:
+def _insert_uniform(module: GraphModule, all_seeds: Node, place: int, node: Node) -> Node:
+    """Insert the call that makes the numbers of a random call from the seed at ``place``."""
     value = node.meta["val"]
-    seed = module.graph.call_function(_aten.slice.Tensor, (drawn, 0, place, place + 1))
-    seed.meta["val"] = _seed_like(value, 1)
+    seed = module.graph.call_function(_aten.slice.Tensor, (all_seeds, 0, place, place + 1))
+    seed.meta["val"] = _fake_seeds(value, 1)
     sizes: Any = node.args[0]
     if isinstance(sizes, Node):
         sizes = [_size(module, sizes, axis) for axis in range(value.dim())]
-    words = 8 if _only_compared(node) else 4
+    words = 8 if _is_only_compared(node) else 4
     if words == 8:
         value = value.new_empty(value.shape, dtype=torch.float32)
-    made = module.graph.call_function(UNIFORM, (seed, sizes, value.dtype, words))
-    made.meta.update(node.meta, val=value)
-    return made
+    numbers = module.graph.call_function(UNIFORM, (seed, sizes, value.dtype, words))
+    numbers.meta.update(node.meta, val=value)
+    return numbers
 
 
 def _size(module: GraphModule, tensor: Node, axis: int) -> int | Node:
+    """The size of an axis: an int, or a node that computes it if it is dynamic."""
     size = tensor.meta["val"].shape[axis]
     if isinstance(size, int):
         return size
-    made = module.graph.call_function(_aten.sym_size.int, (tensor, axis))
-    made.meta["val"] = size
-    return made
+    node = module.graph.call_function(_aten.sym_size.int, (tensor, axis))
+    node.meta["val"] = size
+    return node

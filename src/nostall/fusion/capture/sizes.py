@@ -1,7 +1,7 @@
-"""Sizes of an FX graph as numbers, where one of them may be known at run time only.
+"""Conversion of an FX graph's sizes to ints; a placeholder prime replaces its one dynamic size.
 
-PyTorch writes such a size as a symbol.  One symbol is taken, with a prime in its place
-(:mod:`nostall.fusion.graph.dynamic_size`); sizes must be multiples of it.
+PyTorch writes a dynamic size as a SymPy symbol. A graph may have one symbol; each of its dynamic
+sizes must be a multiple of it (:mod:`nostall.fusion.graph.dynamic_size`).
 """
 
 from __future__ import annotations
@@ -14,57 +14,57 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from nostall.fusion.capture.call import Unfit
-from nostall.fusion.graph.dynamic_size import stand_in
+from nostall.fusion.capture.call import Unsupported
+from nostall.fusion.graph.dynamic_size import placeholder_prime
 from nostall.fusion.graph.shapes import Shape
 
 
 class Sizes:
-    """The sizes of one graph; ``varying`` stands for its symbol, None where it has none."""
+    """Sizes of one graph: its symbols, and the placeholder prime if it has exactly one."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         hints: dict[Any, int] = {}
-        known: set[int] = set()
+        static_sizes: set[int] = set()
         seen: Counter[Any] = Counter()
         for size in _sizes(nodes):
             if isinstance(size, int):
-                known.add(size)
+                static_sizes.add(size)
                 continue
             symbols = size.node.expr.free_symbols
             seen.update(symbols)
             factor, symbol = _multiple(size)
             if symbol is not None and size.node.hint is not None:
-                known.add(factor)
+                static_sizes.add(factor)
                 hints.setdefault(symbol, size.node.hint // factor)
         self.symbols = frozenset(seen)
         self.symbol: Any = None
         self.varying: int | None = None
         if len(self.symbols) == 1 and hints:
             ((self.symbol, hint),) = hints.items()
-            self.varying = stand_in(hint, known)
+            self.varying = placeholder_prime(hint, static_sizes)
 
     def layout(self, value: torch.Tensor) -> tuple[Shape, Shape]:
-        """Shape and strides of a fake tensor; raises :class:`Unfit`."""
+        """Shape and strides of a fake tensor as ints; raises :class:`Unsupported` if impossible."""
         shape = tuple(map(self._number, value.shape))
         if self.varying and math.prod(shape) and math.prod(shape) % self.varying**2 == 0:
-            raise Unfit("the dynamic dimension twice in a tensor")
+            raise Unsupported("the dynamic dimension twice in a tensor")
         return shape, tuple(map(self._number, value.stride()))
 
     def _number(self, size: int | torch.SymInt) -> int:
         if isinstance(size, int):
             return size
         if any(str(symbol).startswith("u") for symbol in size.node.expr.free_symbols):
-            raise Unfit("data-dependent shape")
+            raise Unsupported("data-dependent shape")
         if len(self.symbols) > 1:
-            raise Unfit("several dynamic dimensions")
+            raise Unsupported("several dynamic dimensions")
         factor, symbol = _multiple(size)
         if self.varying is None or symbol is None:
-            raise Unfit("a size that is no multiple of the dynamic dimension")
+            raise Unsupported("a size that is no multiple of the dynamic dimension")
         return factor * self.varying
 
 
 def _multiple(size: Any) -> tuple[int, Any]:
-    """A size as factor and symbol; symbol None where it is something else."""
+    """A size as (factor, symbol); the symbol is None if the size is no multiple of one symbol."""
     expression = size.node.expr
     symbols = expression.free_symbols
     if len(symbols) != 1:
@@ -75,9 +75,9 @@ def _multiple(size: Any) -> tuple[int, Any]:
 
 
 def _sizes(nodes: Iterable[Node]) -> Iterator[int | torch.SymInt]:
-    """Every size and stride of every tensor."""
+    """All sizes and strides of all strided tensors of the graph."""
     for node in nodes:
         value = node.meta.get("val")
-        for one in value if isinstance(value, (tuple, list)) else [value]:
-            if isinstance(one, torch.Tensor) and one.layout == torch.strided:
-                yield from (*one.shape, *one.stride())
+        for item in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(item, torch.Tensor) and item.layout == torch.strided:
+                yield from (*item.shape, *item.stride())

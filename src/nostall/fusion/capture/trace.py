@@ -1,6 +1,6 @@
-"""Programs as FX graphs of ATen operators, taken apart far enough to be fused.
+"""Tracing of PyTorch modules to FX graphs of ATen calls, decomposed far enough for fusion.
 
-Tensors are fake while tracing: nothing is computed, and a model may be larger than memory.
+Tracing uses fake tensors: nothing is computed, and a model may be larger than memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nostall.core.errors import NostallError, one_line
 from nostall.fusion.errors import BadCapture
 
 _aten = torch.ops.aten
-_TAKEN_APART = [
+_DECOMPOSED = [
     _aten._log_softmax,
     _aten._log_softmax_backward_data,
     _aten._softmax,
@@ -58,18 +58,21 @@ _TAKEN_APART = [
     _aten.tanh_backward,
     _aten.threshold_backward,
 ]
-"""Core ATen keeps these whole; their parts are what fuses with their neighbours."""
+"""Operators that core ATen does not decompose; their parts can fuse with neighbouring operators."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own decompositions, without those that would break up what cuBLAS does better."""
+    """PyTorch's decompositions by operator, except those of matrix products and of casts.
+
+    ``addmm`` and ``baddbmm`` stay whole because cuBLAS computes them faster than their parts.
+    """
     return dict(_table())
 
 
 @functools.cache
 def _table() -> dict[Any, Callable[..., Any]]:
-    # PyTorch looks through all of its operators for it: 0.17 s.
-    table = {**core_aten_decompositions(), **get_decompositions(_TAKEN_APART)}
+    # Cached because PyTorch scans all of its operators for it, which takes 0.17 s.
+    table = {**core_aten_decompositions(), **get_decompositions(_DECOMPOSED)}
     for name in ("addmm", "baddbmm", "_to_copy"):
         for overload in getattr(_aten, name).overloads():
             table.pop(getattr(getattr(_aten, name), overload), None)
@@ -77,26 +80,29 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 def inference_graph(module: torch.nn.Module, *inputs: torch.Tensor) -> GraphModule:
-    """The forward pass without gradients.
+    """Trace the forward pass without gradients.
 
-    Inputs and parameters may be fake tensors (made under ``FakeTensorMode``).  Raises
-    :class:`BadCapture` with what PyTorch has to say where the module cannot be traced.
+    Inputs and parameters may be fake tensors (made under ``FakeTensorMode``). Raises
+    :class:`BadCapture` with PyTorch's message if the module cannot be traced.
     """
     with torch.no_grad():
-        (graph,) = _traced(module, inputs)
+        (graph,) = _trace(module, inputs)
     return graph
 
 
 def training_graphs(
     module: torch.nn.Module, *inputs: torch.Tensor
 ) -> tuple[GraphModule, GraphModule]:
-    """The forward and the backward pass of a module, as AOTAutograd cuts them (what is cheap to
-    recompute is computed again).  Parameters and floating inputs that require gradients get them.
-    Raises :class:`BadCapture`."""
-    graphs = _traced(module, inputs)
+    """Trace the forward and the backward pass of a module, as AOTAutograd partitions them.
+
+    AOTAutograd's min-cut partitioner lets the backward pass recompute cheap values. The backward
+    pass computes gradients of the parameters and floating-point inputs that require them. Raises
+    :class:`BadCapture` if the module cannot be traced or has no backward pass.
+    """
+    graphs = _trace(module, inputs)
     if len(graphs) != 2:
         raise BadCapture(
-            "the module has no backward pass; it returns no real tensor that depends on a "
+            "the module has no backward pass: it returns no real tensor that depends on a "
             "parameter or an input that requires gradients; use inference_graph "
             "(`nostall fuse` without --backward)"
         )
@@ -104,36 +110,37 @@ def training_graphs(
     return forward, backward
 
 
-def _traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[GraphModule]:
+def _trace(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[GraphModule]:
+    """The graphs that AOTAutograd passes to its compilers: one, or forward and backward."""
     graphs: list[GraphModule] = []
 
-    def keep(graph: GraphModule, _: Sequence[Any]) -> Any:
-        _free_random_numbers(graph)
+    def compiler(graph: GraphModule, _: Sequence[Any]) -> Any:
+        _detach_random_ops(graph)
         graphs.append(graph)
         return make_boxed_func(graph.forward)
 
-    def call(state: dict[str, torch.Tensor], *given: torch.Tensor) -> Any:
-        return functional_call(module, state, given)
+    def call(state: dict[str, torch.Tensor], *arguments: torch.Tensor) -> Any:
+        return functional_call(module, state, arguments)
 
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     try:
-        with warnings.catch_warnings(), _fake_mode((*state.values(), *inputs)) as faked:
+        with warnings.catch_warnings(), _fake_mode((*state.values(), *inputs)) as fake:
             warnings.simplefilter("ignore")
             compiled = aot_function(
                 call,
-                fw_compiler=keep,
-                bw_compiler=keep,
+                fw_compiler=compiler,
+                bw_compiler=compiler,
                 partition_fn=min_cut_rematerialization_partition,
                 decompositions=decompositions(),
             )
-            flat = dict(zip(state, faked, strict=False))
-            result = compiled(flat, *faked[len(state) :])
-            sums = [leaf.sum() for leaf in tree_leaves(result) if _differentiable(leaf)]
+            fake_state = dict(zip(state, fake, strict=False))
+            result = compiled(fake_state, *fake[len(state) :])
+            sums = [leaf.sum() for leaf in tree_leaves(result) if _is_differentiable(leaf)]
             if sums:
                 torch.autograd.backward(sums)
     except NostallError:
         raise
-    except Exception as error:  # whatever PyTorch has to say about the user's code
+    except Exception as error:  # tracing runs the user's code, which may raise anything
         raise BadCapture(
             f"PyTorch cannot trace {type(module).__name__}: {one_line(error)}; "
             "make its forward pass traceable (no branches on values of tensors)"
@@ -141,29 +148,33 @@ def _traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Gra
     return graphs
 
 
-def _differentiable(leaf: Any) -> bool:
+def _is_differentiable(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_complex()
 
 
 @contextmanager
 def _fake_mode(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The mode of the tensors that are fake already, or a new one, and all of them in it."""
+    """Enter the tensors' fake mode, or a new one if none is fake; yields all as fake tensors."""
     modes = [tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)]
     mode = modes[0] if modes else FakeTensorMode()
     with mode:
         yield [t if isinstance(t, FakeTensor) else mode.from_tensor(t) for t in tensors]
 
 
-def _free_random_numbers(module: GraphModule) -> None:
-    """Random tensors read others only for their shape; without that they are borders to nothing."""
+def _detach_random_ops(module: GraphModule) -> None:
+    """Replace ``rand_like(x)`` by ``rand(shape of x)``, which does not depend on ``x``.
+
+    ``rand_like`` reads only the shape of its operand. As an opaque node that reads ``x`` it would
+    force a region boundary between ``x`` and its readers.
+    """
     for node in module.graph.find_nodes(op="call_function", target=_aten.rand_like.default):
         value = node.meta["val"]
         if not value.is_contiguous():
-            continue  # the plain call would lay it out otherwise
+            continue  # rand would give row-major strides, rand_like keeps those of its operand
         with module.graph.inserting_before(node):
-            given = {"dtype": value.dtype, "device": value.device}
-            plain = module.graph.call_function(_aten.rand.default, (list(value.shape),), given)
-        plain.meta.update(node.meta)
-        node.replace_all_uses_with(plain)
+            options = {"dtype": value.dtype, "device": value.device}
+            rand = module.graph.call_function(_aten.rand.default, (list(value.shape),), options)
+        rand.meta.update(node.meta)
+        node.replace_all_uses_with(rand)
         module.graph.erase_node(node)
     module.recompile()

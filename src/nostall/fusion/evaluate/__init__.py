@@ -1,7 +1,14 @@
-"""What kernels and plans cost; every time here is *modelled*."""
+"""Evaluators: the modelled time of kernels and partitions."""
 
-from nostall.fusion.evaluate.delta import Delta, DeltaObjective
-from nostall.fusion.evaluate.latency import Latency, LatencyObjective
+from nostall.fusion.evaluate.delta import DeltaEvaluator, DeltaObjective
+from nostall.fusion.evaluate.latency import LatencyEvaluator, LatencyObjective
 from nostall.fusion.hardware import H200, Hardware
 
-__all__ = ["H200", "Delta", "DeltaObjective", "Hardware", "Latency", "LatencyObjective"]
+__all__ = [
+    "H200",
+    "DeltaEvaluator",
+    "DeltaObjective",
+    "Hardware",
+    "LatencyEvaluator",
+    "LatencyObjective",
+]

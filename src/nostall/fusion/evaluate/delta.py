@@ -1,12 +1,15 @@
-"""The delta-evaluator of FusionStitching (arXiv:2009.10924): what fusing a pattern gains.
+"""Delta-evaluator of FusionStitching (arXiv:2009.10924): the modelled gain of fusing a pattern.
 
     f(P) = T_reduced_mem + T_reduced_calls - T_penalty
 
-against every operator of P as a kernel of its own.  Memory: bytes that need not move any more, at
-copy bandwidth.  Calls: kernels that are not launched.  Penalty: what the simplified
-latency-evaluator says of the one kernel beyond the time its bytes take, less the same for the
-single kernels.  So the gain is exactly the difference of two modelled times, and those of disjoint
-patterns add.
+The gain compares one kernel for pattern P with one kernel for each of its operators:
+
+- T_reduced_mem: bytes that no longer move, at copy bandwidth.
+- T_reduced_calls: kernels that are no longer launched.
+- T_penalty: the time that a simplified latency-evaluator adds to the fused kernel beyond that of
+  its bytes, minus what it adds to the single kernels.
+
+So the gain is exactly the difference of two modelled times, and gains of disjoint patterns add.
 """
 
 from __future__ import annotations
@@ -20,284 +23,308 @@ from nostall.core import Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.fusion.codegen.generate import has_no_template, no_kernel_reason
 from nostall.fusion.evaluate.legality import (
-    MOST_ARGUMENTS,
-    MOST_OPERATORS,
-    MOST_PACKED,
-    WIDEST_BLOCK,
-    Mapping,
-    connected,
-    mapping,
+    MAX_ARGUMENTS,
+    MAX_BLOCK_COLUMNS,
+    MAX_OPERATORS,
+    MAX_PACKED_PARTS,
+    RowLayout,
+    connected_parts,
+    row_layout,
 )
 from nostall.fusion.evaluate.signature import Signature, Signatures
-from nostall.fusion.evaluate.work import Work
+from nostall.fusion.evaluate.work import GraphWork
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.partition import Mask, Plan, mask_of, members
-from nostall.fusion.graph.regions import region
+from nostall.fusion.graph.partition import Mask, Partition, members, to_mask
+from nostall.fusion.graph.regions import extract_region
 from nostall.fusion.hardware import H200, Hardware
 
 _WARPS = 32
-"""Warps an SM is taken to hold: the simplified evaluator knows no register counts."""
+"""Resident warps of an SM, assumed: the simplified evaluator does not estimate registers."""
 _ELEMENTS = 8
 """Elements of one lane, assumed."""
-_DEPENDENT = 5.0
-"""Cycles from one instruction of a warp to the next, assumed (ALU 4, some wait longer)."""
-_BARRIER = 150.0
-"""Cycles of a reduction inside a block: five shuffles, a store, a barrier, a load, five more."""
+_DEPENDENT_CYCLES = 5.0
+"""Cycles from one instruction of a warp to the next, assumed (4 for the ALU, others longer)."""
+_BARRIER_CYCLES = 150.0
+"""Cycles of a reduction in a block: five shuffles, a store, a barrier, a load, five shuffles."""
 _NARROW = 64
-"""Operands so many times smaller than the widest stay in the cache."""
-_HELD_BYTES = 160 * 1024
-"""Bytes of its rows that one block can keep on chip; the rest is read again, assumed."""
+"""Operands this many times smaller than the largest one stay in the cache."""
+_ON_CHIP_BYTES = 160 * 1024
+"""Bytes of its rows that one block can keep on chip, assumed; it reads the rest again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """A kernel's modelled time, seconds: memory, calls, and what is beyond both."""
+class KernelTime:
+    """Modelled time of one kernel, in seconds."""
 
     memory: float
+    """Time of its bytes at copy bandwidth."""
     calls: float
-    beyond: float
+    """Time of its launches."""
+    overhead: float
+    """Time beyond both: instructions and latencies that the memory time does not hide."""
 
     @property
     def total(self) -> float:
-        return self.memory + self.calls + self.beyond
+        return self.memory + self.calls + self.overhead
 
 
-class Delta:
-    """Evaluates patterns of one graph.  ``parts`` and ``gain`` remember what they were asked."""
+class DeltaEvaluator:
+    """Models patterns (sets of operators) of one graph as kernels. Results are cached."""
 
     def __init__(self, graph: Graph, hardware: Hardware = H200) -> None:
         self.graph = graph
         self.hardware = hardware
-        self.work = Work(graph)
-        self.operators = mask_of(graph.operators)
-        self._known: dict[Mask, Parts | None] = {}
+        self.work = GraphWork(graph)
+        self.operators = to_mask(graph.operators)
+        self._times: dict[Mask, KernelTime | None] = {}
         self._gains: dict[Mask, float | None] = {}
-        self._generated: dict[Mask, bool] = {}
-        # Equal patterns are asked about once, wherever they stand.
+        self._fusible: dict[Mask, bool] = {}
+        # Patterns with equal signatures share one evaluation.
         self._signatures = Signatures(graph)
-        self._evaluated: dict[Signature, Parts | None] = {}
-        self._written: dict[Signature, bool] = {}
-        alone = {i: self._signatures.of(1 << i) for i in graph.operators}
-        first = {signature: i for i, signature in alone.items()}
-        without = {signature for signature, i in first.items() if has_no_template(graph, i)}
-        self._without_kernel = mask_of(i for i in graph.operators if alone[i] in without)
-        single = {signature: self._alone(i) for signature, i in first.items()}
-        self._single = {i: single[alone[i]] for i in graph.operators}
+        self._times_by_signature: dict[Signature, KernelTime | None] = {}
+        self._generatable: dict[Signature, bool] = {}
+        own = {i: self._signatures.signature(1 << i) for i in graph.operators}
+        examples = {signature: i for i, signature in own.items()}
+        unsupported = {signature for signature, i in examples.items() if has_no_template(graph, i)}
+        self._without_template = to_mask(i for i in graph.operators if own[i] in unsupported)
+        times = {signature: self._single_time(i) for signature, i in examples.items()}
+        self._single_times = {i: times[own[i]] for i in graph.operators}
 
-    def _alone(self, index: int) -> Parts:
-        laid = mapping(self.work, 1 << index)
-        assert laid is not None  # a single operator has no reduction that it uses itself
-        return self._kernel([1 << index], [laid])
+    def _single_time(self, index: int) -> KernelTime:
+        layout = row_layout(self.work, 1 << index)
+        assert layout is not None  # a single operator does not use its own reduction
+        return self._packed_time([1 << index], [layout])
 
-    def single(self, mask: Mask) -> float:
-        """Modelled seconds of the operators as kernels of their own."""
-        return sum(self._single[index].total for index in members(mask))
+    def unfused_seconds(self, mask: Mask) -> float:
+        """Modelled seconds of the operators with one kernel for each."""
+        return sum(self._single_times[index].total for index in members(mask))
 
-    def parts(self, mask: Mask) -> Parts | None:
-        """The modelled time of the operators as one kernel; None where that is no legal kernel."""
-        if mask not in self._known:
-            self._known[mask] = self._evaluate(mask)
-        return self._known[mask]
+    def kernel_time(self, mask: Mask) -> KernelTime | None:
+        """Modelled time of the operators as one kernel; None if that is no legal kernel."""
+        if mask not in self._times:
+            self._times[mask] = self._evaluate(mask)
+        return self._times[mask]
 
-    def joins(self, mask: Mask) -> bool:
-        """Whether the operators may be one kernel of a plan: legal here, and the code generator
-        can write each connected part.  That takes milliseconds: to be asked of sets that are to be
-        chosen, where :meth:`parts` and :meth:`gain` are asked of all that are looked at."""
-        if self.parts(mask) is None:
+    def can_fuse(self, mask: Mask) -> bool:
+        """Whether the operators can be one kernel: it is legal here and can be generated.
+
+        The code generator must support each connected part. It takes milliseconds to answer, so
+        explorers call this only for patterns that they select, and :meth:`kernel_time` or
+        :meth:`gain` for all candidates.
+        """
+        if self.kernel_time(mask) is None:
             return False
-        if mask not in self._generated:
-            alone = not mask & (mask - 1)
-            self._generated[mask] = alone or self._can_be_written(mask)
-        return self._generated[mask]
+        if mask not in self._fusible:
+            is_single = not mask & (mask - 1)
+            self._fusible[mask] = is_single or self._can_generate(mask)
+        return self._fusible[mask]
 
-    def _can_be_written(self, mask: Mask) -> bool:
-        signature = self._signatures.of(mask)
-        if signature not in self._written:
-            pattern = region(self.graph, list(members(mask))).graph
-            self._written[signature] = no_kernel_reason(pattern, pattern.operators) is None
-        return self._written[signature]
+    def _can_generate(self, mask: Mask) -> bool:
+        signature = self._signatures.signature(mask)
+        if signature not in self._generatable:
+            pattern = extract_region(self.graph, list(members(mask))).graph
+            self._generatable[signature] = no_kernel_reason(pattern, pattern.operators) is None
+        return self._generatable[signature]
 
     def gain(self, mask: Mask) -> float | None:
-        """f(P) in seconds; None where P is no legal kernel, 0 for a single operator."""
+        """f(P) in seconds; None if P is no legal kernel, 0 for a single operator."""
         if mask not in self._gains:
-            parts = self.parts(mask)
-            self._gains[mask] = None if parts is None else self.single(mask) - parts.total
+            time = self.kernel_time(mask)
+            self._gains[mask] = None if time is None else self.unfused_seconds(mask) - time.total
         return self._gains[mask]
 
     def terms(self, mask: Mask) -> tuple[float, float, float] | None:
-        """T_reduced_mem, T_reduced_calls and T_penalty."""
-        parts = self.parts(mask)
-        if parts is None:
+        """T_reduced_mem, T_reduced_calls and T_penalty in seconds; None if P is no legal kernel."""
+        time = self.kernel_time(mask)
+        if time is None:
             return None
-        alone = [self._single[index] for index in members(mask)]
+        single = [self._single_times[index] for index in members(mask)]
         return (
-            sum(part.memory for part in alone) - parts.memory,
-            sum(part.calls for part in alone) - parts.calls,
-            parts.beyond - sum(part.beyond for part in alone),
+            sum(kernel.memory for kernel in single) - time.memory,
+            sum(kernel.calls for kernel in single) - time.calls,
+            time.overhead - sum(kernel.overhead for kernel in single),
         )
 
-    def cost(self, plan: Plan) -> float:
-        """Modelled seconds of all kernels of a plan; infinity where one of them is not legal."""
+    def cost(self, partition: Partition) -> float:
+        """Modelled seconds of all kernels of a partition; infinity if one of them is illegal."""
         total = 0.0
-        for mask in plan.groups:
-            parts = self.parts(mask)
-            if parts is None:
+        for mask in partition.groups:
+            time = self.kernel_time(mask)
+            if time is None:
                 return math.inf
-            total += parts.total
+            total += time.total
         return total
 
     def is_connected(self, mask: Mask) -> bool:
-        """Whether the operators hang together by data or by a source that they share."""
-        return len(connected(self.work, mask)) == 1
+        """Whether the operators are connected by data or by sources that they share."""
+        return len(connected_parts(self.work, mask)) == 1
 
-    def _evaluate(self, mask: Mask) -> Parts | None:
+    def _evaluate(self, mask: Mask) -> KernelTime | None:
         if not mask & (mask - 1):
-            return self._single[mask.bit_length() - 1]
-        if mask.bit_count() > MOST_OPERATORS or mask & ~self.operators:
+            return self._single_times[mask.bit_length() - 1]
+        if mask.bit_count() > MAX_OPERATORS or mask & ~self.operators:
             return None
-        if mask & self._without_kernel or not self.is_convex(mask):
+        if mask & self._without_template or not self.is_convex(mask):
             return None
-        signature = self._signatures.of(mask)
-        if signature not in self._evaluated:
-            self._evaluated[signature] = self._fused(mask)
-        return self._evaluated[signature]
+        signature = self._signatures.signature(mask)
+        if signature not in self._times_by_signature:
+            self._times_by_signature[signature] = self._fused_time(mask)
+        return self._times_by_signature[signature]
 
-    def _fused(self, mask: Mask) -> Parts | None:
-        pieces = connected(self.work, mask)
-        if len(pieces) > MOST_PACKED:
+    def _fused_time(self, mask: Mask) -> KernelTime | None:
+        parts = connected_parts(self.work, mask)
+        if len(parts) > MAX_PACKED_PARTS:
             return None
-        mappings = [mapping(self.work, piece) for piece in pieces]
-        legal = [found for found in mappings if found is not None]
-        if len(legal) < len(pieces) or self._arguments(mask) > MOST_ARGUMENTS:
+        layouts = [row_layout(self.work, part) for part in parts]
+        legal = [layout for layout in layouts if layout is not None]
+        if len(legal) < len(parts) or self._argument_count(mask) > MAX_ARGUMENTS:
             return None
-        return self._kernel(pieces, legal)
+        return self._packed_time(parts, legal)
 
     def is_convex(self, mask: Mask) -> bool:
-        """As :meth:`nostall.fusion.graph.graph.Graph.is_convex`, of a mask."""
-        return self.hull(mask) == mask
+        """Whether no path leaves the set of operators and returns to it."""
+        return self.convex_hull(mask) == mask
 
-    def hull(self, mask: Mask) -> Mask:
-        """The operators with all that lies on paths between them (opaque nodes too)."""
+    def convex_hull(self, mask: Mask) -> Mask:
+        """The operators and all nodes on paths between them, opaque nodes included."""
         above = below = 0
         for index in members(mask):
             above |= self.graph.ancestors[index]
             below |= self.graph.descendants[index]
         return mask | above & below
 
-    def _arguments(self, mask: Mask) -> int:
+    def _argument_count(self, mask: Mask) -> int:
+        """Tensors that the kernel reads or writes."""
         inside = set(members(mask))
         sources = {edge.source for index in inside for edge in self.work.edges[index]}
-        return len(sources - inside) + sum(1 for index in inside if self.written(index, inside))
+        return len(sources - inside) + sum(1 for index in inside if self.is_output(index, inside))
 
-    def written(self, index: int, inside: set[int]) -> bool:
-        """Whether a kernel of these operators has to write the value of this one of them."""
+    def is_output(self, index: int, inside: set[int]) -> bool:
+        """Whether a kernel of the operators ``inside`` has to write the value of one of them."""
         return index in self.graph.results or not inside.issuperset(self.graph.consumers[index])
 
-    def _ends(self, index: int, inside: set[int]) -> bool:
-        """Whether an operator is a reduction across blocks at the end of a kernel: its partial
-        results need another stage."""
-        crossing = index in self.work.crossing
-        return crossing and inside.isdisjoint(self.graph.consumers[index])
+    def _needs_second_stage(self, index: int, inside: set[int]) -> bool:
+        """Whether an operator is a reduction across blocks at the end of a kernel."""
+        crosses_blocks = index in self.work.cross_block_reductions
+        return crosses_blocks and inside.isdisjoint(self.graph.consumers[index])
 
-    def _kernel(self, pieces: Sequence[Mask], mappings: Sequence[Mapping]) -> Parts:
-        """Parts of a kernel share the launch, the ramp and the memory's latency."""
+    def _packed_time(self, parts: Sequence[Mask], layouts: Sequence[RowLayout]) -> KernelTime:
+        """Modelled time of one kernel of independent parts.
+
+        The parts share the launch, the ramp and the latency of memory.
+        """
         hardware = self.hardware
         moved = instructions = warps = delay = 0.0
         stages = 1
-        for mask, laid in zip(pieces, mappings, strict=True):
-            bytes_, again = self._traffic(mask, laid)
-            moved += bytes_ + again
-            instructions += self.instructions(mask, laid)
-            warps += self._warps(mask, laid)
-            delay = max(delay, laid.levels * _BARRIER / hardware.clock_hz)
+        for mask, layout in zip(parts, layouts, strict=True):
+            once, again = self._moved_bytes(mask, layout)
+            moved += once + again
+            instructions += self.instructions(mask, layout)
+            warps += self._warps(mask, layout)
+            delay = max(delay, layout.levels * _BARRIER_CYCLES / hardware.clock_hz)
             inside = set(members(mask))
-            if any(self._ends(index, inside) for index in inside):
+            if any(self._needs_second_stage(index, inside) for index in inside):
                 stages = max(stages, 2)
-            if laid.columns > WIDEST_BLOCK:
-                stages = max(stages, laid.levels + 1)
-        full = hardware.copy_bytes_per_second
-        resident = max(1.0, min(warps, hardware.sms * _WARPS))
-        in_flight = resident * hardware.bytes_in_flight / hardware.latency_s
-        memory = moved / full
-        stretched = moved / min(full, in_flight)
-        # N_wave * L_warp: each warp waits for itself or for its turn, whichever is longer.
-        waves = math.ceil(warps / (hardware.sms * _WARPS)) or 1
-        turn = max(_DEPENDENT, _WARPS / hardware.schedulers * resident / (hardware.sms * _WARPS))
-        computing = waves * (instructions / 32 / max(1.0, warps)) * turn / hardware.clock_hz
-        beyond = max(stretched, computing) - memory + delay
-        return Parts(memory, stages * (hardware.launch_s + hardware.ramp_s), beyond)
+            if layout.columns > MAX_BLOCK_COLUMNS:
+                stages = max(stages, layout.levels + 1)
+        bandwidth = hardware.copy_bytes_per_second
+        capacity = hardware.sms * _WARPS
+        resident = max(1.0, min(warps, capacity))
+        latency_bound = resident * hardware.bytes_in_flight / hardware.latency_s
+        memory = moved / bandwidth
+        achieved_memory = moved / min(bandwidth, latency_bound)
+        # N_wave * L_warp: a warp issues after its previous instruction and after the other warps of
+        # its scheduler, whichever takes longer.
+        waves = math.ceil(warps / capacity) or 1
+        issue_cycles = max(_DEPENDENT_CYCLES, _WARPS / hardware.schedulers * resident / capacity)
+        warp_instructions = instructions / 32 / max(1.0, warps)
+        compute = waves * warp_instructions * issue_cycles / hardware.clock_hz
+        overhead = max(achieved_memory, compute) - memory + delay
+        return KernelTime(memory, stages * (hardware.launch_s + hardware.ramp_s), overhead)
 
-    def _traffic(self, mask: Mask, laid: Mapping) -> tuple[float, float]:
-        """Bytes that move, and bytes that move again: because a row does not fit on the chip, or
-        because what one row reads lies in others."""
-        straight: dict[int, dict[int, int]] = {}
+    def _moved_bytes(self, mask: Mask, layout: RowLayout) -> tuple[float, float]:
+        """Bytes that a kernel moves once, and bytes that it moves again.
+
+        A kernel reads data again if a row does not fit on chip, or if a row needs data of others.
+        """
+        aligned: dict[int, dict[int, int]] = {}
         across: dict[int, int] = {}
         written = partial = 0
         inside = set(members(mask))
         for index in members(mask):
-            # What only reduces takes the values of each row as they come.
-            last = index in self.work.reductions and inside.isdisjoint(self.graph.consumers[index])
+            # A reduction at the end of the kernel uses the values of each row as they come.
+            is_last = index in self.work.reductions and inside.isdisjoint(
+                self.graph.consumers[index]
+            )
             for edge in self.work.edges[index]:
-                if laid.levels and not laid.meets(edge.rows) and not last:
-                    across[edge.source] = max(across.get(edge.source, 0), edge.touched)
+                if layout.levels and not layout.is_aligned(edge.rows) and not is_last:
+                    across[edge.source] = max(across.get(edge.source, 0), edge.read_bytes)
                 elif edge.source not in inside:
-                    straight.setdefault(edge.source, {})[edge.view] = edge.touched
-            if self.written(index, inside):
+                    aligned.setdefault(edge.source, {})[edge.view] = edge.read_bytes
+            if self.is_output(index, inside):
                 written += self.work.bytes[index]
-            if laid.levels and self._ends(index, inside):
-                partial += self._partial(index)
-        read = [min(self.work.bytes[s], sum(views.values())) for s, views in straight.items()]
-        wide = sum(size for size in read if size * _NARROW > max(read)) if laid.levels else 0
-        again = wide * laid.levels if wide > _HELD_BYTES * laid.rows else 0
+            if layout.levels and self._needs_second_stage(index, inside):
+                partial += self._partial_bytes(index)
+        read = [min(self.work.bytes[s], sum(views.values())) for s, views in aligned.items()]
+        wide = sum(size for size in read if size * _NARROW > max(read)) if layout.levels else 0
+        again = wide * layout.levels if wide > _ON_CHIP_BYTES * layout.rows else 0
         return float(written + sum(read)), float(again + partial + sum(across.values()))
 
-    def _partial(self, index: int) -> int:
-        """Bytes of the partial results of a reduction across rows whose blocks each hold rows of
-        all columns: written once by each block in fp32, and read once."""
-        elements = self.graph[index].elements * 2 * self.hardware.sms
-        return 2 * 4 * min(elements, self.work.iterated[index])
+    def _partial_bytes(self, index: int) -> int:
+        """Bytes of the partial results of a reduction across blocks.
 
-    def instructions(self, mask: Mask, laid: Mapping) -> float:
-        """Of all lanes.  A value smaller than its readers is computed once for each row that a
-        block holds; where rows are too wide for that, by everything that reads it."""
+        Each of two blocks an SM holds rows of all columns. It writes one fp32 value for each
+        result, and the second stage reads it.
+        """
+        elements = self.graph[index].elements * 2 * self.hardware.sms
+        return 2 * 4 * min(elements, self.work.iterations[index])
+
+    def instructions(self, mask: Mask, layout: RowLayout) -> float:
+        """Instructions of all lanes of a kernel.
+
+        A value that its readers broadcast is computed once for each row of a block; if rows are too
+        wide for that, each element that reads it computes it again.
+        """
         inside = set(members(mask))
-        times: dict[int, float] = {}
+        repeats: dict[int, float] = {}
         for index in members(mask):
             for edge in self.work.edges[index]:
-                if edge.stretch <= 1 or edge.source not in inside:
+                if edge.reuse <= 1 or edge.source not in inside:
                     continue
-                if laid.columns > WIDEST_BLOCK and not laid.levels:
-                    again = edge.stretch
-                elif not laid.meets(edge.rows):
-                    again = min(edge.stretch, laid.rows)
+                if layout.columns > MAX_BLOCK_COLUMNS and not layout.levels:
+                    count = edge.reuse
+                elif not layout.is_aligned(edge.rows):
+                    count = min(edge.reuse, layout.rows)
                 else:
                     continue
-                times[edge.source] = max(times.get(edge.source, 1.0), again)
-        counted = self.work.instructions
-        return sum(counted[index] * times.get(index, 1.0) for index in inside)
+                repeats[edge.source] = max(repeats.get(edge.source, 1.0), count)
+        instructions = self.work.instructions
+        return sum(instructions[index] * repeats.get(index, 1.0) for index in inside)
 
-    def _warps(self, mask: Mask, laid: Mapping) -> float:
-        widest = max(self.work.iterated[index] for index in members(mask))
-        if not laid.levels:
+    def _warps(self, mask: Mask, layout: RowLayout) -> float:
+        """Warps of a kernel, with the assumed elements of a lane."""
+        widest = max(self.work.iterations[index] for index in members(mask))
+        if not layout.levels:
             return max(1.0, widest / (32 * _ELEMENTS))
-        # A row is one block of up to 32 warps, or shares a warp's program with others.
-        return max(1.0, laid.rows * min(32.0, max(0.25, laid.columns / (32 * _ELEMENTS))))
+        # A row takes a block of up to 32 warps, or a part of a warp.
+        return max(1.0, layout.rows * min(32.0, max(0.25, layout.columns / (32 * _ELEMENTS))))
 
 
-class DeltaObjective(Objective[Plan]):
-    """A plan's modelled time by the delta-evaluator, seconds."""
+class DeltaObjective(Objective[Partition]):
+    """Objective: the modelled seconds of a partition by the delta-evaluator."""
 
     kind: ClassVar[Kind] = "modelled"
     unit: ClassVar[str] = "s"
 
-    def __init__(self, delta: Delta) -> None:
+    def __init__(self, delta: DeltaEvaluator) -> None:
         self.delta = delta
 
-    def evaluate(self, states: Sequence[Plan]) -> list[Measurement]:
+    def evaluate(self, states: Sequence[Partition]) -> list[Measurement]:
         return [self._measurement(self.delta.cost(state)) for state in states]
 
     def _measurement(self, seconds: float) -> Measurement:
         source = {"evaluator": "delta", "hardware": self.delta.hardware.name}
-        legal = math.isfinite(seconds)
-        why = None if legal else "a kernel that cannot be generated"
-        return Measurement(self.unit, (seconds,) if legal else (), self.kind, source, why)
+        is_legal = math.isfinite(seconds)
+        failure = None if is_legal else "a kernel that cannot be generated"
+        samples = (seconds,) if is_legal else ()
+        return Measurement(self.unit, samples, self.kind, source, failure)

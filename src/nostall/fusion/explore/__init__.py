@@ -1,10 +1,11 @@
-"""How plans are found: the published explorer, a greedy baseline, and plans as a search space.
+"""Explorers: FusionStitching's search for a partition, a greedy baseline, and annealing.
 
-The proven optimum is in :mod:`nostall.fusion.explore.programme`, which needs SciPy (extra fusion).
+The proven optimum is in :mod:`nostall.fusion.explore.integer_program`, which needs SciPy (extra
+``fusion``).
 """
 
-from nostall.fusion.explore.explorer import Explored, explore, refined
-from nostall.fusion.explore.greedy import greedy
-from nostall.fusion.explore.space import PlanSpace
+from nostall.fusion.explore.explorer import ExplorationResult, explore, refine
+from nostall.fusion.explore.greedy import greedy_partition
+from nostall.fusion.explore.space import PartitionSpace
 
-__all__ = ["Explored", "PlanSpace", "explore", "greedy", "refined"]
+__all__ = ["ExplorationResult", "PartitionSpace", "explore", "greedy_partition", "refine"]

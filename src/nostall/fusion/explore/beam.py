@@ -1,9 +1,10 @@
-"""A plan out of candidate patterns: beam search of width 3 (arXiv:2009.10924).
+"""Beam search of width 3 for a partition made of candidate patterns (arXiv:2009.10924).
 
-Vertices are visited in topological order.  A vertex that no chosen pattern holds yet begins one of
-its candidates, or stays alone.  Our reading: partial plans cover different operators, so they are
-compared by their gain and what the rest could still gain at most, each operator taken at the best
-gain per operator of all candidates that hold it.
+The search visits nodes in topological order. If no selected pattern contains a node yet, the node
+starts one of its candidate patterns or stays single. Our reading: partial partitions cover
+different operators, so the search compares their gains plus an upper bound on what the uncovered
+operators can still gain. The bound takes, for each operator, the best gain per operator of all
+candidates that contain it.
 """
 
 from __future__ import annotations
@@ -11,98 +12,114 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.explore.contraction import Contraction
+from nostall.fusion.evaluate.delta import DeltaEvaluator
+from nostall.fusion.explore.contraction import ContractedGraph
 from nostall.fusion.graph.operations import COMPUTE
-from nostall.fusion.graph.partition import Mask, Plan, members
+from nostall.fusion.graph.partition import Mask, Partition, members
 
 WIDTH = 3
-_HOPE = 0.95
-"""How much of what the rest could gain at most counts: less than all, so that a gain at hand goes
-before an equal one hoped for."""
+_BOUND_WEIGHT = 0.95
+"""Weight of the bound beside the gain: below 1, so that a realized gain beats an equal bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """Patterns chosen so far (``before`` holds the earlier ones), and what they are worth."""
+    """A partial partition: its last pattern and a link to the state before."""
 
     covered: Mask
+    """Operators of the selected patterns."""
     gain: float
-    rest: float
-    kernels: Contraction
-    chosen: Mask = 0
-    before: _Partial | None = None
+    """Gain of the selected patterns, in seconds."""
+    bound: float
+    """Upper bound on the gain of the operators that are not covered, in seconds."""
+    kernels: ContractedGraph
+    """The selected patterns; without the last one until the state survives (`_settled`)."""
+    pattern: Mask = 0
+    """The last selected pattern."""
+    previous: _Partial | None = None
 
 
-def _promise(state: _Partial) -> tuple[float, int, Mask]:
-    """Order of partial plans, best first."""
-    return -(state.gain + _HOPE * state.rest), -state.covered.bit_count(), state.covered
+def _priority(state: _Partial) -> tuple[float, int, Mask]:
+    """Sort key of partial partitions, best first."""
+    return -(state.gain + _BOUND_WEIGHT * state.bound), -state.covered.bit_count(), state.covered
 
 
-def beam(delta: Delta, found: Mapping[int, tuple[Mask, ...]], width: int = WIDTH) -> list[Plan]:
-    """The best plans that the beam ends with, best first; at most ``width``."""
+def beam_search(
+    delta: DeltaEvaluator, candidates: Mapping[int, tuple[Mask, ...]], width: int = WIDTH
+) -> list[Partition]:
+    """The partitions that the search ends with, best first; at most ``width``.
+
+    ``candidates`` maps each node to the patterns that it starts.
+    """
     graph = delta.graph
-    share = _shares(delta, found)
-    states = [_Partial(0, 0.0, sum(share.values()), Contraction(graph))]
+    share = _best_shares(delta, candidates)
+    states = [_Partial(0, 0.0, sum(share.values()), ContractedGraph(graph))]
     for index in range(len(graph)):
-        options = [mask for mask in found.get(index, ()) if mask & (mask - 1)]
-        if not options:
+        patterns = [mask for mask in candidates.get(index, ()) if mask & (mask - 1)]
+        if not patterns:
             continue
-        following = list(states)
+        successors = list(states)
         for state in states:
             if graph[index].kind in COMPUTE and state.covered >> index & 1:
                 continue
-            for mask in options:
+            for mask in patterns:
                 if not mask & state.covered and state.kernels.admits(mask):
-                    following.append(_extended(delta, state, mask, share))
-        states = [_settled(state) for state in _best(delta, following, width)]
+                    successors.append(_extended(delta, state, mask, share))
+        states = [_settled(state) for state in _best_states(delta, successors, width)]
     states.sort(key=lambda s: (-s.gain, s.covered))
-    return [_plan(delta, state) for state in states]
+    return [_partition(delta, state) for state in states]
 
 
-def _best(delta: Delta, states: list[_Partial], width: int) -> list[_Partial]:
-    """The best different ones that can be generated, which is asked of as few as possible."""
-    found: dict[tuple[Mask, float], _Partial] = {}
-    for state in sorted(states, key=_promise):
-        new = (state.covered, state.gain) not in found
-        if new and (not state.chosen or delta.joins(state.chosen)):
-            found[state.covered, state.gain] = state
-            if len(found) == width:
+def _best_states(delta: DeltaEvaluator, states: list[_Partial], width: int) -> list[_Partial]:
+    """The best distinct states whose last pattern can be generated.
+
+    Generation is slow to check, so only the states that would be kept are checked.
+    """
+    best: dict[tuple[Mask, float], _Partial] = {}
+    for state in sorted(states, key=_priority):
+        is_new = (state.covered, state.gain) not in best
+        if is_new and (not state.pattern or delta.can_fuse(state.pattern)):
+            best[state.covered, state.gain] = state
+            if len(best) == width:
                 break
-    return list(found.values())
+    return list(best.values())
 
 
-def _shares(delta: Delta, found: Mapping[int, tuple[Mask, ...]]) -> dict[int, float]:
-    """Of every operator the best gain per operator of the candidates that hold it."""
+def _best_shares(
+    delta: DeltaEvaluator, candidates: Mapping[int, tuple[Mask, ...]]
+) -> dict[int, float]:
+    """For each operator: the best gain per operator of the candidates that contain it."""
     share = dict.fromkeys(delta.graph.operators, 0.0)
-    for masks in found.values():
+    for masks in candidates.values():
         for mask in masks:
-            each = (delta.gain(mask) or 0.0) / mask.bit_count()
+            per_operator = (delta.gain(mask) or 0.0) / mask.bit_count()
             for index in members(mask):
-                share[index] = max(share[index], each)
+                share[index] = max(share[index], per_operator)
     return share
 
 
-def _extended(delta: Delta, state: _Partial, mask: Mask, share: Mapping[int, float]) -> _Partial:
+def _extended(
+    delta: DeltaEvaluator, state: _Partial, mask: Mask, share: Mapping[int, float]
+) -> _Partial:
     gain = state.gain + (delta.gain(mask) or 0.0)
-    rest = state.rest - sum(share[index] for index in members(mask))
-    return _Partial(state.covered | mask, gain, rest, state.kernels, mask, state)
+    bound = state.bound - sum(share[index] for index in members(mask))
+    return _Partial(state.covered | mask, gain, bound, state.kernels, mask, state)
 
 
 def _settled(state: _Partial) -> _Partial:
-    """The same with its last pattern among its kernels; only states that survive pay for that."""
-    if state.before is None or state.kernels is not state.before.kernels:
+    """The state with its last pattern added to ``kernels``; only surviving states pay the copy."""
+    if state.previous is None or state.kernels is not state.previous.kernels:
         return state
     kernels = state.kernels.copy()
-    kernels.add(state.chosen)
-    return _Partial(state.covered, state.gain, state.rest, kernels, state.chosen, state.before)
+    kernels.add(state.pattern)
+    return _Partial(state.covered, state.gain, state.bound, kernels, state.pattern, state.previous)
 
 
-def _plan(delta: Delta, state: _Partial) -> Plan:
+def _partition(delta: DeltaEvaluator, state: _Partial) -> Partition:
     groups = [1 << i for i in delta.graph.operators if not state.covered >> i & 1]
-    last: _Partial | None = state
-    while last is not None:
-        if last.chosen:
-            groups.append(last.chosen)
-        last = last.before
-    return Plan.of(groups)
+    current: _Partial | None = state
+    while current is not None:
+        if current.pattern:
+            groups.append(current.pattern)
+        current = current.previous
+    return Partition.from_groups(groups)

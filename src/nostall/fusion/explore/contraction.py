@@ -1,4 +1,4 @@
-"""Whether one more kernel keeps the kernels chosen so far free of circles."""
+"""Contracted graph of selected kernels, to check that one more kernel keeps it acyclic."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import Mask, members
 
 
-class Contraction:
-    """Chosen kernels of a growing plan; operators outside of them run by themselves."""
+class ContractedGraph:
+    """A graph in which each selected kernel is one node; other operators stay single nodes."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.owner: dict[int, Mask] = {}
+        """The kernel of each operator that is in a kernel of several operators."""
         self.grouped: Mask = 0
-        # Of every node the last operator of the kernels that begin before it and end behind it.
+        """All operators in ``owner``."""
         self.reach = list(range(len(graph)))
+        """For each node: the last operator of the kernels that start at or before it and end after
+        it; the node itself if there are none."""
 
-    def copy(self) -> Contraction:
-        """Another one with the same kernels."""
-        made = Contraction(self.graph)
-        made.owner, made.grouped, made.reach = dict(self.owner), self.grouped, self.reach.copy()
-        return made
+    def copy(self) -> ContractedGraph:
+        """A contracted graph with the same kernels."""
+        copy = ContractedGraph(self.graph)
+        copy.owner, copy.grouped, copy.reach = dict(self.owner), self.grouped, self.reach.copy()
+        return copy
 
     def add(self, mask: Mask) -> None:
-        """Choose a kernel; it must be disjoint from the others and :meth:`admits` it."""
+        """Select a kernel. It must be disjoint from the others, and :meth:`admits` must be true."""
         if mask & (mask - 1):
             inside = members(mask)
             self.owner.update(dict.fromkeys(inside, mask))
@@ -32,40 +35,41 @@ class Contraction:
                 self.reach[index] = max(self.reach[index], inside[-1])
 
     def remove(self, mask: Mask) -> None:
-        """Give up a kernel; its operators run by themselves again."""
+        """Deselect a kernel; its operators become single nodes again."""
         if mask & (mask - 1):
             for index in members(mask):
                 del self.owner[index]
             self.grouped &= ~mask
-            # `reach` stays: too far costs time, nothing else.
+            # `reach` is not reduced: a value that is too large costs time, not correctness.
 
     def admits(self, mask: Mask) -> bool:
-        """Whether a convex set stays without a way back to itself through other kernels."""
+        """Whether no path through other kernels leaves a convex set and returns to it."""
         if not mask & (mask - 1):
-            return True  # it runs by itself already
+            return True  # a single node already
         graph = self.graph
         above = below = 0
         for index in members(mask):
             above |= graph.ancestors[index]
             below |= graph.descendants[index]
-        # The way back enters a kernel below the set and leaves one above it.
+        # Such a path enters a kernel below the set and leaves a kernel above the set.
         if not below & ~mask & self.grouped or not above & ~mask & self.grouped:
             return True
-        # Behind `last` no kernel leads back before it, and every way only leads further down.
+        # Edges lead to later nodes, and no kernel leads from after `last` to a node before it. So
+        # the search can ignore all nodes after `last`.
         last = mask.bit_length() - 1
         while self.reach[last] > last:
             last = self.reach[last]
-        waiting = [u for i in members(mask) for u in graph.consumers[i] if not mask >> u & 1]
+        pending = [u for i in members(mask) for u in graph.consumers[i] if not mask >> u & 1]
         seen = mask
-        while waiting:
-            index = waiting.pop()
+        while pending:
+            index = pending.pop()
             if seen >> index & 1 or index > last:
                 continue
-            together = self.owner.get(index, 1 << index)
-            seen |= together
-            for member in members(together):
+            kernel = self.owner.get(index, 1 << index)
+            seen |= kernel
+            for member in members(kernel):
                 for user in graph.consumers[member]:
                     if mask >> user & 1:
                         return False
-                    waiting.append(user)
+                    pending.append(user)
         return True

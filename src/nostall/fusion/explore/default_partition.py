@@ -1,18 +1,20 @@
-"""The plan by which a region is stitched: the published explorer's, parted and joined where that is
-faster."""
+"""The partition that regions are stitched with: FusionStitching's, with two corrections."""
 
 from __future__ import annotations
 
-from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.explore import explore
-from nostall.fusion.explore.epilogue_fusion import finished
-from nostall.fusion.explore.kernel_splitting import parted, unpacked
+from nostall.fusion.evaluate.delta import DeltaEvaluator
+from nostall.fusion.explore.epilogue_fusion import fuse_epilogues
+from nostall.fusion.explore.explorer import explore
+from nostall.fusion.explore.kernel_splitting import split_kernels, unpack_kernels
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import members
 
 
-def explored(graph: Graph) -> list[tuple[int, ...]]:
-    """The published explorer's plan; where one kernel takes longer than several would it is parted,
-    and what follows sums over rows is joined to them."""
-    groups = [members(group) for group in explore(Delta(graph)).plan.groups]
-    return finished(graph, unpacked(graph, parted(graph, groups)))
+def default_partition(graph: Graph) -> list[tuple[int, ...]]:
+    """The kernels of a region's graph, each as a tuple of operators.
+
+    Starts with the explorer's partition, splits kernels that several kernels would beat (modelled),
+    and fuses the epilogues of sums over rows into the kernels that compute the sums.
+    """
+    groups = [members(group) for group in explore(DeltaEvaluator(graph)).partition.groups]
+    return fuse_epilogues(graph, unpack_kernels(graph, split_kernels(graph, groups)))

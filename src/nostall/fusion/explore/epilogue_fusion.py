@@ -1,8 +1,8 @@
-"""What follows a sum over rows, in the kernel that adds the sum up.
+"""Epilogue fusion: operators after a sum over rows join the kernel that computes the sum.
 
-To the explorer a reduction across rows ends a kernel: its blocks hold partial results, and nobody
-in there knows the whole.  The code generator has a second stage that does, and can go on: casting
-the gradient of a weight to the weight's dtype needs no launch of its own.
+In the explorer's model a reduction across rows ends a kernel, because its blocks have only partial
+results. The generated kernel has a second stage that has the whole result and can compute more. For
+example, the cast of a weight's gradient to the weight's dtype then needs no launch of its own.
 """
 
 from __future__ import annotations
@@ -10,43 +10,49 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nostall.fusion.codegen.generate import no_kernel_reason
-from nostall.fusion.evaluate.work import Work
-from nostall.fusion.explore.kernel_splitting import SMALLER, Group
+from nostall.fusion.evaluate.work import GraphWork
+from nostall.fusion.explore.kernel_splitting import SMALL_FACTOR, Group
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import ELEMENTWISE
 
 
-def finished(graph: Graph, groups: Iterable[Group]) -> list[Group]:
-    """The same operators; those at the end of the graph that need results of one kernel's
-    reductions and nothing else that is computed are in that kernel, where it can be written and
-    they walk over less than 1/:data:`SMALLER` of what its widest operator does."""
-    walked = Work(graph).iterated
-    found = [set(group) for group in groups]
-    held = {index: at for at, group in enumerate(found) for index in group}
-    for at, group in enumerate(found):
-        if not any(graph[index].kind == "reduce" for index in group):
+def fuse_epilogues(graph: Graph, groups: Iterable[Group]) -> list[Group]:
+    """The same operators, with the epilogue of each kernel's reductions moved into that kernel.
+
+    An operator is moved if the code generator supports the larger kernel, and if it loops over less
+    than 1/:data:`SMALL_FACTOR` of the elements of the kernel's largest operator.
+    """
+    iterations = GraphWork(graph).iterations
+    kernels = [set(group) for group in groups]
+    kernel_of = {index: at for at, kernel in enumerate(kernels) for index in kernel}
+    for at, kernel in enumerate(kernels):
+        if not any(graph[index].kind == "reduce" for index in kernel):
             continue
-        widest = max(walked[index] for index in group)
-        ends = {i for i in _ends(graph, group) if SMALLER * walked[i] < widest}
-        if ends and no_kernel_reason(graph, sorted(group | ends)) is None:
-            for index in ends:
-                found[held[index]].discard(index)
-                held[index] = at
-            group |= ends
-    return [tuple(sorted(group)) for group in found if group]
+        widest = max(iterations[index] for index in kernel)
+        epilogue = {i for i in _epilogue(graph, kernel) if SMALL_FACTOR * iterations[i] < widest}
+        if epilogue and no_kernel_reason(graph, sorted(kernel | epilogue)) is None:
+            for index in epilogue:
+                kernels[kernel_of[index]].discard(index)
+                kernel_of[index] = at
+            kernel |= epilogue
+    return [tuple(sorted(kernel)) for kernel in kernels if kernel]
 
 
-def _ends(graph: Graph, group: set[int]) -> set[int]:
-    """Elementwise operators that only results of the group's reductions lead to, with all that
-    reads them."""
-    found: set[int] = set()
+def _epilogue(graph: Graph, kernel: set[int]) -> set[int]:
+    """Elementwise operators that depend only on reductions of the kernel and on graph inputs.
+
+    All their readers must be in the set, too.
+    """
+    epilogue: set[int] = set()
     for index in reversed(graph.operators):
-        light = graph[index].kind in ELEMENTWISE and index not in group
-        if light and found.issuperset(graph.consumers[index]):
-            found.add(index)
+        is_candidate = graph[index].kind in ELEMENTWISE and index not in kernel
+        if is_candidate and epilogue.issuperset(graph.consumers[index]):
+            epilogue.add(index)
     for index in graph.operators:
-        made = [i for i in graph.sources[index] if graph[i].kind != "input"]
-        led = all(i in found or (i in group and graph[i].kind == "reduce") for i in made)
-        if not (made and led):
-            found.discard(index)
-    return found
+        computed = [i for i in graph.sources[index] if graph[i].kind != "input"]
+        is_after_reductions = all(
+            i in epilogue or (i in kernel and graph[i].kind == "reduce") for i in computed
+        )
+        if not (computed and is_after_reductions):
+            epilogue.discard(index)
+    return epilogue

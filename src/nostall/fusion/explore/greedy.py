@@ -1,28 +1,29 @@
-"""The baseline: what compilers of today do, without a time model.
+"""Greedy partition by saved bytes: the baseline, which works like PyTorch Inductor's scheduler.
 
-As PyTorch Inductor's scheduler (``fuse_nodes``): up to ten rounds; in each, pairs of kernels that
-share data are ranked by the bytes that one kernel would save, and fused in this order wherever that
-is legal.  What is legal is what nostall can generate, which is more than Inductor fuses: the
-baseline lacks the explorer's eyes, not its hands.
+Inductor's ``fuse_nodes`` runs up to ten rounds. In each round it sorts the pairs of kernels that
+share data by the bytes that fusing them saves, and fuses them in that order if that is legal. There
+is no time model. The baseline differs in one point: legal is what nostall can generate, which is
+more than what Inductor fuses.
 """
 
 from __future__ import annotations
 
-from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.explore.joining import joined
-from nostall.fusion.graph.partition import Mask, Plan, reads, writes
+from nostall.fusion.evaluate.delta import DeltaEvaluator
+from nostall.fusion.explore.joining import join_kernels
+from nostall.fusion.graph.partition import Mask, Partition, kernel_inputs, kernel_outputs
 
-ROUNDS = 10
+MAX_ROUNDS = 10
 
 
-def greedy(delta: Delta) -> Plan:
-    """Fuse pairs by bytes saved until nothing changes."""
+def greedy_partition(delta: DeltaEvaluator) -> Partition:
+    """Fuse pairs of kernels by saved bytes until nothing changes."""
     graph = delta.graph
 
-    def moved(mask: Mask) -> int:
-        return sum(graph[index].bytes for index in (*reads(graph, mask), *writes(graph, mask)))
+    def moved_bytes(mask: Mask) -> int:
+        nodes = (*kernel_inputs(graph, mask), *kernel_outputs(graph, mask))
+        return sum(graph[index].bytes for index in nodes)
 
-    def saved(one: Mask, other: Mask) -> float:
-        return float(moved(one) + moved(other) - moved(one | other))
+    def saved_bytes(first: Mask, second: Mask) -> float:
+        return float(moved_bytes(first) + moved_bytes(second) - moved_bytes(first | second))
 
-    return joined(delta, Plan.unfused(graph), saved, ROUNDS)
+    return join_kernels(delta, Partition.unfused(graph), saved_bytes, MAX_ROUNDS)

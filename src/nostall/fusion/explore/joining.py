@@ -1,63 +1,71 @@
-"""Joining kernels of a plan pair by pair, in the order of a score."""
+"""Pairwise joining of a partition's kernels in the order of a score."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.explore.contraction import Contraction
+from nostall.fusion.evaluate.delta import DeltaEvaluator
+from nostall.fusion.explore.contraction import ContractedGraph
 from nostall.fusion.explore.neighbours import neighbours
-from nostall.fusion.graph.partition import Mask, Plan, members
+from nostall.fusion.graph.partition import Mask, Partition, members
 
 Score = Callable[[Mask, Mask], float | None]
-"""What joining two kernels is worth; None or nothing above 0: leave them."""
+"""Score of joining two kernels; a pair with None or a score of at most 0 is not joined."""
 
 
-def joined(delta: Delta, plan: Plan, score: Score, rounds: int) -> Plan:
-    """Rank all pairs of kernels that share data, join them in this order wherever both are still
-    what they were, the kernel is legal and no circle arises; repeat until nothing changes."""
-    beside = neighbours(delta.graph)
-    owner = {index: mask for mask in plan.groups for index in members(mask)}
-    kernels = Contraction(delta.graph)
-    for mask in plan.groups:
+def join_kernels(
+    delta: DeltaEvaluator, partition: Partition, score: Score, max_rounds: int
+) -> Partition:
+    """Join pairs of kernels that share data, best score first, until nothing changes.
+
+    Each round scores all pairs once. It skips a pair if one of its kernels was joined earlier in
+    the round, if the joined kernel is illegal, or if it would form a cycle.
+    """
+    sharing = neighbours(delta.graph)
+    owner = {index: mask for mask in partition.groups for index in members(mask)}
+    kernels = ContractedGraph(delta.graph)
+    for mask in partition.groups:
         kernels.add(mask)
-    for _ in range(rounds):
+    for _ in range(max_rounds):
         changed = False
-        for one, other in _ranked(owner, beside, score):
-            if owner[_first(one)] != one or owner[_first(other)] != other:
+        for first, second in _ranked_pairs(owner, sharing, score):
+            if owner[_lowest(first)] != first or owner[_lowest(second)] != second:
                 continue
-            if delta.joins(one | other) and _joins(kernels, one, other):
-                owner.update(dict.fromkeys(members(one | other), one | other))
+            joined = first | second
+            if delta.can_fuse(joined) and _join(kernels, first, second):
+                owner.update(dict.fromkeys(members(joined), joined))
                 changed = True
         if not changed:
             break
-    return Plan.of(set(owner.values()))
+    return Partition.from_groups(set(owner.values()))
 
 
-def _ranked(
-    owner: Mapping[int, Mask], beside: Mapping[int, Mask], score: Score
+def _ranked_pairs(
+    owner: Mapping[int, Mask], sharing: Mapping[int, Mask], score: Score
 ) -> list[tuple[Mask, Mask]]:
-    """Pairs of kernels that share data and are worth joining, best first."""
+    """Pairs of kernels that share data and have a positive score, best first."""
     pairs = {
         (owner[one], owner[other])
         for one in owner
-        for other in members(beside[one] & ~owner[one])
+        for other in members(sharing[one] & ~owner[one])
         if owner[one] < owner[other]
     }
-    worth = ((score(one, other), one, other) for one, other in pairs)
-    ranked = sorted((-value, one, other) for value, one, other in worth if value and value > 0)
-    return [(one, other) for _, one, other in ranked]
+    scores = ((score(first, second), first, second) for first, second in pairs)
+    ranked = sorted(
+        (-value, first, second) for value, first, second in scores if value and value > 0
+    )
+    return [(first, second) for _, first, second in ranked]
 
 
-def _joins(kernels: Contraction, one: Mask, other: Mask) -> bool:
-    """Join two kernels unless the rest then waits in a circle."""
-    kernels.remove(one)
-    kernels.remove(other)
-    free = kernels.admits(one | other)
-    for mask in (one | other,) if free else (one, other):
+def _join(kernels: ContractedGraph, first: Mask, second: Mask) -> bool:
+    """Join two kernels unless that forms a cycle; returns whether it joined them."""
+    kernels.remove(first)
+    kernels.remove(second)
+    is_acyclic = kernels.admits(first | second)
+    for mask in (first | second,) if is_acyclic else (first, second):
         kernels.add(mask)
-    return free
+    return is_acyclic
 
 
-def _first(mask: Mask) -> int:
+def _lowest(mask: Mask) -> int:
     return (mask & -mask).bit_length() - 1

@@ -1,13 +1,13 @@
-"""Kernels parted where one takes longer than several would.
+"""Splitting of kernels if several kernels take less modelled time than one.
 
-The explorer counts what a kernel computes by the elements of each operator.  A stitched kernel
-computes an operator for every row and column of its tiles: where softmax weights of 200 places
-scale 128 features each, their powers are taken again for every block of features.  The schedule
-model sees that (and counts every feature, too much); where it says that two launches take less, the
-small part becomes a kernel of its own.
+The explorer counts what a kernel computes by the elements of each operator. But a generated kernel
+computes an operator for all rows and columns of its tiles. For example, if 200 softmax weights
+scale 128 features each, the kernel computes their exponentials again for each block of features.
+The schedule's cost model counts that (for all features, which is too much). If by that model two
+launches take less time, the small operators become a kernel of their own.
 
-Packed kernels are parted, too, where that is worth a launch: a pack has one number of warps and no
-partial results, which sums over many rows need to be quick.
+Packed kernels are unpacked if the gain is larger than the cost of the launches. A packed kernel has
+one number of warps for all parts and no partial results, which long sums over rows need to be fast.
 """
 
 from __future__ import annotations
@@ -19,74 +19,78 @@ from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seco
 from nostall.fusion.codegen.cost.gpu import H200
 from nostall.fusion.codegen.emit.packed import independent_parts, packed_plan
 from nostall.fusion.codegen.generate import schedule_operators
-from nostall.fusion.evaluate.work import Work
+from nostall.fusion.evaluate.work import GraphWork
 from nostall.fusion.graph.graph import Graph
 
-SMALLER = 16
-"""What a kernel's widest operator walks over, over what a small one does."""
-GAIN = 0.9
-"""Both parts together take at most this share of the whole, *modelled*."""
+SMALL_FACTOR = 16
+"""An operator is small if it loops over less than 1/16 of the elements of the kernel's largest."""
+MAX_TIME_RATIO = 0.9
+"""Kernels are split if the modelled time of the parts is below this share of the whole kernel's."""
 
 Group = tuple[int, ...]
+"""The operators of a kernel, ascending."""
 
 
-def parted(graph: Graph, groups: Iterable[Group]) -> list[Group]:
-    """The same kernels, some of them as two: the small one first.
+def split_kernels(graph: Graph, groups: Iterable[Group]) -> list[Group]:
+    """The same kernels, with the small operators of some split off into a kernel that runs first.
 
-    Small are operators that walk over less than 1/:data:`SMALLER` of what the widest one does and
-    need none of the others; among them has to be one that is worth not doing again.
+    Small operators loop over less than 1/:data:`SMALL_FACTOR` of the elements of the kernel's
+    largest operator and depend on no other operators of the kernel. At least one of them must be
+    more than a light operator, because repeating light operators costs little.
     """
-    work = Work(graph)
-    found: list[Group] = []
+    work = GraphWork(graph)
+    kernels: list[Group] = []
     for group in groups:
-        small = _small(work, group)
+        small = _small_operators(work, group)
         rest = tuple(index for index in group if index not in small)
         parts = [tuple(sorted(small)), rest]
-        found += parts if small and _pays(graph, group, parts) else [group]
-    return found
+        kernels += parts if small and _is_faster_split(graph, group, parts) else [group]
+    return kernels
 
 
-def unpacked(graph: Graph, groups: Iterable[Group]) -> list[Group]:
-    """The same kernels, packs as their parts where those have plans enough quicker to pay for their
-    launches, *modelled*."""
-    found: list[Group] = []
+def unpack_kernels(graph: Graph, groups: Iterable[Group]) -> list[Group]:
+    """The same kernels, with packed ones split into their parts if that takes less modelled time.
+
+    The time of the parts includes their launches.
+    """
+    kernels: list[Group] = []
     for group in groups:
         parts = independent_parts(graph, group)
-        found += parts if len(parts) > 1 and _faster_apart(graph, parts) else [group]
-    return found
+        kernels += parts if len(parts) > 1 and _is_faster_unpacked(graph, parts) else [group]
+    return kernels
 
 
-def _faster_apart(graph: Graph, parts: list[Group]) -> bool:
+def _is_faster_unpacked(graph: Graph, parts: list[Group]) -> bool:
     try:
-        every = [schedule_operators(graph, part) for part in parts]
-        plan = packed_plan(every)
+        schedules = [schedule_operators(graph, part) for part in parts]
+        plan = packed_plan(schedules)
     except BadInput:
         return False
-    packed = sum(map(modelled_seconds, every, plan.plans)) - (len(parts) - 1) * H200.launch_s
-    return sum(modelled_seconds(of, default_plan(of)) for of in every) < GAIN * packed
+    packed = sum(map(modelled_seconds, schedules, plan.plans)) - (len(parts) - 1) * H200.launch_s
+    return sum(modelled_seconds(of, default_plan(of)) for of in schedules) < MAX_TIME_RATIO * packed
 
 
-def _small(work: Work, group: Group) -> frozenset[int]:
-    """The operators that may be a kernel of their own; none where they are light."""
-    widest = max(work.iterated[index] for index in group)
+def _small_operators(work: GraphWork, group: Group) -> frozenset[int]:
+    """The operators to split off; none if all of them are light."""
+    widest = max(work.iterations[index] for index in group)
     small: set[int] = set()
     for index in group:
-        inside = [source for source in work.graph.sources[index] if source in group]
-        if SMALLER * work.iterated[index] < widest and small.issuperset(inside):
+        sources = [source for source in work.graph.sources[index] if source in group]
+        if SMALL_FACTOR * work.iterations[index] < widest and small.issuperset(sources):
             small.add(index)
-    dear = any(work.graph[index].kind != "light" for index in small)
-    return frozenset(small if dear else ())
+    is_costly = any(work.graph[index].kind != "light" for index in small)
+    return frozenset(small if is_costly else ())
 
 
-def _pays(graph: Graph, group: Group, parts: Iterable[Group]) -> bool:
+def _is_faster_split(graph: Graph, group: Group, parts: Iterable[Group]) -> bool:
     try:
-        whole = _seconds(graph, group)
-        return sum(_seconds(graph, part) for part in parts) < GAIN * whole
-    except BadInput:  # no common loops: a pack, or a part that no plan fits
+        whole = _kernel_seconds(graph, group)
+        return sum(_kernel_seconds(graph, part) for part in parts) < MAX_TIME_RATIO * whole
+    except BadInput:  # the kernel is packed (no common loops), or no plan fits a part
         return False
 
 
-def _seconds(graph: Graph, group: Group) -> float:
-    """Of a kernel by the plan that is tried first, *modelled*."""
+def _kernel_seconds(graph: Graph, group: Group) -> float:
+    """Modelled seconds of a kernel with its default plan."""
     of = schedule_operators(graph, group)
     return modelled_seconds(of, default_plan(of))

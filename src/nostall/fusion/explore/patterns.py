@@ -1,47 +1,53 @@
-"""Candidate patterns of every operator: FusionStitching's approximate dynamic programming.
+"""Candidate patterns of each vertex: FusionStitching's approximate dynamic programming.
 
-arXiv:2009.10924 visits the graph in post-order, consumers before producers.  The candidates of a
-vertex are itself with patterns of its consumers; ``PatternReduction`` halves the consumers into
-groups, combines the best of one with the best of the other, and keeps the top 3, so a vertex costs
-as much as it has consumers.  Our reading (the paper's text is not at hand): an input or opaque node
-is a vertex too, with candidates that hold its consumers without itself, so that operators that only
-share what they read can meet; and a union that is not convex takes along what lies between.
+arXiv:2009.10924 visits the graph in post-order, consumers before producers. The candidates of a
+vertex are the vertex itself together with patterns of its consumers. ``PatternReduction`` halves
+the list of consumers, combines the best patterns of one half with the best of the other, and keeps
+the top 3, so the cost of a vertex is linear in its consumers.
+
+Our reading (the paper's text was not available): an input or opaque node is a vertex, too, with
+candidates that contain its consumers but not the node itself. So operators that share nothing but a
+source can get into one pattern. A union that is not convex is extended by the nodes between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nostall.fusion.evaluate.delta import Delta
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.graph.partition import Mask
 
 TOP = 3
+"""Patterns kept for each vertex."""
 
 _Scored = tuple[float, Mask]
+"""A pattern's gain in seconds and the pattern."""
 
 
-def candidates(delta: Delta, top: int = TOP) -> dict[int, tuple[Mask, ...]]:
-    """Of every node the best patterns that begin with it, best first; of operators the last is the
-    operator alone.  Patterns have a positive gain each."""
+def candidate_patterns(delta: DeltaEvaluator, top: int = TOP) -> dict[int, tuple[Mask, ...]]:
+    """For each node: the best patterns with positive gain that start with it, best first.
+
+    For an operator, the single operator follows as the last pattern.
+    """
     graph = delta.graph
-    found: dict[int, tuple[Mask, ...]] = {}
+    candidates: dict[int, tuple[Mask, ...]] = {}
     operators = frozenset(graph.operators)
     for index in reversed(range(len(graph))):
         if graph[index].kind in ("layout", "constant"):
             continue
         own = 1 << index if index in operators else 0
         readers = (user for user in graph.consumers[index] if user in operators)
-        groups = [found[user] for user in readers]
-        reduced = _reduction(delta, own, groups, top)
+        groups = [candidates[user] for user in readers]
+        reduced = _pattern_reduction(delta, own, groups, top)
         best = [mask for gain, mask in reduced if gain > 0 and mask & (mask - 1)][:top]
-        found[index] = (*best, own) if own else tuple(best)
-    return found
+        candidates[index] = (*best, own) if own else tuple(best)
+    return candidates
 
 
-def _reduction(
-    delta: Delta, own: Mask, groups: Sequence[tuple[Mask, ...]], top: int
+def _pattern_reduction(
+    delta: DeltaEvaluator, own: Mask, groups: Sequence[tuple[Mask, ...]], top: int
 ) -> list[_Scored]:
-    """``PatternReduction``: the best of ``own`` with patterns out of these consumers' groups."""
+    """``PatternReduction``: the best unions of ``own`` with patterns of the consumers' groups."""
     if not groups:
         return [(0.0, own)]
     if len(groups) == 1:
@@ -49,21 +55,21 @@ def _reduction(
         options = []
     else:
         half = len(groups) // 2
-        left = _reduction(delta, own, groups[:half], top)
-        right = _reduction(delta, own, groups[half:], top)
-        unions = {one | two for _, one in left for _, two in right}
+        left = _pattern_reduction(delta, own, groups[:half], top)
+        right = _pattern_reduction(delta, own, groups[half:], top)
+        unions = {first | second for _, first in left for _, second in right}
         options = [*left, *right]
     legal = {mask: gain for gain, mask in options}
     for mask in unions:
-        whole = delta.hull(mask)
-        gain = delta.gain(whole) if whole else 0.0
+        pattern = delta.convex_hull(mask)
+        gain = delta.gain(pattern) if pattern else 0.0
         if gain is not None:
-            legal[whole] = gain
+            legal[pattern] = gain
     legal[own] = 0.0
-    ranked = sorted(((gain, mask) for mask, gain in legal.items()), key=_order)
+    ranked = sorted(((gain, mask) for mask, gain in legal.items()), key=_sort_key)
     return ranked[: top + 1]
 
 
-def _order(scored: _Scored) -> tuple[float, int, Mask]:
+def _sort_key(scored: _Scored) -> tuple[float, int, Mask]:
     gain, mask = scored
     return -gain, mask.bit_count(), mask

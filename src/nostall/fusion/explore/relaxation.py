@@ -1,9 +1,10 @@
-"""The integer programme without its integers: a bound, and which columns can matter at all.
+"""Linear relaxation of the integer program: an upper bound and the reduced cost of each column.
 
-Hundreds of thousands of columns over a few dozen operators: the programme is solved over few of
-them, and whichever would still pay at its prices join, until none does (column generation).  At
-those prices a column costs more than it gains by its *reduced loss*; a plan that contains it is at
-least that far below the bound.
+The program has hundreds of thousands of columns and a few dozen rows (operators), so it is solved
+by column generation: over a few columns first, then with those that have a positive gain at the
+current dual prices, until no column has one. At the final prices, a column's *loss* is how much its
+price exceeds its gain (its negated reduced cost). A partition that contains the column gains at
+least that much less than the bound.
 """
 
 from __future__ import annotations
@@ -17,49 +18,53 @@ from scipy.optimize import linprog
 
 from nostall.fusion.graph.partition import Mask
 
-_AT_ONCE = 200
-"""Columns that join in one round."""
-_LEAST = 1e-7
-"""Of the largest gain: what counts as none."""
+_COLUMNS_PER_ROUND = 200
+_TOLERANCE = 1e-7
+"""Values below this share of the largest gain count as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """``bound``: no plan gains more.  ``losses``: of every column at least how much less than the
-    bound a plan with it gains.  ``support``: columns that the solution takes a part of."""
+    """Solution of the linear program."""
 
     bound: float
+    """Upper bound on the gain of any partition."""
     losses: NDArray[np.float64]
+    """For each column: how much less than the bound a partition with it gains, at least."""
     support: tuple[int, ...]
+    """Columns with a positive share in the solution."""
 
 
 def incidence(patterns: Sequence[Mask], operators: Sequence[int]) -> NDArray[np.uint8]:
-    """Patterns by operators: 1 where the pattern holds the operator."""
+    """Matrix of patterns by operators: 1 if the pattern contains the operator."""
     width = operators[-1] // 8 + 1 if operators else 1
     raw = b"".join(mask.to_bytes(width, "little") for mask in patterns)
     bits = np.frombuffer(raw, np.uint8).reshape(len(patterns), width)
     return np.unpackbits(bits, axis=1, bitorder="little")[:, list(operators)]
 
 
-def relaxed(held: NDArray[np.uint8], gains: NDArray[np.float64]) -> Relaxation | None:
-    """The linear programme over all columns (rows of ``held``); None where the solver fails."""
-    least = _LEAST * float(gains.max())
-    sizes = held.sum(axis=1)
-    chosen = np.argsort(-gains / sizes, kind="stable")[:_AT_ONCE]
+def solve_relaxation(contains: NDArray[np.uint8], gains: NDArray[np.float64]) -> Relaxation | None:
+    """Solve the linear program over all columns; None if the solver fails.
+
+    ``contains`` is the matrix of :func:`incidence`; each of its rows is a column of the program.
+    """
+    tolerance = _TOLERANCE * float(gains.max())
+    sizes = contains.sum(axis=1)
+    active = np.argsort(-gains / sizes, kind="stable")[:_COLUMNS_PER_ROUND]
     while True:
-        matrix = held[chosen].T.astype(np.float64)
-        result = linprog(-gains[chosen], A_ub=matrix, b_ub=np.ones(len(matrix)), method="highs")
+        matrix = contains[active].T.astype(np.float64)
+        result = linprog(-gains[active], A_ub=matrix, b_ub=np.ones(len(matrix)), method="highs")
         if result.status != 0:
             return None
         prices = np.maximum(0.0, -result.ineqlin.marginals)
-        losses = held @ prices - gains
-        # One that takes part already pays by the solver's tolerance alone.
-        paying = np.setdiff1d(np.flatnonzero(losses < -least), chosen)
-        if not len(paying):
+        losses = contains @ prices - gains
+        # Active columns can have a negative loss only within the solver's tolerance.
+        profitable = np.setdiff1d(np.flatnonzero(losses < -tolerance), active)
+        if not len(profitable):
             break
-        worst = paying[np.argsort(losses[paying], kind="stable")[:_AT_ONCE]]
-        chosen = np.concatenate([chosen, worst])
-    # What is left below zero is rounding; a plan has at most one column for each operator.
-    bound = float(prices.sum()) + held.shape[1] * max(0.0, -float(losses.min()))
-    support = tuple(int(at) for at in chosen[result.x > _LEAST])
+        entering = profitable[np.argsort(losses[profitable], kind="stable")[:_COLUMNS_PER_ROUND]]
+        active = np.concatenate([active, entering])
+    # Losses below 0 are rounding errors. A partition has at most one column for each operator.
+    bound = float(prices.sum()) + contains.shape[1] * max(0.0, -float(losses.min()))
+    support = tuple(int(at) for at in active[result.x > _TOLERANCE])
     return Relaxation(bound, np.maximum(losses, 0.0), support)

@@ -1,4 +1,4 @@
-"""Plans as a search space: merge, split, move one operator.  Patterns stay connected and legal."""
+"""Search space of partitions with moves that merge, split or regroup connected legal kernels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import numpy as np
 
 from nostall.core import BadInput, IllegalMove, Space, Tags
 from nostall.core.space import NO_TAGS
-from nostall.fusion.evaluate.delta import Delta
-from nostall.fusion.explore.contraction import Contraction
+from nostall.fusion.evaluate.delta import DeltaEvaluator
+from nostall.fusion.explore.contraction import ContractedGraph
 from nostall.fusion.explore.neighbours import neighbours
-from nostall.fusion.graph.partition import Mask, Plan, members
+from nostall.fusion.graph.partition import Mask, Partition, members
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change.  ``merge``: the kernels of operators a and b become one.  ``move``: operator a
-    joins the kernel of b.  ``alone``: a leaves its kernel.  ``split``: a leaves its kernel together
-    with all that depends on it there."""
+    """One change of a partition.
+
+    - ``merge``: the kernels of operators a and b become one.
+    - ``move``: operator a leaves its kernel and joins the kernel of b.
+    - ``alone``: operator a leaves its kernel and becomes a kernel.
+    - ``split``: operator a and all that depend on it in its kernel become a kernel.
+    """
 
     kind: str
     a: int
@@ -27,128 +31,133 @@ class Move:
 
     @property
     def tags(self) -> Tags:
-        """The kind alone."""
+        """The kind of the move."""
         return frozenset({self.kind})
 
     def __str__(self) -> str:
         return f"{self.kind} {self.a}" + (f" {self.b}" if self.b >= 0 else "")
 
 
-class PlanSpace(Space[Plan, Move]):
-    """All plans of connected legal patterns that can be reached from ``first``.
+class PartitionSpace(Space[Partition, Move]):
+    """All partitions into connected legal kernels that moves can reach from ``first``.
 
-    A change that several pairs of neighbours stand for belongs to the first of them.
+    Several pairs of neighbours can describe the same change; only the first of them is a legal
+    move.
     """
 
-    def __init__(self, delta: Delta, first: Plan) -> None:
+    def __init__(self, delta: DeltaEvaluator, first: Partition) -> None:
         first.check(delta.graph)
         self.delta = delta
         self.first = first
-        self.beside = neighbours(delta.graph)
+        self.neighbours = neighbours(delta.graph)
         operators = delta.graph.operators
-        pairs = [(a, b) for a in operators for b in members(self.beside[a])]
+        pairs = [(a, b) for a in operators for b in members(self.neighbours[a])]
         self._all = [
             *(Move("merge", a, b) for a, b in pairs if a < b),
             *(Move("move", a, b) for a, b in pairs),
             *(Move(kind, a) for kind in ("alone", "split") for a in operators),
         ]
 
-    def start(self) -> Plan:
+    def start(self) -> Partition:
         return self.first
 
-    def draw(self, state: Plan, rng: np.random.Generator, wanted: Tags = NO_TAGS) -> Move | None:
-        fitting = self._all if not wanted else [m for m in self._all if wanted <= m.tags]
-        if not fitting:
+    def draw(
+        self, state: Partition, rng: np.random.Generator, wanted: Tags = NO_TAGS
+    ) -> Move | None:
+        candidates = self._all if not wanted else [m for m in self._all if wanted <= m.tags]
+        if not candidates:
             return None
-        move = fitting[int(rng.integers(len(fitting)))]
+        move = candidates[int(rng.integers(len(candidates)))]
         return move if self._after(state, move) is not None else None
 
-    def moves(self, state: Plan) -> Iterator[Move]:
+    def moves(self, state: Partition) -> Iterator[Move]:
         for move in self._all:
             if self._after(state, move) is not None:
                 yield move
 
-    def apply(self, state: Plan, move: Move) -> Plan:
+    def apply(self, state: Partition, move: Move) -> Partition:
         after = self._after(state, move)
         if after is None:
             raise IllegalMove(
-                f"{move} does not apply to this plan of {len(state)} kernels; allowed is what "
-                "PlanSpace.moves offers"
+                f"{move} does not apply to this partition of {len(state)} kernels; allowed are the "
+                "moves of PartitionSpace.moves"
             )
         return after
 
-    def key(self, state: Plan) -> bytes:
+    def key(self, state: Partition) -> bytes:
         return self.dump(state).encode()
 
-    def dump(self, state: Plan) -> str:
+    def dump(self, state: Partition) -> str:
         return " ".join(format(mask, "x") for mask in state.groups)
 
-    def load(self, text: str) -> Plan:
+    def load(self, text: str) -> Partition:
         try:
-            plan = Plan.of(int(word, 16) for word in text.split())
+            partition = Partition.from_groups(int(word, 16) for word in text.split())
         except ValueError:
             raise BadInput(
-                f"{text[:60]!r} is no plan; allowed are hexadecimal masks with spaces between; "
-                "load what dump() gave"
+                f"{text[:60]!r} is no partition; allowed are hexadecimal masks separated by "
+                "spaces; load the text of dump()"
             ) from None
-        plan.check(self.delta.graph)
-        return plan
+        partition.check(self.delta.graph)
+        return partition
 
-    def _after(self, state: Plan, move: Move) -> Plan | None:
-        """The plan after a move; None where that is illegal."""
-        if move.a not in self.beside:
+    def _after(self, state: Partition, move: Move) -> Partition | None:
+        """The partition after a move; None if the move is illegal."""
+        if move.a not in self.neighbours:
             return None
-        held = _holder(state, move.a)
+        kernel = _kernel_of(state, move.a)
         own = 1 << move.a
         if move.kind == "alone":
-            if held.bit_count() < 3 and move.a != held.bit_length() - 1:
-                return None  # of two operators the last leaves
-            return self._replaced(state, (held,), (own, held ^ own))
+            if kernel.bit_count() < 3 and move.a != kernel.bit_length() - 1:
+                return None  # of two operators, only the last can leave
+            return self._replaced(state, (kernel,), (own, kernel ^ own))
         if move.kind == "split":
-            part = held & (self.delta.graph.descendants[move.a] | own)
-            if min(part.bit_count(), (held ^ part).bit_count()) < 2:
+            part = kernel & (self.delta.graph.descendants[move.a] | own)
+            if min(part.bit_count(), (kernel ^ part).bit_count()) < 2:
                 return None
-            return self._replaced(state, (held,), (part, held ^ part))
-        if move.b not in self.beside:
+            return self._replaced(state, (kernel,), (part, kernel ^ part))
+        if move.b not in self.neighbours:
             return None
-        other = _holder(state, move.b)
-        if held == other:
+        target = _kernel_of(state, move.b)
+        if kernel == target:
             return None
         if move.kind == "merge":
-            if (move.a, move.b) != self._first_pair(held, other):
+            if (move.a, move.b) != self._first_pair(kernel, target):
                 return None
-            return self._replaced(state, (held, other), (held | other,))
-        nearest = self.beside[move.a] & other
-        if held == own or nearest & -nearest != 1 << move.b:
+            return self._replaced(state, (kernel, target), (kernel | target,))
+        candidates = self.neighbours[move.a] & target
+        if kernel == own or candidates & -candidates != 1 << move.b:
             return None
-        return self._replaced(state, (held, other), (held ^ own, other | own))
+        return self._replaced(state, (kernel, target), (kernel ^ own, target | own))
 
-    def _first_pair(self, one: Mask, other: Mask) -> tuple[int, int]:
+    def _first_pair(self, first: Mask, second: Mask) -> tuple[int, int]:
         """The first pair of neighbours (a < b) between two kernels."""
-        for a in members(one | other):
-            far = other if one >> a & 1 else one
-            beyond = self.beside[a] & far & ~((1 << a) - 1)
-            if beyond:
-                return a, (beyond & -beyond).bit_length() - 1
+        for a in members(first | second):
+            opposite = second if first >> a & 1 else first
+            later = self.neighbours[a] & opposite & ~((1 << a) - 1)
+            if later:
+                return a, (later & -later).bit_length() - 1
         return -1, -1
 
-    def _replaced(self, state: Plan, old: tuple[Mask, ...], new: tuple[Mask, ...]) -> Plan | None:
-        """The plan with other kernels in place of ``old``; None where one is not legal."""
+    def _replaced(
+        self, state: Partition, old: tuple[Mask, ...], new: tuple[Mask, ...]
+    ) -> Partition | None:
+        """The partition with the kernels ``old`` replaced by ``new``; None if it is illegal."""
         if any(not mask for mask in new):
             return None
         for mask in new:
-            if not self.delta.is_connected(mask) or not self.delta.joins(mask):
+            if not self.delta.is_connected(mask) or not self.delta.can_fuse(mask):
                 return None
-        kept = [mask for mask in state.groups if mask not in old]
-        kernels = Contraction(self.delta.graph)
-        for mask in kept:
+        unchanged = [mask for mask in state.groups if mask not in old]
+        kernels = ContractedGraph(self.delta.graph)
+        for mask in unchanged:
             kernels.add(mask)
         for mask in new:
             if not kernels.admits(mask):
                 return None
             kernels.add(mask)
-        return Plan.of([*kept, *new])
+        return Partition.from_groups([*unchanged, *new])
 
 
-def _holder(state: Plan, index: int) -> Mask:
+def _kernel_of(state: Partition, index: int) -> Mask:
     return next(mask for mask in state.groups if mask >> index & 1)

@@ -1,4 +1,4 @@
-"""Writing an operator graph by hand: shapes, dtypes and strides follow from the operands."""
+"""Builder of operator graphs that infers shapes, dtypes and strides from the operands."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from nostall.fusion.errors import BadGraph
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import COMPARISONS, OPERATIONS, Attribute
-from nostall.fusion.graph.shapes import Shape, contiguous, result_shape
+from nostall.fusion.graph.shapes import Shape, contiguous_strides, result_shape
 
 
 class Builder:
-    """Collects nodes; every method returns the index of the node that it adds.
+    """Builds a graph node by node; each method returns the index of the node that it adds.
 
     build = Builder()
     x = build.input((8, 128))
@@ -21,21 +21,22 @@ class Builder:
     """
 
     def __init__(self, varying: int | None = None) -> None:
+        """``varying`` is the placeholder prime of the dynamic size, None if all are static."""
         self.nodes: list[Node] = []
         self.varying = varying
 
     def input(self, shape: Shape, dtype: str = "float32", strides: Shape | None = None) -> int:
-        """A tensor that the kernel is given; row-major where no strides are said."""
+        """Add a tensor that kernels read; row-major if ``strides`` is None."""
         return self._add("input", (), shape, dtype, {}, strides)
 
     def constant(self, value: int | float | bool, dtype: str = "float32", shape: Shape = ()) -> int:
-        """The same value everywhere; beyond an integer dtype it is wrapped, as in PyTorch."""
-        return self._add("constant", (), shape, dtype, {"value": _held(value, dtype)})
+        """Add one value for all elements; an integer out of the dtype's range wraps around."""
+        return self._add("constant", (), shape, dtype, {"value": _wrapped(value, dtype)})
 
     def opaque(
         self, target: str, *inputs: int, shape: Shape, dtype: str, strides: Shape | None = None
     ) -> int:
-        """A border: something that is computed elsewhere."""
+        """Add a value that no kernel computes; ``target`` names the operation."""
         return self._add("opaque", inputs, shape, dtype, {"target": target}, strides)
 
     def __call__(
@@ -47,10 +48,11 @@ class Builder:
         strides: Shape | None = None,
         **attributes: Attribute,
     ) -> int:
-        """Add an operation.  ``shape`` is needed for views, expand, slice, iota and random only.
+        """Add an operation. Only views, expand, slice, iota and random need ``shape``.
 
-        The dtype is that of the first operand that is not bool (``bool`` where there is none, and
-        for comparisons); ``where`` takes that of its second.  Raises :class:`BadGraph`.
+        Without ``dtype``, comparisons give ``bool``, ``iota`` gives ``int64``, and other operations
+        give the dtype of the first operand that is not bool, or ``bool`` if all are. The condition
+        of ``where`` does not count. Raises :class:`BadGraph` if operands or attributes do not fit.
         """
         if op not in OPERATIONS:
             raise BadGraph(
@@ -61,14 +63,14 @@ class Builder:
         row = OPERATIONS[op]
         if row.arity not in (None, len(inputs)):
             raise BadGraph(f"{op} got {len(inputs)} operands; it takes {row.arity}")
-        fitting = result_shape(op, [n.shape for n in operands], attributes, shape or ())
-        if fitting is None:
+        inferred = result_shape(op, [n.shape for n in operands], attributes, shape or ())
+        if inferred is None:
             sizes = ", ".join(str(node.shape) for node in operands)
             raise BadGraph(f"{op} cannot take operands of shape {sizes} with {attributes}")
-        return self._add(op, inputs, fitting, dtype or _dtype(op, operands), attributes, strides)
+        return self._add(op, inputs, inferred, dtype or _dtype(op, operands), attributes, strides)
 
     def graph(self, *outputs: int) -> Graph:
-        """The graph of all that was added; raises :class:`BadGraph`."""
+        """The graph of all added nodes; raises :class:`BadGraph` if it is invalid."""
         return Graph(tuple(self.nodes), outputs, self.varying)
 
     def _add(
@@ -81,18 +83,19 @@ class Builder:
         strides: Shape | None = None,
     ) -> int:
         index = len(self.nodes)
-        laid = contiguous(shape) if strides is None else strides
-        given = tuple(sorted(attributes.items()))
-        self.nodes.append(Node(index, op, inputs, shape, dtype, laid, given))
+        strides = contiguous_strides(shape) if strides is None else strides
+        pairs = tuple(sorted(attributes.items()))
+        self.nodes.append(Node(index, op, inputs, shape, dtype, strides, pairs))
         return index
 
 
-def _held(value: int | float | bool, dtype: str) -> int | float | bool:
+def _wrapped(value: int | float | bool, dtype: str) -> int | float | bool:
+    """The value as PyTorch stores it in a dtype: integers wrap around at the dtype's width."""
     if dtype not in _BITS or isinstance(value, bool) or not math.isfinite(value):
         return value
     bits, is_signed = _BITS[dtype], dtype != "uint8"
-    least = -(1 << bits - 1) if is_signed else 0
-    return (int(value) - least) % (1 << bits) + least
+    minimum = -(1 << bits - 1) if is_signed else 0
+    return (int(value) - minimum) % (1 << bits) + minimum
 
 
 _BITS = {"int64": 64, "int32": 32, "int16": 16, "int8": 8, "uint8": 8}

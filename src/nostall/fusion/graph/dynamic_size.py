@@ -1,8 +1,9 @@
-"""A size that is known at run time only (the batch), without symbols.
+"""Dynamic sizes without symbols: an odd prime takes the place of a size known at run time only.
 
-A graph with such a size is made with an odd prime in its place, near the size that is expected and
-no factor of any other size or stride.  A multiple of that prime is then what varies, by the same
-factor; all else stays.  Evaluators see plain numbers near the expected ones.
+A graph may have one dynamic size (the batch). It is built with an odd prime in place of that size.
+The prime is close to the expected size and divides no other size or stride of the graph. A number
+of the graph depends on the dynamic size if and only if it is a multiple of the prime, and it scales
+with the size by the same factor. Evaluators therefore see plain numbers close to the real ones.
 """
 
 from __future__ import annotations
@@ -12,65 +13,68 @@ from itertools import count
 from math import isqrt
 
 
-def stand_in(expected: int, others: Collection[int]) -> int:
-    """The smallest odd prime from ``expected`` on that divides none of ``others``."""
+def placeholder_prime(expected: int, static_sizes: Collection[int]) -> int:
+    """The smallest odd prime from ``expected`` on that divides none of ``static_sizes``."""
     for number in count(max(3, expected) | 1, 2):
-        if _is_prime(number) and not any(other and other % number == 0 for other in others):
+        if _is_prime(number) and not any(size and size % number == 0 for size in static_sizes):
             return number
-    raise AssertionError("there is always another prime")
+    raise AssertionError("there are infinitely many primes")
 
 
-def is_stand_in(number: int) -> bool:
-    """Whether a number can stand for a size that varies."""
+def is_placeholder_prime(number: int) -> bool:
+    """Whether a number can take the place of a dynamic size."""
     return number > 2 and number % 2 == 1 and _is_prime(number)
 
 
 def resized(number: int, varying: int | None, size: int | None) -> int:
-    """What a number of a graph made with ``varying`` is at ``size``; itself where either is None.
+    """The value at run-time size ``size`` of a number from a graph built with prime ``varying``.
 
-    Numbers that were rounded up are :class:`Extent` or :class:`Total` and know how.
+    Returns the number unchanged if ``varying`` or ``size`` is None. An :class:`Extent` or a
+    :class:`Total` is recomputed from its parts, because rounding up is not linear in the size.
     """
     if varying is None or size is None:
         return int(number)
     if isinstance(number, Total):
         return sum(resized(extent, varying, size) for extent in number.extents)
     if isinstance(number, Extent):
-        whole = resized(number.whole, varying, size)
-        return -(-whole // number.step) * number.unit
+        length = resized(number.length, varying, size)
+        return -(-length // number.step) * number.unit
     return number // varying * size if number % varying == 0 else number
 
 
 def varies(number: int, varying: int | None) -> bool:
-    """Whether a number changes with the size."""
+    """Whether a number depends on the dynamic size."""
     return varying is not None and number > 0 and number % varying == 0
 
 
 class Extent(int):
-    """``whole`` things in groups of ``step``, the last one not full, times ``unit``: an int for
-    the size that its graph was made with."""
+    """The int ``ceil(length / step) * unit``, which remembers its parts for :func:`resized`.
 
-    whole: int
+    As an int it has the value for the size that its graph was built with.
+    """
+
+    length: int
     step: int
     unit: int
 
-    def __new__(cls, whole: int, step: int = 1, unit: int = 1) -> Extent:
-        made = super().__new__(cls, -(-whole // step) * unit)
-        made.whole, made.step, made.unit = whole, step, unit
-        return made
+    def __new__(cls, length: int, step: int = 1, unit: int = 1) -> Extent:
+        extent = super().__new__(cls, -(-length // step) * unit)
+        extent.length, extent.step, extent.unit = length, step, unit
+        return extent
 
 
 class Total(int):
-    """A sum of extents."""
+    """A sum of extents, as an int that remembers its terms for :func:`resized`."""
 
     extents: tuple[int, ...]
 
     def __new__(cls, extents: Iterable[int]) -> Total:
-        every = tuple(extents)
-        made = super().__new__(cls, sum(every))
-        made.extents = every
-        return made
+        terms = tuple(extents)
+        total = super().__new__(cls, sum(terms))
+        total.extents = terms
+        return total
 
 
 def _is_prime(number: int) -> bool:
-    """Of an odd number."""
+    """Whether an odd number is prime."""
     return all(number % divisor for divisor in range(3, isqrt(number) + 1, 2))

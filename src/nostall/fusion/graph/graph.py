@@ -1,8 +1,11 @@
-"""An operator graph: what a kernel may compute, without saying which kernel computes it.
+"""Operator graph: the input of fusion, with nodes in topological order.
 
-Nodes stand in topological order and are named by their index.  Views cost nothing in PyTorch, so
-they and constants belong to no kernel: each kernel that needs one carries it.  What fusion decides
-about are the *operators* (elementwise, reductions, small dots); *opaque* nodes are borders.
+A node is identified by its index. There are three groups of nodes:
+
+- *Operators* (elementwise, reductions, small dots): fusion decides which kernel computes each.
+- *Views and constants*: they cost nothing and belong to no kernel; each kernel that reads through
+  one repeats it in its own code.
+- *Opaque* nodes: PyTorch computes them outside of kernels, so no kernel contains them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from nostall.fusion.errors import BadGraph
-from nostall.fusion.graph.dynamic_size import is_stand_in, resized, varies
+from nostall.fusion.graph.dynamic_size import is_placeholder_prime, resized, varies
 from nostall.fusion.graph.operations import (
     COMPARISONS,
     COMPUTE,
@@ -26,25 +29,28 @@ from nostall.fusion.graph.operations import (
     Attribute,
     Kind,
 )
-from nostall.fusion.graph.shapes import Shape, contiguous, result_shape
+from nostall.fusion.graph.shapes import Shape, result_shape
 
-MOST_ELEMENTS = 2**31 - 1
-"""Kernels count elements in 32 bits."""
+MAX_ELEMENTS = 2**31 - 1
+"""Elements of the largest tensor: kernels count elements with signed 32-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value.  ``inputs`` are indices of earlier nodes, ``strides`` count elements and say how
-    the value lies in memory where it is an input or written by a kernel; ``attributes`` are
-    sorted by name and are those of its row in :data:`~nostall.fusion.graph.operations.OPERATIONS`."""
+    """One value of a graph: an operation with its operands, shape, dtype and strides."""
 
     index: int
+    """The node's position in its graph."""
     op: str
+    """A key of :data:`~nostall.fusion.graph.operations.OPERATIONS`."""
     inputs: tuple[int, ...]
+    """Indices of the operands, all smaller than ``index``."""
     shape: Shape
     dtype: str
     strides: Shape
+    """Strides in elements; they hold if the value is an input or is written by a kernel."""
     attributes: tuple[tuple[str, Attribute], ...] = ()
+    """(name, value) pairs sorted by name; the operation defines the names."""
 
     @property
     def kind(self) -> Kind:
@@ -56,12 +62,8 @@ class Node:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the value where it is written whole; 0 for what only an opaque node reads."""
+        """Bytes of the value in memory; 0 for a dtype that kernels do not support."""
         return self.elements * DTYPE_BYTES.get(self.dtype, 0)
-
-    @property
-    def contiguous(self) -> bool:
-        return self.strides == contiguous(self.shape)
 
     def __getitem__(self, name: str) -> Attribute:
         for key, value in self.attributes:
@@ -71,7 +73,7 @@ class Node:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Axes that a reduction removes, or the order of a permutation."""
+        """The axes that a reduction removes, or the order of axes of a permutation."""
         value = self["dims"]
         assert isinstance(value, tuple)
         return value
@@ -80,8 +82,11 @@ class Node:
     def keepdim(self) -> bool:
         return bool(self["keepdim"])
 
-    def at(self, varying: int | None, size: int | None) -> Node:
-        """The node of a graph made with ``varying``, where that is ``size``."""
+    def resized(self, varying: int | None, size: int | None) -> Node:
+        """The node with its shape and strides at the run-time size ``size``.
+
+        ``varying`` is the placeholder prime of the graph; if either is None, nothing changes.
+        """
         if varying is None or size is None:
             return self
         shape, strides = (
@@ -91,41 +96,42 @@ class Node:
         return replace(self, shape=shape, strides=strides)
 
     def __str__(self) -> str:
-        return self.told()
+        return self.describe()
 
-    def told(self, varying: int | None = None) -> str:
-        """As text; ``n`` is the size that varies."""
-        given = [f"%{i}" for i in self.inputs] + [f"{k}={v}" for k, v in self.attributes]
-        sizes = "x".join(_told(size, varying) for size in self.shape) or "scalar"
-        return f"%{self.index} = {self.op}({', '.join(given)}) {self.dtype} {sizes}"
+    def describe(self, varying: int | None = None) -> str:
+        """The node as text: ``%3 = add(%1, %2) float32 4nx8``, where ``n`` is the dynamic size."""
+        arguments = [f"%{i}" for i in self.inputs] + [f"{k}={v}" for k, v in self.attributes]
+        sizes = "x".join(_size_text(size, varying) for size in self.shape) or "scalar"
+        return f"%{self.index} = {self.op}({', '.join(arguments)}) {self.dtype} {sizes}"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes and which of them are the results.  Raises :class:`BadGraph` when they do not fit.
+    """Nodes in topological order with the outputs. Raises :class:`BadGraph` if they are invalid.
 
-    Operator sets are also passed as bit masks (bit i: node i): 5,000 nodes fit into 625 bytes, and
-    a whole set is compared at once.  ``varying`` is the prime that stands for a size known at run
-    time only (:mod:`nostall.fusion.graph.dynamic_size`).
+    Sets of operators are also passed as bit masks (bit i stands for node i): a set of 5,000 nodes
+    takes 625 bytes, and comparing two sets is one integer operation.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    """Indices of the nodes whose values the graph returns, in order."""
     varying: int | None = None
+    """Placeholder prime of the dynamic size (:mod:`nostall.fusion.graph.dynamic_size`), if any."""
 
     def __post_init__(self) -> None:
-        for place, node in enumerate(self.nodes):
-            _check(node, place, self.nodes)
+        for position, node in enumerate(self.nodes):
+            _check(node, position, self.nodes)
         for index in self.outputs:
             if not 0 <= index < len(self.nodes):
                 raise BadGraph(
-                    f"output %{index} is no node; there are {len(self.nodes)} nodes, counted "
-                    "from 0; list nodes of this graph as outputs"
+                    f"output %{index} is no node; the graph has {len(self.nodes)} nodes, counted "
+                    "from 0; use indices of its nodes as outputs"
                 )
-        if self.varying is not None and not is_stand_in(self.varying):
+        if self.varying is not None and not is_placeholder_prime(self.varying):
             raise BadGraph(
-                f"{self.varying} stands for a size known at run time only; that is an odd prime "
-                "that divides no other size; take one from varying.stand_in"
+                f"the placeholder for the dynamic size is {self.varying}; allowed is an odd prime "
+                "that divides no other size; take one from dynamic_size.placeholder_prime"
             )
 
     def __len__(self) -> int:
@@ -138,91 +144,91 @@ class Graph:
         return self.nodes[index]
 
     def __str__(self) -> str:
-        lines = [self.told(node.index) for node in self.nodes]
+        lines = [self.describe(node.index) for node in self.nodes]
         return "\n".join([*lines, "return " + ", ".join(f"%{i}" for i in self.outputs)])
 
-    def told(self, index: int) -> str:
-        """A node as text; ``n`` is the size that varies."""
-        return self.nodes[index].told(self.varying)
+    def describe(self, index: int) -> str:
+        """A node of the graph as text; ``n`` is the dynamic size."""
+        return self.nodes[index].describe(self.varying)
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """The input nodes, in the order in which a kernel or interpreter takes their values."""
+        """The input nodes, in the order in which kernels and interpreters take their values."""
         return tuple(node.index for node in self.nodes if node.kind == "input")
 
     @cached_property
     def operators(self) -> tuple[int, ...]:
-        """The nodes that some kernel has to compute, in topological order."""
-        return tuple(i for i in self._wanted if self.nodes[i].kind in COMPUTE)
+        """The nodes that kernels have to compute, in topological order (dead ones excluded)."""
+        return tuple(i for i in self._live if self.nodes[i].kind in COMPUTE)
 
     @cached_property
-    def _wanted(self) -> tuple[int, ...]:
-        """The operators that lead to an output or an opaque node, and those."""
-        found = set(self.results)
+    def _live(self) -> tuple[int, ...]:
+        """The opaque nodes, and the operators that an output or an opaque node depends on."""
+        live = set(self.results)
         for node in reversed(self.nodes):
-            if node.kind == "opaque" or (node.kind in COMPUTE and node.index in found):
-                found.add(node.index)
-                found.update(self.sources[node.index])
+            if node.kind == "opaque" or (node.kind in COMPUTE and node.index in live):
+                live.add(node.index)
+                live.update(self.sources[node.index])
         kinds = (*COMPUTE, "opaque")
-        return tuple(
-            node.index for node in self.nodes if node.index in found and node.kind in kinds
-        )
+        return tuple(node.index for node in self.nodes if node.index in live and node.kind in kinds)
 
     @cached_property
     def key(self) -> str:
-        """sha256 of operations, shapes, strides, dtypes, attributes and edges."""
+        """SHA-256 (hex) of operations, shapes, strides, dtypes, attributes, edges and outputs."""
         rows = [
             [n.op, n.inputs, n.shape, n.dtype, n.strides, [[k, repr(v)] for k, v in n.attributes]]
             for n in self.nodes
         ]
-        given: list[object] = [rows, self.outputs]
+        content: list[object] = [rows, self.outputs]
         if self.varying is not None:
-            given.append(self.varying)
-        text = json.dumps(given, separators=(",", ":"))
+            content.append(self.varying)
+        text = json.dumps(content, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """Of every node the nodes that read it, views included, each once, ascending."""
-        found: list[list[int]] = [[] for _ in self.nodes]
+        """For each node: the nodes that have it as an operand, views included, ascending."""
+        users: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
             for index in dict.fromkeys(node.inputs):
-                found[index].append(node.index)
-        return tuple(map(tuple, found))
+                users[index].append(node.index)
+        return tuple(map(tuple, users))
 
     def base(self, index: int) -> int:
-        """The node whose memory a view shows; the node itself where it is no view."""
+        """The node whose memory a view shares; the node itself if it is no view."""
         while self.nodes[index].kind == "layout":
             index = self.nodes[index].inputs[0]
         return index
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
-        """Of every node the inputs, operators and opaque nodes it reads directly or by a view."""
-        found = []
+        """For each node: the inputs, operators and opaque nodes it reads, directly or by a view."""
+        sources = []
         for node in self.nodes:
             bases = dict.fromkeys(self.base(index) for index in node.inputs)
-            found.append(tuple(i for i in bases if self.nodes[i].kind != "constant"))
-        return tuple(found)
+            sources.append(tuple(i for i in bases if self.nodes[i].kind != "constant"))
+        return tuple(sources)
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """Of every node the operators and opaque nodes that read it directly or by a view, without
-        those that lead to nothing."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for reader in self._wanted:
+        """For each node: the operators and opaque nodes that read it, directly or by a view.
+
+        Operators that no output and no opaque node depends on are left out.
+        """
+        consumers: list[list[int]] = [[] for _ in self.nodes]
+        for reader in self._live:
             for index in self.sources[reader]:
-                found[index].append(reader)
-        return tuple(map(tuple, found))
+                consumers[index].append(reader)
+        return tuple(map(tuple, consumers))
 
     @cached_property
     def results(self) -> frozenset[int]:
-        """Nodes that have to be in memory at the end: the outputs, or what they are views of."""
+        """Nodes that must be in memory at the end: the outputs, with views replaced by bases."""
         return frozenset(self.base(index) for index in self.outputs)
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """Of every node a mask of the operators and opaque nodes it depends on, without itself."""
+        """For each node: a mask of the operators and opaque nodes it depends on, without itself."""
         masks = [0] * len(self.nodes)
         for node in self.nodes:
             for index in self.sources[node.index]:
@@ -232,7 +238,7 @@ class Graph:
 
     @cached_property
     def descendants(self) -> tuple[int, ...]:
-        """Of every node a mask of the operators and opaque nodes that depend on it."""
+        """For each node: a mask of the operators and opaque nodes that depend on it."""
         masks = [0] * len(self.nodes)
         for index in reversed(range(len(self.nodes))):
             for user in self.consumers[index]:
@@ -240,100 +246,99 @@ class Graph:
         return tuple(masks)
 
     def is_convex(self, operators: Iterable[int]) -> bool:
-        """Whether no path leaves the set and comes back: as one kernel it would wait for itself."""
-        chosen = above = below = 0
+        """Whether no path leaves the set and returns to it, so that one kernel can compute it."""
+        mask = above = below = 0
         for index in operators:
-            chosen |= 1 << index
+            mask |= 1 << index
             above |= self.ancestors[index]
             below |= self.descendants[index]
-        return not above & below & ~chosen
+        return not above & below & ~mask
 
     def is_acyclic(self, groups: Sequence[Collection[int]]) -> bool:
-        """Whether the disjoint groups of operators, each as one kernel, can run in some order."""
-        return self.order(groups) is not None
+        """Whether disjoint groups of operators, each as one kernel, can run in some order."""
+        return self.execution_order(groups) is not None
 
-    def order(self, groups: Sequence[Collection[int]]) -> tuple[int, ...] | None:
-        """Positions of the groups in an order in which they can run; None where there is none.
+    def execution_order(self, groups: Sequence[Collection[int]]) -> tuple[int, ...] | None:
+        """Positions in ``groups`` in an order in which the groups can run; None if there is none.
 
-        Operators outside the groups and opaque nodes run by themselves.  Of the groups that can run
-        the one with the smallest operator goes first, so equal plans have equal orders.
+        Opaque nodes and operators outside the groups run on their own. If several groups are ready,
+        the one with the smallest operator runs first, so equal partitions have equal orders.
         """
-        held = {index: at for at, group in enumerate(groups) for index in group}
-        alone = [
+        step_of = {index: step for step, group in enumerate(groups) for index in group}
+        single = [
             node.index
             for node in self.nodes
-            if node.index not in held and (node.kind in COMPUTE or node.kind == "opaque")
+            if node.index not in step_of and (node.kind in COMPUTE or node.kind == "opaque")
         ]
-        members = [*groups, *([index] for index in alone)]
-        held |= {index: len(groups) + at for at, index in enumerate(alone)}
-        after = [
-            {held[user] for index in group for user in self.consumers[index]} - {at}
-            for at, group in enumerate(members)
+        steps = [*groups, *([index] for index in single)]
+        step_of |= {index: len(groups) + at for at, index in enumerate(single)}
+        successors = [
+            {step_of[user] for index in group for user in self.consumers[index]} - {step}
+            for step, group in enumerate(steps)
         ]
-        waits = Counter(at for later in after for at in later)
-        ready = [(min(group), at) for at, group in enumerate(members) if group and not waits[at]]
+        pending = Counter(step for later in successors for step in later)
+        ready = [(min(group), at) for at, group in enumerate(steps) if group and not pending[at]]
         heapify(ready)
-        ordered = []
+        order = []
         while ready:
-            _, at = heappop(ready)
-            ordered.append(at)
-            for later in after[at]:
-                waits[later] -= 1
-                if not waits[later]:
-                    heappush(ready, (min(members[later]), later))
-        if len(ordered) < sum(1 for group in members if group):
+            _, step = heappop(ready)
+            order.append(step)
+            for later in successors[step]:
+                pending[later] -= 1
+                if not pending[later]:
+                    heappush(ready, (min(steps[later]), later))
+        if len(order) < sum(1 for group in steps if group):
             return None
-        return tuple(at for at in ordered if at < len(groups))
+        return tuple(step for step in order if step < len(groups))
 
 
-def _told(size: int, varying: int | None) -> str:
+def _size_text(size: int, varying: int | None) -> str:
     if not varies(size, varying):
         return str(size)
     assert varying is not None
     return "n" if size == varying else f"{size // varying}n"
 
 
-def _check(node: Node, place: int, earlier: tuple[Node, ...]) -> None:
+def _check(node: Node, position: int, nodes: tuple[Node, ...]) -> None:
+    """Raise :class:`BadGraph` if a node contradicts its position, operation or operands."""
     row = OPERATIONS.get(node.op)
     if row is None:
         raise BadGraph(
-            f"node %{place} has the unknown operation {node.op!r}; known are "
+            f"node %{position} has the unknown operation {node.op!r}; known are "
             f"{', '.join(OPERATIONS)}; make it 'opaque'"
         )
-    if node.index != place:
-        raise BadGraph(f"node {node} stands at place {place}; number nodes by their place from 0")
-    if not all(0 <= index < place for index in node.inputs):
-        raise BadGraph(
-            f"node {node} reads a node that does not stand before it; sort nodes topologically"
-        )
+    if node.index != position:
+        raise BadGraph(f"node {node} is at position {position}; number nodes by position from 0")
+    if not all(0 <= index < position for index in node.inputs):
+        raise BadGraph(f"node {node} reads a node that is not before it; sort nodes topologically")
     if row.arity not in (None, len(node.inputs)):
         raise BadGraph(f"node {node} has {len(node.inputs)} operands; {node.op} takes {row.arity}")
-    given = tuple(name for name, _ in node.attributes)
-    if given != tuple(sorted(row.attributes)):
+    names = tuple(name for name, _ in node.attributes)
+    if names != tuple(sorted(row.attributes)):
         raise BadGraph(
-            f"node {node} has the attributes {given}; {node.op} has {tuple(sorted(row.attributes))}"
+            f"node {node} has the attributes {names}; {node.op} has {tuple(sorted(row.attributes))}"
         )
     if len(node.strides) != len(node.shape):
-        raise BadGraph(f"node {node} has strides {node.strides}; give one for each axis")
+        raise BadGraph(f"node {node} has strides {node.strides}; give one stride for each axis")
     if row.kind == "opaque":
         return
     if node.dtype not in DTYPE_BYTES:
         raise BadGraph(
-            f"node {node} has dtype {node.dtype!r}; a kernel knows {', '.join(DTYPE_BYTES)}; "
+            f"node {node} has dtype {node.dtype!r}; kernels support {', '.join(DTYPE_BYTES)}; "
             "make it 'opaque'"
         )
-    if node.elements > MOST_ELEMENTS:
+    if node.elements > MAX_ELEMENTS:
         raise BadGraph(
-            f"node {node} has {node.elements} elements; at most {MOST_ELEMENTS} can be counted in "
-            "32 bits; make it 'opaque'"
+            f"node {node} has {node.elements} elements; kernels count in 32 bits, so at most "
+            f"{MAX_ELEMENTS} are allowed; make it 'opaque'"
         )
-    operands = [earlier[index].shape for index in node.inputs]
-    fitting = result_shape(node.op, operands, dict(node.attributes), node.shape)
-    if node.shape != fitting:
+    operands = [nodes[index].shape for index in node.inputs]
+    expected = result_shape(node.op, operands, dict(node.attributes), node.shape)
+    if node.shape != expected:
         sizes = ", ".join(map(str, operands)) or "nothing"
         raise BadGraph(
             f"node {node} has shape {node.shape}; {node.op} of {sizes} gives "
-            f"{fitting or 'no shape'}"
+            f"{expected or 'no shape'}"
         )
     if node.op in COMPARISONS and node.dtype != "bool":
         raise BadGraph(f"node {node} has dtype {node.dtype}; the result of {node.op} is bool")

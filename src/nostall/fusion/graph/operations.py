@@ -1,9 +1,9 @@
-"""Which operators nostall can fuse, as a table: name, kind, number of operands, attributes.
+"""Table of the operators that nostall can fuse: name, kind, number of operands, attributes.
 
-The names are nostall's own; capture lowers ATen to them, code generation and the reference
-interpreter have one template for each.  The kinds are those of FusionStitching (arXiv:2009.10924):
+The names are nostall's own. Capture lowers ATen calls to them; the code generator and the reference
+interpreter have one template for each. The kinds are those of FusionStitching (arXiv:2009.10924):
 light and heavy elementwise operators, reductions, and the small batched dots of arXiv:1911.11576.
-Layout operators are views in PyTorch: they move no bytes, so any kernel may carry them.
+Layout operators are views in PyTorch. They move no bytes, so each kernel that needs one repeats it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ Attribute = int | float | bool | str | tuple[int, ...]
 
 ELEMENTWISE: frozenset[Kind] = frozenset({"light", "heavy"})
 COMPUTE: frozenset[Kind] = frozenset({"light", "heavy", "reduce", "dot"})
-"""What a kernel computes; everything else is read, or costs nothing, or is a border."""
+"""Kinds of the operators that kernels compute. Other nodes are read, are free, or are opaque."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row.  ``arity`` None: any number of operands."""
+    """One row of the table."""
 
     name: str
     kind: Kind
     arity: int | None
+    """Number of operands; None allows any number."""
     attributes: tuple[str, ...] = ()
+    """Names of the attributes that a node of this operation has."""
 
 
 def _rows(kind: Kind, arity: int, names: str) -> list[Operation]:
@@ -35,19 +37,19 @@ def _rows(kind: Kind, arity: int, names: str) -> list[Operation]:
 
 _TABLE = [
     Operation("input", "input", 0),
-    # Known without reading memory: the same value everywhere (an int, a float or a bool), or
+    # Known without reading memory: one value for all elements (an int, a float or a bool), or
     # start, start + step, ... along one axis.
     Operation("constant", "constant", 0, ("value",)),
     Operation("iota", "constant", 0, ("start", "step")),
     Operation("opaque", "opaque", None, ("target",)),
-    # Views.  `view` keeps the elements in row-major order, `expand` follows numpy's broadcasting,
+    # Views. `view` keeps the elements in row-major order, `expand` broadcasts as in numpy,
     # `permute` puts old axis dims[i] at i, `slice` takes start, start + step, ... of one axis.
     Operation("view", "layout", 1),
     Operation("expand", "layout", 1),
     Operation("permute", "layout", 1, ("dims",)),
     Operation("slice", "layout", 1, ("dim", "start", "step")),
-    # Elementwise: operands broadcast as numpy's do.  `cast` rounds to the node's dtype, `copy` only
-    # changes strides.
+    # Elementwise: operands broadcast as in numpy. `cast` rounds to the node's dtype; `copy` changes
+    # nothing but the strides.
     *_rows("light", 1, "cast copy neg abs relu sign floor ceil round trunc square"),
     *_rows("light", 1, "logical_not bitwise_not isnan isinf"),
     *_rows("light", 2, "add sub mul maximum minimum eq ne lt le gt ge"),
@@ -55,12 +57,13 @@ _TABLE = [
     *_rows("light", 3, "where"),
     *_rows("heavy", 1, "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal"),
     *_rows("heavy", 1, "tanh sigmoid sin cos erf"),
-    # Uniform in [0, 1) from one int64 seed by Philox 4x32-10, which counts elements in row-major
-    # order.  `words` 8 or 4: so many numbers of each counter, of 16 or 32 bits; 1: Inductor's.
+    # Uniform numbers in [0, 1) from one int64 seed by Philox 4x32-10; the counter follows the
+    # row-major order of elements. `words` is the count of numbers made from each counter value:
+    # 4 of 32 bits, 8 of 16 bits, or 1 of 32 bits (as Inductor's kernels do).
     Operation("random", "heavy", 1, ("words",)),
     # `remainder` has the sign of the divisor, `fmod` that of the dividend.
     *_rows("heavy", 2, "div pow remainder fmod"),
-    # NaN wins in amax, amin, maximum and minimum, as in PyTorch.
+    # amax, amin, maximum and minimum return NaN if an operand is NaN, as in PyTorch.
     *[
         Operation(name, "reduce", 1, ("dims", "keepdim"))
         for name in ("sum", "prod", "amax", "amin", "any", "all")
@@ -70,13 +73,13 @@ _TABLE = [
 ]
 
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _TABLE}
-"""Every operator by its name."""
+"""The table's rows by operator name."""
 
 COMPARISONS = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "any", "all"}
     | {"logical_and", "logical_or", "logical_xor", "logical_not"}
 )
-"""Operators whose result is a bool, whatever they read."""
+"""Operators whose result is bool for operands of any dtype."""
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -92,4 +95,4 @@ DTYPE_BYTES: dict[str, int] = {
     "uint8": 1,
     "bool": 1,
 }
-"""Size of one element of every dtype that a fused kernel can read or write."""
+"""Bytes of one element, for each dtype that a fused kernel can read or write."""

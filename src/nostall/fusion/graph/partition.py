@@ -1,4 +1,4 @@
-"""A fusion plan: which operators become one kernel."""
+"""Partition of a graph's operators into kernels, and sets of operators as bit masks."""
 
 from __future__ import annotations
 
@@ -13,46 +13,44 @@ Mask = int
 """A set of nodes; bit i stands for node i."""
 
 
-def mask_of(indices: Iterable[int]) -> Mask:
-    """The set of these nodes."""
-    found = 0
+def to_mask(indices: Iterable[int]) -> Mask:
+    """The set of the nodes with these indices."""
+    mask = 0
     for index in indices:
-        found |= 1 << index
-    return found
+        mask |= 1 << index
+    return mask
 
 
-# Explorers ask for the same sets again and again.
+# Explorers decode the same masks many times.
 @lru_cache(maxsize=1 << 16)
 def members(mask: Mask) -> tuple[int, ...]:
-    """The nodes of a set, ascending."""
-    found = []
-    # Counted from the first node: sets are small, numbers of a long graph are not.
+    """The indices of the nodes in a set, ascending."""
+    indices = []
+    # Shift the lowest member to bit 0: the set is small, but its numbers grow with the graph.
     first = (mask & -mask).bit_length() - 1
     mask >>= max(0, first)
     while mask:
         lowest = mask & -mask
-        found.append(first + lowest.bit_length() - 1)
+        indices.append(first + lowest.bit_length() - 1)
         mask ^= lowest
-    return tuple(found)
+    return tuple(indices)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Disjoint sets of operators that cover all operators of a graph; each becomes one kernel.
-
-    ``groups`` are sorted by their first operator, so equal plans are equal.
-    """
+class Partition:
+    """Disjoint sets of operators that cover all operators of a graph; each becomes one kernel."""
 
     groups: tuple[Mask, ...]
+    """Sorted by their first operator, so equal partitions compare equal."""
 
     @classmethod
-    def of(cls, groups: Iterable[Mask]) -> Plan:
-        """The plan with these kernels, in any order."""
+    def from_groups(cls, groups: Iterable[Mask]) -> Partition:
+        """The partition with these kernels, given in any order."""
         return cls(tuple(sorted(groups, key=lambda mask: mask & -mask)))
 
     @classmethod
-    def unfused(cls, graph: Graph) -> Plan:
-        """Every operator by itself."""
+    def unfused(cls, graph: Graph) -> Partition:
+        """The partition with one kernel for each operator."""
         return cls(tuple(1 << index for index in graph.operators))
 
     def __len__(self) -> int:
@@ -64,33 +62,35 @@ class Plan:
         return tuple(members(mask) for mask in self.groups)
 
     def check(self, graph: Graph) -> None:
-        """Raise :class:`BadFusion` where this is no partition, or kernels wait for each other."""
+        """Raise :class:`BadFusion` if this is no partition of the graph or kernels form a cycle."""
         covered = 0
         for mask in self.groups:
             if not mask or covered & mask:
                 raise BadFusion(
-                    f"kernel {members(mask)} is empty or shares operators with another; "
-                    "every operator belongs to one kernel"
+                    f"kernel {members(mask)} is empty or shares operators with another kernel; "
+                    "put each operator into exactly one kernel"
                 )
             covered |= mask
-        wanted = mask_of(graph.operators)
-        if covered != wanted:
+        operators = to_mask(graph.operators)
+        if covered != operators:
             raise BadFusion(
-                f"nodes {members(covered ^ wanted)} are operators in no kernel, or none; a "
-                "plan covers the operators of its graph and nothing else"
+                f"nodes {members(covered ^ operators)} are operators without a kernel, or are no "
+                "operators; a partition covers the operators of its graph and nothing else"
             )
         if not graph.is_acyclic(self.kernels):
-            raise BadFusion("kernels of the plan wait for each other in a circle; split one")
+            raise BadFusion(
+                "kernels of the partition depend on each other in a cycle; split one of them"
+            )
 
 
-def reads(graph: Graph, mask: Mask) -> tuple[int, ...]:
+def kernel_inputs(graph: Graph, mask: Mask) -> tuple[int, ...]:
     """Inputs, operators and opaque nodes that a kernel reads from memory, ascending."""
-    found = {source for index in members(mask) for source in graph.sources[index]}
-    return tuple(sorted(index for index in found if not mask >> index & 1))
+    sources = {source for index in members(mask) for source in graph.sources[index]}
+    return tuple(sorted(index for index in sources if not mask >> index & 1))
 
 
-def writes(graph: Graph, mask: Mask) -> tuple[int, ...]:
-    """Operators of a kernel that others read, or that are results, ascending."""
+def kernel_outputs(graph: Graph, mask: Mask) -> tuple[int, ...]:
+    """Operators of a kernel that are graph results or are read outside the kernel, ascending."""
     return tuple(
         index
         for index in members(mask)

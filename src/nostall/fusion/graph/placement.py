@@ -1,10 +1,10 @@
-"""Which operators a region holds: those between the same opaque nodes, as late as it pays.
+"""Placement of operators into regions between opaque nodes, so that few bytes move.
 
-Opaque nodes are borders: an operator can run once those above it have run, and has to before those
-below it.  Between the two its place is free.  The derivative of an activation needs what the
-forward pass saved and nothing else, so it could be the first thing that a backward pass computes;
-it would be written, and read again behind the matrix product whose result it scales.  There it
-belongs.
+An operator can run after the opaque nodes it depends on and must run before those that depend on
+it. In between, its region is free to choose. The derivative of an activation, for example, needs
+only what the forward pass saved, so it could be the first thing that a backward pass computes. It
+would then be written to memory, and read again after the matrix product whose result it scales.
+Computing it in the region after that product saves both.
 """
 
 from __future__ import annotations
@@ -17,118 +17,123 @@ from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 
 Unit = tuple[int, ...]
-"""Operators of one call, or a node on its own."""
+"""Nodes that are placed together: the operators of one call, or a single node."""
 
 
-def levels(whole: Graph, calls: Mapping[int, object]) -> list[int]:
-    """Of every node its level: a region holds the operators of one, regions run in their order.
+def region_levels(graph: Graph, calls: Mapping[int, object]) -> list[int]:
+    """The level of each node. The operators of one level form a region; regions run by level.
 
-    An opaque node runs behind its level and before the next.  Operators start on the lowest level
-    that they can have, and sink to those that read them where that moves fewer bytes.  ``calls``
-    says which operators belong to the same call; those stay together.
+    An opaque node runs after the region of its level and before the next region. Each operator
+    starts on its lowest possible level (the largest number of opaque nodes on a path to it) and
+    sinks to the first operator that reads it if that moves fewer bytes. ``calls`` maps operators to
+    the call they belong to; the operators of one call get the same level.
     """
-    units = _Units(whole, calls)
-    sinking = {unit for unit in units.every if unit[0] in units.computed}
+    units = _Units(graph, calls)
+    sinking = {unit for unit in units.all if unit[0] in units.operators}
     while True:
-        found = _sunk(units, sinking)
-        dearer = _dearer(units, found)
-        if not dearer:
-            return found
-        sinking -= dearer
+        levels = _sunk_levels(units, sinking)
+        costlier = _costlier_units(units, levels)
+        if not costlier:
+            return levels
+        sinking -= costlier
 
 
-def _sunk(units: _Units, sinking: set[Unit]) -> list[int]:
-    """Levels where these units go down to the first that reads them, and no others."""
-    found = list(units.lowest)
-    for unit in reversed(units.every):
+def _sunk_levels(units: _Units, sinking: set[Unit]) -> list[int]:
+    """Levels if the units in ``sinking`` sink to their first reader and all others stay lowest."""
+    levels = list(units.lowest_levels)
+    for unit in reversed(units.all):
         if unit in sinking:
-            below = [found[i] for i in units.readers(unit)]
+            readers = [levels[i] for i in units.readers(unit)]
             for index in unit:
-                found[index] = min(below, default=found[index])
-    return found
+                levels[index] = min(readers, default=levels[index])
+    return levels
 
 
-def _dearer(units: _Units, level: list[int]) -> set[Unit]:
-    """The units for which more bytes move where they are than if they were computed first.
+def _costlier_units(units: _Units, levels: list[int]) -> set[Unit]:
+    """The sunk units that move at least as many bytes as on their lowest level.
 
-    There they would be written and read; here what they need is read, less what is computed here,
-    too.  That would be read there as well, but for what somebody there has anyway.
+    On its lowest level, a unit writes its results, and its reader's region reads them. On its sunk
+    level, the unit instead reads what it needs there. Values that are computed in the same region
+    cost nothing. Of the others, only those count that the region of the lowest level computes or
+    reads anyway: the rest would have to be read on either level.
     """
-    whole, stored = units.whole, units.stored
+    graph, stored = units.graph, units.stored
     needs: dict[int, frozenset[int]] = {}
-    found: set[Unit] = set()
+    costlier: set[Unit] = set()
 
-    def moved(nodes: Iterable[int]) -> int:
-        return sum(whole[i].bytes * (1 if i in stored else 2) for i in nodes)
+    def moved_bytes(nodes: Iterable[int]) -> int:
+        return sum(graph[i].bytes * (1 if i in stored else 2) for i in nodes)
 
-    def is_there(index: int, first: int) -> bool:
-        return first in {level[i] for i in (index, *whole.consumers[index]) if i in units.computed}
+    def is_available(index: int, level: int) -> bool:
+        nodes = (index, *graph.consumers[index])
+        return level in {levels[i] for i in nodes if i in units.operators}
 
-    for unit in units.every:
-        here, first = level[unit[0]], units.lowest[unit[0]]
-        read: frozenset[int] = frozenset()
+    for unit in units.all:
+        level, lowest = levels[unit[0]], units.lowest_levels[unit[0]]
+        reads: frozenset[int] = frozenset()
         for index in units.sources(unit):
-            beside = level[index] == here and index not in stored
-            read |= needs[index] if beside else frozenset((index,))
-        needs |= dict.fromkeys(unit, read)
-        gives = (i for i in unit if any(user not in unit for user in whole.consumers[i]))
-        again = (i for i in read if is_there(i, first))
-        if here > first and moved(again) >= moved(gives):
-            found.add(unit)
-    return found
+            is_computed_here = levels[index] == level and index not in stored
+            reads |= needs[index] if is_computed_here else frozenset((index,))
+        needs |= dict.fromkeys(unit, reads)
+        results = (i for i in unit if any(user not in unit for user in graph.consumers[i]))
+        extra_reads = (i for i in reads if is_available(i, lowest))
+        if level > lowest and moved_bytes(extra_reads) >= moved_bytes(results):
+            costlier.add(unit)
+    return costlier
 
 
 @dataclass(frozen=True)
 class _Units:
-    """A graph as units, in its order."""
+    """A graph's operators and opaque nodes as units in topological order."""
 
-    whole: Graph
+    graph: Graph
     calls: Mapping[int, object]
+    """The call of each operator that belongs to one."""
 
     @cached_property
-    def every(self) -> tuple[Unit, ...]:
-        found: list[list[int]] = []
-        last: object = None
-        for node in self.whole:
-            if node.index not in self.computed and node.kind != "opaque":
+    def all(self) -> tuple[Unit, ...]:
+        units: list[list[int]] = []
+        previous: object = None
+        for node in self.graph:
+            if node.index not in self.operators and node.kind != "opaque":
                 continue
             call = self.calls.get(node.index)
-            if call is not None and call is last:
-                found[-1].append(node.index)
+            if call is not None and call is previous:
+                units[-1].append(node.index)
             else:
-                found.append([node.index])
-            last = call
-        return tuple(map(tuple, found))
+                units.append([node.index])
+            previous = call
+        return tuple(map(tuple, units))
 
     @cached_property
-    def computed(self) -> frozenset[int]:
-        return frozenset(self.whole.operators)
+    def operators(self) -> frozenset[int]:
+        return frozenset(self.graph.operators)
 
     def sources(self, unit: Unit) -> set[int]:
-        return {i for index in unit for i in self.whole.sources[index]}.difference(unit)
+        return {i for index in unit for i in self.graph.sources[index]}.difference(unit)
 
     def readers(self, unit: Unit) -> set[int]:
-        return {i for index in unit for i in self.whole.consumers[index]}.difference(unit)
+        return {i for index in unit for i in self.graph.consumers[index]}.difference(unit)
 
     @cached_property
-    def lowest(self) -> list[int]:
-        """Of every node the most opaque nodes that a path to it passes through."""
-        found = [0] * len(self.whole)
-        for unit in self.every:
-            above = (found[i] + (self.whole[i].kind == "opaque") for i in self.sources(unit))
+    def lowest_levels(self) -> list[int]:
+        """For each node: the largest number of opaque nodes on a path to it."""
+        levels = [0] * len(self.graph)
+        for unit in self.all:
+            above = (levels[i] + (self.graph[i].kind == "opaque") for i in self.sources(unit))
             level = max(above, default=0)
             for index in unit:
-                found[index] = level
-        return found
+                levels[index] = level
+        return levels
 
     @cached_property
     def stored(self) -> frozenset[int]:
-        """Nodes that are in memory wherever operators are computed."""
-        whole = self.whole
+        """Nodes that are in memory for any placement: non-operators, results, opaque operands."""
+        graph = self.graph
         return frozenset(
             node.index
-            for node in whole
+            for node in graph
             if node.kind not in COMPUTE
-            or node.index in whole.results
-            or any(whole[user].kind == "opaque" for user in whole.consumers[node.index])
+            or node.index in graph.results
+            or any(graph[user].kind == "opaque" for user in graph.consumers[node.index])
         )

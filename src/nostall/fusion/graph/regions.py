@@ -1,4 +1,4 @@
-"""Maximal regions between opaque nodes: what fusion decides about at once."""
+"""Regions: the maximal parts of a graph between opaque nodes, each a graph of its own to fuse."""
 
 from __future__ import annotations
 
@@ -6,81 +6,81 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.placement import levels as sunk
+from nostall.fusion.graph.placement import region_levels
 
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a whole graph without opaque nodes.
-
-    ``graph`` is closed: what it reads from outside are its input nodes.  ``origins[i]`` is the node
-    of the whole graph that its node i stands for.
-    """
+    """A part of a captured graph without opaque nodes, as a graph of its own."""
 
     graph: Graph
+    """The region's operators; values from outside the region are its input nodes."""
     origins: tuple[int, ...]
+    """``origins[i]`` is the node of the captured graph that node i of ``graph`` stands for."""
 
     @property
-    def reads(self) -> tuple[int, ...]:
-        """Nodes of the whole graph, one for each input of ``graph``."""
+    def inputs(self) -> tuple[int, ...]:
+        """Nodes of the captured graph, one for each input of ``graph``."""
         return tuple(self.origins[index] for index in self.graph.inputs)
 
     @property
-    def gives(self) -> tuple[int, ...]:
-        """Nodes of the whole graph, one for each output of ``graph``."""
+    def outputs(self) -> tuple[int, ...]:
+        """Nodes of the captured graph, one for each output of ``graph``."""
         return tuple(self.origins[index] for index in self.graph.outputs)
 
 
-def regions(
-    whole: Graph,
+def find_regions(
+    graph: Graph,
     calls: Mapping[int, object] | None = None,
-    given: Collection[int] = (),
+    input_views: Collection[int] = (),
 ) -> tuple[Region, ...]:
-    """All operators of the graph, in regions that can run one after the other.
+    """All operators of a graph, in regions that can run one after the other.
 
-    Operators between the same opaque nodes form one region, so no path leaves a region and comes
-    back (:mod:`nostall.fusion.graph.placement`).  ``calls`` says which operators belong to the same call,
-    if that is to be computed as a whole; ``given`` are views that regions take as inputs, instead
-    of what they show.
+    Operators between the same opaque nodes form one region, so no path leaves a region and returns
+    to it (:mod:`nostall.fusion.graph.placement`). ``calls`` maps operators to the call they belong
+    to; a call is never spread over two regions. A view in ``input_views`` is itself an input of the
+    regions that read it; for other views, the viewed value is the input.
     """
-    levels = sunk(whole, calls or {})
+    levels = region_levels(graph, calls or {})
     groups: dict[int, list[int]] = {}
-    for index in whole.operators:
+    for index in graph.operators:
         groups.setdefault(levels[index], []).append(index)
-    return tuple(region(whole, groups[level], given) for level in sorted(groups))
+    return tuple(extract_region(graph, groups[level], input_views) for level in sorted(groups))
 
 
-def region(whole: Graph, operators: list[int], given: Collection[int] = ()) -> Region:
-    """The operators as a graph of their own, with the views and constants that they read; the views
-    that are ``given`` are inputs."""
+def extract_region(graph: Graph, operators: list[int], input_views: Collection[int] = ()) -> Region:
+    """The operators as a graph of their own, with the views and constants that they read.
+
+    Views in ``input_views`` become inputs.
+    """
     chosen = set(operators)
 
-    def inside(index: int) -> bool:
-        carried = whole[index].kind in ("layout", "constant") and index not in given
-        return carried or index in chosen
+    def is_inside(index: int) -> bool:
+        is_copied = graph[index].kind in ("layout", "constant") and index not in input_views
+        return is_copied or index in chosen
 
     needed: set[int] = set()
-    waiting = list(operators)
-    while waiting:
-        index = waiting.pop()
+    pending = list(operators)
+    while pending:
+        index = pending.pop()
         if index not in needed:
             needed.add(index)
-            if inside(index):
-                waiting.extend(whole[index].inputs)
-    order = sorted(needed)
-    place = {index: at for at, index in enumerate(order)}
+            if is_inside(index):
+                pending.extend(graph[index].inputs)
+    origins = sorted(needed)
+    position = {index: at for at, index in enumerate(origins)}
     nodes = []
-    for index in order:
-        node = whole[index]
-        if inside(index):
-            inputs = tuple(place[i] for i in node.inputs)
-            nodes.append(replace(node, index=place[index], inputs=inputs))
+    for index in origins:
+        node = graph[index]
+        if is_inside(index):
+            inputs = tuple(position[i] for i in node.inputs)
+            nodes.append(replace(node, index=position[index], inputs=inputs))
         else:
-            outside = replace(node, op="input", inputs=(), attributes=())
-            nodes.append(replace(outside, index=place[index]))
+            input_node = replace(node, op="input", inputs=(), attributes=())
+            nodes.append(replace(input_node, index=position[index]))
     outputs = tuple(
-        place[index]
+        position[index]
         for index in operators
-        if index in whole.results or not chosen.issuperset(whole.consumers[index])
+        if index in graph.results or not chosen.issuperset(graph.consumers[index])
     )
-    return Region(Graph(tuple(nodes), outputs, whole.varying), tuple(order))
+    return Region(Graph(tuple(nodes), outputs, graph.varying), tuple(origins))

@@ -1,4 +1,4 @@
-"""The shape that an operation gives, from those of its operands."""
+"""Shape inference: the shape of an operation's result from the shapes of its operands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nostall.fusion.graph.operations import ELEMENTWISE, OPERATIONS, Attribute
 Shape = tuple[int, ...]
 
 
-def contiguous(shape: Shape) -> Shape:
-    """Strides in elements of a row-major tensor, as PyTorch gives them (an axis of 0 counts 1)."""
+def contiguous_strides(shape: Shape) -> Shape:
+    """Strides in elements of a row-major tensor; an axis of size 0 counts as 1, as in PyTorch."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -19,72 +19,75 @@ def contiguous(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
-def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """What the shapes broadcast to (aligned at the last axis); None where they do not fit."""
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
+    """The shape that the shapes broadcast to (aligned at the last axis); None if they cannot."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     result = []
     for sizes in zip(*padded, strict=True):
-        wide = {size for size in sizes if size != 1}
-        if len(wide) > 1:
+        not_one = {size for size in sizes if size != 1}
+        if len(not_one) > 1:
             return None
-        result.append(wide.pop() if wide else 1)
+        result.append(not_one.pop() if not_one else 1)
     return tuple(result)
 
 
 def result_shape(
     op: str, operands: Sequence[Shape], attributes: Mapping[str, Attribute], wanted: Shape
 ) -> Shape | None:
-    """The shape of ``op``'s result; None where operands or attributes do not fit.
+    """The shape of the result of ``op``; None if operands or attributes do not fit.
 
-    ``wanted`` decides where the operation leaves a choice: leaves, views, broadcasts and slices.
+    ``wanted`` is the shape for operations whose operands do not determine it: inputs, constants,
+    opaque nodes, views, expand, slice, iota and random.
     """
     kind = OPERATIONS[op].kind
     if op == "iota":
         return wanted if len(wanted) == 1 else None
     if op == "random":
-        known = attributes.get("words") in (1, 4, 8)
-        return wanted if known and operands[0] == (1,) and wanted else None
+        is_valid = attributes.get("words") in (1, 4, 8) and operands[0] == (1,)
+        return wanted if is_valid and wanted else None
     if kind in ELEMENTWISE:
-        return broadcast(operands)
+        return broadcast_shape(operands)
     if kind == "reduce":
-        return _reduced(operands[0], attributes["dims"], bool(attributes["keepdim"]))
+        return _reduced_shape(operands[0], attributes["dims"], bool(attributes["keepdim"]))
     if op == "view":
         return wanted if math.prod(wanted) == math.prod(operands[0]) else None
     if op == "expand":
-        return wanted if broadcast([operands[0], wanted]) == wanted else None
+        return wanted if broadcast_shape([operands[0], wanted]) == wanted else None
     if op == "permute":
-        return _permuted(operands[0], attributes["dims"])
+        return _permuted_shape(operands[0], attributes["dims"])
     if op == "slice":
-        return _sliced(operands[0], attributes, wanted)
+        return _sliced_shape(operands[0], attributes, wanted)
     if kind == "dot":
-        return _dotted(*operands)
+        return _dot_shape(*operands)
     return wanted
 
 
 def _axes(value: Attribute, rank: int) -> tuple[int, ...] | None:
-    """Different axes of a tensor, ascending where they are to be removed."""
+    """An attribute as distinct axes of a tensor of this rank; None if it is something else."""
     if not isinstance(value, tuple) or len(set(value)) < len(value):
         return None
     return value if all(0 <= axis < rank for axis in value) else None
 
 
-def _reduced(operand: Shape, dims: Attribute, keepdim: bool) -> Shape | None:
+def _reduced_shape(operand: Shape, dims: Attribute, keepdim: bool) -> Shape | None:
     axes = _axes(dims, len(operand))
     if not axes or list(axes) != sorted(axes):
         return None
     sizes = ((1 if axis in axes else size, axis in axes) for axis, size in enumerate(operand))
-    return tuple(size for size, gone in sizes if keepdim or not gone)
+    return tuple(size for size, is_reduced in sizes if keepdim or not is_reduced)
 
 
-def _permuted(operand: Shape, dims: Attribute) -> Shape | None:
+def _permuted_shape(operand: Shape, dims: Attribute) -> Shape | None:
     axes = _axes(dims, len(operand))
     if axes is None or len(axes) != len(operand):
         return None
     return tuple(operand[axis] for axis in axes)
 
 
-def _sliced(operand: Shape, attributes: Mapping[str, Attribute], wanted: Shape) -> Shape | None:
+def _sliced_shape(
+    operand: Shape, attributes: Mapping[str, Attribute], wanted: Shape
+) -> Shape | None:
     dim, start, step = (attributes[name] for name in ("dim", "start", "step"))
     if not (isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)):
         return None
@@ -96,7 +99,7 @@ def _sliced(operand: Shape, attributes: Mapping[str, Attribute], wanted: Shape) 
     return (*operand[:dim], wanted[dim], *operand[dim + 1 :])
 
 
-def _dotted(left: Shape, right: Shape) -> Shape | None:
+def _dot_shape(left: Shape, right: Shape) -> Shape | None:
     if len(left) < 2 or len(left) != len(right) or left[:-2] != right[:-2]:
         return None
     return (*left[:-1], right[-1]) if left[-1] == right[-2] else None

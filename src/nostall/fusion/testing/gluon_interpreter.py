@@ -1,9 +1,8 @@
-"""Gluon for Triton's interpreter, which knows Triton only: layouts are left out, shared memory is
-bytes of numpy.
+"""Gluon on Triton's interpreter, which supports only Triton: a numpy model of shared memory.
 
-What it shows is that every chunk is read where it was written and before something else is written
-there: memory begins as NaN.  It runs one operator after the other for all threads, so it shows
-nothing of barriers and layouts.
+It checks that kernels read each chunk of shared memory from where they wrote it, before they write
+something else there; shared memory starts as NaN. It cannot check barriers and layouts: it ignores
+layouts, and runs each operation for all threads before the next.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from typing import Any
 import numpy as np
 
 POISON = 0xFF
-"""A byte of NaN in every float."""
+"""Initial byte of shared memory; floats of any width that consist of it are NaN."""
 
 
 class Language:
-    """What stands for ``triton.experimental.gluon.language`` in kernels."""
+    """Replacement of the module ``triton.experimental.gluon.language``."""
 
     def __getattr__(self, name: str) -> Any:
         import triton.language as tl
 
-        # The interpreter puts its own operators there while a kernel runs.
+        # Looked up on each access: the interpreter patches the module while a kernel runs.
         return getattr(tl, name)
 
     @property
@@ -43,8 +42,8 @@ class Language:
         return self.__getattr__("full")(shape, value, dtype)
 
     def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: object) -> Memory:
-        whole = np.full(int(np.prod(shape)) * _bytes(dtype), POISON, np.uint8)
-        return Memory(whole, dtype, tuple(shape))
+        data = np.full(int(np.prod(shape)) * _bytes(dtype), POISON, np.uint8)
+        return Memory(data, dtype, tuple(shape))
 
     @staticmethod
     def BlockedLayout(*_: object) -> None:  # noqa: N802 - Gluon's name
@@ -61,30 +60,32 @@ class Language:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of shared memory seen as a tensor."""
+    """A tensor in shared memory, Gluon's ``shared_memory_descriptor``."""
 
-    whole: np.ndarray
+    data: np.ndarray
+    """The tensor's bytes, shared with other descriptors of the same memory."""
     dtype: Any
     shape: tuple[int, ...]
 
     def reinterpret(self, dtype: Any, shape: list[int], layout: object) -> Memory:
-        if int(np.prod(shape)) * _bytes(dtype) != self.whole.size:
-            raise AssertionError(f"{self.whole.size} bytes are not {dtype} of {shape}")
-        return Memory(self.whole, dtype, tuple(shape))
+        """The same bytes with another dtype and shape."""
+        if int(np.prod(shape)) * _bytes(dtype) != self.data.size:
+            raise AssertionError(f"{self.data.size} bytes are not {dtype} of {shape}")
+        return Memory(self.data, dtype, tuple(shape))
 
     def index(self, at: int) -> Memory:
-        """One of the tensors along the first axis."""
+        """The tensor at an index of the first axis."""
         inner = self.shape[1:]
         size = int(np.prod(inner)) * _bytes(self.dtype)
         if not 0 <= at < self.shape[0]:
             raise AssertionError(f"chunk {at} of {self.shape[0]}")
-        return Memory(self.whole[at * size : (at + 1) * size], self.dtype, inner)
+        return Memory(self.data[at * size : (at + 1) * size], self.dtype, inner)
 
     def load(self, layout: object) -> Any:
         import triton.language as tl
         from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
-        data = self.whole.view(_get_np_dtype(self.dtype)).reshape(self.shape).copy()
+        data = self.data.view(_get_np_dtype(self.dtype)).reshape(self.shape).copy()
         return tl.core.tensor(
             TensorHandle(data, self.dtype), tl.block_type(self.dtype, list(self.shape))
         )
@@ -92,27 +93,28 @@ class Memory:
     def store(self, value: Any) -> None:
         if tuple(value.shape) != self.shape or value.dtype != self.dtype:
             raise AssertionError(f"{value.dtype} {value.shape} into {self.dtype} {self.shape}")
-        self.whole[:] = np.ascontiguousarray(value.handle.data).view(np.uint8).reshape(-1)
+        self.data[:] = np.ascontiguousarray(value.handle.data).view(np.uint8).reshape(-1)
 
 
-class Copies:
-    """What stands for ``async_copy``: nothing arrives before it is waited for."""
+class AsyncCopy:
+    """Replacement of Gluon's ``async_copy``: data arrives only when a kernel waits for it."""
 
     def __init__(self) -> None:
-        self._on_the_way: list[tuple[Memory, Any]] = []
+        self._in_flight: list[tuple[Memory, Any]] = []
 
     def async_load(self, memory: Memory, pointer: Any, mask: Any = None) -> None:
         import triton.language as tl
 
-        self._on_the_way.append((memory, tl.load(pointer, mask=mask)))
+        self._in_flight.append((memory, tl.load(pointer, mask=mask)))
 
     def commit_group(self) -> None:
         return None
 
-    def wait_group(self, left: int) -> None:
-        for memory, value in self._on_the_way:
+    def wait_group(self, num_outstanding: int) -> None:
+        """Complete all copies, also those that a GPU could still leave outstanding."""
+        for memory, value in self._in_flight:
             memory.store(value)
-        self._on_the_way.clear()
+        self._in_flight.clear()
 
 
 def _bytes(dtype: Any) -> int:
@@ -120,11 +122,11 @@ def _bytes(dtype: Any) -> int:
 
 
 def prepare() -> None:
-    """Let kernels that import Gluon get this one."""
+    """Patch Gluon in this process, so that kernels that import it run on the interpreter."""
     import triton
     from triton.experimental import gluon
     from triton.experimental.gluon.language.nvidia import ampere
 
-    ampere.async_copy = Copies()
+    ampere.async_copy = AsyncCopy()
     gluon.jit = triton.jit
     gluon.language = Language()

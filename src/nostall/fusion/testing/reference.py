@@ -1,7 +1,7 @@
-"""What a graph computes, in numpy with 64-bit floats: the yardstick for generated kernels.
+"""Reference interpreter of operator graphs in numpy, to check generated kernels against.
 
-Floats of every width are computed in fp64 and not rounded in between; integers wrap at their own
-width.  NaN wins in amax, amin, maximum and minimum.
+Floats of any width are computed in fp64 without intermediate rounding; integers wrap at their own
+width. If an operand of amax, amin, maximum or minimum is NaN, the result is NaN.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Array = NDArray[Any]
 
 
 def interpret(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs for these inputs (one array for each input node, of its shape).
+    """The outputs of a graph for one array for each input node.
 
-    Float results are fp64, others have the node's dtype.  Raises :class:`BadGraph` for opaque
-    nodes and for inputs that do not fit.
+    Float results are fp64; others have the node's dtype. Raises :class:`BadGraph` if the graph has
+    opaque nodes or if shapes of inputs are wrong.
     """
     shapes = [graph[index].shape for index in graph.inputs]
     if [tuple(np.shape(value)) for value in inputs] != shapes:
@@ -31,12 +31,12 @@ def interpret(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
             f"got inputs of shape {[tuple(np.shape(v)) for v in inputs]}; the graph takes "
             f"{shapes}; give one array for each input node, in order"
         )
-    given = iter(inputs)
+    remaining_inputs = iter(inputs)
     values: list[Array] = []
     with np.errstate(all="ignore"):
         for node in graph:
             operands = [values[index] for index in node.inputs]
-            value = next(given) if node.op == "input" else _evaluate(node, operands)
+            value = next(remaining_inputs) if node.op == "input" else _evaluate(node, operands)
             values.append(np.asarray(value).astype(_numpy_dtype(node.dtype)))
     return [values[index] for index in graph.outputs]
 
@@ -48,7 +48,7 @@ def _numpy_dtype(dtype: str) -> str:
 def _evaluate(node: Node, operands: list[Array]) -> Any:
     if node.op in _ELEMENTWISE:
         if "float" in node.dtype and node.op != "where":
-            # numpy would compute the function of a byte in fp16.
+            # numpy would compute functions of int8 and uint8 in fp16.
             operands = [value.astype(np.float64) for value in operands]
         return _ELEMENTWISE[node.op](*operands)
     if node.op in _REDUCTIONS:
@@ -63,32 +63,36 @@ def _cast(node: Node, value: Array) -> Array:
         return np.asarray(value != 0)
     if "float" in node.dtype or value.dtype.kind != "f":
         return value
-    # What an integer makes of NaN and Inf is undefined; 0 says that nothing may be expected.
+    # The cast of NaN or Inf to an integer is undefined; 0 takes its place.
     return np.trunc(np.where(np.isfinite(value), value, 0.0))
 
 
 def _random(node: Node, seed: Array) -> Array:
-    """Of the counters (0, 0, 0, 0), (1, 0, 0, 0), ... the first word each, all four, or the
-    halves of all four, the low one first."""
+    """Uniform numbers from the Philox counter values (0, 0, 0, 0), (1, 0, 0, 0), ...
+
+    Each counter value gives four words of 32 bits. ``words`` 1 uses the first of them, 4 uses all,
+    and 8 uses both halves of each word, the low half first.
+    """
     if node["words"] == 1:
         word = _philox(int(seed[0]), node.elements)[0].astype(np.int64)
         folded = np.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word).astype(np.float32)
-        found = folded * np.float32(4.6566127342e-10)
+        numbers = folded * np.float32(4.6566127342e-10)
     elif node["words"] == 8:
         words = np.stack(_philox(int(seed[0]), math.ceil(node.elements / 8)), axis=-1)
         halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
-        found = ((halves.reshape(-1)[: node.elements] + 0.5) / 65536).astype(np.float32)
+        numbers = ((halves.reshape(-1)[: node.elements] + 0.5) / 65536).astype(np.float32)
     else:
         words = np.stack(_philox(int(seed[0]), math.ceil(node.elements / 4)), axis=-1)
         words = words.reshape(-1)[: node.elements]
-        # Scaled so that 2^32, to which the largest words round, becomes the number before 1.
-        found = words.astype(np.float32) * np.float32((1 - 2**-24) * 2**-32)
-    most = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}.get(node.dtype, 1.0)
-    return np.asarray(np.minimum(found, most)).reshape(node.shape)
+        # The largest words round to 2^32 in fp32. The factor maps 2^32 to the number before 1.
+        numbers = words.astype(np.float32) * np.float32((1 - 2**-24) * 2**-32)
+    # The largest number below 1 in the node's dtype, so that no result rounds to 1.
+    maximum = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}.get(node.dtype, 1.0)
+    return np.asarray(np.minimum(numbers, maximum)).reshape(node.shape)
 
 
 def _philox(seed: int, count: int) -> list[Array]:
-    """The four words of Philox 4x32-10 for the counters 0, 1, ..."""
+    """The four words of Philox 4x32-10 (Salmon et al., SC 2011) for the counters 0, 1, ..."""
     wide, low = np.uint64, np.uint64(0xFFFFFFFF)
     key = [np.uint64(seed >> shift & 0xFFFFFFFF) for shift in (0, 32)]
     words = [np.arange(count, dtype=wide), *(np.zeros(count, wide) for _ in "234")]
@@ -118,8 +122,8 @@ def _iota(node: Node) -> Array:
 def _slice(node: Node, value: Array) -> Array:
     dim, start, step = node["dim"], node["start"], node["step"]
     assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
-    places = start + step * np.arange(node.shape[dim])
-    return np.asarray(np.take(value, places, axis=dim))
+    positions = start + step * np.arange(node.shape[dim])
+    return np.asarray(np.take(value, positions, axis=dim))
 
 
 def _erf(value: Array) -> Array:
@@ -127,20 +131,20 @@ def _erf(value: Array) -> Array:
 
 
 def _sigmoid(value: Array) -> Array:
-    small = np.exp(-np.abs(value))
-    return np.asarray(np.where(value >= 0, 1 / (1 + small), small / (1 + small)))
+    power = np.exp(-np.abs(value))
+    return np.asarray(np.where(value >= 0, 1 / (1 + power), power / (1 + power)))
 
 
 def _sign(value: Array) -> Array:
-    # PyTorch gives 0 for NaN, numpy NaN; and numpy has no sign of a bool.
+    # The sign of NaN is 0 in PyTorch and NaN in numpy; numpy has no sign of bool.
     return value if value.dtype == bool else np.nan_to_num(np.sign(value), nan=0.0)
 
 
 def _pow(base: Array, exponent: Array) -> Array:
     if base.dtype.kind in "iu" and np.any(exponent < 0):
-        # 0 to a negative power is 0 in PyTorch, of integers.
-        found = np.trunc(np.power(base.astype(np.float64), exponent))
-        return np.where(np.isinf(found), 0.0, found)
+        # In PyTorch, the integer 0 to a negative power is 0.
+        power = np.trunc(np.power(base.astype(np.float64), exponent))
+        return np.where(np.isinf(power), 0.0, power)
     return np.asarray(np.power(base, exponent))
 
 

@@ -1,8 +1,8 @@
-"""Triton's interpreter made able to run stitched kernels, for checks without a GPU.
+"""Patches for Triton's interpreter, so that it runs generated kernels in tests without a GPU.
 
-``TRITON_INTERPRET=1`` has to be set before Triton is imported.  The interpreter has no libdevice
-and no PTX, and calls the combine function of a reduction for every element; numpy stands in for all
-three.  It is no oracle for bf16 and fp8, whose conversions it gets wrong.
+``TRITON_INTERPRET=1`` must be set before Triton is imported. The interpreter has no libdevice and
+no PTX, and it calls the combine function of a reduction for each element; numpy functions replace
+all three. Its conversions to bf16 and fp8 are wrong, so it cannot check those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from nostall.core.errors import BadInput
 from nostall.fusion.testing import gluon_interpreter
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_LIBDEVICE: dict[str, Callable[..., Any]] = {
     "fast_dividef": np.divide,
     "fast_expf": np.exp,
     "abs": np.abs,
@@ -28,36 +28,38 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": np.power,
     "fmod": np.fmod,
 }
-_ASSEMBLY: dict[str, Callable[..., Any]] = {
+_PTX: dict[str, Callable[..., Any]] = {
     "rcp.approx.ftz.f32 $0, $1;": np.reciprocal,
     "cvt.rni.s32.f32 $0, $1;": lambda x: np.nan_to_num(np.rint(x)),
     "cvt.rn.f32.s32 $0, $1;": np.asarray,
     "cvt.rn.f32.s64 $0, $1;": np.asarray,
 }
-_COMBINED: dict[str, Callable[..., Any]] = {"_max": np.max, "_min": np.min, "_mul": np.prod}
+_REDUCTIONS: dict[str, Callable[..., Any]] = {"_max": np.max, "_min": np.min, "_mul": np.prod}
+"""Reductions by the name of their combine function in generated kernels."""
 
 
 def prepare() -> None:
-    """Put the stand-ins in place.  Raises :class:`BadInput` where Triton does not interpret."""
+    """Patch Triton in this process. Raises :class:`BadInput` if Triton is not interpreting."""
     import triton
     from triton.language.extra import libdevice
 
     if not triton.knobs.runtime.interpret:
         raise BadInput(
-            "Triton compiles here; set TRITON_INTERPRET=1 before it is imported to interpret"
+            "Triton compiles kernels in this process; set TRITON_INTERPRET=1 before Triton is "
+            "imported, so that it interprets them"
         )
     from triton.runtime.interpreter import ReduceOps
 
     np.seterr(all="ignore")
-    for name, function in _FUNCTIONS.items():
+    for name, function in _LIBDEVICE.items():
         setattr(libdevice, name, functools.partial(_elementwise, function))
-    triton.language.inline_asm_elementwise = _assembly
-    # Numpy is no GPU, also where there is one.
+    triton.language.inline_asm_elementwise = _inline_ptx
+    # Kernels run in numpy even if the machine has a GPU.
     triton.language.target_info.cuda_capability_geq = lambda *_: False
     original = ReduceOps.apply_impl
 
     def apply_impl(self: Any, operands: Any) -> Any:
-        function = _COMBINED.get(getattr(self.combine_fn, "__name__", ""))
+        function = _REDUCTIONS.get(getattr(self.combine_fn, "__name__", ""))
         if function is None:
             return original(self, operands)
         data, dtype = operands[0].handle.data, operands[0].dtype
@@ -69,20 +71,21 @@ def prepare() -> None:
     gluon_interpreter.prepare()
 
 
-def _assembly(
+def _inline_ptx(
     text: str, constraints: str, operands: list[Any], dtype: Any = None, **_: object
 ) -> Any:
-    found = _elementwise(_ASSEMBLY[text], *operands)
-    return found if dtype is None else found.to(dtype)
+    result = _elementwise(_PTX[text], *operands)
+    return result if dtype is None else result.to(dtype)
 
 
 def _elementwise(function: Callable[..., Any], *operands: Any) -> Any:
+    """Apply a numpy function to tensors of the interpreter; floats take the tensors' dtype."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
     first = next(operand for operand in operands if not isinstance(operand, float))
     dtype, scalar = first.handle.data.dtype, first.dtype
-    given = (dtype.type(x) if isinstance(x, float) else x.handle.data for x in operands)
-    data = np.asarray(function(*given))
+    arrays = (dtype.type(x) if isinstance(x, float) else x.handle.data for x in operands)
+    data = np.asarray(function(*arrays))
     kind = tl.block_type(scalar, list(data.shape)) if first.type.is_block() else scalar
     return tl.core.tensor(TensorHandle(data.astype(dtype), scalar), kind)

@@ -1,4 +1,4 @@
-"""The page of a fusion plan: which operators are in which kernel, as a picture and as tables."""
+"""Report page of a run of ``nostall fuse``: a drawing of the partition, and tables of kernels."""
 
 from nostall.report.fusion.page import is_fusion, write_page
 

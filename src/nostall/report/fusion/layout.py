@@ -1,9 +1,9 @@
-"""A layered drawing of an acyclic graph: who reads stands below, edges make few crossings.
+"""Layered drawing of an acyclic graph (Sugiyama, Tagawa, Toda 1981) with a limited width.
 
-The classical four steps (Sugiyama, Tagawa, Toda 1981): layers, bends where an edge passes a layer,
-an order inside each layer by barycentres, and places.  A layer is never wider than asked; what does
-not fit goes to the next.  Places are those nearest to the neighbours' that keep order and distance
-(isotonic regression, solved exactly layer by layer).
+The four classical steps: assign nodes to layers, add bends where an edge crosses a layer, order
+each layer by barycentres to reduce crossings, and assign coordinates. A node that does not fit into
+its layer moves to the next one. The coordinates of a layer are as close to those of neighbours as
+order and distances allow (isotonic regression, solved exactly layer by layer).
 """
 
 from __future__ import annotations
@@ -14,212 +14,217 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 _SWEEPS = 12
-_BEND = 10.0
-"""Width that an edge takes where it passes a layer."""
+_BEND_WIDTH = 10.0
+"""Width that an edge takes in a layer that it crosses."""
+
+Size = tuple[float, float]
+"""Width and height of a box."""
+Edge = tuple[int, int]
+"""Numbers of two nodes, the first smaller than the second."""
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``places`` are left upper corners, ``routes`` the points of each edge, from the lower edge of
-    its first node to the upper edge of its second."""
+    """Coordinates of a drawing; y grows downward."""
 
-    places: tuple[tuple[float, float], ...]
-    routes: tuple[tuple[tuple[float, float], ...], ...]
+    places: tuple[Point, ...]
+    """Upper left corner of each box."""
+    routes: tuple[tuple[Point, ...], ...]
+    """Points of each edge, from the lower side of its first box to the upper side of its second."""
     width: float
     height: float
 
 
 @dataclass
 class _Cell:
-    """A node, or a bend (``node`` is -1), with its neighbours above and below."""
+    """A node or a bend in a layer."""
 
     node: int
+    """The number of the node; -1 for a bend."""
     width: float
     above: list[int] = field(default_factory=list)
+    """Connected cells of the layer above."""
     below: list[int] = field(default_factory=list)
-    middle: float = 0.0
+    """Connected cells of the layer below."""
+    center: float = 0.0
 
 
-def layered(
-    sizes: Sequence[tuple[float, float]],
-    edges: Sequence[tuple[int, int]],
-    *,
-    most_width: float,
-    gap: tuple[float, float],
+def layered_layout(
+    sizes: Sequence[Size], edges: Sequence[Edge], *, max_width: float, gap: tuple[float, float]
 ) -> Layout:
-    """Places for boxes of these sizes (width, height).
+    """Place boxes of these sizes in layers, each box below those that have edges to it.
 
-    ``edges`` lead from a number to a greater number: nodes stand in topological order.  ``gap`` is
-    the least distance sideways and between layers.
+    Nodes are numbered in topological order, so each edge leads to a larger number. ``gap`` is the
+    smallest horizontal distance between boxes and the vertical distance between layers.
     """
     if not sizes:
         return Layout((), (), 0.0, 0.0)
-    layer = _layers(sizes, edges, most_width, gap[0])
-    cells, rows, paths = _with_bends(sizes, edges, layer)
-    _order(cells, rows)
-    _place(cells, rows, gap[0])
-    return _drawn(sizes, cells, rows, paths, gap[1])
+    layer_of = _assign_layers(sizes, edges, max_width, gap[0])
+    cells, layers, paths = _add_bends(sizes, edges, layer_of)
+    _order_layers(cells, layers)
+    _assign_centers(cells, layers, gap[0])
+    return _coordinates(sizes, cells, layers, paths, gap[1])
 
 
-def _layers(
-    sizes: Sequence[tuple[float, float]],
-    edges: Sequence[tuple[int, int]],
-    most_width: float,
-    gap: float,
+def _assign_layers(
+    sizes: Sequence[Size], edges: Sequence[Edge], max_width: float, gap: float
 ) -> list[int]:
-    """Of every node its layer: below all that it reads, in the first layer that has room."""
+    """The layer of each node: the first one with room below all nodes that it reads."""
     above: list[list[int]] = [[] for _ in sizes]
-    for first, second in edges:
-        above[second].append(first)
-    layer: list[int] = []
-    used: dict[int, float] = {}
-    for node, (width, _) in enumerate(sizes):
-        at = max((layer[other] + 1 for other in above[node]), default=0)
-        while used.get(at, 0.0) and used[at] + gap + width > most_width:
-            at += 1
-        used[at] = used.get(at, -gap) + gap + width
-        layer.append(at)
-    # What is read at as many places as it reads, or more, stands right above its first reader,
-    # where there is room: fewer edges are long.
     below: list[list[int]] = [[] for _ in sizes]
     for first, second in edges:
+        above[second].append(first)
         below[first].append(second)
+    layer_of: list[int] = []
+    used: dict[int, float] = {}
+    for node, (width, _) in enumerate(sizes):
+        layer = max((layer_of[source] + 1 for source in above[node]), default=0)
+        while used.get(layer, 0.0) and used[layer] + gap + width > max_width:
+            layer += 1
+        used[layer] = used.get(layer, -gap) + gap + width
+        layer_of.append(layer)
+    # A node with at least as many readers as sources moves right above its first reader, if there
+    # is room, so that fewer edges are long.
     for node in reversed(range(len(sizes))):
         if below[node] and len(below[node]) >= len(above[node]):
-            wanted, width = min(layer[other] for other in below[node]) - 1, sizes[node][0]
-            if wanted > layer[node] and used.get(wanted, -gap) + gap + width <= most_width:
-                used[wanted] = used.get(wanted, -gap) + gap + width
-                used[layer[node]] -= gap + width
-                layer[node] = wanted
-    kept = {at: place for place, at in enumerate(sorted(set(layer)))}
-    return [kept[at] for at in layer]
+            layer, width = min(layer_of[reader] for reader in below[node]) - 1, sizes[node][0]
+            if layer > layer_of[node] and used.get(layer, -gap) + gap + width <= max_width:
+                used[layer] = used.get(layer, -gap) + gap + width
+                used[layer_of[node]] -= gap + width
+                layer_of[node] = layer
+    compacted = {layer: at for at, layer in enumerate(sorted(set(layer_of)))}
+    return [compacted[layer] for layer in layer_of]
 
 
-def _with_bends(
-    sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]], layer: Sequence[int]
+def _add_bends(
+    sizes: Sequence[Size], edges: Sequence[Edge], layer_of: Sequence[int]
 ) -> tuple[list[_Cell], list[list[int]], list[list[int]]]:
-    """All cells, the cells of each layer, and the cells that each edge passes."""
+    """All cells, the cells of each layer, and the cells along each edge."""
     cells = [_Cell(node, width) for node, (width, _) in enumerate(sizes)]
-    rows: list[list[int]] = [[] for _ in range(max(layer) + 1)]
-    for node, at in enumerate(layer):
-        rows[at].append(node)
+    layers: list[list[int]] = [[] for _ in range(max(layer_of) + 1)]
+    for node, layer in enumerate(layer_of):
+        layers[layer].append(node)
     paths = []
     for first, second in edges:
         path = [first]
-        for at in range(layer[first] + 1, layer[second]):
-            rows[at].append(len(cells))
+        for layer in range(layer_of[first] + 1, layer_of[second]):
+            layers[layer].append(len(cells))
             path.append(len(cells))
-            cells.append(_Cell(-1, _BEND))
+            cells.append(_Cell(-1, _BEND_WIDTH))
         path.append(second)
-        for one, other in pairwise(path):
-            cells[one].below.append(other)
-            cells[other].above.append(one)
+        for upper, lower in pairwise(path):
+            cells[upper].below.append(lower)
+            cells[lower].above.append(upper)
         paths.append(path)
-    return cells, rows, paths
+    return cells, layers, paths
 
 
-def _order(cells: list[_Cell], rows: list[list[int]]) -> None:
-    """Sort each layer by the mean place of the neighbours, downward and upward by turns; the order
-    with the fewest crossings is kept."""
-    best, fewest = [list(row) for row in rows], _crossings(cells, rows)
+def _order_layers(cells: list[_Cell], layers: list[list[int]]) -> None:
+    """Sort each layer by the mean position of neighbours, in alternating sweeps down and up.
+
+    Keeps the order with the fewest crossings.
+    """
+    best, fewest = [list(layer) for layer in layers], _count_crossings(cells, layers)
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
-        place = {cell: float(at) for row in rows for at, cell in enumerate(row)}
-        for row in rows if down else reversed(rows):
+        position = {cell: float(at) for layer in layers for at, cell in enumerate(layer)}
+        for layer in layers if down else reversed(layers):
             means = {}
-            for cell in row:
+            for cell in layer:
                 near = cells[cell].above if down else cells[cell].below
-                means[cell] = sum(place[n] for n in near) / len(near) if near else place[cell]
-            row.sort(key=means.__getitem__)
-            place.update((cell, float(at)) for at, cell in enumerate(row))
-        crossings = _crossings(cells, rows)
+                means[cell] = sum(position[n] for n in near) / len(near) if near else position[cell]
+            layer.sort(key=means.__getitem__)
+            position.update((cell, float(at)) for at, cell in enumerate(layer))
+        crossings = _count_crossings(cells, layers)
         if crossings < fewest:
-            best, fewest = [list(row) for row in rows], crossings
-    for row, chosen in zip(rows, best, strict=True):
-        row[:] = chosen
+            best, fewest = [list(layer) for layer in layers], crossings
+    for layer, order in zip(layers, best, strict=True):
+        layer[:] = order
 
 
-def _crossings(cells: Sequence[_Cell], rows: Sequence[Sequence[int]]) -> int:
-    """How many pairs of edges between neighbouring layers cross."""
+def _count_crossings(cells: Sequence[_Cell], layers: Sequence[Sequence[int]]) -> int:
+    """The number of pairs of edges between adjacent layers that cross."""
     total = 0
-    for row, following in pairwise(rows):
-        place = {cell: at for at, cell in enumerate(following)}
+    for layer, following in pairwise(layers):
+        position = {cell: at for at, cell in enumerate(following)}
         seen: list[int] = []
-        for cell in row:
-            ends = sorted(place[other] for other in cells[cell].below)
+        for cell in layer:
+            ends = sorted(position[lower] for lower in cells[cell].below)
             total += sum(len(seen) - bisect_right(seen, end) for end in ends)
             for end in ends:
                 insort(seen, end)
     return total
 
 
-def _place(cells: list[_Cell], rows: Sequence[Sequence[int]], gap: float) -> None:
-    """Middles of all cells: near those of their neighbours, in order, and apart."""
-    for row in rows:
+def _assign_centers(cells: list[_Cell], layers: Sequence[Sequence[int]], gap: float) -> None:
+    """Move the centers of cells close to those of neighbours, keeping order and distances."""
+    for layer in layers:
         left = 0.0
-        for cell in row:
-            cells[cell].middle = left + cells[cell].width / 2
-            left += cells[cell].width + gap
+        for index in layer:
+            cells[index].center = left + cells[index].width / 2
+            left += cells[index].width + gap
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
-        for row in rows if down else reversed(rows):
+        for layer in layers if down else reversed(layers):
             wanted = []
-            for cell in row:
-                known = cells[cell]
-                near = (known.above if down else known.below) or known.above + known.below
-                middles = [cells[n].middle for n in near]
-                wanted.append(sum(middles) / len(middles) if middles else known.middle)
-            widths = [cells[cell].width for cell in row]
-            for cell, middle in zip(row, _apart(wanted, widths, gap), strict=True):
-                cells[cell].middle = middle
+            for index in layer:
+                cell = cells[index]
+                near = (cell.above if down else cell.below) or cell.above + cell.below
+                centers = [cells[n].center for n in near]
+                wanted.append(sum(centers) / len(centers) if centers else cell.center)
+            widths = [cells[index].width for index in layer]
+            for index, center in zip(layer, _separated(wanted, widths, gap), strict=True):
+                cells[index].center = center
 
 
-def _apart(wanted: Sequence[float], widths: Sequence[float], gap: float) -> list[float]:
-    """The middles nearest to the wanted ones (least squares) that keep order and distance."""
+def _separated(wanted: Sequence[float], widths: Sequence[float], gap: float) -> list[float]:
+    """The centers closest to the wanted ones (least squares) that keep order and distances."""
     offsets = [0.0]
-    for one, other in pairwise(widths):
-        offsets.append(offsets[-1] + one / 2 + gap + other / 2)
-    # Pool adjacent violators: blocks of cells that touch, each at the mean of what it wants.
+    for left, right in pairwise(widths):
+        offsets.append(offsets[-1] + left / 2 + gap + right / 2)
+    # Pool adjacent violators: a block is a run of touching cells at the mean of what they want,
+    # stored as (sum, count).
     blocks: list[tuple[float, int]] = []
-    for middle, offset in zip(wanted, offsets, strict=True):
-        total, count = middle - offset, 1
+    for center, offset in zip(wanted, offsets, strict=True):
+        total, count = center - offset, 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
-            before, many = blocks.pop()
-            total, count = total + before, count + many
+            previous_total, previous_count = blocks.pop()
+            total, count = total + previous_total, count + previous_count
         blocks.append((total, count))
     starts = [total / count for total, count in blocks for _ in range(count)]
     return [start + offset for start, offset in zip(starts, offsets, strict=True)]
 
 
-def _drawn(
-    sizes: Sequence[tuple[float, float]],
+def _coordinates(
+    sizes: Sequence[Size],
     cells: Sequence[_Cell],
-    rows: Sequence[Sequence[int]],
+    layers: Sequence[Sequence[int]],
     paths: Sequence[Sequence[int]],
     gap: float,
 ) -> Layout:
-    left = min(cell.middle - cell.width / 2 for cell in cells)
+    left = min(cell.center - cell.width / 2 for cell in cells)
     top, y = {}, 0.0
-    height = {}
-    for row in rows:
-        tallest = max((sizes[c][1] for c in row if cells[c].node >= 0), default=0.0)
-        for cell in row:
-            top[cell], height[cell] = y, tallest
+    layer_height = {}
+    for layer in layers:
+        tallest = max((sizes[c][1] for c in layer if cells[c].node >= 0), default=0.0)
+        for cell in layer:
+            top[cell], layer_height[cell] = y, tallest
         y += tallest + gap
     places = tuple(
-        (cells[node].middle - width / 2 - left, top[node]) for node, (width, _) in enumerate(sizes)
+        (cells[node].center - width / 2 - left, top[node]) for node, (width, _) in enumerate(sizes)
     )
     routes = []
     for path in paths:
         first, *bends, last = path
-        x = cells[first].middle - left
+        x = cells[first].center - left
         points = [(x, top[first] + sizes[first][1])]
-        if height[first] > sizes[first][1]:  # down to where its taller neighbours end, too
-            points.append((x, top[first] + height[first]))
+        if layer_height[first] > sizes[first][1]:  # straight down past taller boxes of the layer
+            points.append((x, top[first] + layer_height[first]))
         for bend in bends:
-            x = cells[bend].middle - left
-            points += [(x, top[bend]), (x, top[bend] + height[bend])]
-        points.append((cells[last].middle - left, top[last]))
+            x = cells[bend].center - left
+            points += [(x, top[bend]), (x, top[bend] + layer_height[bend])]
+        points.append((cells[last].center - left, top[last]))
         routes.append(tuple(points))
-    width = max(cell.middle + cell.width / 2 for cell in cells) - left
+    width = max(cell.center + cell.width / 2 for cell in cells) - left
     return Layout(places, tuple(routes), width, y - gap)

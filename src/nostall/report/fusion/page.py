@@ -1,4 +1,4 @@
-"""Put the page of a fusion plan together: one HTML file with style and figures inside."""
+"""Report page of a run of ``nostall fuse``: one HTML file that contains its style and figures."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from markupsafe import Markup
 from nostall import __version__
 from nostall.core import Run
 from nostall.core.files import write_atomically
-from nostall.report.fusion.picture import MOST_DRAWN, picture
+from nostall.report.fusion.picture import MAX_DRAWN, draw_pass
 from nostall.report.tune.page import NAME
 from nostall.report.units import Scale, amount, several
 from nostall.tuning.fusing.document import FILE, Document, Pass, load_document
 
 SCHEMES = {
     "thread": "values stay in a thread",
-    "warp": "several rows a warp, reductions by shuffles",
-    "block": "a row held by all warps of a block",
+    "warp": "several rows a warp; reductions by shuffles",
+    "block": "a row in the registers of one block",
     "looped": "the row is read again for each level of reductions",
-    "shared": "what several levels need is kept in shared memory",
-    "split": "a row shared by several programs, partial results in memory",
-    "column": "sums down columns beside rows, two kernels",
+    "shared": "values for several levels of reductions are kept in shared memory",
+    "split": "several blocks share a row; partial results in memory",
+    "column": "reductions by row and by column; two kernels",
 }
-"""In the words of docs/fusion_codegen.md."""
+"""Short descriptions of the kernel schemes, by scheme name."""
 
 
 def is_fusion(path: Path) -> bool:
-    """Whether a run directory is one of ``nostall fuse``."""
+    """Whether a run directory was made by ``nostall fuse``."""
     return (path / FILE).exists()
 
 
 def write_page(path: Path) -> Path:
     """Write ``report.html`` into a run directory made by ``nostall fuse``; returns its path.
 
-    Raises :class:`~nostall.core.errors.BadRun` where ``fusion.json`` or ``run.json`` cannot be
-    used.
+    Raises :class:`~nostall.core.errors.BadRun` if ``fusion.json`` or ``run.json`` cannot be used.
     """
     document = load_document(path)
     page = render(document, Run.open(path).record.command)
@@ -48,7 +47,7 @@ def write_page(path: Path) -> Path:
 
 
 def render(document: Document, command: str) -> str:
-    """The page as text."""
+    """The HTML text of the page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["bytes"] = amount
     environment.filters["several"] = several
@@ -57,10 +56,11 @@ def render(document: Document, command: str) -> str:
     return template.render(
         document=document,
         passes=[
-            (found, _facts(found), picture(found, document.measured)) for found in document.passes
+            (traced_pass, _facts(traced_pass), draw_pass(traced_pass, document.measured))
+            for traced_pass in document.passes
         ],
         schemes=SCHEMES,
-        most_drawn=MOST_DRAWN,
+        max_drawn=MAX_DRAWN,
         command=command,
         style=Markup(_read("page.css") + _read("fusion.css")),
         script=Markup(_read("fusion.js")),
@@ -68,16 +68,16 @@ def render(document: Document, command: str) -> str:
     )
 
 
-def _facts(found: Pass) -> dict[str, Any]:
-    """What the template would have to compute."""
-    before = sum(kernel.bytes_before for kernel in found.kernels)
-    after = sum(kernel.bytes_after for kernel in found.kernels)
+def _facts(traced_pass: Pass) -> dict[str, Any]:
+    """Values of a pass that are computed here instead of in the template."""
+    kernels = traced_pass.kernels
     return {
-        "before": before,
-        "after": after,
-        "opaque": sum(node.kind == "opaque" for node in found.nodes),
-        "stay": sum(reason.count for reason in found.refused),
-        "numbers": {kernel.name: at + 1 for at, kernel in reversed([*enumerate(found.kernels)])},
+        "before": sum(kernel.bytes_before for kernel in kernels),
+        "after": sum(kernel.bytes_after for kernel in kernels),
+        "opaque": sum(node.kind == "opaque" for node in traced_pass.nodes),
+        "stay": sum(reason.count for reason in traced_pass.refused),
+        # A kernel that occurs several times has the number of its first occurrence.
+        "numbers": {kernel.name: at + 1 for at, kernel in reversed([*enumerate(kernels)])},
     }
 
 

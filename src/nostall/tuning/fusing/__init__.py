@@ -1,1 +1,1 @@
-"""Fusion of a user's function as a job: trace, plan, generate, compile, verify, tune, keep."""
+"""The job of ``nostall fuse``: trace, plan, generate, compile, verify, measure and tune kernels."""

@@ -1,7 +1,7 @@
-"""``fusion.json``: a fusion plan and the kernels made of it, as a run directory keeps them.
+"""Schema of ``fusion.json``: the partition of a run of ``nostall fuse`` and its kernels.
 
-What the command line prints and what the report draws is all in here.  Bytes are bytes, times are
-seconds.  *Before* is every operator as a kernel of its own.
+The command line and the report show nothing that is not in this file. Sizes are bytes; times are
+seconds. *Before* means one kernel for each operator.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from nostall.fusion.graph.operations import Kind
 FILE = "fusion.json"
 
 
-class Counted(StrictModel):
-    """A reason, how often it or its like was met, and the operator where there is one."""
+class ReasonCount(StrictModel):
+    """How often a reason occurred."""
 
     reason: str
     count: int
     what: str = ""
+    """The ATen operator that the reason is about, if any."""
 
 
-class Drawn(StrictModel):
-    """A node of the captured graph; ``reads`` are nodes that it reads, views looked through;
-    ``result``: the program returns it.  ``kind`` is that of :mod:`nostall.fusion.graph.operations`."""
+class GraphNode(StrictModel):
+    """A node of the captured graph that is no view and no constant."""
 
     index: int
     name: str
@@ -39,57 +39,62 @@ class Drawn(StrictModel):
     shape: tuple[int, ...]
     dtype: str
     reads: tuple[int, ...]
+    """Nodes that it reads, directly or by a view."""
     bytes: int
     result: bool
+    """Whether the traced function returns it."""
 
 
 class Binary(StrictModel):
-    """One compiled kernel; ``failure`` says why there is none.
-
-    ``findings`` counts where nostall's rules do not hold for the compiler's own order, and
-    ``not_judged`` says why nobody asked: such a binary runs, and is not tuned.  ``measured`` is
-    its median time on a GPU, where one was asked, ``not_measured`` why there is none.
-    """
+    """One GPU kernel after compilation."""
 
     name: str
     file: str | None = None
+    """Path of the cubin in the run directory; None if compilation failed."""
     failure: str = ""
+    """Why the kernel was not compiled."""
     not_judged: str = ""
+    """Why the verifier did not check it. Such a kernel runs, but it is not tuned."""
     instructions: int = 0
     findings: int = 0
+    """Places where the compiler's own order violates nostall's rules."""
     first_finding: str = ""
     measured: float | None = None
+    """Median time on a GPU, measured; None if it was not measured."""
     not_measured: str = ""
+    """Why the measurement failed."""
 
 
-class Other(StrictModel):
-    """A schedule that was not chosen: its modelled time over that of the chosen one."""
+class AlternativeSchedule(StrictModel):
+    """A schedule that was not selected."""
 
     plan: str
     ratio: float
+    """Its modelled time divided by that of the selected schedule."""
 
 
 class Schedules(StrictModel):
-    """What the chosen schedule was chosen from; ``refused`` counts those that do not fit."""
+    """The schedules that a kernel's schedule was selected from."""
 
     legal: int
-    next_best: tuple[Other, ...]
-    refused: tuple[Counted, ...]
+    next_best: tuple[AlternativeSchedule, ...]
+    refused: tuple[ReasonCount, ...]
+    """Why others are illegal, counted."""
 
 
 class FusedKernel(StrictModel):
-    """One pattern of the plan and what was generated for it.
-
-    ``operators`` are indices of drawn nodes; ``launches`` are the names of its GPU kernels;
-    ``plan`` is the schedule.  Times are *modelled*.
-    """
+    """One kernel of the partition and its generated program; times are modelled."""
 
     name: str
     operators: tuple[int, ...]
+    """Indices of graph nodes."""
     scheme: str
     plan: str
+    """The selected schedule."""
     launches: tuple[str, ...]
+    """Names of its GPU kernels, in launch order."""
     source: str
+    """Path of the source in the run directory."""
     bytes_before: int
     bytes_after: int
     seconds_before: float
@@ -98,17 +103,21 @@ class FusedKernel(StrictModel):
 
 
 class Pass(StrictModel):
-    """A traced pass.  ``alone``: operators that run one by one in PyTorch; ``splits`` counts why
-    kernels of the plan became smaller ones; ``refused`` what was no operator to fuse."""
+    """A traced pass: inference, forward or backward. Times are modelled."""
 
     name: str
-    nodes: tuple[Drawn, ...]
+    nodes: tuple[GraphNode, ...]
     kernels: tuple[FusedKernel, ...]
     alone: tuple[int, ...]
+    """Operators that no kernel contains; PyTorch runs them one by one."""
     taken: int
-    refused: tuple[Counted, ...]
-    splits: tuple[Counted, ...]
-    no_kernel: tuple[Counted, ...]
+    """ATen calls that can be fused."""
+    refused: tuple[ReasonCount, ...]
+    """Why other ATen calls cannot be fused, counted."""
+    splits: tuple[ReasonCount, ...]
+    """Why kernels of the partition were split into smaller ones, counted."""
+    no_kernel: tuple[ReasonCount, ...]
+    """Why operators are in ``alone``, counted."""
     seconds_unfused: float
     seconds_alone: float
     greedy_kernels: int
@@ -117,43 +126,44 @@ class Pass(StrictModel):
 
     @property
     def operators(self) -> int:
-        """Operators, each of which would be a launch of its own."""
+        """The number of operators, each of which is a launch without fusion."""
         return sum(node.kind not in ("input", "opaque") for node in self.nodes)
 
     @property
     def launches(self) -> int:
-        """Launches of the kernels and of what runs beside them, opaque calls apart."""
+        """Launches of the kernels and of operators without a kernel; opaque calls not counted."""
         return sum(len(kernel.launches) for kernel in self.kernels) + len(self.alone)
 
     @property
     def seconds(self) -> float:
-        """Modelled time of the kernels and of what runs beside them, opaque calls apart."""
+        """Modelled time of the kernels and of operators without a kernel, without opaque calls."""
         return sum(kernel.seconds_after for kernel in self.kernels) + self.seconds_alone
 
     @property
     def groups(self) -> tuple[tuple[FusedKernel, int], ...]:
-        """Different kernels in the order in which they first come, and how often each runs."""
-        counts = Counter(_same(kernel) for kernel in self.kernels)
+        """Distinct kernels in the order of their first use, with the number of their uses."""
+        counts = Counter(_identity(kernel) for kernel in self.kernels)
         first: dict[object, FusedKernel] = {}
         for kernel in self.kernels:
-            first.setdefault(_same(kernel), kernel)
-        return tuple((kernel, counts[same]) for same, kernel in first.items())
+            first.setdefault(_identity(kernel), kernel)
+        return tuple((kernel, counts[key]) for key, kernel in first.items())
 
 
 class TunedBinary(StrictModel):
-    """What the search over the instructions of one kernel found; modelled.  ``folder`` is its run
-    directory inside this one, empty where it was not tuned for the reason that ``note`` tells."""
+    """Result of the search over the instruction order of one kernel; modelled."""
 
     name: str
     folder: str = ""
+    """Its run directory inside this one; empty if the kernel was not tuned."""
     ratio: float = 1.0
     improved: bool = False
     evaluations: int = 0
     note: str = ""
+    """Why the kernel was not tuned."""
 
 
 class Document(StrictModel):
-    """The whole file."""
+    """Content of ``fusion.json``."""
 
     schema_version: Literal[1] = 1
     target: str
@@ -170,14 +180,14 @@ class Document(StrictModel):
     measured_on: str = ""
 
     def measured(self, kernel: FusedKernel) -> float | None:
-        """Seconds of all launches of a kernel, one after the other, where a GPU said them all."""
-        known = {binary.name: binary.measured for binary in self.binaries}
-        times = [known.get(name) for name in kernel.launches]
+        """Measured seconds of all launches of a kernel; None if one of them was not measured."""
+        seconds = {binary.name: binary.measured for binary in self.binaries}
+        times = [seconds.get(name) for name in kernel.launches]
         return None if None in times else sum(time for time in times if time is not None)
 
     @property
     def unknown(self) -> tuple[Binary, ...]:
-        """Binaries that hold something that nostall's rules do not know."""
+        """Binaries with findings of the verifier."""
         return tuple(binary for binary in self.binaries if binary.findings)
 
     @property
@@ -190,20 +200,22 @@ _NODE = re.compile(r"%\d+ = (\w+)\(.*?\) \w+ (?:scalar|[\dx]+)")
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
-def counted(reasons: Iterable[str]) -> tuple[Counted, ...]:
-    """Reasons by how often they were met, most first.  Those that differ in numbers and nodes only
-    are one, told as it was met first."""
-    told: dict[str, str] = {}
+def count_reasons(reasons: Iterable[str]) -> tuple[ReasonCount, ...]:
+    """Reasons with their counts, most frequent first.
+
+    Reasons that differ only in numbers and graph nodes count as one; the first text is kept.
+    """
+    texts: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for reason in reasons:
         general = _NUMBER.sub("", _NODE.sub(r"\1", reason))
-        told.setdefault(general, reason)
+        texts.setdefault(general, reason)
         counts[general] += 1
-    return tuple(Counted(reason=told[key], count=count) for key, count in counts.most_common())
+    return tuple(ReasonCount(reason=texts[key], count=count) for key, count in counts.most_common())
 
 
 def load_document(folder: Path) -> Document:
-    """Read ``fusion.json`` of a run directory; :class:`BadRun` where it cannot be used."""
+    """Read ``fusion.json`` of a run directory; raises :class:`BadRun` if it cannot be used."""
     path = folder / FILE
     try:
         return Document.model_validate_json(path.read_text())
@@ -215,5 +227,5 @@ def load_document(folder: Path) -> Document:
         raise BadRun(f"{path}: {where}: {first['msg']}; run `nostall fuse` again") from error
 
 
-def _same(kernel: FusedKernel) -> object:
+def _identity(kernel: FusedKernel) -> object:
     return kernel.source, kernel.bytes_before, kernel.bytes_after, len(kernel.operators)

@@ -1,5 +1,7 @@
-"""What a user writes on the command line: ``path.py:name``, and the inputs of that function in one
-line (``4096x5000:f16,5000:f16,=0.1``).  Knows nothing of PyTorch, so mistakes are told at once."""
+"""Parser of ``nostall fuse`` arguments: ``path.py:name`` and ``4096x5000:f16,5000:f16,=0.1``.
+
+Imports no PyTorch, so that errors in arguments are reported without delay.
+"""
 
 from __future__ import annotations
 
@@ -25,51 +27,52 @@ DTYPES = {
     "c64": "complex64",
     "c128": "complex128",
 }
-"""Short names of PyTorch's dtypes; the long ones are understood too."""
+"""Short names of PyTorch's dtypes; PyTorch's own names are accepted, too."""
 
 CASTS = ("f64", "f32", "f16", "bf16")
-"""What ``--dtype`` may be: floating dtypes that every operator takes."""
+"""Values of ``--dtype``: the floating-point dtypes that all operators support."""
 
 _TENSOR = re.compile(r"(scalar|\d+(?:x\d+)*)(?::(\w+))?")
-_LARGEST = 2**62
+_MAX_ELEMENTS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInput:
-    """A tensor; ``dtype`` is PyTorch's name."""
+    """A tensor argument."""
 
     shape: tuple[int, ...]
     dtype: str
+    """PyTorch's name of the dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberInput:
-    """A Python number or bool."""
+    """A Python number or bool as an argument."""
 
     value: int | float | bool
 
 
-def named(target: str) -> tuple[str, str]:
-    """The file and the name in it; :class:`BadInput` where there is no such file."""
+def parse_target(target: str) -> tuple[str, str]:
+    """Split ``path.py:name`` into the path and the name; raises :class:`BadInput`."""
     path, colon, name = target.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise BadInput(f"{target!r} names no function; write path.py:FUNCTION")
     if not Path(path).is_file():
-        raise BadInput(f"there is no file {path}; give the Python file that holds {name}")
+        raise BadInput(f"there is no file {path}; give the Python file that contains {name}")
     return path, name
 
 
 def parse_inputs(text: str) -> list[TensorInput | NumberInput]:
-    """The inputs in the order of the function's arguments.
+    """Parse inputs separated by commas, in the order of the function's arguments.
 
-    ``SIZExSIZE:DTYPE`` is a tensor (fp32 where no dtype is said), ``scalar:DTYPE`` one without
-    axes, ``=VALUE`` a number or True or False.  Raises :class:`BadInput`.
+    ``SIZExSIZE:DTYPE`` is a tensor (fp32 without a dtype), ``scalar:DTYPE`` is a tensor without
+    axes, and ``=VALUE`` is a number, True or False. Raises :class:`BadInput`.
     """
-    return [_parsed(part.strip()) for part in text.split(",")]
+    return [_parse_input(part.strip()) for part in text.split(",")]
 
 
 def torch_dtype(name: str) -> str:
-    """PyTorch's name of a dtype in either form; :class:`BadInput` where there is none."""
+    """PyTorch's name for a short or long dtype name; raises :class:`BadInput` if unknown."""
     if name in DTYPES:
         return DTYPES[name]
     if name in DTYPES.values():
@@ -77,26 +80,26 @@ def torch_dtype(name: str) -> str:
     raise BadInput(f"dtype {name!r} is unknown; allowed are {', '.join(DTYPES)}")
 
 
-def _parsed(part: str) -> TensorInput | NumberInput:
+def _parse_input(part: str) -> TensorInput | NumberInput:
     if part.startswith("="):
-        return NumberInput(_number(part))
-    found = _TENSOR.fullmatch(part)
-    if found is None:
+        return NumberInput(_parse_number(part))
+    match = _TENSOR.fullmatch(part)
+    if match is None:
         raise BadInput(
             f"input {part!r} is not understood; write 4096x5000:f16 for a tensor, scalar:f32 for "
             "one without axes, =0.1 for a number, and commas between"
         )
-    sizes, dtype = found.groups()
+    sizes, dtype = match.groups()
     shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
     elements = 1
     for size in shape:
         elements *= size
-    if elements > _LARGEST:
-        raise BadInput(f"input {part!r} has more elements than can be counted; give smaller sizes")
+    if elements > _MAX_ELEMENTS:
+        raise BadInput(f"input {part!r} has more than 2^62 elements; give smaller sizes")
     return TensorInput(shape, torch_dtype(dtype or "f32"))
 
 
-def _number(part: str) -> int | float | bool:
+def _parse_number(part: str) -> int | float | bool:
     text = part[1:].strip()
     if text in ("True", "False"):
         return text == "True"

@@ -1,6 +1,7 @@
-"""Fusing a function as one readable story: plan, generate, compile, verify, measure, tune, keep.
+"""Job of ``nostall fuse`` on a traced function: plan, generate, compile, verify, measure, tune.
 
-Ctrl-C ends the stage that it meets; what was found until then is kept, and says so.
+Ctrl-C ends the current stage. The results so far are kept, and the document says that the job was
+interrupted.
 """
 
 from __future__ import annotations
@@ -17,40 +18,48 @@ from nostall import __version__
 from nostall.core import Observer, Run
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.evaluate import H200
-from nostall.fusion.graph.regions import regions
+from nostall.fusion.graph.regions import find_regions
 from nostall.sass.binary import toolchain
-from nostall.tuning.fusing.compiled import Compiled, compiled, tuned
+from nostall.tuning.fusing.binaries import CompiledKernel, compile_program, tune_kernel
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary
-from nostall.tuning.fusing.measured import Measure, timed
-from nostall.tuning.fusing.planned import PlannedRegion, check_strategy, pass_of, planned
-from nostall.tuning.fusing.target import Asked, Traced
+from nostall.tuning.fusing.region_plans import (
+    RegionPlan,
+    check_strategy,
+    make_pass,
+    plan_regions,
+)
+from nostall.tuning.fusing.target import FusionRequest, TracedTarget
+from nostall.tuning.fusing.timing import Measure, time_kernel
 from nostall.tuning.job import Settings
 
 Progress = Callable[[float, str], None]
-"""How much is done (0 to 1), and what is being done."""
+"""Callback with the share of the job that is done (0 to 1) and a text for the current stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fusing:
-    """How to fuse; ``tuning`` is how the SASS of every kernel is searched, ``measure`` who times
-    it; None: nobody does."""
+class FusionSettings:
+    """How to fuse a function."""
 
     strategy: str = "explore"
+    """A key of :data:`~nostall.tuning.fusing.region_plans.STRATEGIES`."""
     arch: str = "sm_90"
     tuning: Settings | None = None
+    """Settings of the search over the instructions of each kernel; None disables it."""
     measure: Measure | None = None
+    """Function that measures kernels; None disables measurement."""
     observers: Sequence[Observer] = field(default=())
+    """Observers of the search over instructions."""
 
     def __post_init__(self) -> None:
         check_strategy(self.strategy)
 
-    def described(self, asked: Asked) -> dict[str, Any]:
-        """The settings as they go into ``run.json``."""
+    def described(self, request: FusionRequest) -> dict[str, Any]:
+        """The request and the settings as recorded in ``run.json``."""
         return {
-            "target": asked.target,
-            "inputs": asked.inputs,
-            "dtype": asked.dtype,
-            "backward": asked.backward,
+            "target": request.target,
+            "inputs": request.inputs,
+            "dtype": request.dtype,
+            "backward": request.backward,
             "strategy": self.strategy,
             "arch": self.arch,
             "measure": self.measure is not None,
@@ -60,111 +69,127 @@ class Fusing:
         }
 
 
-def fuse(asked: Asked, found: Traced, how: Fusing, run: Run, progress: Progress) -> Document:
-    """Fuse what was traced; everything goes into the run directory, :data:`FILE` first of all.
+def run_fuse(
+    request: FusionRequest,
+    traced: TracedTarget,
+    settings: FusionSettings,
+    run: Run,
+    progress: Progress,
+) -> Document:
+    """Fuse a traced function and write all results to the run directory.
 
-    Raises :class:`MissingPart` where Triton is not there.
+    Returns the document, which is also written as :data:`FILE`. Raises :class:`MissingPart` without
+    Triton.
     """
-    story = _Story(found, how, run, progress)
+    job = _FuseJob(traced, settings, run, progress)
     try:
-        story.plan()
-        story.compile()
-        story.measure()
-        story.tune()
+        job.plan()
+        job.compile()
+        job.measure()
+        job.tune()
     except KeyboardInterrupt:
-        story.interrupted = True
-    except Exception:
+        job.interrupted = True
+    except Exception:  # any failure must be recorded in the run before it is raised
         run.finish("failed", {})
         raise
-    document = story.document(asked)
+    document = job.document(request)
     run.write(FILE, (document.model_dump_json(indent=1) + "\n").encode())
-    run.finish("interrupted" if story.interrupted else "done", _result(document))
+    run.finish("interrupted" if job.interrupted else "done", _summary(document))
     return document
 
 
-class _Story:
-    """What was found so far."""
+class _FuseJob:
+    """The stages of the job and their results so far."""
 
-    def __init__(self, found: Traced, how: Fusing, run: Run, progress: Progress) -> None:
-        self.found, self.how, self.run, self.progress = found, how, run, progress
-        self.regions: dict[str, list[PlannedRegion]] = {name: [] for name in found.passes}
-        self.binaries: dict[str, Compiled] = {}
+    def __init__(
+        self, traced: TracedTarget, settings: FusionSettings, run: Run, progress: Progress
+    ) -> None:
+        self.traced, self.settings, self.run, self.progress = traced, settings, run, progress
+        self.plans: dict[str, list[RegionPlan]] = {name: [] for name in traced.passes}
+        """The planned regions of each pass."""
+        self.kernels: dict[str, CompiledKernel] = {}
         self.tuned: list[TunedBinary] = []
         self.interrupted = False
         self.measured_on = ""
-        self.share = 1 / (2 + (how.measure is not None) + 2 * (how.tuning is not None))
+        # Share of the progress bar for one stage; tuning counts as two.
+        self.share = 1 / (2 + (settings.measure is not None) + 2 * (settings.tuning is not None))
 
     def plan(self) -> None:
-        """Plans and source text, region by region."""
-        total = sum(len(regions(captured.graph)) for captured in self.found.passes.values())
+        """Partition each region and generate the source of its kernels."""
+        passes = self.traced.passes
+        total = sum(len(find_regions(captured.graph)) for captured in passes.values())
         done = 0
         with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-            for name, captured in self.found.passes.items():
+            for name, captured in passes.items():
                 self.progress(0.0, f"planning {name}")
-                for region in planned(captured, self.how.strategy, Path(folder)):
-                    self.regions[name].append(region)
+                for plan in plan_regions(captured, self.settings.strategy, Path(folder)):
+                    self.plans[name].append(plan)
                     done += 1
-                    told = f"planning {name}: region {done} of {total}"
-                    self.progress(self.share * done / total, told)
+                    message = f"planning {name}: region {done} of {total}"
+                    self.progress(self.share * done / total, message)
 
     @property
     def programs(self) -> list[Program]:
-        """Different programs; equal ones have equal names."""
-        every = (p for found in self.regions.values() for region in found for p in region.programs)
-        return list({program.key: program for program in every}.values())
+        """The distinct programs of all passes."""
+        programs = (p for plans in self.plans.values() for plan in plans for p in plan.programs)
+        return list({program.key: program for program in programs}.values())
 
     def compile(self) -> None:
-        """Every program for the architecture, and what the verifier says of it."""
+        """Compile and verify each program."""
         programs = self.programs
         for at, program in enumerate(programs):
-            told = f"compiling {at + 1} of {len(programs)}"
-            self.progress(self.share * (1 + at / len(programs)), told)
-            for made in compiled(program, self.run, self.how.arch):
-                self.binaries[made.binary.name] = made
+            message = f"compiling {at + 1} of {len(programs)}"
+            self.progress(self.share * (1 + at / len(programs)), message)
+            for kernel in compile_program(program, self.run, self.settings.arch):
+                self.kernels[kernel.binary.name] = kernel
 
     def measure(self) -> None:
-        """Time every kernel that was compiled."""
-        if self.how.measure is None:
+        """Measure each compiled kernel on the GPU, if the settings say so."""
+        if self.settings.measure is None:
             return
-        every = [made for made in self.binaries.values() if made.source is not None]
-        for at, made in enumerate(every):
-            told = f"measuring {at + 1} of {len(every)}"
-            self.progress(self.share * (2 + at / len(every)), told)
-            known, said = timed(made, self.how.measure)
-            self.binaries[made.binary.name] = known
-            self.measured_on = self.measured_on if known.binary.measured is None else said
+        kernels = [kernel for kernel in self.kernels.values() if kernel.source is not None]
+        for at, kernel in enumerate(kernels):
+            message = f"measuring {at + 1} of {len(kernels)}"
+            self.progress(self.share * (2 + at / len(kernels)), message)
+            timed, text = time_kernel(kernel, self.settings.measure)
+            self.kernels[kernel.binary.name] = timed
+            self.measured_on = self.measured_on if timed.binary.measured is None else text
 
     def tune(self) -> None:
-        """Search the instructions of every kernel on the model, one after the other."""
-        if self.how.tuning is None:
+        """Search the instruction order of each kernel on the SM model, if the settings say so."""
+        if self.settings.tuning is None:
             return
-        for at, made in enumerate(self.binaries.values()):
-            done = 1 - 2 * self.share * (1 - at / len(self.binaries))
-            self.progress(done, f"tuning {at + 1} of {len(self.binaries)}")
-            said, stopped = tuned(
-                made, self.run, self.how.tuning, self.run.record.command, self.how.observers
+        for at, kernel in enumerate(self.kernels.values()):
+            done = 1 - 2 * self.share * (1 - at / len(self.kernels))
+            self.progress(done, f"tuning {at + 1} of {len(self.kernels)}")
+            record, interrupted = tune_kernel(
+                kernel,
+                self.run,
+                self.settings.tuning,
+                self.run.record.command,
+                self.settings.observers,
             )
-            self.tuned.append(said)
-            if stopped:
+            self.tuned.append(record)
+            if interrupted:
                 raise KeyboardInterrupt
 
-    def document(self, asked: Asked) -> Document:
-        """All of it; regions that were not reached count as left to PyTorch."""
+    def document(self, request: FusionRequest) -> Document:
+        """The results so far. Operators of regions without a plan count as run by PyTorch."""
         passes: list[Pass] = [
-            pass_of(name, captured, self.regions[name])
-            for name, captured in self.found.passes.items()
+            make_pass(name, captured, self.plans[name])
+            for name, captured in self.traced.passes.items()
         ]
         return Document(
-            target=asked.target,
-            inputs=self.found.inputs,
-            strategy=self.how.strategy,
-            arch=self.how.arch,
+            target=request.target,
+            inputs=self.traced.inputs,
+            strategy=self.settings.strategy,
+            arch=self.settings.arch,
             hardware=H200.name,
-            traced_on=self.found.device,
+            traced_on=self.traced.device,
             status="interrupted" if self.interrupted else "done",
             versions=_versions(),
             passes=tuple(passes),
-            binaries=tuple(made.binary for made in self.binaries.values()),
+            binaries=tuple(kernel.binary for kernel in self.kernels.values()),
             tuned=tuple(self.tuned),
             measured_on=self.measured_on,
         )
@@ -180,22 +205,22 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _result(document: Document) -> dict[str, Any]:
-    """The short form that ``run.json`` has."""
+def _summary(document: Document) -> dict[str, Any]:
+    """The summary of a document for ``run.json``."""
     return {
         "kind": "modelled",
         "unit": "s",
         "passes": {
-            found.name: {
-                "operators": found.operators,
-                "launches": found.launches,
-                "unfused": found.seconds_unfused,
-                "fused": found.seconds,
+            traced_pass.name: {
+                "operators": traced_pass.operators,
+                "launches": traced_pass.launches,
+                "unfused": traced_pass.seconds_unfused,
+                "fused": traced_pass.seconds,
             }
-            for found in document.passes
+            for traced_pass in document.passes
         },
         "binaries": len(document.binaries),
         "failed": len(document.failed),
         "unknown": len(document.unknown),
-        "improved": sum(each.improved for each in document.tuned),
+        "improved": sum(tuned.improved for tuned in document.tuned),
     }

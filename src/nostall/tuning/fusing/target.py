@@ -1,8 +1,11 @@
-"""What a user names: a function or a module in a Python file, and its inputs, traced.
+"""Loading and tracing of the target of ``nostall fuse``: a function or module in a Python file.
 
-Everything is built and traced with fake tensors: nothing is computed, and a model may be larger
-than memory.  Needs PyTorch.  ``path.py:name`` is a function of tensors, a module, a class of
-modules, or a function without parameters that returns a module, or the pair (module, inputs).
+Models and inputs are built and traced with fake tensors: nothing is computed, and a model may be
+larger than memory. Needs PyTorch. A target ``path.py:name`` is one of
+
+- a function of tensors,
+- a module, or a class of modules,
+- a function without parameters that returns a module, or a pair (module, inputs).
 """
 
 from __future__ import annotations
@@ -22,75 +25,76 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import BadInput, NostallError
-from nostall.fusion.capture import Captured, capture, inference_graph, training_graphs
-from nostall.tuning.fusing.inputs import NumberInput, named, parse_inputs
+from nostall.fusion.capture import CapturedGraph, capture, inference_graph, training_graphs
+from nostall.tuning.fusing.inputs import NumberInput, parse_inputs, parse_target
 from nostall.tuning.kernel_file import imported, root_cause
 
 INPUTS = "inputs"
-"""The function of the user's file that gives the inputs where nothing else is said."""
+"""Name of the function in the user's file that returns the inputs by default."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be fused.
-
-    ``inputs`` is a line for :func:`~nostall.tuning.fusing.inputs.parse_inputs` or the name of a
-    function of the file that returns them (a tuple of arguments or a dict of named ones).
-    ``dtype`` (PyTorch's name) is what floating inputs and parameters become; None: left as they
-    are.  ``backward``: with gradients of parameters and of floating inputs, of all those unless
-    the file says of some that they require them.
-    """
+class FusionRequest:
+    """What to fuse."""
 
     target: str
+    """``path.py:name``"""
     inputs: str | None = None
+    """A text for :func:`~nostall.tuning.fusing.inputs.parse_inputs`, or the name of a function of
+    the file that returns the inputs: a tuple of arguments or a dict of named arguments."""
     dtype: str | None = None
+    """PyTorch's name of the dtype to convert floating-point inputs and parameters to, if any."""
     backward: bool = False
+    """Whether to trace the backward pass, too. Gradients are computed of parameters, and of the
+    inputs that require them in the file, or of all floating-point inputs if none does."""
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
-    """``passes`` by name (inference, or forward and backward); ``inputs`` as people read them."""
+class TracedTarget:
+    """A target after tracing and capture."""
 
     name: str
     inputs: tuple[str, ...]
+    """The inputs as text, such as ``float16[4096, 5000]``."""
     device: str
-    passes: Mapping[str, Captured]
+    passes: Mapping[str, CapturedGraph]
+    """The captured graph of ``inference``, or of ``forward`` and ``backward``."""
 
 
-def traced(asked: Asked) -> Traced:
-    """Read the file, build what it names and trace it.
+def trace_target(request: FusionRequest) -> TracedTarget:
+    """Import the file, build the function or module that the request names, and trace it.
 
-    Raises :class:`BadInput` where the file, the name or the inputs are not what they have to be,
-    and where PyTorch cannot trace the program.
+    Raises :class:`BadInput` if the file, the name or the inputs are invalid, or if PyTorch cannot
+    trace the function.
     """
-    path, name = named(asked.target)
+    path, name = parse_target(request.target)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    with imported(Path(path).absolute()) as file, _told(asked.target):
-        function, given = _built(file, path, name, mode)
-        if asked.inputs is not None or given is None:
-            given = _inputs(file, path, asked.inputs, mode)
-        args, kwargs = _arguments(given)
-        _check_fit(function, args, kwargs, asked.target)
-        change = _Change(mode, device, asked.dtype)
+    with imported(Path(path).absolute()) as file, _errors_name_target(request.target):
+        function, inputs = _load_function(file, path, name, mode)
+        if request.inputs is not None or inputs is None:
+            inputs = _load_inputs(file, path, request.inputs, mode)
+        args, kwargs = _to_arguments(inputs)
+        _check_signature(function, args, kwargs, request.target)
+        convert = _Converter(mode, device, request.dtype)
         if isinstance(function, nn.Module):
-            _replace_tensors(function, change)
+            _convert_module(function, convert)
         leaves, structure = tree_flatten((args, kwargs))
-        leaves = [change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves = [convert(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        call = _call(name, function, leaves, structure)
-        if asked.backward:
+        module = _module_of_tensors(name, function, leaves, structure)
+        if request.backward:
             _require_gradients(tensors)
-            forward, backward = training_graphs(call, *tensors)
+            forward, backward = training_graphs(module, *tensors)
             passes = {"forward": capture(forward), "backward": capture(backward)}
         else:
-            passes = {"inference": capture(inference_graph(call, *tensors))}
-    return Traced(name, tuple(map(_shown, leaves)), device.type, passes)
+            passes = {"inference": capture(inference_graph(module, *tensors))}
+    return TracedTarget(name, tuple(map(_input_text, leaves)), device.type, passes)
 
 
 @contextmanager
-def _told(target: str) -> Iterator[None]:
-    """Errors of the user's program name it."""
+def _errors_name_target(target: str) -> Iterator[None]:
+    """Put the target's name in front of nostall's errors that do not contain it."""
     try:
         yield
     except NostallError as error:
@@ -98,56 +102,58 @@ def _told(target: str) -> Iterator[None]:
         raise type(error)(text if target in text else f"{target}: {text}") from error
 
 
-def _built(file: ModuleType, path: str, name: str, mode: FakeTensorMode) -> tuple[Any, Any]:
-    """The function or module, and its inputs where it brings some."""
-    found = getattr(file, name, None)
-    if not callable(found):
-        own = [
+def _load_function(file: ModuleType, path: str, name: str, mode: FakeTensorMode) -> tuple[Any, Any]:
+    """The function or module that ``name`` refers to, and its inputs if it comes with some."""
+    named = getattr(file, name, None)
+    if not callable(named):
+        candidates = [
             key
             for key, value in vars(file).items()
             if callable(value) and getattr(value, "__module__", "") == file.__name__
         ]
-        raise BadInput(f"{path} has no function {name!r}; it has: {', '.join(own) or '(none)'}")
-    made = found
-    if isinstance(found, type) or (not isinstance(found, nn.Module) and _takes_nothing(found)):
-        with mode:
-            made = _user(found, f"{path}:{name}")
-    given = None
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-        made, given = made
-    if made is not found and not isinstance(made, nn.Module):
         raise BadInput(
-            f"{path}:{name} takes nothing and returned a {type(made).__name__}; allowed is a "
+            f"{path} has no function {name!r}; it has: {', '.join(candidates) or '(none)'}"
+        )
+    function = named
+    if isinstance(named, type) or (not isinstance(named, nn.Module) and _has_no_parameters(named)):
+        with mode:
+            function = _call_user_code(named, f"{path}:{name}")
+    inputs = None
+    if isinstance(function, tuple) and len(function) == 2 and isinstance(function[0], nn.Module):
+        function, inputs = function
+    if function is not named and not isinstance(function, nn.Module):
+        raise BadInput(
+            f"{path}:{name} takes nothing and returned a {type(function).__name__}; allowed is a "
             "function of tensors, or one that returns a module, or (module, inputs)"
         )
-    return made, given
+    return function, inputs
 
 
-def _takes_nothing(function: Callable[..., Any]) -> bool:
+def _has_no_parameters(function: Callable[..., Any]) -> bool:
     try:
         return not inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
 
 
-def _user(function: Callable[[], Any], what: str) -> Any:
-    """What a function of the user's returns; whatever it raises is bad input."""
+def _call_user_code(function: Callable[[], Any], what: str) -> Any:
+    """Call a function of the user's file; raises :class:`BadInput` if it fails."""
     try:
         return function()
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise BadInput(
             f"{what} failed: {type(error).__name__}: {root_cause(error)}; correct it (it runs with "
             "fake tensors, which have shapes and no values)"
         ) from error
 
 
-def _inputs(file: ModuleType, path: str, text: str | None, mode: FakeTensorMode) -> Any:
-    """The inputs by a function of the file, or by a line that says what they are."""
+def _load_inputs(file: ModuleType, path: str, text: str | None, mode: FakeTensorMode) -> Any:
+    """The inputs from a function of the user's file, or from a text that describes them."""
     name = text or INPUTS
     function = getattr(file, name, None) if name.isidentifier() else None
     if callable(function):
         with mode:
-            return _user(function, f"{path}:{name}")
+            return _call_user_code(function, f"{path}:{name}")
     if text is None:
         raise BadInput(
             f"{path} does not say what the inputs are; give --inputs 4096x5000:f16,5000:f16, or "
@@ -155,38 +161,42 @@ def _inputs(file: ModuleType, path: str, text: str | None, mode: FakeTensorMode)
         )
     with mode:
         return tuple(
-            each.value
-            if isinstance(each, NumberInput)
-            else torch.empty(each.shape, dtype=getattr(torch, each.dtype))
-            for each in parse_inputs(text)
+            item.value
+            if isinstance(item, NumberInput)
+            else torch.empty(item.shape, dtype=getattr(torch, item.dtype))
+            for item in parse_inputs(text)
         )
 
 
-def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(given, Mapping):
-        return (), {str(key): value for key, value in given.items()}
-    return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+def _to_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as positional and named arguments."""
+    if isinstance(inputs, Mapping):
+        return (), {str(key): value for key, value in inputs.items()}
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
-def _check_fit(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> None:
-    """Say before tracing that the number or the names of the inputs are wrong."""
-    taken = function.forward if isinstance(function, nn.Module) else function
+def _check_signature(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str
+) -> None:
+    """Raise :class:`BadInput` if the number or the names of the inputs are wrong."""
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        signature = inspect.signature(taken)
+        signature = inspect.signature(called)
     except (TypeError, ValueError):
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        shown = ", ".join([*map(_shown, args), *(f"{k}: {_shown(v)}" for k, v in kwargs.items())])
+        named = (f"{key}: {_input_text(value)}" for key, value in kwargs.items())
+        inputs = ", ".join([*map(_input_text, args), *named])
         raise BadInput(
-            f"{what} takes {signature}, and the inputs are ({shown}): {error}; say others with "
+            f"{what} takes {signature}, and the inputs are ({inputs}): {error}; give others with "
             "--inputs"
         ) from error
 
 
-class _Change:
-    """Makes tensors fake, puts floating ones into the dtype that was asked for, all on a device."""
+class _Converter:
+    """Converts tensors to fake tensors on a device, floating-point ones to the requested dtype."""
 
     def __init__(self, mode: FakeTensorMode, device: torch.device, dtype: str | None) -> None:
         self.mode, self.device = mode, device
@@ -196,54 +206,64 @@ class _Change:
         fake = tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)
         dtype = self.dtype if fake.is_floating_point() and self.dtype else fake.dtype
         with self.mode:
-            changed: Tensor = fake.detach().to(self.device, dtype)
-            return changed.requires_grad_(tensor.requires_grad)
+            converted: Tensor = fake.detach().to(self.device, dtype)
+            return converted.requires_grad_(tensor.requires_grad)
 
 
-def _replace_tensors(module: nn.Module, change: _Change) -> None:
-    """Parameters and buffers, in place; what is shared stays shared.  ``Module.to`` cannot do it:
-    fake and real tensors do not swap."""
-    known: dict[int, Tensor] = {}
+def _convert_module(module: nn.Module, convert: _Converter) -> None:
+    """Convert parameters and buffers in place; shared tensors stay shared.
 
-    def changed(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
-            made = change(tensor)
+    ``Module.to`` cannot do this, because it cannot swap real tensors for fake ones.
+    """
+    converted: dict[int, Tensor] = {}
+
+    def convert_once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in converted:
+            new = convert(tensor)
             if isinstance(tensor, nn.Parameter):
-                made = nn.Parameter(made.detach(), requires_grad=tensor.requires_grad)
-            known[id(tensor)] = made
-        return known[id(tensor)]
+                new = nn.Parameter(new.detach(), requires_grad=tensor.requires_grad)
+            converted[id(tensor)] = new
+        return converted[id(tensor)]
 
-    for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
+    for submodule in module.modules():
+        for tensors in (submodule._parameters, submodule._buffers):
+            for name, tensor in tensors.items():
                 if tensor is not None:
-                    held[name] = changed(tensor)
+                    tensors[name] = convert_once(tensor)
 
 
 def _require_gradients(tensors: Sequence[Tensor]) -> None:
+    """Make all floating-point and complex inputs require gradients, unless some already do."""
     if not any(tensor.requires_grad for tensor in tensors):
         for tensor in tensors:
             if tensor.is_floating_point() or tensor.is_complex():
                 tensor.requires_grad_()
 
 
-def _call(name: str, function: Any, leaves: Sequence[Any], structure: Any) -> nn.Module:
-    """A module of the tensors alone; other arguments are what they are."""
-    holes = [isinstance(leaf, Tensor) for leaf in leaves]
+def _module_of_tensors(
+    name: str, function: Any, leaves: Sequence[Any], structure: Any
+) -> nn.Module:
+    """A module that takes only the tensors; it passes other arguments to the function as they are.
+
+    Its class has the target's name, which PyTorch's error messages contain.
+    """
+    is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
 
     def forward(self: Any, *tensors: Tensor) -> Any:
-        rest = iter(tensors)
-        filled = [next(rest) if hole else leaf for hole, leaf in zip(holes, leaves, strict=True)]
+        remaining = iter(tensors)
+        filled = [
+            next(remaining) if replaced else leaf
+            for replaced, leaf in zip(is_tensor, leaves, strict=True)
+        ]
         args, kwargs = tree_unflatten(filled, structure)
         return self.function(*args, **kwargs)
 
-    # PyTorch's messages name the class.
-    made: nn.Module = type(name, (nn.Module,), {"forward": forward})()
-    made.function = function
-    return made
+    module: nn.Module = type(name, (nn.Module,), {"forward": forward})()
+    module.function = function
+    return module
 
 
-def _shown(value: Any) -> str:
+def _input_text(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(value)[:40]

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of operators: their graphs beside PyTorch, their kernels beside graphs."""
+"""Tests on PyTorch's operator samples: graphs equal PyTorch, kernels equal graphs."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from tests.unit.fusion.codegen.process import in_the_interpreter
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-pytest.importorskip("expecttest", reason="PyTorch's samples are read by its own testing package")
+pytest.importorskip("expecttest", reason="PyTorch's package of operator samples imports it")
 
 from tests.unit.fusion.capture.op_samples import (  # noqa: E402
     REFERENCE,
     Sample,
-    compared,
+    capture_sample,
+    check_graphs,
+    graph_errors,
     samples,
-    taken,
-    unlike_pytorch,
 )
 
 PARTS, SLICES = 4, 24
-"""One of so many parts of the operators has its graphs compared here, and its kernels interpreted;
-all of them in ``benchmarks/fusion/correctness/opinfo.py``."""
+"""These tests check the graphs of each 4th and the kernels of each 24th operator; all operators are
+checked by ``benchmarks/fusion/correctness/opinfo.py``."""
 
 
-def test_graphs_of_operators_mean_what_pytorch_does() -> None:
+def test_graphs_of_operators_equal_pytorch() -> None:
     known = load(results("fusion") / "opinfo_interpreted.json")["graphs"]
-    told = compared(samples(known[::PARTS], REFERENCE, 1))
-    assert told.wrong == []
-    # Of a few operators only other samples than the first one are a graph.
-    assert len(told.operators) >= 0.8 * len(known[::PARTS]) >= 40
+    summary = check_graphs(samples(known[::PARTS], REFERENCE, 1))
+    assert summary.errors == []
+    # The first sample of a few operators cannot be captured.
+    assert len(summary.operators) >= 0.8 * len(known[::PARTS]) >= 40
 
 
-def test_kernels_of_operators_are_right(tmp_path: Path) -> None:
-    found = in_the_interpreter("tests.unit.fusion.capture.op_samples", tmp_path, 1, 7, SLICES)
-    assert found["wrong"] == []
-    assert found["seen"]["kernels"] >= 20
+def test_kernels_of_operators_equal_their_graphs(tmp_path: Path) -> None:
+    result = in_the_interpreter("tests.unit.fusion.capture.op_samples", tmp_path, 1, 7, SLICES)
+    assert result["wrong"] == []
+    assert result["seen"]["kernels"] >= 20
 
 
 def sample(function: Any, *inputs: Any) -> Sample:
-    return Sample("mine", str(inputs[0].dtype).removeprefix("torch."), function, inputs)
+    return Sample("test", str(inputs[0].dtype).removeprefix("torch."), function, inputs)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
@@ -65,25 +65,26 @@ def sample(function: Any, *inputs: Any) -> Sample:
         lambda x: x.exp() + x.sigmoid(),
     ],
 )
-def test_numbers_beyond_an_integer_wrap_and_bytes_are_true_as_in_pytorch(
+def test_integer_constants_wrap_and_any_and_all_work_as_in_pytorch(
     function: Any, dtype: str
 ) -> None:
     x = torch.tensor([1, 5, 100, 0, 7]).to(getattr(torch, dtype))
-    given = sample(function, x)
-    found = taken(given)
-    assert not isinstance(found, str)
-    assert unlike_pytorch(given, found) == []
+    integers = sample(function, x)
+    captured = capture_sample(integers)
+    assert not isinstance(captured, str)
+    assert graph_errors(integers, captured) == []
 
 
-def test_what_cannot_be_gathered_stays_as_it_is() -> None:
-    found = taken(sample(lambda x, at: x.gather(0, at).exp(), torch.rand(()), torch.tensor(0)))
-    assert isinstance(found, str) and "gather" in found
+def test_gather_from_a_scalar_is_opaque() -> None:
+    scalar = sample(lambda x, at: x.gather(0, at).exp(), torch.rand(()), torch.tensor(0))
+    reason = capture_sample(scalar)
+    assert isinstance(reason, str) and "gather" in reason
 
 
-def test_a_graph_that_means_something_else_is_seen() -> None:
+def test_check_detects_a_wrong_graph() -> None:
     x = torch.rand(4, 6, dtype=torch.float64)
-    right, other = sample(torch.exp, x), sample(torch.expm1, x)
-    found = taken(right)
-    assert not isinstance(found, str)
-    assert unlike_pytorch(right, found) == []
-    assert len(unlike_pytorch(other, found)) == 1
+    exp, expm1 = sample(torch.exp, x), sample(torch.expm1, x)
+    captured = capture_sample(exp)
+    assert not isinstance(captured, str)
+    assert graph_errors(exp, captured) == []
+    assert len(graph_errors(expm1, captured)) == 1

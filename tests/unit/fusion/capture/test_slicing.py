@@ -1,4 +1,4 @@
-"""Calls that only slices of are read, computed slice by slice."""
+"""Tests of hoisting slices above elementwise calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.node import map_arg
 
 from nostall.fusion.capture import capture, inference_graph
-from nostall.fusion.capture.slicing import sliced_first
+from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.codegen.runtime.stitched_graph import grow_partition
 
 
@@ -49,26 +49,26 @@ def row_wise(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [gates, overlapping, row_wise])
-def test_slices_are_moved_and_the_results_are_the_same(
+def test_slices_are_hoisted_and_results_stay_the_same(
     function: Callable[..., object],
 ) -> None:
-    given = torch.randn(4, 12), torch.randn(4, 12), torch.randn(12)
-    module = traced(function, *given)
-    before = str(module.graph)
-    moved = sliced_first(module)
-    moved.graph.lint()
-    assert moved is not module and str(module.graph) == before
+    inputs = torch.randn(4, 12), torch.randn(4, 12), torch.randn(12)
+    module = traced(function, *inputs)
+    original = str(module.graph)
+    hoisted = hoist_slices(module)
+    hoisted.graph.lint()
+    assert hoisted is not module and str(module.graph) == original
     elementwise = [
-        n for n in moved.graph.nodes if torch.Tag.pointwise in getattr(n.target, "tags", ())
+        n for n in hoisted.graph.nodes if torch.Tag.pointwise in getattr(n.target, "tags", ())
     ]
     read = {n.target for e in elementwise for n in e.all_input_nodes if n.op == "call_function"}
     assert torch.ops.aten.split.Tensor not in read
-    for want, got in zip(module(*given), moved(*given), strict=True):
-        # PyTorch's processor code rounds the ends of rows otherwise, by one bit.
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
-    for node in moved.graph.nodes:
+    for expected, result in zip(module(*inputs), hoisted(*inputs), strict=True):
+        # PyTorch's CPU code rounds the ends of rows differently, by one bit.
+        torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7)
+    for node in hoisted.graph.nodes:
         if node.op == "call_function" and isinstance(node.meta["val"], Tensor):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+            args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
             assert node.meta["val"].shape == node.target(*args, **kwargs).shape
 
 
@@ -77,7 +77,7 @@ def whole_is_read(x: Tensor) -> Tensor:
     return both[:, :6] * both[:, 6:] + both.sum()
 
 
-def slice_is_given(x: Tensor) -> tuple[Tensor, Tensor]:
+def slice_is_returned(x: Tensor) -> tuple[Tensor, Tensor]:
     a, b = (x + 1).chunk(2, -1)
     return a, b * 2
 
@@ -92,14 +92,14 @@ def random(x: Tensor) -> Tensor:
     return a * b
 
 
-@pytest.mark.parametrize("function", [whole_is_read, slice_is_given, steps, random])
-def test_what_is_read_otherwise_stays(function: Callable[..., object]) -> None:
+@pytest.mark.parametrize("function", [whole_is_read, slice_is_returned, steps, random])
+def test_other_modules_are_returned_unchanged(function: Callable[..., object]) -> None:
     module = traced(function, torch.randn(4, 12))
-    assert sliced_first(module) is module
+    assert hoist_slices(module) is module
 
 
-def test_a_recurrent_cell_is_one_kernel() -> None:
+def test_recurrent_cell_becomes_one_kernel() -> None:
     graph = graph_of(CHAINS["LSTM cell 8192x1024"])
     assert len(grow_partition(graph)) == 1
-    captured = capture(sliced_first(traced(gates, *[torch.randn(4, 12)] * 2, torch.randn(12))))
-    assert not captured.explanation.refused
+    captured = capture(hoist_slices(traced(gates, *[torch.randn(4, 12)] * 2, torch.randn(12))))
+    assert not captured.report.unsupported

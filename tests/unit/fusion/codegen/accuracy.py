@@ -39,10 +39,10 @@ class Guarded:
         device = inputs[0].device if inputs else _DEVICE
         given = []
         for index, value in zip(self.program.inputs, inputs, strict=True):
-            buffer, view = banded(graph[index].at(varying, size), device)
+            buffer, view = banded(graph[index].resized(varying, size), device)
             view.copy_(value)
             given.append((buffer, view, buffer.clone()))
-        made = [banded(graph[i].at(varying, size), device) for i in self.program.outputs]
+        made = [banded(graph[i].resized(varying, size), device) for i in self.program.outputs]
         spaces = {}
         for space in self.program.workspaces:
             elements = resized(space.elements, varying, size) + 2 * BAND

@@ -114,7 +114,7 @@ def dynamic(folder: Path) -> Iterator[tuple[str, list[str]]]:
 def wrong_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
     """What is wrong at one row, at an odd number and at more than planned."""
     for rows in (1, 5, 16):
-        sized = Graph(tuple(n.at(graph.varying, rows) for n in graph), graph.outputs)
+        sized = Graph(tuple(n.resized(graph.varying, rows) for n in graph), graph.outputs)
         inputs = inputs_for(sized, PLAIN)
         try:
             outputs = guarded(stitched)(*inputs)

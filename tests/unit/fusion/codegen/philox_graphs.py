@@ -159,7 +159,7 @@ def _plans(schedule: Schedule) -> list[KernelPlan]:
 
 
 def _unequal(graph: Graph, stitched: StitchedGraph, size: int | None, device: str) -> Iterator[str]:
-    sized = Graph(tuple(node.at(graph.varying, size) for node in graph), graph.outputs)
+    sized = Graph(tuple(node.resized(graph.varying, size) for node in graph), graph.outputs)
     given = [torch.tensor([SEED]), *(torch.ones(sized[i].shape) for i in graph.inputs[1:])]
     made = stitched(*(value.to(device) for value in given))
     wanted = interpret(sized, [value.numpy() for value in given])

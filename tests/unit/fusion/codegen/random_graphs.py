@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph, Node
-from nostall.fusion.graph.shapes import broadcast, contiguous
+from nostall.fusion.graph.shapes import broadcast_shape, contiguous_strides
 
 SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 40, 100)
-MOST_ELEMENTS = 6000
+MAX_ELEMENTS = 6000
 # fmt: off
 SMOOTH = (
     "neg", "abs", "relu", "square", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "reciprocal",
@@ -77,7 +77,7 @@ class _Drawing:
         rank = draw(st.integers(1, 4))
         frame: list[int] = [varying] if varying else []
         while len(frame) < rank:
-            room = MOST_ELEMENTS // math.prod(frame)
+            room = MAX_ELEMENTS // math.prod(frame)
             fitting = [s for s in SIZES if s <= room and (not varying or s % varying)]
             frame.append(draw(st.sampled_from(fitting)))
         if empty:
@@ -110,11 +110,11 @@ class _Drawing:
         shape = tuple(kept[self.draw(st.integers(0, len(kept) - 1)) :])
         if self.draw(st.integers(0, 2)):
             shape = self.frame
-        strides = contiguous(shape)
+        strides = contiguous_strides(shape)
         if not self.draw(st.integers(0, 3)):
             # Lies in memory with another order of axes, and with gaps.
             order = self.draw(st.permutations(range(len(shape))))
-            laid = contiguous(tuple(shape[axis] for axis in order))
+            laid = contiguous_strides(tuple(shape[axis] for axis in order))
             gap = self.draw(st.sampled_from((1, 2)))
             strides = tuple(laid[order.index(axis)] * gap for axis in range(len(shape)))
         chosen = dtype or self.draw(st.sampled_from([*self.floats * 3, "int32", "bool"]))
@@ -155,8 +155,8 @@ class _Drawing:
         return self.fitting(self.draw(st.sampled_from(arithmetic)), left, right)
 
     def fitting(self, op: str, *operands: int, dtype: str | None = None) -> int | None:
-        shape = broadcast([self.build.nodes[v].shape for v in operands])
-        if shape is None or math.prod(shape) > MOST_ELEMENTS:
+        shape = broadcast_shape([self.build.nodes[v].shape for v in operands])
+        if shape is None or math.prod(shape) > MAX_ELEMENTS:
             return None
         return self.build(op, *operands, dtype=dtype)
 
@@ -230,8 +230,8 @@ class _Drawing:
 
     def _expand(self) -> int | None:
         value = self.pick()
-        shape = broadcast([self.build.nodes[value].shape, self.frame])
-        if shape is None or math.prod(shape) > MOST_ELEMENTS:
+        shape = broadcast_shape([self.build.nodes[value].shape, self.frame])
+        if shape is None or math.prod(shape) > MAX_ELEMENTS:
             return None
         return self.build("expand", value, shape=shape)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from nostall.fusion.graph.builder import Builder
-from nostall.fusion.graph.shapes import contiguous
+from nostall.fusion.graph.shapes import contiguous_strides
 from tests.unit.fusion.codegen.random_graphs import Made
 
 SIZES = (1, 2, 5, 16, 17, 24)
@@ -27,7 +27,7 @@ def small_dots(draw: st.DrawFn, floats: tuple[str, ...] = ("float32", "float16")
         """An input (batch, rows, columns), which may lie otherwise or be shared by heads."""
         shape = (*batch, rows, columns)
         order = draw(st.permutations(range(len(shape))))
-        laid = contiguous(tuple(shape[axis] for axis in order))
+        laid = contiguous_strides(tuple(shape[axis] for axis in order))
         strides = tuple(laid[order.index(axis)] for axis in range(len(shape)))
         lies = draw(st.sampled_from(("any", "turned", "shared")))
         if lies == "any":

@@ -20,7 +20,7 @@ from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.generate import PlanChooser
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
-from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import compile_triton
 from tests.unit.fusion.codegen.random_graphs import Made
@@ -39,7 +39,7 @@ def graphs() -> list[Made]:
 
 def compiled(graph: Graph, choice: PlanChooser, folder: Path) -> int:
     """How many kernels the explorer's plan of a graph has; each is compiled for sm_90."""
-    stitched = stitch(graph, explored(graph), choice=choice, folder=folder)
+    stitched = stitch(graph, default_partition(graph), choice=choice, folder=folder)
     programs = [step.program for step in stitched.steps if not isinstance(step, int)]
     count = 0
     for program in {program.key: program for program in programs}.values():

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from nostall.core import BadInput
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import generate, no_kernel_reason
-from nostall.fusion.evaluate import Delta
-from nostall.fusion.explore import explore, greedy, refined
-from nostall.fusion.graph.partition import Mask, mask_of, members
-from nostall.fusion.graph.regions import regions
+from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.explore import explore, greedy_partition, refine
+from nostall.fusion.graph.partition import Mask, members, to_mask
+from nostall.fusion.graph.regions import find_regions
 from tests.unit.fusion.codegen import operator_graphs, random_graphs
 from tests.unit.fusion.codegen.random_graphs import Made
 from tests.unit.fusion.patterns import (
@@ -27,11 +27,11 @@ from tests.unit.fusion.patterns import (
 
 def planned(graph: Graph, *, annealed: bool = True) -> set[Mask]:
     """Kernels of several operators in the plans of all explorers."""
-    delta = Delta(graph)
+    delta = DeltaEvaluator(graph)
     found = explore(delta)
-    plans = [found.plan, found.connected, found.composed, greedy(delta)]
+    plans = [found.partition, found.connected, found.from_beam, greedy_partition(delta)]
     if annealed:
-        plans.append(refined(delta, found.connected, evaluations=10).plan)
+        plans.append(refine(delta, found.connected, evaluations=10).partition)
     return {mask for plan in plans for mask in plan.groups if mask & (mask - 1)}
 
 
@@ -56,7 +56,7 @@ def test_plans_of_random_graphs_can_be_written(made: Made) -> None:
 @settings(max_examples=8)
 @given(operator_graphs.operator_graphs())
 def test_plans_of_large_random_graphs_can_be_written(graph: Graph) -> None:
-    for part in regions(graph):
+    for part in find_regions(graph):
         assert not unwritten(part.graph, planned(part.graph))
 
 
@@ -77,7 +77,7 @@ DOTS = {
 @pytest.mark.parametrize("name", DOTS)
 def test_explorers_put_attention_into_one_kernel(name: str) -> None:
     graph = DOTS[name]()
-    (kernel,) = explore(Delta(graph)).plan.groups
+    (kernel,) = explore(DeltaEvaluator(graph)).partition.groups
     assert members(kernel) == graph.operators
     assert not unwritten(graph, [kernel])
 
@@ -85,7 +85,7 @@ def test_explorers_put_attention_into_one_kernel(name: str) -> None:
 def test_tensor_cores_count_fewer_instructions() -> None:
     wide, narrow = (attention((8, 4, 32, 64), dtype) for dtype in ("float32", "float16"))
     (one, *_), (other, *_) = (
-        [Delta(g).work.instructions[i] for i in g.operators if g[i].kind == "dot"]
+        [DeltaEvaluator(g).work.instructions[i] for i in g.operators if g[i].kind == "dot"]
         for g in (wide, narrow)
     )
     assert one == 8 * 4 * 32 * 32 * 64 == 32 * other
@@ -95,11 +95,11 @@ def test_tensor_cores_count_fewer_instructions() -> None:
 @given(operator_graphs.operator_graphs())
 def test_a_pattern_is_judged_alike_wherever_it_stands(graph: Graph) -> None:
     """Answers are kept by pattern, cut out of its graph."""
-    delta = Delta(graph)
+    delta = DeltaEvaluator(graph)
     pairs = (1 << i | 1 << j for i in graph.operators for j in graph.consumers[i])
-    wider = (one | other for one, other in combinations(explore(delta).plan.groups, 2))
-    for mask in islice((m for m in (*pairs, *wider) if delta.parts(m) is not None), 30):
-        assert delta.joins(mask) == (no_kernel_reason(graph, members(mask)) is None)
+    wider = (one | other for one, other in combinations(explore(delta).partition.groups, 2))
+    for mask in islice((m for m in (*pairs, *wider) if delta.kernel_time(m) is not None), 30):
+        assert delta.can_fuse(mask) == (no_kernel_reason(graph, members(mask)) is None)
 
 
 @pytest.mark.parametrize("name", ["cross-entropy", "quantised-norm"])
@@ -109,7 +109,7 @@ def test_plans_of_models_can_be_written(name: str) -> None:
 
     kernels = 0
     for found in captured(name, small=True).values():
-        for part in regions(found.graph):
+        for part in find_regions(found.graph):
             masks = planned(part.graph, annealed=False)
             assert not unwritten(part.graph, masks)
             kernels += len(masks)
@@ -121,14 +121,14 @@ def test_what_the_cost_model_alone_would_join_is_not_joined() -> None:
     build = Builder()
     made = build("exp", build.input((64, 64)))
     graph = build.graph(build("add", made, build("permute", made, dims=(1, 0))))
-    delta, both = Delta(graph), mask_of(graph.operators)
-    assert delta.parts(both) is not None
-    assert not delta.joins(both)
-    assert len(explore(delta).plan.groups) == 2
+    delta, both = DeltaEvaluator(graph), to_mask(graph.operators)
+    assert delta.kernel_time(both) is not None
+    assert not delta.can_fuse(both)
+    assert len(explore(delta).partition.groups) == 2
 
 
 def test_what_has_no_kernel_alone_has_none_with_others() -> None:
     build = Builder()
     x = build.input((8, 16), "float64")
     graph = build.graph(build("exp", build("neg", x)))
-    assert Delta(graph).parts(mask_of(graph.operators)) is None
+    assert DeltaEvaluator(graph).kernel_time(to_mask(graph.operators)) is None

@@ -1,8 +1,9 @@
-"""Run in a process of its own: the evaluator's benchmark of a small chain, in Triton's interpreter.
+"""The cost model's benchmark on a small chain in Triton's interpreter, for tests of the benchmark.
 
-``python -m tests.unit.fusion.evaluate.evaluator_cases FOLDER`` prints the chain's numbers as JSON.  The clock is
-a stand-in: a plan takes as many microseconds as it has warps.  One plan writes wrong values on
-purpose, and one was not compiled.
+    python -m tests.unit.fusion.evaluate.evaluator_cases FOLDER
+
+prints the results as JSON. A fake clock says that a plan takes as many microseconds as it has
+warps. One plan writes wrong values on purpose, and one is marked as not compiled.
 """
 
 from __future__ import annotations
@@ -33,39 +34,41 @@ CHAIN = Chain(
     norm_gelu_mask,
     (((ROWS, COLUMNS), HALF), ((COLUMNS,), HALF), ((COLUMNS,), HALF), ((ROWS, COLUMNS), HALF)),
 )
-MOST = 10
+MAX_PLANS = 10
 
 
 class Replay:
-    """What was captured, and the warps of the kernels that it launched.  As with a CUDA graph, it
-    is up to others that memory which only ``run`` holds is still there."""
+    """Fake CUDA graph that counts the warps of the kernels it captured.
+
+    Like a CUDA graph, it does not keep the memory of ``run`` alive.
+    """
 
     def __init__(self, run: Callable[[Any], object], sets: Sequence[Any]) -> None:
         self.run = weakref.ref(run)
         self.warps = 0
-        before = StitchedKernel.launch
+        original = StitchedKernel.launch
 
         def launch(kernel: StitchedKernel, *arguments: Any) -> None:
-            self.warps += sum(one.num_warps for one in kernel.program.launches)
-            before(kernel, *arguments)
+            self.warps += sum(launch.num_warps for launch in kernel.program.launches)
+            original(kernel, *arguments)
 
         StitchedKernel.launch = launch  # type: ignore[method-assign]
         try:
             run(sets[0])
         finally:
-            StitchedKernel.launch = before  # type: ignore[method-assign]
+            StitchedKernel.launch = original  # type: ignore[method-assign]
 
     def replay(self, runs: int) -> float:
         assert self.run() is not None, "memory of a graph is gone"
         return float(self.warps)
 
 
-def spoilt(key: str) -> None:
-    """Launches of this program leave one number too large."""
-    before = StitchedKernel.launch
+def break_program(key: str) -> None:
+    """Patch launches of the program so that one number of its result is too large."""
+    original = StitchedKernel.launch
 
     def launch(kernel: StitchedKernel, inputs: Any, outputs: Any, *rest: Any) -> None:
-        before(kernel, inputs, outputs, *rest)
+        original(kernel, inputs, outputs, *rest)
         if kernel.program.key == key:
             outputs[0][-1, -1] += 1
 
@@ -76,17 +79,17 @@ def main(folder: Path) -> None:
     prepare()
     torch.manual_seed(0)
     CHAINS[CHAIN.name] = CHAIN
-    keys = [program.key for program in work_of(CHAIN, MOST, 0).programs()]
+    keys = [program.key for program in work_of(CHAIN, MAX_PLANS, 0).programs()]
     for at, key in enumerate(keys):
         kernels = {"kernels": [{"registers": 40 + at, "stack_bytes": 0}]}
         place(folder, key).write_text(json.dumps({"error": "no"} if at == 4 else kernels))
-    spoilt(keys[3])
+    break_program(keys[3])
     timing.COLD_BYTES = 1
     timing.captured_graph = Replay  # type: ignore[assignment]
     timing.replayed = Replay.replay  # type: ignore[assignment]
     timing.ReplayClock = lambda: RecordedClock({})  # type: ignore[assignment,misc]
     evaluate.torch.cuda.is_available = lambda: False
-    job = Job(CHAIN.name, Here(folder, "cpu", 3), MOST, 0, monotonic() + 600)
+    job = Job(CHAIN.name, Here(folder, "cpu", 3), MAX_PLANS, 0, monotonic() + 600)
     print(json.dumps(measured(job)))
 
 

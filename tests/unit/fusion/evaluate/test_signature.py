@@ -1,4 +1,4 @@
-"""Equal patterns are evaluated once; that must not make unequal ones equal."""
+"""Tests of signatures: equal patterns are evaluated once, and unequal ones stay apart."""
 
 from __future__ import annotations
 
@@ -10,71 +10,71 @@ from hypothesis import given, settings
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import no_kernel_reason
-from nostall.fusion.evaluate import Delta, delta
+from nostall.fusion.evaluate import DeltaEvaluator, delta
 from nostall.fusion.explore import explore
-from nostall.fusion.explore.programme import columns
-from nostall.fusion.graph.partition import Mask, mask_of, members
-from nostall.fusion.graph.regions import region
+from nostall.fusion.explore.integer_program import enumerate_columns
+from nostall.fusion.graph.partition import Mask, members, to_mask
+from nostall.fusion.graph.regions import extract_region
 from tests.unit.fusion.codegen.operator_graphs import operator_graphs
 
 
-def twice(graph: Graph) -> Graph:
-    """The graph beside itself, with its last output read once more."""
+def two_copies(graph: Graph) -> Graph:
+    """Two copies of a graph as one graph, with an operator that reads the very last output."""
     build = Builder()
-    ends: list[int] = []
+    outputs: list[int] = []
     for _ in range(2):
         place: dict[int, int] = {}
         for node in graph:
             place[node.index] = len(build.nodes)
             inputs = tuple(place[i] for i in node.inputs)
             build.nodes.append(replace(node, index=len(build.nodes), inputs=inputs))
-        ends += [place[i] for i in graph.outputs]
-    return build.graph(*ends, build("exp", ends[-1]))
+        outputs += [place[i] for i in graph.outputs]
+    return build.graph(*outputs, build("exp", outputs[-1]))
 
 
-def check(shared: Delta, masks: Iterable[Mask]) -> None:
-    """The oracle knows no other pattern: an evaluator for each as a graph of its own."""
+def check(shared: DeltaEvaluator, masks: Iterable[Mask]) -> None:
+    """Compare patterns with an evaluator of their own, which can share nothing with others."""
     for mask in masks:
-        alone = Delta(region(shared.graph, list(members(mask))).graph)
-        whole = mask_of(alone.graph.operators)
-        assert shared.parts(mask) == alone.parts(whole)
-        assert shared.joins(mask) == alone.joins(whole)
+        single = DeltaEvaluator(extract_region(shared.graph, list(members(mask))).graph)
+        operators = to_mask(single.graph.operators)
+        assert shared.kernel_time(mask) == single.kernel_time(operators)
+        assert shared.can_fuse(mask) == single.can_fuse(operators)
 
 
 @settings(max_examples=15, deadline=None)
 @given(operator_graphs(most=6))
-def test_a_pattern_costs_what_it_costs_alone(graph: Graph) -> None:
-    shared = Delta(twice(graph))
-    check(shared, columns(shared, most=60).patterns)
+def test_patterns_cost_the_same_in_a_graph_of_their_own(graph: Graph) -> None:
+    shared = DeltaEvaluator(two_copies(graph))
+    check(shared, enumerate_columns(shared, max_columns=60).patterns)
 
 
-def test_look_alikes_are_told_apart() -> None:
-    """Pairs of equal operators, but for one thing."""
+def test_similar_patterns_are_distinguished() -> None:
+    """Pairs of operators that differ in one property."""
     build = Builder()
     x, y, row = build.input((512, 512)), build.input((512, 512)), build.input((512,))
-    turned = build("permute", x, dims=(1, 0))
-    straight = build("view", x, shape=(512, 512))
+    transposed = build("permute", x, dims=(1, 0))
+    viewed = build("view", x, shape=(512, 512))
     pairs = []
-    for other in (x, turned, straight, y, row):
+    for other in (x, transposed, viewed, y, row):
         total = build("sum", x, dims=(1,), keepdim=True)
         pairs.append((total, build("mul", total, other)))
         first = build("exp", x)
         pairs.append((first, build("add", first, other)))
-        # The same operators, but what is read stands elsewhere.
+        # The same operators with other operands.
         pairs.append((build("exp", x), build("add", y, other)))
         pairs.append((build("exp", x), build("add", first, other)))
     results = [index for pair in pairs for index in pair]
     for written in (results, results[1::2]):
-        shared = Delta(build.graph(*written))
-        # What nobody reads is no operator.
-        masks = [1 << one | 1 << two for one, two in pairs]
-        wanted = [mask for mask in masks if not mask & ~shared.operators]
-        assert len(wanted) >= len(pairs) // 2
-        check(shared, wanted)
+        shared = DeltaEvaluator(build.graph(*written))
+        # Dead nodes are no operators.
+        masks = [1 << first | 1 << second for first, second in pairs]
+        live = [mask for mask in masks if not mask & ~shared.operators]
+        assert len(live) >= len(pairs) // 2
+        check(shared, live)
 
 
 def chain(layers: int) -> Graph:
-    """Norms with borders between them, each with its own weight."""
+    """Norms with opaque nodes between them, each norm with a weight of its own."""
     build = Builder()
     x = build.input((4096, 768))
     for _ in range(layers):
@@ -84,17 +84,17 @@ def chain(layers: int) -> Graph:
     return build.graph(x)
 
 
-def test_layers_that_repeat_are_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Graph] = []
+def test_repeated_layers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Graph] = []
 
-    def counted(graph: Graph, operators: Iterable[int]) -> str | None:
-        asked.append(graph)
+    def recorded(graph: Graph, operators: Iterable[int]) -> str | None:
+        checked.append(graph)
         return no_kernel_reason(graph, operators)
 
-    monkeypatch.setattr(delta, "no_kernel_reason", counted)
+    monkeypatch.setattr(delta, "no_kernel_reason", recorded)
     counts = []
     for layers in (3, 30):
-        explore(Delta(chain(layers)))
-        counts.append(len(asked))
-        asked.clear()
+        explore(DeltaEvaluator(chain(layers)))
+        counts.append(len(checked))
+        checked.clear()
     assert 0 < counts[0] == counts[1]

@@ -1,4 +1,4 @@
-"""Kernels that would compute a small tensor again for every row of a large one."""
+"""Tests of splitting and unpacking kernels."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ pytest.importorskip("triton")
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
-from nostall.fusion.explore.kernel_splitting import parted, unpacked
+from nostall.fusion.explore.kernel_splitting import split_kernels, unpack_kernels
 
 
-def pooled(features: int) -> Graph:
-    """Softmax over 200 places, and rows of so many features added up by its weights."""
+def attention_pooling(features: int) -> Graph:
+    """Softmax over 200 positions, and the weighted sum of their features."""
     build = Builder()
     scores = build("cast", build.input((2048, 200), "float16"), dtype="float32")
     values = build("cast", build.input((2048, 200, features), "float16"), dtype="float32")
-    highest = build("amax", scores, dims=(1,), keepdim=True)
-    powers = build("exp", build("sub", scores, highest))
-    share = build("div", powers, build("sum", powers, dims=(1,), keepdim=True))
-    weights = build("view", share, shape=(2048, 200, 1))
+    maximum = build("amax", scores, dims=(1,), keepdim=True)
+    powers = build("exp", build("sub", scores, maximum))
+    softmax = build("div", powers, build("sum", powers, dims=(1,), keepdim=True))
+    weights = build("view", softmax, shape=(2048, 200, 1))
     return build.graph(build("sum", build("mul", weights, values), dims=(1,), keepdim=False))
 
 
@@ -29,56 +29,56 @@ def seconds(graph: Graph, group: tuple[int, ...]) -> float:
     return modelled_seconds(of, default_plan(of))
 
 
-def test_weights_are_a_kernel_of_their_own_where_many_features_share_them() -> None:
-    graph = pooled(features=128)
-    found = parted(graph, [graph.operators])
-    small, rest = found
+def test_weights_of_many_features_become_a_kernel() -> None:
+    graph = attention_pooling(features=128)
+    kernels = split_kernels(graph, [graph.operators])
+    small, rest = kernels
     assert sorted((*small, *rest)) == list(graph.operators)
     assert {graph[index].op for index in small} >= {"amax", "exp", "div"}
     assert {graph[index].op for index in rest} == {"cast", "mul", "sum"}
-    assert sum(seconds(graph, part) for part in found) < seconds(graph, graph.operators)
-    assert graph.is_acyclic(found)
+    assert sum(seconds(graph, kernel) for kernel in kernels) < seconds(graph, graph.operators)
+    assert graph.is_acyclic(kernels)
 
 
-def test_what_is_shared_by_few_stays() -> None:
-    graph = pooled(features=4)
-    assert parted(graph, [graph.operators]) == [graph.operators]
+def test_weights_of_few_features_are_not_split_off() -> None:
+    graph = attention_pooling(features=4)
+    assert split_kernels(graph, [graph.operators]) == [graph.operators]
 
 
-def test_light_operators_stay() -> None:
+def test_light_operators_are_not_split_off() -> None:
     build = Builder()
     x, bias = build.input((4096, 1024), "float32"), build.input((1024,), "float32")
     graph = build.graph(build("add", x, build("mul", bias, bias)))
-    assert parted(graph, [graph.operators]) == [graph.operators]
+    assert split_kernels(graph, [graph.operators]) == [graph.operators]
 
 
-def test_what_needs_the_large_part_is_not_small() -> None:
-    """A reduction's result walks over little, but comes after what is reduced."""
+def test_operators_after_the_large_part_are_not_split_off() -> None:
+    """A reduction's result is small, but it depends on the large operators."""
     build = Builder()
     x = build.input((64, 65536), "float32")
     total = build("sum", build("exp", x), dims=(1,), keepdim=True)
     graph = build.graph(build("log", total))
-    assert parted(graph, [graph.operators]) == [graph.operators]
+    assert split_kernels(graph, [graph.operators]) == [graph.operators]
 
 
 def sums(rows: int) -> Graph:
-    """The gradients of three biases, each of a tensor of its own."""
+    """Three independent bias gradients: sums over the rows of three tensors."""
     build = Builder()
-    given = [build.input((rows, 256), "bfloat16") for _ in range(3)]
-    return build.graph(*(build("sum", x, dims=(0,), keepdim=False) for x in given))
+    inputs = [build.input((rows, 256), "bfloat16") for _ in range(3)]
+    return build.graph(*(build("sum", x, dims=(0,), keepdim=False) for x in inputs))
 
 
-def test_sums_over_many_rows_are_kernels_of_their_own() -> None:
-    """A pack has no partial results: few programs would walk over all of it."""
+def test_sums_over_many_rows_are_unpacked() -> None:
+    """A packed kernel has no partial results, so a few blocks would read all rows."""
     graph = sums(rows=65536)
-    assert unpacked(graph, [graph.operators]) == [(index,) for index in graph.operators]
+    assert unpack_kernels(graph, [graph.operators]) == [(index,) for index in graph.operators]
 
 
-def test_small_sums_share_a_launch() -> None:
+def test_sums_over_few_rows_stay_packed() -> None:
     graph = sums(rows=64)
-    assert unpacked(graph, [graph.operators]) == [graph.operators]
+    assert unpack_kernels(graph, [graph.operators]) == [graph.operators]
 
 
-def test_what_hangs_together_is_no_pack() -> None:
-    graph = pooled(features=4)
-    assert unpacked(graph, [graph.operators]) == [graph.operators]
+def test_connected_kernels_are_not_unpacked() -> None:
+    graph = attention_pooling(features=4)
+    assert unpack_kernels(graph, [graph.operators]) == [graph.operators]

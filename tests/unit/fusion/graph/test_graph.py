@@ -1,4 +1,4 @@
-"""The operator graph: what fits, what depends on what, and which sets can be one kernel."""
+"""Tests of the operator graph: validation, dependences, and which sets can be one kernel."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from nostall.fusion.testing.reference import interpret
 def softmax(rows: int = 4, columns: int = 6) -> Graph:
     build = Builder()
     x = build.input((rows, columns))
-    top = build("amax", x, dims=(1,), keepdim=True)
-    away = build("exp", build("sub", x, top))
-    return build.graph(build("div", away, build("sum", away, dims=(1,), keepdim=True)))
+    maximum = build("amax", x, dims=(1,), keepdim=True)
+    weights = build("exp", build("sub", x, maximum))
+    return build.graph(build("div", weights, build("sum", weights, dims=(1,), keepdim=True)))
 
 
-def test_softmax_is_computed() -> None:
+def test_interpreter_computes_softmax() -> None:
     x = np.random.default_rng(0).normal(size=(4, 6))
-    (found,) = interpret(softmax(), [x])
-    away = np.exp(x - x.max(1, keepdims=True))
-    np.testing.assert_allclose(found, away / away.sum(1, keepdims=True), rtol=1e-15)
+    (result,) = interpret(softmax(), [x])
+    weights = np.exp(x - x.max(1, keepdims=True))
+    np.testing.assert_allclose(result, weights / weights.sum(1, keepdims=True), rtol=1e-15)
 
 
-def test_the_key_is_of_the_content() -> None:
+def test_key_depends_on_shapes_strides_and_outputs() -> None:
     graph = softmax()
     assert graph.key == softmax().key
     assert graph.key != softmax(columns=7).key
-    turned = replace(graph.nodes[0], strides=(1, 4))
-    assert Graph((turned, *graph.nodes[1:]), graph.outputs).key != graph.key
+    transposed = replace(graph.nodes[0], strides=(1, 4))
+    assert Graph((transposed, *graph.nodes[1:]), graph.outputs).key != graph.key
     assert Graph(graph.nodes, (4,)).key != graph.key
 
 
@@ -42,29 +42,29 @@ def test_views_and_constants_belong_to_no_kernel() -> None:
     build = Builder()
     x = build.input((2, 3))
     doubled = build("mul", x, build.constant(2.0))
-    turned = build("permute", build("view", doubled, shape=(3, 2)), dims=(1, 0))
-    graph = build.graph(build("exp", turned), turned)
+    transposed = build("permute", build("view", doubled, shape=(3, 2)), dims=(1, 0))
+    graph = build.graph(build("exp", transposed), transposed)
     assert graph.operators == (doubled, 5)
     assert graph.sources[5] == (doubled,)
     assert graph.consumers[doubled] == (5,)
     assert graph.results == {doubled, 5}
 
 
-def test_a_set_that_waits_for_itself_is_not_convex() -> None:
+def test_set_with_a_path_that_leaves_and_returns_is_not_convex() -> None:
     build = Builder()
     x = build.input((4,))
     first = build("exp", x)
-    wall = build.opaque("matmul", first, shape=(4,), dtype="float32")
-    last = build("add", first, wall)
+    product = build.opaque("matmul", first, shape=(4,), dtype="float32")
+    last = build("add", first, product)
     side = build("neg", x)
     graph = build.graph(last, side)
     assert not graph.is_convex([first, last])
     assert graph.is_convex([first, side]) and graph.is_convex([last, side])
     assert not graph.is_acyclic([[first, last]])
-    assert graph.order([[last], [first, side]]) == (1, 0)
+    assert graph.execution_order([[last], [first, side]]) == (1, 0)
 
 
-def test_two_convex_kernels_can_wait_for_each_other() -> None:
+def test_two_convex_kernels_can_form_a_cycle() -> None:
     build = Builder()
     x, y = build.input((4,)), build.input((4,))
     a, b = build("exp", x), build("exp", y)
@@ -91,22 +91,22 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.data())
-def test_convex_is_contractible(graph: Graph, data: st.DataObject) -> None:
-    """For one set alone both say the same: the mask rule against a topological sort."""
+def test_a_single_set_is_convex_exactly_if_it_is_acyclic(graph: Graph, data: st.DataObject) -> None:
+    """Compare the mask rule of is_convex with the topological sort of is_acyclic."""
     if graph.operators:
-        chosen = data.draw(st.sets(st.sampled_from(graph.operators), min_size=1))
-        assert graph.is_convex(chosen) == graph.is_acyclic([chosen])
+        operators = data.draw(st.sets(st.sampled_from(graph.operators), min_size=1))
+        assert graph.is_convex(operators) == graph.is_acyclic([operators])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_nodes_raise_bad_graph() -> None:
     x = Node(0, "input", (), (2, 3), "float32", (3, 1))
 
-    def second(op: str, shape: tuple[int, ...], *attributes: tuple[str, object]) -> None:
+    def make_graph(op: str, shape: tuple[int, ...], *attributes: tuple[str, object]) -> None:
         node = Node(1, op, (0,), shape, "float32", (1,) * len(shape), attributes)  # type: ignore[arg-type]
         Graph((x, node), (1,))
 
-    second("sum", (2,), ("dims", (1,)), ("keepdim", False))
-    refused = [
+    make_graph("sum", (2,), ("dims", (1,)), ("keepdim", False))
+    invalid = [
         ("nonsense", (2, 3)),
         ("exp", (3, 2)),
         ("add", (2, 3)),
@@ -118,17 +118,17 @@ def test_what_does_not_fit_is_refused() -> None:
         ("slice", (2, 2), ("dim", 1), ("start", 2), ("step", 1)),
         ("view", (7,)),
     ]
-    for op, shape, *attributes in refused:
+    for op, shape, *attributes in invalid:
         with pytest.raises(BadGraph):
-            second(op, shape, *attributes)
-    for changed in ({"index": 1}, {"inputs": (0,)}, {"dtype": "complex64"}, {"shape": (2**31, 1)}):
+            make_graph(op, shape, *attributes)
+    for change in ({"index": 1}, {"inputs": (0,)}, {"dtype": "complex64"}, {"shape": (2**31, 1)}):
         with pytest.raises(BadGraph):
-            Graph((replace(x, **changed),), (0,))
+            Graph((replace(x, **change),), (0,))
     with pytest.raises(BadGraph, match="no node"):
         Graph((x,), (1,))
 
 
-def test_the_builder_says_what_does_not_fit() -> None:
+def test_builder_errors_name_the_problem() -> None:
     build = Builder()
     x = build.input((2, 3))
     with pytest.raises(BadGraph, match="unknown operation"):
@@ -139,34 +139,33 @@ def test_the_builder_says_what_does_not_fit() -> None:
         build("add", x, build.input((2, 4)))
 
 
-def test_every_operation_has_an_interpretation() -> None:
-    """One operand of each dtype family goes through every operator of the table."""
+def test_interpreter_covers_all_operations() -> None:
+    """Each operator of the table runs with float32 and with int32 operands."""
     values = {"float32": np.array([[0.5, 1.5]]), "int32": np.array([[1, 2]], np.int32)}
     for row in OPERATIONS.values():
         if row.kind not in COMPUTE and row.name != "iota":
             continue
         for dtype, value in values.items():
-            integer = dtype == "int32"
-            if row.name == "random":  # from a seed: test_fusion_random
+            if row.name == "random":  # its operand is a seed: tests/unit/fusion/codegen
                 continue
-            if row.name.startswith("bitwise") and not integer:
+            if row.name.startswith("bitwise") and dtype != "int32":
                 continue
             build = Builder()
-            given = [build.input((1, 2), dtype) for _ in range(row.arity or 0)]
+            operands = [build.input((1, 2), dtype) for _ in range(row.arity or 0)]
             attributes = {"dims": (1,), "keepdim": False} if row.kind == "reduce" else {}
             if row.name == "iota":
                 last = build("iota", shape=(3,), start=1, step=2)
             elif row.name == "dot":
-                last = build("dot", given[0], build("permute", given[1], dims=(1, 0)))
+                last = build("dot", operands[0], build("permute", operands[1], dims=(1, 0)))
             else:
-                last = build(row.name, *given, **attributes)  # type: ignore[arg-type]
-            (found,) = interpret(build.graph(last), [value] * len(given))
-            assert found.shape == build.nodes[last].shape
-            assert found.dtype == (
+                last = build(row.name, *operands, **attributes)  # type: ignore[arg-type]
+            (result,) = interpret(build.graph(last), [value] * len(operands))
+            assert result.shape == build.nodes[last].shape
+            assert result.dtype == (
                 "float64" if "float" in build.nodes[last].dtype else (build.nodes[last].dtype)
             )
 
 
-def test_sizes_of_dtypes() -> None:
+def test_dtype_sizes_are_those_of_numpy() -> None:
     for name in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8"):
         assert DTYPE_BYTES[name] == np.dtype(name).itemsize

@@ -1,4 +1,4 @@
-"""Which region an operator belongs to, where several would do."""
+"""Tests of the placement of operators into regions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ pytest.importorskip("triton")
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.graph.operations import COMPUTE
-from nostall.fusion.graph.placement import levels
-from nostall.fusion.graph.regions import Region, regions
+from nostall.fusion.graph.placement import region_levels
+from nostall.fusion.graph.regions import Region, find_regions
 from tests.unit.fusion.codegen import operator_graphs
 
 
 def product(build: Builder, x: int) -> int:
-    """What a library multiplies."""
+    """Add a matrix product, which is opaque."""
     node = build.nodes[x]
     return build.opaque("mm", x, shape=node.shape, dtype=node.dtype)
 
@@ -24,45 +24,45 @@ def ops(region: Region) -> list[str]:
     return [region.graph[index].op for index in region.graph.operators]
 
 
-def moved(graph: Graph) -> int:
-    """Bytes that regions read and write."""
-    return sum(graph[i].bytes for part in regions(graph) for i in (*part.reads, *part.gives))
+def moved_bytes(graph: Graph) -> int:
+    """Bytes that all regions read and write."""
+    return sum(graph[i].bytes for r in find_regions(graph) for i in (*r.inputs, *r.outputs))
 
 
 def backward(saved: str = "bfloat16") -> Graph:
-    """The gradient of an activation: its derivative needs nothing but what was saved."""
+    """The gradient of tanh: the derivative needs only the saved output of tanh."""
     build = Builder()
-    x, before = build.input((512, 64), saved), build.input((512, 64), "bfloat16")
+    x, gradient = build.input((512, 64), saved), build.input((512, 64), "bfloat16")
     slope = build("sub", build.constant(1.0), build("square", build("cast", x, dtype="float32")))
-    return build.graph(build("mul", slope, product(build, before)))
+    return build.graph(build("mul", slope, product(build, gradient)))
 
 
-def test_a_derivative_is_computed_beside_what_it_scales() -> None:
+def test_derivative_is_in_the_region_of_the_product_it_scales() -> None:
     graph = backward()
-    (only,) = regions(graph)
-    assert ops(only) == ["cast", "square", "sub", "mul"]
-    x, made = graph[0], graph[graph.outputs[0]]
-    assert moved(graph) == 2 * x.bytes + made.bytes
+    (region,) = find_regions(graph)
+    assert ops(region) == ["cast", "square", "sub", "mul"]
+    x, result = graph[0], graph[graph.outputs[0]]
+    assert moved_bytes(graph) == 2 * x.bytes + result.bytes
 
 
-def test_a_small_sum_of_a_large_tensor_stays_where_that_is_read() -> None:
+def test_small_sum_stays_in_the_region_that_reads_the_large_tensor() -> None:
     build = Builder()
     x = build.input((512, 64))
     total = build("sum", x, dims=(1,), keepdim=True)
     graph = build.graph(build("mul", product(build, build("exp", x)), total))
-    first, second = regions(graph)
+    first, second = find_regions(graph)
     assert sorted(ops(first)) == ["exp", "sum"]
     assert ops(second) == ["mul"]
 
 
-def test_a_result_sinks_where_what_it_needs_is_read_all_the_same() -> None:
-    """It is written there instead, and not read again."""
+def test_graph_result_sinks_to_its_reader() -> None:
+    """A dropout mask that the graph returns is written in the later region and not read back."""
     build = Builder()
     x, numbers = build.input((512, 64)), build.input((512, 64))
-    kept = build("gt", numbers, build.constant(0.1))
-    y = build("mul", product(build, x), kept)
-    (only,) = regions(build.graph(y, kept))
-    assert sorted(ops(only)) == ["gt", "mul"]
+    mask = build("gt", numbers, build.constant(0.1))
+    y = build("mul", product(build, x), mask)
+    (region,) = find_regions(build.graph(y, mask))
+    assert sorted(ops(region)) == ["gt", "mul"]
 
 
 def norm(build: Builder, x: int) -> int:
@@ -71,21 +71,21 @@ def norm(build: Builder, x: int) -> int:
     return build("cast", build("sub", wide, total), dtype="bfloat16")
 
 
-def test_a_norm_is_not_torn_apart() -> None:
-    """Its sums stay where the tensor is read for others, so the rest has what it needs there."""
+def test_norm_stays_whole_in_the_region_that_reads_its_input() -> None:
+    """Its sum stays in the first region, which reads the input anyway; so the rest stays, too."""
     build = Builder()
     x = build.input((512, 64), "bfloat16")
     graph = build.graph(build("add", product(build, build("exp", x)), norm(build, x)))
-    first, second = regions(graph)
+    first, second = find_regions(graph)
     assert sorted(ops(first)) == ["cast", "cast", "exp", "sub", "sum"]
     assert ops(second) == ["add"]
 
 
-def test_a_norm_sinks_as_a_whole() -> None:
+def test_norm_sinks_as_a_whole() -> None:
     build = Builder()
     x, y = build.input((512, 64), "bfloat16"), build.input((512, 64), "bfloat16")
-    (only,) = regions(build.graph(build("add", product(build, y), norm(build, x))))
-    assert ops(only) == ["cast", "sum", "sub", "cast", "add"]
+    (region,) = find_regions(build.graph(build("add", product(build, y), norm(build, x))))
+    assert ops(region) == ["cast", "sum", "sub", "cast", "add"]
 
 
 def test_operators_of_one_call_stay_together() -> None:
@@ -94,45 +94,44 @@ def test_operators_of_one_call_stay_together() -> None:
     total = build("sum", x, dims=(1,), keepdim=True)
     wide = build("cast", x, dtype="float32")
     graph = build.graph(build("mul", product(build, x), wide), total)
-    apart, call = levels(graph, {}), {total: "both", wide: "both"}
-    assert apart[total] < apart[wide]
-    together = levels(graph, call)
-    assert together[total] == together[wide]
+    levels, calls = region_levels(graph, {}), {total: "both", wide: "both"}
+    assert levels[total] < levels[wide]
+    levels_of_calls = region_levels(graph, calls)
+    assert levels_of_calls[total] == levels_of_calls[wide]
 
 
-def test_what_leads_to_nothing_is_in_no_region() -> None:
+def test_dead_operators_are_in_no_region() -> None:
     build = Builder()
     x = build.input((512, 64))
     build("log", build("exp", x))
-    (only,) = regions(build.graph(build("neg", x)))
-    assert ops(only) == ["neg"]
+    (region,) = find_regions(build.graph(build("neg", x)))
+    assert ops(region) == ["neg"]
 
 
-def test_views_that_are_given_are_inputs() -> None:
+def test_input_views_become_inputs_of_regions() -> None:
     build = Builder()
     x = build.input((8, 64))
-    some = build("slice", x, shape=(2, 64), dim=0, start=4, step=1)
-    graph = build.graph(build("exp", build("slice", some, shape=(1, 64), dim=0, start=1, step=1)))
-    (alone,), (other,) = regions(graph), regions(graph, given={some})
-    assert alone.reads == (x,)
-    assert other.reads == (some,)
-    assert other.graph[other.graph.inputs[0]].shape == (2, 64)
+    view = build("slice", x, shape=(2, 64), dim=0, start=4, step=1)
+    graph = build.graph(build("exp", build("slice", view, shape=(1, 64), dim=0, start=1, step=1)))
+    (default,), (region,) = find_regions(graph), find_regions(graph, input_views={view})
+    assert default.inputs == (x,)
+    assert region.inputs == (view,)
+    assert region.graph[region.graph.inputs[0]].shape == (2, 64)
 
 
 @settings(max_examples=40)
 @given(operator_graphs.operator_graphs())
-def test_no_region_waits_for_a_later_one(graph: Graph) -> None:
-    level, lowest = levels(graph, {}), [0] * len(graph)
+def test_regions_can_run_in_order(graph: Graph) -> None:
+    levels, lowest = region_levels(graph, {}), [0] * len(graph)
     for node in graph:
         above = (lowest[i] + (graph[i].kind == "opaque") for i in graph.sources[node.index])
         lowest[node.index] = max(above, default=0)
     for index in (*graph.operators, *(n.index for n in graph if n.kind == "opaque")):
-        assert level[index] >= lowest[index]
+        assert levels[index] >= lowest[index]
         for source in graph.sources[index]:
             kind = graph[source].kind
             if kind in COMPUTE or kind == "opaque":
-                assert level[source] + (kind == "opaque") <= level[index]
-    parts = regions(graph)
-    held = [[part.origins[i] for i in part.graph.operators] for part in parts]
-    assert sorted(i for group in held for i in group) == list(graph.operators)
-    assert graph.is_acyclic(held)
+                assert levels[source] + (kind == "opaque") <= levels[index]
+    groups = [[r.origins[i] for i in r.graph.operators] for r in find_regions(graph)]
+    assert sorted(i for group in groups for i in group) == list(graph.operators)
+    assert graph.is_acyclic(groups)

@@ -1,4 +1,4 @@
-"""The picture of a fusion plan: nothing overlaps, data flows downward, any size can be read."""
+"""Tests of the fusion report: the layered layout, the SVG drawing and the page."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from nostall.core import Run
 from nostall.core.errors import BadRun
 from nostall.fusion.graph.operations import Kind
 from nostall.report.fusion import is_fusion, write_page
-from nostall.report.fusion.layout import layered
-from nostall.report.fusion.picture import MOST_DRAWN, picture
+from nostall.report.fusion.layout import layered_layout
+from nostall.report.fusion.picture import MAX_DRAWN, draw_pass
 from nostall.tuning.fusing.document import (
     FILE,
     Binary,
-    Counted,
     Document,
-    Drawn,
     FusedKernel,
+    GraphNode,
     Pass,
+    ReasonCount,
     Schedules,
     TunedBinary,
-    counted,
+    count_reasons,
 )
 
 ROOT = Path(__file__).resolve().parents[4]
 GAP = (10.0, 20.0)
-WIDEST = 300.0
+MAX_WIDTH = 300.0
 
 
 @st.composite
@@ -48,24 +48,24 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[tuple[int, 
 
 @settings(max_examples=30, deadline=None)
 @given(graphs())
-def test_boxes_stand_apart_and_readers_below(
+def test_boxes_do_not_overlap_and_readers_are_below(
     graph: tuple[list[tuple[float, float]], list[tuple[int, int]]],
 ) -> None:
     sizes, edges = graph
-    drawn = layered(sizes, edges, most_width=WIDEST, gap=GAP)
-    boxes = [(*place, *size) for place, size in zip(drawn.places, sizes, strict=True)]
+    layout = layered_layout(sizes, edges, max_width=MAX_WIDTH, gap=GAP)
+    boxes = [(*place, *size) for place, size in zip(layout.places, sizes, strict=True)]
     for at, (x, y, width, height) in enumerate(boxes):
-        assert -1e-6 <= x <= drawn.width - width + 1e-6
-        assert 0 <= y <= drawn.height - height + 1e-6
+        assert -1e-6 <= x <= layout.width - width + 1e-6
+        assert 0 <= y <= layout.height - height + 1e-6
         for other_x, other_y, other_width, other_height in boxes[:at]:
-            beside = x + width <= other_x + 1e-6 or other_x + other_width <= x + 1e-6
-            assert beside or y + height <= other_y or other_y + other_height <= y
+            is_beside = x + width <= other_x + 1e-6 or other_x + other_width <= x + 1e-6
+            assert is_beside or y + height <= other_y or other_y + other_height <= y
     for top in {y for _, y, _, _ in boxes}:
         row = sorted(box for box in boxes if box[1] == top)
         used = sum(box[2] for box in row) + GAP[0] * (len(row) - 1)
-        assert used <= WIDEST + 1e-6
-        assert all(one[0] + one[2] + GAP[0] <= other[0] + 1e-6 for one, other in pairwise(row))
-    for (first, second), route in zip(edges, drawn.routes, strict=True):
+        assert used <= MAX_WIDTH + 1e-6
+        assert all(a[0] + a[2] + GAP[0] <= b[0] + 1e-6 for a, b in pairwise(row))
+    for (first, second), route in zip(edges, layout.routes, strict=True):
         assert boxes[first][1] + boxes[first][3] < boxes[second][1]
         heights = [y for _, y in route]
         assert heights == sorted(heights)
@@ -74,17 +74,17 @@ def test_boxes_stand_apart_and_readers_below(
             assert y in (pytest.approx(box[1]), pytest.approx(box[1] + box[3]))
 
 
-def test_an_order_without_crossings_is_found() -> None:
-    """Two chains side by side whose numbers are mixed."""
+def test_layout_avoids_crossings() -> None:
+    """Two independent chains with interleaved numbers become two straight columns."""
     edges = [(0, 3), (1, 2), (2, 5), (3, 4)]
-    drawn = layered([(40.0, 20.0)] * 6, edges, most_width=WIDEST, gap=GAP)
+    layout = layered_layout([(40.0, 20.0)] * 6, edges, max_width=MAX_WIDTH, gap=GAP)
     first, second = [0, 3, 4], [1, 2, 5]
     for chain in (first, second):
-        assert len({round(drawn.places[node][0], 3) for node in chain}) == 1
+        assert len({round(layout.places[node][0], 3) for node in chain}) == 1
 
 
-def node(index: int, name: str, kind: Kind, *reads: int, result: bool = False) -> Drawn:
-    return Drawn(
+def node(index: int, name: str, kind: Kind, *reads: int, result: bool = False) -> GraphNode:
+    return GraphNode(
         index=index,
         name=name,
         kind=kind,
@@ -112,14 +112,14 @@ def kernel(name: str, operators: tuple[int, ...], scheme: str = "block") -> Fuse
     )
 
 
-def one_pass(nodes: tuple[Drawn, ...], kernels: tuple[FusedKernel, ...], *alone: int) -> Pass:
+def make_pass(nodes: tuple[GraphNode, ...], kernels: tuple[FusedKernel, ...], *alone: int) -> Pass:
     return Pass(
         name="forward",
         nodes=nodes,
         kernels=kernels,
         alone=alone,
         taken=len(nodes),
-        refused=(Counted(reason="random <numbers>", count=2, what="aten.rand.default"),),
+        refused=(ReasonCount(reason="random <numbers>", count=2, what="aten.rand.default"),),
         splits=(),
         no_kernel=(),
         seconds_unfused=2e-5,
@@ -130,7 +130,7 @@ def one_pass(nodes: tuple[Drawn, ...], kernels: tuple[FusedKernel, ...], *alone:
     )
 
 
-SMALL = one_pass(
+SMALL = make_pass(
     (
         node(0, "input", "input"),
         node(1, "mul", "light", 0),
@@ -145,50 +145,50 @@ SMALL = one_pass(
 )
 
 
-def large(kernels: int, each: int) -> Pass:
-    """Chains of kernels with a matrix product between, as in a Transformer."""
+def chain_of_kernels(kernels: int, operators: int) -> Pass:
+    """A chain of kernels with matrix products between them, as in a Transformer."""
     nodes = [node(0, "input", "input")]
-    made = []
+    fused = []
     for number in range(kernels):
         first = len(nodes)
-        for at in range(each):
+        for at in range(operators):
             reads = {len(nodes) - 1, first} if at else {len(nodes) - 1}
             kind: Kind = "reduce" if at % 5 == 3 else "light"
             name = "sum" if kind == "reduce" else "mul"
             nodes.append(node(len(nodes), name, kind, *sorted(reads)))
-        made.append(kernel(f"stitched_{number}", tuple(range(first, len(nodes)))))
+        fused.append(kernel(f"stitched_{number}", tuple(range(first, len(nodes)))))
         nodes.append(node(len(nodes), "mm", "opaque", len(nodes) - 1))
-    return one_pass(tuple(nodes), tuple(made))
+    return make_pass(tuple(nodes), tuple(fused))
 
 
-def names_in(figure: str) -> list[str]:
+def drawn_names(figure: str) -> list[str]:
     root = ElementTree.fromstring(figure)
     return [text.text or "" for text in root.iter() if text.get("class") == "name"]
 
 
-def test_every_operator_is_drawn_once_and_says_what_it_touches() -> None:
-    figure = str(picture(SMALL))
-    assert sorted(names_in(figure)) == ["div", "exp", "mm", "mul", "neg", "sum"]
+def test_all_operators_are_drawn_once_with_memory_marks() -> None:
+    figure = str(draw_pass(SMALL))
+    assert sorted(drawn_names(figure)) == ["div", "exp", "mm", "mul", "neg", "sum"]
     root = ElementTree.fromstring(figure)
     titles = [title.text or "" for title in root.iter() if title.tag == "title"]
     assert "mul float16 64×500\nreads input float16 64×500" in titles
     assert "K1 → mm: 64 kB" in titles
-    # mul reads the input; sum and div are written; nothing else touches memory.
+    # Memory marks: mul reads the input, sum and div are written.
     assert figure.count('class="memory"') == 3
 
 
-@pytest.mark.parametrize(("kernels", "each"), [(10, 30), (30, 10)])
-def test_a_graph_of_300_operators_is_drawn_whole(kernels: int, each: int) -> None:
-    found = large(kernels, each)
-    assert found.operators == 300
-    assert len(names_in(str(picture(found)))) == 300 + kernels
+@pytest.mark.parametrize(("kernels", "operators"), [(10, 30), (30, 10)])
+def test_300_operators_are_all_drawn(kernels: int, operators: int) -> None:
+    traced_pass = chain_of_kernels(kernels, operators)
+    assert traced_pass.operators == 300
+    assert len(drawn_names(str(draw_pass(traced_pass)))) == 300 + kernels
 
 
-def test_a_larger_graph_shows_its_cards_only() -> None:
-    found = large(26, 40)
-    assert found.operators > MOST_DRAWN
-    figure = str(picture(found))
-    assert set(names_in(figure)) == {"mm"}
+def test_large_graphs_show_only_cards() -> None:
+    traced_pass = chain_of_kernels(26, 40)
+    assert traced_pass.operators > MAX_DRAWN
+    figure = str(draw_pass(traced_pass))
+    assert set(drawn_names(figure)) == {"mm"}
     assert figure.count("40 operators") == 26
 
 
@@ -215,10 +215,10 @@ def document(*passes: Pass) -> Document:
     )
 
 
-def test_the_page_is_made_from_the_run_directory_alone(tmp_path: Path) -> None:
+def test_page_needs_only_the_run_directory(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", "nostall fuse <f>.py:f", {}) as run:
         assert not is_fusion(run.path)
-        run.write(FILE, document(SMALL, large(2, 6)).model_dump_json().encode())
+        run.write(FILE, document(SMALL, chain_of_kernels(2, 6)).model_dump_json().encode())
     page = write_page(run.path).read_text()
     assert is_fusion(run.path)
     assert page.count("<svg") == 2 and "<f>" not in page and "random &lt;numbers&gt;" in page
@@ -228,7 +228,7 @@ def test_the_page_is_made_from_the_run_directory_alone(tmp_path: Path) -> None:
     assert not re.search(r'(src|href)="(?!sass/)', page)
 
 
-def test_a_measured_time_is_called_so(tmp_path: Path) -> None:
+def test_measured_times_are_marked(tmp_path: Path) -> None:
     found = document(SMALL)
     timed = tuple(
         binary.model_copy(update={"measured": 4e-6 if binary.name == "stitched_a" else None})
@@ -238,19 +238,19 @@ def test_a_measured_time_is_called_so(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", "nostall fuse f.py:f", {}) as run:
         run.write(FILE, found.model_dump_json().encode())
     page = write_page(run.path).read_text()
-    assert "where it does not say measured (NVIDIA H200)" in page
+    assert "unless marked as measured (NVIDIA H200)" in page
     assert "1 kB → 100 B, 3 µs, measured 4 µs" in page and "measured 4</td>" in page
 
 
-def test_a_document_that_is_none_is_said(tmp_path: Path) -> None:
+def test_invalid_documents_are_rejected(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", "nostall fuse f.py:f", {}) as run:
         run.write(FILE, b'{"schema_version": 1}')
     with pytest.raises(BadRun, match=r"fusion\.json: target: Field required"):
         write_page(run.path)
 
 
-def test_reasons_that_differ_in_numbers_are_one() -> None:
-    found = counted(
+def test_reasons_that_differ_only_in_numbers_are_merged() -> None:
+    counts = count_reasons(
         [
             "a tile of 8 elements",
             "%3 = sum(%1, dims=(1,), keepdim=True) float32 8x1 is not a last step",
@@ -260,24 +260,24 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
             "nothing of the kind",
         ]
     )
-    assert [(each.count, each.reason[:8]) for each in found] == [
+    assert [(count.count, count.reason[:8]) for count in counts] == [
         (3, "a tile o"),
         (2, "%3 = sum"),
         (1, "nothing "),
     ]
 
 
-def test_equal_kernels_are_counted() -> None:
-    one = kernel("stitched_a", (1, 2))
-    found = one_pass(SMALL.nodes, (one, kernel("stitched_a", (3, 5)), kernel("stitched_b", (6,))))
-    assert [(each.name, times) for each, times in found.groups] == [
+def test_equal_kernels_are_grouped() -> None:
+    names = (("stitched_a", (1, 2)), ("stitched_a", (3, 5)), ("stitched_b", (6,)))
+    found = make_pass(SMALL.nodes, tuple(kernel(name, members) for name, members in names))
+    assert [(group.name, times) for group, times in found.groups] == [
         ("stitched_a", 2),
         ("stitched_b", 1),
     ]
     assert found.launches == 3 and found.seconds == pytest.approx(9e-6)
 
 
-def test_the_documentation_shows_what_the_committed_run_says(
+def test_documentation_shows_the_output_of_the_committed_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")

@@ -1,4 +1,7 @@
-"""Fused PyTorch functions in Triton's interpreter; run by ``tests.unit.fusion.codegen.interpreting``."""
+"""Checks of fused PyTorch functions in Triton's interpreter.
+
+Run by ``tests.unit.fusion.codegen.interpreting`` in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from nostall.fusion.fuse import fuse
+from nostall.fusion.fuse import stitch_function
 
 
 class Block(nn.Module):
@@ -24,62 +27,63 @@ class Block(nn.Module):
         return (x + y).softmax(-1).log()
 
 
-def largest(one: Tensor, other: Tensor) -> float:
-    return float((one - other).detach().abs().max())
+def max_difference(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).detach().abs().max())
 
 
 def dynamic_batch(folder: Path) -> dict[str, object]:
-    """A model called with several batch sizes: largest differences, and how many graphs it took."""
+    """Call a model with several batch sizes; returns the largest difference and kernel counts."""
     model = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 8), nn.GELU())
-    fused = fuse(model, folder=folder, dynamic=True)
+    fused = stitch_function(model, folder=folder, dynamic=True)
     differences = []
     for rows in (5, 3, 16):
         x = torch.randn(rows, 24, requires_grad=True)
-        (want,) = torch.autograd.grad(model(x).square().sum(), x)
-        got = fused(x)
-        differences.append(largest(got, model(x)))
-        (gradient,) = torch.autograd.grad(got.square().sum(), x)
-        differences.append(largest(gradient, want))
+        (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+        result = fused(x)
+        differences.append(max_difference(result, model(x)))
+        (gradient,) = torch.autograd.grad(result.square().sum(), x)
+        differences.append(max_difference(gradient, expected))
     return {"largest": max(differences), "kernels": [graph.kernels for graph in fused.graphs]}
 
 
 def dropout(folder: Path) -> dict[str, object]:
-    """What dropout does in a fused function: a mask for both passes, again for the same seed."""
+    """Properties of dropout in a fused function: one mask for both passes, repeatable by seed."""
 
     def function(x: Tensor) -> Tensor:
         return F.dropout(x * 2, 0.25) + F.dropout(x.exp(), 0.5) * 1000
 
-    fused = fuse(function, folder=folder)
+    fused = stitch_function(function, folder=folder)
     x = torch.ones(64, 48, requires_grad=True)
     torch.manual_seed(1)
     first, second = fused(x), fused(x)
     torch.manual_seed(1)
-    again = fused(x)
+    repeated = fused(x)
     (gradient,) = torch.autograd.grad(first.sum(), x)
     wide = (first > 500).float()
     small = ((first - wide * 2000 * torch.e).abs() > 1).float()
     expected = small * 2 / 0.75 + wide * 2000 * torch.e
     return {
         "kernels": [graph.kernels for graph in fused.graphs],
-        "refused": len(fused.refused),
-        "again": torch.equal(first, again),
+        "refused": len(fused.unfused),
+        "again": torch.equal(first, repeated),
         "fresh": not torch.equal(first, second),
         "kept": [float(small.mean()), float(wide.mean())],
         "together": float((small * wide).mean()),
-        "forward": largest(first, expected),
-        "backward": largest(gradient, expected),
+        "forward": max_difference(first, expected),
+        "backward": max_difference(gradient, expected),
     }
 
 
 def asserted(folder: Path) -> dict[str, object]:
-    """Functions that assert something of what a kernel computes, and give nothing for it."""
+    """A function with an assertion on its inputs, which has no result and must still be run."""
 
     def function(label: Tensor, x: Tensor) -> Tensor:
         return x.softmax(-1) - F.one_hot(label * 2, 24)
 
-    fused, label, x = fuse(function, folder=folder), torch.arange(12), torch.randn(12, 24)
-    result: dict[str, object] = {"difference": largest(fused(label, x), function(label, x))}
-    result["refused"] = sorted({operator for _, operator in fused.refused})
+    fused = stitch_function(function, folder=folder)
+    label, x = torch.arange(12), torch.randn(12, 24)
+    result: dict[str, object] = {"difference": max_difference(fused(label, x), function(label, x))}
+    result["refused"] = sorted({operator for _, operator in fused.unfused})
     try:
         fused(label + 1, x)
     except RuntimeError as error:
@@ -88,31 +92,32 @@ def asserted(folder: Path) -> dict[str, object]:
 
 
 def fused_and_plain(folder: Path) -> dict[str, object]:
-    """Largest differences between fused functions and the same without, kernels, refusals."""
+    """Compare fused functions with the originals: largest differences, kernels, unfused calls."""
     torch.manual_seed(0)
     model, x = Block(), torch.randn(3, 4, 24)
-    fused = fuse(model, folder=folder)
+    fused = stitch_function(model, folder=folder)
     result: dict[str, object] = {}
     expected = model(x)
     expected.square().sum().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    got = fused(x)
-    got.square().sum().backward()
-    result["forward"] = largest(got, expected)
+    output = fused(x)
+    output.square().sum().backward()
+    result["forward"] = max_difference(output, expected)
     result["backward"] = max(
-        largest(p.grad, want) for p, want in zip(model.parameters(), gradients, strict=True)
+        max_difference(parameter.grad, gradient)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True)
     )
     result["graphs"] = [graph.kernels for graph in fused.graphs]
 
     def several(a: Tensor, scale: float) -> dict[str, Tensor]:
         return {"sum": (a * scale).sum(-1), "sorted": torch.sort(a.exp(), -1).values}
 
-    more, other = fuse(several, folder=folder), torch.randn(2, 24)
-    found, want = more(other, 2.0), several(other, 2.0)
-    result["structure"] = {key: largest(found[key], want[key]) for key in want}
+    fused_several, a = stitch_function(several, folder=folder), torch.randn(2, 24)
+    outputs, wanted = fused_several(a, 2.0), several(a, 2.0)
+    result["structure"] = {key: max_difference(outputs[key], wanted[key]) for key in wanted}
     result["dropout"] = dropout(folder)
     result["dynamic"] = dynamic_batch(folder)
     result["asserted"] = asserted(folder)
-    result["refused"] = [f"{operator}: {why}" for why, operator in more.refused]
+    result["refused"] = [f"{operator}: {reason}" for reason, operator in fused_several.unfused]
     return result

@@ -1,4 +1,4 @@
-"""Programs that users name are traced with fake tensors, or refused with one clear line."""
+"""Tests of loading and tracing targets of `nostall fuse`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from nostall.core.errors import BadInput
-from nostall.tuning.fusing.target import Asked, Traced, traced
+from nostall.tuning.fusing.target import FusionRequest, TracedTarget, trace_target
 
 FILE = """
 import torch
@@ -81,58 +81,58 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def trace(file: str, name: str, *more: str | None, backward: bool = False) -> Traced:
-    return traced(Asked(f"{file}:{name}", *more, backward=backward))
+def trace(file: str, name: str, *more: str | None, backward: bool = False) -> TracedTarget:
+    return trace_target(FusionRequest(f"{file}:{name}", *more, backward=backward))
 
 
-def operators(found: Traced) -> list[int]:
-    return [len(captured.graph.operators) for captured in found.passes.values()]
+def operator_counts(traced: TracedTarget) -> list[int]:
+    return [len(captured.graph.operators) for captured in traced.passes.values()]
 
 
-def test_a_function_with_the_inputs_of_its_file(file: str) -> None:
-    found = trace(file, "norm")
-    assert (found.name, found.inputs) == ("norm", ("float32[64, 512]", "float32[512]"))
-    assert list(found.passes) == ["inference"] and operators(found)[0] > 3
+def test_inputs_come_from_a_function_of_the_file(file: str) -> None:
+    traced = trace(file, "norm")
+    assert (traced.name, traced.inputs) == ("norm", ("float32[64, 512]", "float32[512]"))
+    assert list(traced.passes) == ["inference"] and operator_counts(traced)[0] > 3
     graph = trace(file, "norm", "named").passes["inference"].graph
     assert {graph[index].shape for index in graph.inputs} == {(64, 512), (512,)}
 
 
-def test_inputs_and_dtype_that_the_command_line_says(file: str) -> None:
-    found = trace(file, "norm", "32x512,512", "bfloat16")
-    assert found.inputs == ("bfloat16[32, 512]", "bfloat16[512]")
-    graph = found.passes["inference"].graph
+def test_inputs_and_dtype_come_from_the_request(file: str) -> None:
+    traced = trace(file, "norm", "32x512,512", "bfloat16")
+    assert traced.inputs == ("bfloat16[32, 512]", "bfloat16[512]")
+    graph = traced.passes["inference"].graph
     assert {graph[index].dtype for index in graph.outputs} == {"bfloat16"}
 
 
-def test_numbers_stay_numbers(file: str) -> None:
+def test_numbers_become_constants(file: str) -> None:
     graph = trace(file, "scaled", "8x8,=0.5,=True").passes["inference"].graph
     assert len(graph.inputs) == 1
     assert [node["value"] for node in graph if node.op == "constant"] == [1.0]
 
 
-def test_several_results_have_one_backward_pass(file: str) -> None:
-    found = trace(file, "two", backward=True)
-    assert list(found.passes) == ["forward", "backward"] and min(operators(found)) >= 1
+def test_backward_pass_covers_all_results(file: str) -> None:
+    traced = trace(file, "two", backward=True)
+    assert list(traced.passes) == ["forward", "backward"] and min(operator_counts(traced)) >= 1
     # Both results pass gradients on to x: one of (64, 512), one of (64,).
-    graph = found.passes["backward"].graph
+    graph = traced.passes["backward"].graph
     assert {(64, 512), (64,)} <= {graph[index].shape for index in graph.inputs}
 
 
 @pytest.mark.parametrize("name", ["Net", "net", "build"])
-def test_modules_their_classes_and_makers(file: str, name: str) -> None:
-    said = None if name == "build" else "8x512"
-    found = trace(file, name, said, "float16", backward=name == "net")
-    forward = found.passes["forward" if name == "net" else "inference"].graph
+def test_target_can_be_a_module_a_class_or_a_factory(file: str, name: str) -> None:
+    inputs = None if name == "build" else "8x512"
+    traced = trace(file, name, inputs, "float16", backward=name == "net")
+    forward = traced.passes["forward" if name == "net" else "inference"].graph
     # x, the weight that both products share, the norm's weight and bias; all in half precision.
     assert {forward[index].dtype for index in forward.inputs} == {"float16"}
     assert len(forward.inputs) == 4
 
 
-def test_a_model_larger_than_memory_costs_nothing(file: str) -> None:
-    found = trace(file, "huge")
-    assert found.inputs == ("float32[100000000000]",)
-    refused = found.passes["inference"].explanation.refused
-    assert {reason for reason, _ in refused} == {"more than 2^31 - 1 elements"}
+def test_model_larger_than_memory_is_traced(file: str) -> None:
+    traced = trace(file, "huge")
+    assert traced.inputs == ("float32[100000000000]",)
+    unsupported = traced.passes["inference"].report.unsupported
+    assert {reason for reason, _ in unsupported} == {"more than 2^31 - 1 elements"}
 
 
 @pytest.mark.parametrize(
@@ -143,21 +143,21 @@ def test_a_model_larger_than_memory_costs_nothing(file: str) -> None:
         ("double", "65536x32768", "more than 2^31 - 1 elements"),
     ],
 )
-def test_what_cannot_be_fused_is_counted(file: str, name: str, inputs: str, reason: str) -> None:
-    found = trace(file, name, inputs).passes["inference"].explanation
-    assert reason in {told for told, _ in found.refused}
+def test_unsupported_calls_are_counted(file: str, name: str, inputs: str, reason: str) -> None:
+    report = trace(file, name, inputs).passes["inference"].report
+    assert reason in {counted for counted, _ in report.unsupported}
 
 
-def test_an_input_that_is_changed_in_place_is_an_output(file: str) -> None:
+def test_input_mutated_in_place_is_an_output(file: str) -> None:
     graph = trace(file, "in_place", "8x64").passes["inference"].graph
     assert [graph[index].op for index in graph.outputs] == ["add", "mul"]
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs", "said"),
+    ("name", "inputs", "message"),
     [
         ("missing", None, "has no function 'missing'; it has: inputs, named, norm, "),
-        ("norm", "8x64", "missing a required argument: 'weight'; say others with --inputs"),
+        ("norm", "8x64", "missing a required argument: 'weight'; give others with --inputs"),
         ("norm", "8x64,5", "PyTorch cannot trace norm: "),
         ("norm", "named2", "input 'named2' is not understood"),
         ("branch", "8x64", "no branches on values of tensors"),
@@ -165,21 +165,23 @@ def test_an_input_that_is_changed_in_place_is_an_output(file: str) -> None:
         ("nothing", None, "takes nothing and returned a int"),
     ],
 )
-def test_what_cannot_be_traced_is_said(file: str, name: str, inputs: str | None, said: str) -> None:
+def test_untraceable_targets_are_rejected(
+    file: str, name: str, inputs: str | None, message: str
+) -> None:
     with pytest.raises(BadInput) as error:
         trace(file, name, inputs)
-    assert said in str(error.value) and f"{file}:{name}" in str(error.value)
+    assert message in str(error.value) and f"{file}:{name}" in str(error.value)
 
 
-def test_without_gradients_there_is_no_backward_pass(file: str) -> None:
+def test_backward_without_gradients_is_rejected(file: str) -> None:
     with pytest.raises(BadInput, match="no backward pass"):
         trace(file, "some", "8x64", backward=True)
 
 
-def test_a_file_without_inputs_says_how_to_give_them(tmp_path: Path) -> None:
+def test_missing_inputs_error_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("def f(x):\n    return x * 2\n")
     with pytest.raises(BadInput, match=r"give --inputs 4096x5000:f16.*inputs\(\)"):
-        traced(Asked(f"{tmp_path}/bare.py:f"))
+        trace_target(FusionRequest(f"{tmp_path}/bare.py:f"))
     (tmp_path / "bad.py").write_text("import nothing_like_that\n")
     with pytest.raises(BadInput, match="cannot import"):
-        traced(Asked(f"{tmp_path}/bad.py:f"))
+        trace_target(FusionRequest(f"{tmp_path}/bad.py:f"))

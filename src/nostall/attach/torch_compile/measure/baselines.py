@@ -12,7 +12,7 @@ from torch.fx import Node as FxNode
 
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelMatch
 from nostall.attach.torch_compile.rewrite.matching import operator_owners
-from nostall.fusion.capture import Captured
+from nostall.fusion.capture import CapturedGraph
 
 Calls = frozenset[FxNode]
 
@@ -41,7 +41,7 @@ def copy_graph(module: GraphModule) -> GraphModule:
 
 
 def inductor_baselines(
-    module: GraphModule, captured: Captured, matches: Sequence[KernelMatch]
+    module: GraphModule, captured: CapturedGraph, matches: Sequence[KernelMatch]
 ) -> list[InductorBaseline]:
     """One baseline for each kernel; a common one for kernels that share an ATen call."""
     owners = operator_owners(captured)
@@ -66,7 +66,7 @@ def inductor_baselines(
 class _CallExtractor:
     """Extracts some calls of a graph, with the views and constants between them."""
 
-    def __init__(self, captured: Captured, calls: Calls, owning: Calls) -> None:
+    def __init__(self, captured: CapturedGraph, calls: Calls, owning: Calls) -> None:
         """``owning``: all calls that were lowered to operators, which cost something to compute."""
         self._captured, self._calls, self._owning = captured, calls, owning
         self._known: dict[FxNode, bool] = {}

@@ -25,18 +25,18 @@ from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import StepRecord
 from nostall.attach.torch_compile.store.regions import stitched_region
 from nostall.attach.warning import warn_once
-from nostall.fusion.capture import Captured, capture
+from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.graph.dynamic_size import varies
-from nostall.fusion.graph.graph import MOST_ELEMENTS, Graph
+from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
-from nostall.fusion.graph.regions import Region, regions
+from nostall.fusion.graph.regions import Region, find_regions
 
 
 def match_kernels(
     module: GraphModule, store: KernelStore, kernel_filter: KernelFilter, result: RewriteResult
-) -> tuple[Captured, list[KernelMatch]] | None:
+) -> tuple[CapturedGraph, list[KernelMatch]] | None:
     """Capture a functional ATen graph and find the kernels that can replace some of its operators.
 
     Regions without stored kernels are explored.  Operators that are not fused are counted in
@@ -50,7 +50,7 @@ def match_kernels(
         reason = "random numbers that depend on the kernel they are in"
         result.not_fused[reason, "whole graph"] += 1
         return None
-    result.not_fused.update(captured.explanation.refused)
+    result.not_fused.update(captured.report.unsupported)
     matches: list[KernelMatch] = []
     for region in _regions(captured):
         try:
@@ -70,7 +70,7 @@ def match_kernels(
     return captured, matches
 
 
-def find_regions(module: GraphModule) -> list[Graph]:
+def find_region_graphs(module: GraphModule) -> list[Graph]:
     """The distinct regions of an ATen graph, as :func:`match_kernels` will find them.
 
     Called while Dynamo compiles, it adds a guard: PyTorch compiles again for a dynamic size at
@@ -83,11 +83,11 @@ def find_regions(module: GraphModule) -> list[Graph]:
     return list({region.graph.key: region.graph for region in _regions(captured)}.values())
 
 
-def _regions(captured: Captured) -> tuple[Region, ...]:
-    return regions(captured.graph, operator_owners(captured), _seed_pairs(captured))
+def _regions(captured: CapturedGraph) -> tuple[Region, ...]:
+    return find_regions(captured.graph, operator_owners(captured), _seed_pairs(captured))
 
 
-def _seed_pairs(captured: Captured) -> frozenset[int]:
+def _seed_pairs(captured: CapturedGraph) -> frozenset[int]:
     """Views of pairs of random seeds, of which Inductor draws a vector for each graph.
 
     As inputs of kernels they make regions equal that differ in their seed only, such as the layers
@@ -101,7 +101,7 @@ def _seed_pairs(captured: Captured) -> frozenset[int]:
     return frozenset(pairs)
 
 
-def _capture(module: GraphModule) -> Captured | None:
+def _capture(module: GraphModule) -> CapturedGraph | None:
     fill_metadata(module.graph)
     return None if _random_numbers_depend_on_kernels(module) else capture(module)
 
@@ -142,7 +142,7 @@ def _is_dynamic(graph: Graph, nodes: Iterable[int]) -> bool:
     return any(varies(size, graph.varying) for index in nodes for size in graph[index].shape)
 
 
-def _limit_dynamic_size(captured: Captured, *, only_as_guard: bool = False) -> None:
+def _limit_dynamic_size(captured: CapturedGraph, *, only_as_guard: bool = False) -> None:
     """Have PyTorch compile again for dynamic sizes with more elements than kernels can count.
 
     Evaluating the comparison of the symbolic size becomes a guard while Dynamo compiles.
@@ -161,13 +161,13 @@ def _limit_dynamic_size(captured: Captured, *, only_as_guard: bool = False) -> N
             if isinstance(size, torch.SymInt) and size.node.expr == captured.symbol:
                 if only_as_guard and size.node.shape_env.frozen:
                     return
-                if not size * most <= MOST_ELEMENTS:
+                if not size * most <= MAX_ELEMENTS:
                     raise BadCapture("more elements than kernels can count")
                 return
 
 
 def _drop_partial_calls(
-    captured: Captured, matches: list[KernelMatch], result: RewriteResult
+    captured: CapturedGraph, matches: list[KernelMatch], result: RewriteResult
 ) -> list[KernelMatch]:
     """The largest subset of the matches that together compute only complete ATen calls.
 
@@ -198,7 +198,7 @@ def _drop_partial_calls(
         matches = [match for match in matches if match not in dropped]
 
 
-def operator_owners(captured: Captured) -> dict[int, FxNode]:
+def operator_owners(captured: CapturedGraph) -> dict[int, FxNode]:
     """For each operator, the ATen call that it was lowered from; nodes are lowered in order."""
     owners: dict[int, FxNode] = {}
     first = 0
@@ -211,7 +211,7 @@ def operator_owners(captured: Captured) -> dict[int, FxNode]:
     return owners
 
 
-def _has_expected_layouts(captured: Captured, match: KernelMatch) -> bool:
+def _has_expected_layouts(captured: CapturedGraph, match: KernelMatch) -> bool:
     """Whether all outputs that are results of ATen calls have PyTorch's shapes and strides."""
     for index in match.outputs:
         origin, node = captured.origins.get(index), captured.graph[index]
@@ -224,7 +224,7 @@ def _has_expected_layouts(captured: Captured, match: KernelMatch) -> bool:
     return True
 
 
-def _static_sizes(sizes: Iterable[Any], captured: Captured) -> tuple[int, ...]:
+def _static_sizes(sizes: Iterable[Any], captured: CapturedGraph) -> tuple[int, ...]:
     """Sizes with the captured graph's prime in place of the dynamic one."""
     varying = captured.graph.varying
     return tuple(

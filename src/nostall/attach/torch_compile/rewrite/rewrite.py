@@ -26,7 +26,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
 from nostall.attach.torch_compile.rewrite.matching import match_kernels
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
-from nostall.fusion.capture import Captured
+from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.dynamic_size import varies
 
 
@@ -48,7 +48,7 @@ def insert_kernels(
 
 
 def _replace_operators(
-    module: GraphModule, captured: Captured, matches: Sequence[KernelMatch]
+    module: GraphModule, captured: CapturedGraph, matches: Sequence[KernelMatch]
 ) -> None:
     graph = module.graph
     editor = _GraphEditor(graph, captured)
@@ -76,7 +76,7 @@ def _replace_operators(
 class _GraphEditor:
     """Adds nodes to an FX graph for values of the captured graph."""
 
-    def __init__(self, graph: FxGraph, captured: Captured) -> None:
+    def __init__(self, graph: FxGraph, captured: CapturedGraph) -> None:
         self._graph, self._captured = graph, captured
         # The FX node of each value of the captured graph that has one.
         self.values: dict[int, FxNode] = dict(captured.origins)

@@ -19,7 +19,7 @@ from nostall.attach.torch_compile.graph_copies import DynamicInputs
 from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.measure.kernel_comparison import KernelComparisons
 from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning
-from nostall.attach.torch_compile.rewrite.matching import find_regions
+from nostall.attach.torch_compile.rewrite.matching import find_region_graphs
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
 from nostall.attach.torch_compile.selection.graph_state import GraphState
 from nostall.attach.torch_compile.selection.precompile import Precompiler
@@ -174,7 +174,7 @@ class CandidateBuilder:
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
         try:
-            regions = find_regions(module)
+            regions = find_region_graphs(module)
             self.regions += regions
             self.pending_regions += regions
             if not self.versions.is_dynamic:

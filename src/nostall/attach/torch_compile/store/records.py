@@ -315,8 +315,8 @@ def _encode(number: int, varying: int | None) -> Number:
     if isinstance(number, Total):
         return TotalRecord(extents=tuple(_encode(extent, varying) for extent in number.extents))
     if isinstance(number, Extent):
-        whole = _encode(number.whole, varying)
-        return ExtentRecord(whole=whole, step=number.step, unit=number.unit)
+        length = _encode(number.length, varying)
+        return ExtentRecord(whole=length, step=number.step, unit=number.unit)
     return number
 
 

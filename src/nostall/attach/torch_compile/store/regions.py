@@ -11,7 +11,7 @@ import triton
 from nostall.attach.torch_compile.store.kernel_store import KernelStore, code_version
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.fusion.codegen.runtime.stitched_graph import PlanChooser, StitchedGraph, stitch
-from nostall.fusion.explore.default_partition import explored
+from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 
@@ -48,7 +48,7 @@ def retuned_region(graph: Graph, store: KernelStore, choice: PlanChooser) -> Reg
 
 
 def _explore(graph: Graph, store: KernelStore) -> RegionRecord:
-    return _record(graph, stitch(graph, explored(graph), folder=store.folder), store)
+    return _record(graph, stitch(graph, default_partition(graph), folder=store.folder), store)
 
 
 def _record(graph: Graph, stitched: StitchedGraph, store: KernelStore) -> RegionRecord:

@@ -61,7 +61,7 @@ def write_matrices(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
     computing = Lines()
     matrices = MatrixWriter(schedule, lines, computing)
     for index in schedule.mapping.operators:
-        computing(f"# {schedule.mapping.graph.told(index)}")
+        computing(f"# {schedule.mapping.graph.describe(index)}")
         matrices.compute(index)
         if index in schedule.mapping.outputs:
             matrices.store(index)

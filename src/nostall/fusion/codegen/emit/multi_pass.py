@@ -172,12 +172,12 @@ def _accumulate(tile: Tile, index: int, total: int | None) -> None:
     """Take the columns of a turn into the running value of a reduction; ``total`` is the sum whose
     maximum it is, where both run together."""
     lines, (chunk,), how = tile.lines, tile.chunks, make_reduction(tile.graph[index])
-    lines(f"# {tile.graph.told(index)}")
+    lines(f"# {tile.graph.describe(index)}")
     if total is None:
         lines(f"a{index} = {tile.accumulate(index, how, chunk)}")
     else:
         text, _ = tile.partial_result(index, how, chunk)
-        lines(f"# {tile.graph.told(total)}")
+        lines(f"# {tile.graph.describe(total)}")
         lines(f"a{index}, a{total} = _online(a{index}, a{total}, {text})")
 
 
@@ -231,7 +231,7 @@ def _rescaled_sum(pair: OnlinePair, highest: str) -> str:
 
 def _load_partial(tile: Tile, index: int, parts: int) -> None:
     """The partial results that the kernel before has left."""
-    tile.lines(f"# {tile.graph.told(index)}")
+    tile.lines(f"# {tile.graph.describe(index)}")
     mask = f", mask={tile.rows.mask}" if tile.rows.mask else ""
     tile.lines(f"a{index} = tl.load(w{index} + r * {parts} + tl.arange(0, {parts})[None, :]{mask})")
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from nostall.fusion.codegen.loops.addresses import Offset, tensor_offset
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops
 from nostall.fusion.graph.graph import Node
-from nostall.fusion.graph.shapes import contiguous
+from nostall.fusion.graph.shapes import contiguous_strides
 
 
 def counter_offsets(
@@ -26,7 +26,7 @@ def counter_offsets(
     ``sides``: the loops of each counter of the kernel.  What goes in steps of whole counters
     through one of them is in ``first``: the rest is short, and a compiler sees who shares one.
     """
-    number = tensor_offset(places, contiguous(node.shape), sizes)
+    number = tensor_offset(places, contiguous_strides(node.shape), sizes)
     words = node["words"]
     assert isinstance(words, int)
     if words == 1:

@@ -66,7 +66,7 @@ def _write_operators(
     matrices: MatrixWriter, operators: Iterable[int], ends_later: Collection[int] = ()
 ) -> None:
     for index in operators:
-        matrices.lines(f"# {matrices.graph.told(index)}")
+        matrices.lines(f"# {matrices.graph.describe(index)}")
         matrices.compute(index)
         if index in matrices.mapping.outputs and index not in ends_later:
             matrices.store(index)
@@ -186,17 +186,17 @@ def _write_results(around: MatrixWriter, turn: _SequenceTile) -> None:
     """What all turns come to: lanes are put together, first those of maxima and their sums."""
     found, lines = turn.tiling, around.lines
     for maximum, total in found.softmax_sums.items():
-        lines(f"# {around.graph.told(maximum)}")
+        lines(f"# {around.graph.describe(maximum)}")
         _write_result(around, turn, maximum, f"a{maximum}")
         lines(f"s{maximum} = libdevice.fast_expf(libdevice.sub_rn(a{maximum}, v{maximum}))")
-        lines(f"# {around.graph.told(total)}")
+        lines(f"# {around.graph.describe(total)}")
         _write_result(around, turn, total, f"a{total} * {turn.scale(total)}")
         # A place above -inf adds 1 where its score is the highest, so 0 tells that there is none.
         lines(f'v{maximum} = tl.where(v{total} == 0.0, float("-inf"), v{maximum})')
         lines(f'v{total} = tl.where(v{total} == 0.0, float("nan"), v{total})')
     for index in found.accumulated:
         if index not in found.softmax_sums and index not in found.softmax_sums.values():
-            lines(f"# {around.graph.told(index)}")
+            lines(f"# {around.graph.describe(index)}")
             _write_result(around, turn, index, _final_accumulator(turn, index))
             if index in found.scaled_by:
                 _divide(around, turn, index)

@@ -243,7 +243,7 @@ class _SharedRowWriter:
         lines, (chunk,) = self.lines, tile.chunks
         tile.write(part.column_operators, part.column_outputs)
         for index in part.reductions:
-            lines(f"# {tile.graph.told(index)}")
+            lines(f"# {tile.graph.describe(index)}")
             lines(f"a{index} = {tile.accumulate(index, accumulator(self.schedule, index), chunk)}")
         for value in (*part.operands, *part.column_operators):
             if self._is_new(part, value) and value not in early:

@@ -160,7 +160,7 @@ class Tile:
                         self.operand_value(operand, chunk)
 
     def compute(self, index: int) -> None:
-        self.lines(f"# {self.graph.told(index)}")
+        self.lines(f"# {self.graph.describe(index)}")
         if self.mapping.reduced_loops.get(index):
             self._reduce(index)
         elif self.has_columns(index):

@@ -134,7 +134,7 @@ def _accumulator(tail: _RowReduction, chunk: Chunk | None) -> str:
 
 
 def _accumulate(tile: Tile, tail: _RowReduction) -> None:
-    tile.lines(f"# {tile.graph.told(tail.index)}")
+    tile.lines(f"# {tile.graph.describe(tail.index)}")
     if tail.keeps_columns:
         for chunk in tile.chunks:
             text, has_rows = tile.partial_result(tail.index, tail.reduction, chunk)
@@ -206,7 +206,7 @@ def _second_stage(
 
 def _write_total(tile: Tile, tail: _RowReduction, results: int) -> None:
     lines, index = tile.lines, tail.index
-    lines(f"# {tile.graph.told(index)}")
+    lines(f"# {tile.graph.describe(index)}")
     if tail.results == results:
         where, mask = "c", ", mask=inside"
     elif tail.results == 1:

@@ -15,7 +15,7 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Node
-from nostall.fusion.graph.shapes import Shape, contiguous
+from nostall.fusion.graph.shapes import Shape, contiguous_strides
 
 
 def check_dynamic_size(schedule: Schedule) -> None:
@@ -55,7 +55,7 @@ def _addresses(schedule: Schedule) -> Iterator[tuple[Node, tuple[AxisAccess, ...
         yield graph[index], mapping.accesses[index], graph[index].strides
     for index in mapping.operators:
         if graph[index].op == "random":
-            yield graph[index], mapping.accesses[index], contiguous(graph[index].shape)
+            yield graph[index], mapping.accesses[index], contiguous_strides(graph[index].shape)
     for operand in dict.fromkeys(o for i in mapping.operators for o in mapping.operands[i]):
         if mapping.is_in_memory(operand):
             yield graph[operand.source], operand.accesses, graph[operand.source].strides

@@ -26,7 +26,7 @@ from nostall.fusion.codegen.loops.views import AccessDraft, AccessDrafts, resolv
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import COMPUTE
-from nostall.fusion.graph.shapes import Shape, contiguous
+from nostall.fusion.graph.shapes import Shape, contiguous_strides
 
 Loops = tuple[int, ...]
 
@@ -333,7 +333,7 @@ class _LoopInference:
                 yield in_memory, node, node.strides, places
         for index, places in self.reduction_accesses.items():
             node = self.graph[self.graph[index].inputs[0]]
-            yield False, node, contiguous(node.shape), places
+            yield False, node, contiguous_strides(node.shape), places
 
 
 def _access_axes(places: AccessDrafts) -> list[Axis]:

@@ -39,7 +39,7 @@ def read_value(
     """
     if index in computed:
         return computed[index]
-    node = graph[index].at(graph.varying, size)
+    node = graph[index].resized(graph.varying, size)
     if node.kind == "layout":
         return apply_view(node, read_value(graph, node.inputs[0], computed, size, device))
     return constant_value(node, device)

@@ -50,7 +50,7 @@ class StitchedKernel:
         device = inputs[0].device if inputs else torch.device("cuda")
         graph = self.program.graph
         outputs = tuple(
-            empty_tensor(graph[index].at(graph.varying, size), device)
+            empty_tensor(graph[index].resized(graph.varying, size), device)
             for index in self.program.outputs
         )
         workspaces = {
@@ -90,7 +90,7 @@ class StitchedKernel:
                 + ", ".join(str(self.program.graph[i]) for i in self.program.inputs)
             )
         for index, tensor in zip(self.program.inputs, inputs, strict=True):
-            node = self.program.graph[index].at(self.program.graph.varying, size)
+            node = self.program.graph[index].resized(self.program.graph.varying, size)
             wanted = (node.shape, node.strides, getattr(torch, node.dtype))
             given = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
             # The stride of an axis of 1 or of an empty tensor means nothing.

@@ -24,7 +24,7 @@ from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.kernel import BadTensor, StitchedKernel, load_kernel
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.dynamic_size import varies
-from nostall.fusion.graph.graph import MOST_ELEMENTS, Graph
+from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 
 __all__ = ["PlanChooser", "StitchedGraph", "grow_partition", "schedule_operators", "stitch"]
 
@@ -86,7 +86,7 @@ class StitchedGraph:
                 given = [values[index] for index in step.program.inputs]
                 values.update(zip(step.program.outputs, step(*given, size=size), strict=True))
             else:
-                node = graph[step].at(graph.varying, size)
+                node = graph[step].resized(graph.varying, size)
                 values[step] = eager.run_operator(node, [value(index) for index in node.inputs])
         return tuple(value(index) for index in graph.outputs)
 
@@ -94,7 +94,7 @@ class StitchedGraph:
         """Whether kernels have something to do and can count every tensor's elements."""
         if size is None or self.graph.varying is None:
             return True
-        return 0 < size * self._max_elements <= MOST_ELEMENTS * self.graph.varying
+        return 0 < size * self._max_elements <= MAX_ELEMENTS * self.graph.varying
 
     @cached_property
     def _has_dynamic_size(self) -> bool:
@@ -134,7 +134,7 @@ def stitch(
             [group] if no_kernel_reason(graph, group) is None else grow_partition(graph, group)
         )
     ]
-    order = graph.order(groups)
+    order = graph.execution_order(groups)
     if order is None:
         raise BadFusion(
             "the patterns wait for each other; give a plan whose contraction is acyclic"

@@ -54,7 +54,7 @@ MIN_CHUNK = 128
 """Columns of an equal chunk: fewer would be many of few elements for each thread."""
 WARP_SIZE = 32
 REGISTERS_PER_SM = H200.registers
-MAX_REGISTERS_PER_THREAD = H200.most_registers
+MAX_REGISTERS_PER_THREAD = H200.max_registers
 # Addresses, row values and what else the compiler keeps besides the tile's values.
 BASE_REGISTERS = 24
 # Of one register for each live value and element, the share that a dozen chains compiled for sm_90

@@ -13,7 +13,7 @@ from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.on_chip import compiled, program_of
 from tests.unit.fusion.codegen.sm90_code import opcodes_of
-from tests.unit.fusion.patterns import picked
+from tests.unit.fusion.patterns import cross_entropy
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -28,7 +28,7 @@ def source(graph: Graph) -> str:
 
 
 def test_turns_without_the_label_do_not_compare() -> None:
-    text = source(picked((64, 4096), "float16"))
+    text = source(cross_entropy((64, 4096), "float16"))
     assert text.count("    if (s8 >= at * 1024) & (s8 < at * 1024 + 1024):\n") == 1
     near, far = text.split("        else:\n")
     assert near.count("s8 = gl.sum(gl.sum(_within(x0), 1), 0)\n    for at in range(0, 4):\n") == 1
@@ -37,7 +37,7 @@ def test_turns_without_the_label_do_not_compare() -> None:
 
 
 def test_turns_with_masks_compare() -> None:
-    text = source(picked((64, 4100), "float16"))
+    text = source(cross_entropy((64, 4100), "float16"))
     masked = text[text.index("for at in range(4, 5):", text.index("s8 = ")) :]
     assert "else" not in masked and "v8 = lanes == " in masked
 
@@ -46,7 +46,7 @@ def test_turns_with_masks_compare() -> None:
 def test_what_follows_from_the_label_costs_other_turns_nothing(
     is_oldest: bool, tmp_path: Path
 ) -> None:
-    program = program_of(picked((64, 4096), "float16"), PLAN)
+    program = program_of(cross_entropy((64, 4096), "float16"), PLAN)
     if is_oldest:
         ((cubin, _),) = oldest_triton.compiled(program, tmp_path)
     else:

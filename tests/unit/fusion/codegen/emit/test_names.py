@@ -7,7 +7,7 @@ import pytest
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.emit.program import NodeNumbering, Program
 from nostall.fusion.codegen.generate import generate
-from nostall.fusion.evaluate import Delta
+from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ def stack(layers: int) -> list[Graph]:
 
 
 def programs(graph: Graph) -> list[Program]:
-    return [generate(graph, kernel) for kernel in explore(Delta(graph)).connected.kernels]
+    return [generate(graph, kernel) for kernel in explore(DeltaEvaluator(graph)).connected.kernels]
 
 
 def test_equal_layers_share_their_kernels() -> None:

@@ -11,7 +11,7 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
-from tests.unit.fusion.patterns import picked
+from tests.unit.fusion.patterns import cross_entropy
 
 WALK = KernelPlan("looped", 1, (256,), 1)
 SHAPE = (4, 600)
@@ -22,14 +22,14 @@ def source(graph: Graph, plan: KernelPlan = WALK) -> str:
 
 
 def test_whole_turns_take_the_value_of_the_label() -> None:
-    text = source(picked(SHAPE, "float16"))
+    text = source(cross_entropy(SHAPE, "float16"))
     assert text.count("a6 = tl.where(v7, v10, a6)") == 1
     # The turn with masks adds.
     assert text.count("a6 = a6 + tl.where(inside, v11, 0)") == 1
 
 
 def test_rows_in_shared_memory_do_so_too() -> None:
-    text = source(picked((4, 4096), "float16"), KernelPlan("shared", 1, (1024,), 4))
+    text = source(cross_entropy((4, 4096), "float16"), KernelPlan("shared", 1, (1024,), 4))
     # In the turn of the label and, where a compiler drops it, in the others.
     assert text.count("a7 = gl.where(v8, v10, a7)") == 2
 

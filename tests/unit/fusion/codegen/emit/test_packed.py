@@ -9,10 +9,10 @@ from nostall.fusion.codegen.emit.packed import independent_parts, packed_plan
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import generate, no_kernel_reason, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
-from nostall.fusion.evaluate import Delta
+from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.graph.dynamic_size import resized
-from tests.unit.fusion.patterns import PACKED, column_sum, layer_norm, together
+from tests.unit.fusion.patterns import PACKED, column_sum, disjoint_union, layer_norm
 
 
 def packed(name: str) -> tuple[Graph, Program]:
@@ -55,21 +55,21 @@ def test_the_grid_grows_with_the_parts_that_vary() -> None:
 
 def test_parts_with_second_kernels_are_not_packed() -> None:
     """Rows that are only reachable through partial results in memory need two launches."""
-    graph = together(layer_norm((5, 100), "float32"), PACKED["three"]())
+    graph = disjoint_union(layer_norm((5, 100), "float32"), PACKED["three"]())
     parts = [schedule_operators(graph, part) for part in independent_parts(graph, graph.operators)]
     assert all(plan.scheme != "split" for plan in packed_plan(parts).plans)
 
 
 def test_the_explorer_packs_what_can_be_packed() -> None:
-    graph = together(layer_norm((64, 100), "float16"), layer_norm((32, 40), "float32"))
-    found = explore(Delta(graph))
+    graph = disjoint_union(layer_norm((64, 100), "float16"), layer_norm((32, 40), "float32"))
+    found = explore(DeltaEvaluator(graph))
     assert len(found.connected.groups) == 2
-    assert len(found.plan.groups) == 1
+    assert len(found.partition.groups) == 1
     assert no_kernel_reason(graph, graph.operators) is None
 
 
 def test_a_part_that_is_no_kernel_refuses_the_pack() -> None:
-    graph = together(column_sum((530, 12), "float64"), layer_norm((5, 100), "float32"))
+    graph = disjoint_union(column_sum((530, 12), "float64"), layer_norm((5, 100), "float32"))
     reason = no_kernel_reason(graph, graph.operators)
     assert reason is not None and "float64" in reason
     with pytest.raises(BadFusion, match="float64"):

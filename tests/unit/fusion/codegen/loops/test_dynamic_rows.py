@@ -14,7 +14,7 @@ from nostall.fusion.codegen.loops.dynamic_rows import check_dynamic_size
 from nostall.fusion.codegen.loops.mapping import map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
-from nostall.fusion.graph.dynamic_size import Extent, resized, stand_in
+from nostall.fusion.graph.dynamic_size import Extent, placeholder_prime, resized
 from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
 from tests.unit.fusion.patterns import DYNAMIC, layer_norm
 
@@ -29,7 +29,7 @@ def scheduled(graph: Graph, operators: tuple[int, ...]) -> Schedule:
 
 def at(graph: Graph, size: int) -> Graph:
     """The same with another number of rows, which is the one that varies there."""
-    return Graph(tuple(n.at(graph.varying, size) for n in graph), graph.outputs, size)
+    return Graph(tuple(n.resized(graph.varying, size) for n in graph), graph.outputs, size)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def at(graph: Graph, size: int) -> Graph:
 @settings(max_examples=30)
 @given(st.integers(0, 500), st.sets(st.integers(0, 10_000), max_size=8))
 def test_a_stand_in_divides_nothing_else(near: int, others: set[int]) -> None:
-    found = stand_in(near, others)
+    found = placeholder_prime(near, others)
     assert found >= near and found > 2
     assert all(found % divisor for divisor in range(2, found))
     assert not any(other % found == 0 for other in others if other)
