@@ -366,7 +366,7 @@ def dynamic_sizes() -> dict[str, Any]:
         "inductor": ("narrow", {**STITCHED, "pattern_matcher": False}, (6, 7, 16, 6)),
     }
     result: dict[str, Any] = {}
-    matching.MOST_ELEMENTS = 16 * 24
+    matching.MAX_ELEMENTS = 16 * 24
     for name, (model, options, sizes) in ways.items():
         torch._dynamo.reset()
         backend = Backend(FASTER)

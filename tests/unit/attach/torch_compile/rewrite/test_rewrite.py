@@ -20,7 +20,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
     RewriteResult,
 )
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
-from tests.unit.fusion.capture.test_capture import inductors_dropout  # noqa: E402
+from tests.unit.fusion.capture.test_capture import inductor_dropout  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_a_graph_whose_random_numbers_depend_on_its_kernels_is_not_changed(
 ) -> None:
     """Its backward pass may draw the same numbers again, in a kernel of another form."""
     monkeypatch.setattr(matching, "numbers_depend_on_kernels", lambda: depends)
-    module, result = inductors_dropout("cuda"), RewriteResult()
+    module, result = inductor_dropout("cuda"), RewriteResult()
     before = str(module.graph)
     rewrite.insert_kernels(module, KernelStore(), KernelFilter("all"), result)
     assert (str(module.graph) == before) == depends
@@ -118,9 +118,9 @@ def layers_with_dropout(seed_indices: tuple[int, ...], seeds: int) -> GraphModul
 
 
 def insert_kernels(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> RewriteResult:
-    from nostall.fusion.capture import drawn
+    from nostall.fusion.capture import random_rules
 
-    for capturing in (matching, drawn):
+    for capturing in (matching, random_rules):
         monkeypatch.setattr(capturing, "numbers_depend_on_kernels", lambda: False)
     result = RewriteResult()
     rewrite.insert_kernels(module, KernelStore(), KernelFilter(), result)

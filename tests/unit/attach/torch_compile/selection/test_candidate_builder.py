@@ -75,7 +75,7 @@ def test_workers_start_if_there_are_regions_and_workers_may_compile(
     monkeypatch: pytest.MonkeyPatch, local_only_reason: str, regions: int, started: list[int]
 ) -> None:
     found = [normalized_rows(8)] * regions
-    monkeypatch.setattr(candidate_builder, "find_regions", lambda module: found)
+    monkeypatch.setattr(candidate_builder, "find_region_graphs", lambda module: found)
     builder, calls = builder_with_regions(()), list[int]()
     builder.report, builder.regions = GraphReport(local_only_reason=local_only_reason), []
     builder.comparisons = SimpleNamespace(graphs=["forward"], add=lambda module: None)

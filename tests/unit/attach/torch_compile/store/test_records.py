@@ -69,7 +69,9 @@ def test_a_record_with_a_size_equals_a_kernel_of_that_size(name: str, tmp_path: 
         graph = program.graph
         record, _ = store.load_kernel(store.put(program))
         for size in (1, 16, 1009):
-            static = Graph(tuple(n.at(graph.varying, size) for n in graph), graph.outputs, None)
+            static = Graph(
+                tuple(n.resized(graph.varying, size) for n in graph), graph.outputs, None
+            )
             found = record.with_size(size)
             tensors = [torch.empty(tensor.shape) for tensor in found.inputs]
             assert record.dynamic_size(tensors) == size
