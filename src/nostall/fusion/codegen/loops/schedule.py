@@ -19,6 +19,10 @@ from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, lo
 from nostall.fusion.errors import BadFusion
 
 
+ScheduleKind = Literal["flat", "rows", "dual", "dots"]
+"""Elementwise only; reductions over columns; reductions over rows, too; small batched dots."""
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """The pattern's loops as rows and columns, slowest first.
@@ -39,7 +43,7 @@ class Schedule:
     allow_online_softmax: bool = True
 
     @property
-    def kind(self) -> Literal["flat", "rows", "dual", "dots"]:
+    def kind(self) -> ScheduleKind:
         if self.loop_groups:
             return "dots"
         if self.row_reductions:
