@@ -1,7 +1,6 @@
-"""Which plan to try first: a modelled time for each, before anything was measured.
+"""The default plan of a schedule: the legal plan with the least modelled time.
 
-It orders plans, no more; what is chosen for good is up to measurement.  What kernels ask for and
-how long that takes is said in ``demand`` and ``sm``.
+Autotuning (:mod:`nostall.fusion.codegen.autotune`) may replace it by a plan that was measured.
 """
 
 from __future__ import annotations
@@ -10,26 +9,27 @@ from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.gpu import kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 
-def default_plan(schedule: Schedule) -> KernelPlan:
-    """The plan with the least modelled time.  Raises :class:`BadInput` where none is legal."""
-    found = plans(schedule)
-    if not found.legal:
-        reasons = "; ".join(f"{r.plan}: {r.reason}" for r in found.illegal[:3])
+def default_plan(schedule: Schedule) -> PlannedKernel:
+    """The kernel with the least modelled time.  Raises :class:`BadInput` if no plan is legal."""
+    space = plans(schedule)
+    if not space.legal:
+        reasons = "; ".join(f"{one.plan}: {one.reason}" for one in space.illegal[:3])
         raise BadInput(
-            f"none of {len(found.illegal)} plans fits ({reasons}); make smaller kernels of these "
+            f"none of {len(space.illegal)} plans fits ({reasons}); make smaller kernels of these "
             "operators"
         )
-    return min(found.legal, key=lambda plan: sort_key(schedule, plan))
+    return min(space.legal, key=sort_key)
 
 
-def sort_key(schedule: Schedule, plan: KernelPlan) -> tuple[float, int, str]:
-    """What orders plans: the modelled time, then the fewest rows, which share less."""
-    return modelled_seconds(schedule, plan), plan.rows, str(plan)
+def sort_key(kernel: PlannedKernel) -> tuple[float, int, str]:
+    """Orders kernels by modelled time; if that is equal, by fewer rows, then by name."""
+    return modelled_seconds(kernel), kernel.plan.rows, str(kernel.plan)
 
 
-def modelled_seconds(schedule: Schedule, plan: KernelPlan) -> float:
-    """Seconds that the kernels of a plan would take on an H200, *modelled*."""
-    return sum(kernel_seconds(demand) for demand in kernel_costs(schedule, plan))
+def modelled_seconds(kernel: PlannedKernel) -> float:
+    """Seconds that all launches of a kernel take on an H200, *modelled*."""
+    return sum(kernel_seconds(cost) for cost in kernel_costs(kernel))

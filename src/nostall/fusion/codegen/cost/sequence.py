@@ -1,130 +1,136 @@
-"""What a kernel asks of the GPU that takes small dots by turns, *modelled*.
+"""Modelled cost of kernels that loop over tiles of a sequence: the scheme ``turned``.
 
-A turn is a small tile; a few turns' loads are under way at once, as in other loops.  The fitted
-figures are those of other kernels: none of this kind was among them.
+Each loop iteration is a small tile; the loads of a few iterations are in flight at once, as in
+other loops. No kernel of this kind was among those that the coefficients were fitted to.
 """
 
 from __future__ import annotations
 
 import math
 
+from nostall.fusion.codegen.cost.coefficients import CostCoefficients
 from nostall.fusion.codegen.cost.dots import SHUFFLE_INSTRUCTIONS
 from nostall.fusion.codegen.cost.gpu import KernelCost
+from nostall.fusion.codegen.cost.operators import operator_cost
 from nostall.fusion.codegen.cost.thread_layout import ACCESS_BYTES, thread_layout
-from nostall.fusion.codegen.cost.tile import CostCoefficients, dependent_loads, operator_cost
+from nostall.fusion.codegen.cost.tile import dependent_loads
 from nostall.fusion.codegen.loops.dot_axes import find_groups
 from nostall.fusion.codegen.loops.mapping import loops_used
-from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import (
-    WARP_SIZE,
-    KernelPlan,
-    positions_per_tile,
-    sequence_tiling,
-)
-from nostall.fusion.codegen.tiling.sequence_tiles import SequenceTiling
-from nostall.fusion.codegen.tiling.tile_sizes import group_lanes
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE, group_lanes
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
 _RESCALE_INSTRUCTIONS = 1.0
-"""More of an element of a sum that follows a running maximum."""
+"""More instructions for each element of a sum that follows a running maximum."""
 _BASE_REGISTERS, _REGISTERS_PER_ELEMENT = 26.0, 0.7
-"""Registers of a thread, and for each element of a turn, beside the sums that stay: of 23 kernels
-of a query that Triton 3.6 compiled for sm_90 all are within a quarter, 14 within 10 %."""
+"""Registers of a thread, and for each element of a tile, besides accumulators. Of 23 kernels of a
+query that Triton 3.6 compiled for sm_90, all are within 25 % of that and 14 within 10 %."""
 
 
-def sequence_cost(schedule: Schedule, plan: KernelPlan, counts: CostCoefficients) -> KernelCost:
-    """That of the only kernel of a ``turned`` plan."""
-    mapping, graph, found = schedule.mapping, schedule.mapping.graph, sequence_tiling(schedule)
-    tile = _SequenceTile(schedule, plan, found)
-    turns = -(
-        -schedule.count(schedule.loop_groups[found.group]) // positions_per_tile(schedule, plan)
-    )
-    each_turn, once = counts.iteration, counts.program
-    barriers, held, phases = 0, 0.0, len(found.softmax_sums) + bool(found.accumulated)
+def sequence_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> KernelCost:
+    """The cost of the only kernel of the scheme ``turned``."""
+    schedule, plan = kernel.schedule, kernel.plan
+    mapping, graph = schedule.mapping, schedule.mapping.graph
+    model = _SequenceModel(kernel, coefficients)
     for index in mapping.operators:
-        gone = mapping.reduced_loops.get(index, frozenset())
-        each = tile.elements_per_thread(mapping.loops[index] | gone)
-        if index in found.accumulated:
-            held += each
-            product = graph[index].kind == "dot"
-            each_turn += each * (1 + product + _RESCALE_INSTRUCTIONS * (index in found.scaled_by))
-            told, crossed = tile.exchange_cost(index, counts)
-            once += each + told
-            barriers += 2 * crossed
-        elif gone:
-            told, crossed = tile.exchange_cost(index, counts)
-            cost = each * (2 if graph[index].kind == "dot" else 1) + told
-            in_turn = index in found.in_loop
-            each_turn, once = each_turn + cost * in_turn, once + cost * (not in_turn)
-            barriers += 2 * crossed * (turns if in_turn else 1)
-        elif index not in found.pass_through:
-            cost = operator_cost(schedule, index, False, counts.operators) * each
-            in_turn = index in found.in_loop
-            each_turn, once = each_turn + cost * in_turn, once + cost * (not in_turn)
-    in_turns, beside = tile.access_counts()
+        model.add(index)
+    loop_accesses, other_accesses = model.access_counts()
+    iteration = model.loop_instructions + coefficients.access * loop_accesses
     moved = sum(graph[index].bytes for index in (*mapping.inputs, *mapping.outputs))
-    elements = plan.elements_per_thread
+    elements, tiling = plan.elements_per_thread, kernel.sequence_tiling
     return KernelCost(
         programs=schedule.row_count,
         warps=plan.num_warps,
-        instructions=once + turns * (each_turn + counts.access * in_turns) + counts.access * beside,
-        registers=_BASE_REGISTERS + held + _REGISTERS_PER_ELEMENT * elements,
+        instructions=model.other_instructions
+        + model.iterations * iteration
+        + coefficients.access * other_accesses,
+        registers=_BASE_REGISTERS + model.accumulators + _REGISTERS_PER_ELEMENT * elements,
         memory_bytes=moved / schedule.row_count,
-        iterations=turns,
-        dependent_loads=dependent_loads(turns, elements),
-        reduction_phases=phases,
-        barriers=barriers if plan.num_warps > 1 else 0,
+        iterations=model.iterations,
+        dependent_loads=dependent_loads(model.iterations, elements),
+        reduction_phases=len(tiling.softmax_sums) + bool(tiling.accumulated),
+        barriers=model.barriers if plan.num_warps > 1 else 0,
     )
 
 
-class _SequenceTile:
-    """The tensors of a turn, and those beside it."""
+class _SequenceModel:
+    """Adds up the cost of the operators inside and outside of the loop."""
 
-    def __init__(self, schedule: Schedule, plan: KernelPlan, found: SequenceTiling) -> None:
-        self.schedule, self.plan, self.tiling = schedule, plan, found
-        places = positions_per_tile(schedule, plan)
-        widths = enumerate(group_lanes(schedule))
-        self.lane_counts = tuple(places if at == found.group else lanes for at, lanes in widths)
-        self.threads = WARP_SIZE * plan.num_warps
-
-    def lanes(self, loops: frozenset[int]) -> int:
-        return math.prod(
-            self.lane_counts[at] for at in find_groups(loops, self.schedule.loop_groups)
+    def __init__(self, kernel: PlannedKernel, coefficients: CostCoefficients) -> None:
+        self.schedule, self.tiling = kernel.schedule, kernel.sequence_tiling
+        self.coefficients, self.num_warps = coefficients, kernel.plan.num_warps
+        self.threads = WARP_SIZE * self.num_warps
+        group, positions = self.tiling.group, kernel.positions_per_tile
+        length = self.schedule.count(self.schedule.loop_groups[group])
+        self.iterations = -(-length // positions)
+        self.lane_counts = tuple(
+            positions if at == group else lanes
+            for at, lanes in enumerate(group_lanes(self.schedule))
         )
+        self.loop_instructions = coefficients.iteration
+        self.other_instructions = coefficients.program
+        self.accumulators = 0.0
+        self.barriers = 0
 
-    def elements_per_thread(self, loops: frozenset[int]) -> float:
-        return max(1.0, self.lanes(loops) / self.threads)
+    def add(self, index: int) -> None:
+        mapping, tiling = self.schedule.mapping, self.tiling
+        reduced = mapping.reduced_loops.get(index, frozenset())
+        elements = max(1.0, self._lanes(mapping.loops[index] | reduced) / self.threads)
+        is_dot = mapping.graph[index].kind == "dot"
+        if index in tiling.accumulated:
+            self.accumulators += elements
+            rescaling = _RESCALE_INSTRUCTIONS * (index in tiling.scaled_by)
+            self.loop_instructions += elements * (1 + is_dot + rescaling)
+            exchange, crosses_warps = self._exchange_cost(index)
+            self.other_instructions += elements + exchange
+            self.barriers += 2 * crosses_warps
+        elif reduced:
+            exchange, crosses_warps = self._exchange_cost(index)
+            self._add_instructions(index, elements * (2 if is_dot else 1) + exchange)
+            times = self.iterations if index in tiling.in_loop else 1
+            self.barriers += 2 * crosses_warps * times
+        elif index not in tiling.pass_through:
+            cost = operator_cost(self.schedule, index, False, self.coefficients.operators)
+            self._add_instructions(index, cost * elements)
 
-    def exchange_cost(self, index: int, counts: CostCoefficients) -> tuple[float, bool]:
-        """Instructions by which lanes tell each other of a reduction; whether warps have to."""
-        mapping = self.schedule.mapping
-        rows, gone = self.lanes(mapping.loops[index]), self.lanes(mapping.reduced_loops[index])
-        widest = ACCESS_BYTES // DTYPE_BYTES["float16"]
-        if index in self.tiling.accumulated:
-            # Places lie across the lanes and warps that the other axis leaves.
-            lies = thread_layout(gone, rows, self.plan.num_warps, widest)
-            across, crossed, rows_each = (
-                WARP_SIZE // lies.lanes_per_row,
-                self.plan.num_warps > 1,
-                lies.vector,
-            )
+    def _add_instructions(self, index: int, instructions: float) -> None:
+        if index in self.tiling.in_loop:
+            self.loop_instructions += instructions
         else:
-            lies = thread_layout(rows, gone, self.plan.num_warps, widest)
-            across, crossed, rows_each = (
-                lies.lanes_per_row,
-                lies.warps_per_row > 1,
-                lies.rows_per_thread,
-            )
-        told = SHUFFLE_INSTRUCTIONS * math.log2(max(1, across)) + counts.cross_warp * crossed
-        return told * rows_each, crossed
+            self.other_instructions += instructions
+
+    def _exchange_cost(self, index: int) -> tuple[float, bool]:
+        """Instructions by which lanes exchange their parts of a reduction; whether warps do, too."""
+        mapping = self.schedule.mapping
+        kept = self._lanes(mapping.loops[index])
+        reduced = self._lanes(mapping.reduced_loops[index])
+        vector = ACCESS_BYTES // DTYPE_BYTES["float16"]
+        if index in self.tiling.accumulated:
+            # The positions are spread over the lanes and warps that the other axis leaves.
+            layout = thread_layout(reduced, kept, self.num_warps, vector)
+            lanes, rows = WARP_SIZE // layout.lanes_per_row, layout.vector
+            crosses_warps = self.num_warps > 1
+        else:
+            layout = thread_layout(kept, reduced, self.num_warps, vector)
+            lanes, rows = layout.lanes_per_row, layout.rows_per_thread
+            crosses_warps = layout.warps_per_row > 1
+        shuffles = SHUFFLE_INSTRUCTIONS * math.log2(max(1, lanes))
+        return (shuffles + self.coefficients.cross_warp * crosses_warps) * rows, crosses_warps
 
     def access_counts(self) -> tuple[float, float]:
-        """Of a thread in a turn, and beside the turns."""
-        mapping, along = self.schedule.mapping, set(self.schedule.loop_groups[self.tiling.group])
-        moved = [(one.source, loops_used(one.accesses)) for one in mapping.memory_operands]
-        moved += [(index, mapping.loops[index]) for index in mapping.outputs]
-        found = {True: 0.0, False: 0.0}
-        for node, loops in moved:
-            widest = ACCESS_BYTES // DTYPE_BYTES[mapping.graph[node].dtype]
-            found[bool(loops & along)] += max(1.0, self.lanes(loops) / self.threads / widest)
-        return found[True], found[False]
+        """Loads and stores of a thread: in one loop iteration, and outside of the loop."""
+        mapping = self.schedule.mapping
+        positions = set(self.schedule.loop_groups[self.tiling.group])
+        tensors = [(one.source, loops_used(one.accesses)) for one in mapping.memory_operands]
+        tensors += [(index, mapping.loops[index]) for index in mapping.outputs]
+        counts = {True: 0.0, False: 0.0}
+        for node, loops in tensors:
+            vector = ACCESS_BYTES // DTYPE_BYTES[mapping.graph[node].dtype]
+            accesses = max(1.0, self._lanes(loops) / self.threads / vector)
+            counts[bool(loops & positions)] += accesses
+        return counts[True], counts[False]
+
+    def _lanes(self, loops: frozenset[int]) -> int:
+        """Lanes of a tensor that varies along these loops."""
+        groups = find_groups(loops, self.schedule.loop_groups)
+        return math.prod(self.lane_counts[group] for group in groups)

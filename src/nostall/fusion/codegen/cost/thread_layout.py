@@ -1,15 +1,15 @@
-"""How Triton spreads a tile over the threads of a program.
+"""Triton's blocked layout: how the elements of a tile are spread over the threads of a program.
 
-Neighbours in memory go to one thread as far as one access of 16 bytes takes them, then to the lanes
-of a warp, then to the next warp; what is left of either lies along the other axis.  So warps share
-a row wherever the row is long enough for that, however many rows the tile has.
+Contiguous elements go to one thread up to one access of 16 bytes, then to the lanes of a warp, then
+to the next warp. Lanes and warps that are left are spread along the other axis. So several warps
+share a row if the row is long enough, however many rows the tile has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.tiling.kernel_plan import WARP_SIZE
+from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
 
 ACCESS_BYTES = 16
 """The widest access of one thread."""
@@ -17,32 +17,32 @@ ACCESS_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ThreadLayout:
-    """Elements and rows that one thread has, of them ``vector`` neighbours; ``lanes_per_row`` of a warp and
-    ``warps_per_row`` share a row."""
+    """The share of one thread in a tile."""
 
     elements_per_thread: int
     rows_per_thread: int
-    vector: int
-    lanes_per_row: int
+    vector: int  # contiguous elements of a thread
+    lanes_per_row: int  # lanes of a warp that share a row
     warps_per_row: int
 
 
 def thread_layout(
-    rows: int, columns: int, warps: int, widest: int, along_rows: bool = False
+    rows: int, columns: int, warps: int, max_vector: int, along_rows: bool = False
 ) -> ThreadLayout:
-    """A tile of rows by columns, both powers of two; ``widest``: elements that one access takes.
+    """The layout of a tile of ``rows`` by ``columns``, both powers of two.
 
-    ``along_rows``: neighbours in memory are those of one column.
+    ``max_vector``: elements of one access. ``along_rows``: contiguous elements are those of one
+    column.
     """
     fast, slow = (rows, columns) if along_rows else (columns, rows)
-    vector = max(1, min(widest, fast, rows * columns // (WARP_SIZE * warps)))
-    lanes = min(WARP_SIZE, max(1, fast // vector))
-    beside = min(warps, max(1, fast // (vector * lanes)))
-    others, below = WARP_SIZE // lanes, warps // beside
-    of_fast = max(vector, fast // (lanes * beside))
-    of_slow = max(1, slow // (others * below))
+    vector = max(1, min(max_vector, fast, rows * columns // (WARP_SIZE * warps)))
+    fast_lanes = min(WARP_SIZE, max(1, fast // vector))
+    fast_warps = min(warps, max(1, fast // (vector * fast_lanes)))
+    slow_lanes, slow_warps = WARP_SIZE // fast_lanes, warps // fast_warps
+    fast_elements = max(vector, fast // (fast_lanes * fast_warps))
+    slow_elements = max(1, slow // (slow_lanes * slow_warps))
+    elements = fast_elements * slow_elements
     if along_rows:
-        return ThreadLayout(
-            of_fast * of_slow, of_fast, vector, others, min(below, -(-slow // others))
-        )
-    return ThreadLayout(of_fast * of_slow, of_slow, vector, lanes, beside)
+        warps_per_row = min(slow_warps, -(-slow // slow_lanes))
+        return ThreadLayout(elements, fast_elements, vector, slow_lanes, warps_per_row)
+    return ThreadLayout(elements, slow_elements, vector, fast_lanes, fast_warps)

@@ -18,6 +18,9 @@ from nostall.fusion.codegen.loops.dot_axes import group_loops, has_dots
 from nostall.fusion.codegen.loops.mapping import LoopMapping, Loops, Operand, loops_used
 from nostall.fusion.errors import BadFusion
 
+ScheduleKind = Literal["flat", "rows", "dual", "dots"]
+"""Elementwise only; reductions over columns; reductions over rows, too; small batched dots."""
+
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
@@ -39,7 +42,7 @@ class Schedule:
     allow_online_softmax: bool = True
 
     @property
-    def kind(self) -> Literal["flat", "rows", "dual", "dots"]:
+    def kind(self) -> ScheduleKind:
         if self.loop_groups:
             return "dots"
         if self.row_reductions:

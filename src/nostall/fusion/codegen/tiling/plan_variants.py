@@ -1,71 +1,64 @@
-"""Plans beside those of :func:`~nostall.fusion.codegen.tiling.kernel_plan.plans`, which only a race takes: the
-schedule model does not know what they gain."""
+"""Plan variants that only autotuning considers: the cost model cannot predict what they gain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import (
-    MAX_WARPS,
-    VECTOR_ELEMENTS,
-    WARP_SIZE,
-    KernelPlan,
-    Scheme,
-    illegal_reason,
-    plans,
-)
-from nostall.fusion.codegen.tiling.tile_sizes import next_power_of_two
+from nostall.fusion.codegen.tiling.kernel_plan import Scheme
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE, next_power_of_two
+
+MAX_WARPS = 32
+VECTOR_ELEMENTS = 8
+"""Two-byte elements of one 16-byte load."""
 
 
-def with_eager_loads(schedule: Schedule, plan: KernelPlan) -> KernelPlan | None:
-    """The plan with what all rows share read early, so that no warp waits for it behind a
-    reduction, or with everything read at once; None where that is no plan.
+def with_eager_loads(kernel: PlannedKernel) -> PlannedKernel | None:
+    """The kernel with operands that all rows share loaded eagerly; None if that is illegal.
 
-    It takes registers, and the schedule model does not know what it gains: the legal ones of
-    :func:`plans` are without.
+    No warp waits for these loads after a reduction then, but they take registers. A kernel without
+    reductions loads all of its inputs before it computes anything.
     """
-    found = replace(plan, eager_loads=True)
-    return found if illegal_reason(schedule, found) is None else None
+    return kernel.variant(eager_loads=True)
 
 
-def single_chunk_plans(schedule: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
-    """The plan with a row in one power of two of lanes, one :data:`VECTOR_ELEMENTS` of columns for each
-    thread, and two.
+def with_evict_first(kernel: PlannedKernel) -> PlannedKernel | None:
+    """The kernel with outputs larger than L2 stored as ``evict_first``; None if that is illegal.
 
-    It may leave nearly half of the lanes idle, so :func:`plans` refuses it; where memory is what
-    everybody waits for, that costs nothing, and a thread has one or two loads of each input to wait
-    for.  Nothing where rows are in one chunk, or not in registers, or it does not fit.
+    The next kernel that reads such an output from its start finds that part evicted otherwise. What
+    a kernel gained alone, it also gained together with its reader (docs/fusion_codegen.md).
     """
+    return kernel.variant(evict_first=True)
+
+
+def single_chunk_kernels(kernel: PlannedKernel) -> tuple[PlannedKernel, ...]:
+    """The kernel with each row in one chunk: 8 columns of a row for each thread, and 16.
+
+    Nearly half of the lanes may be masked, so :func:`plans` rejects these plans. That costs nothing
+    if memory is the bottleneck, and a thread waits for one or two loads of each input only. Empty
+    if rows are in one chunk already, or not in registers, or if the plans are illegal.
+    """
+    plan = kernel.plan
     if plan.scheme not in ("warp", "block") or len(plan.chunks) == 1:
         return ()
-    width = next_power_of_two(schedule.column_count)
-    found = []
-    for each in (VECTOR_ELEMENTS, 2 * VECTOR_ELEMENTS):
-        warps = min(MAX_WARPS, max(1, plan.rows * width // (each * WARP_SIZE)))
+    width = next_power_of_two(kernel.schedule.column_count)
+    variants = []
+    for elements in (VECTOR_ELEMENTS, 2 * VECTOR_ELEMENTS):
+        warps = min(MAX_WARPS, max(1, plan.rows * width // (elements * WARP_SIZE)))
         scheme: Scheme = "warp" if plan.rows >= warps else "block"
-        found.append(replace(plan, scheme=scheme, chunks=(width,), num_warps=warps))
-    return tuple(one for one in dict.fromkeys(found) if illegal_reason(schedule, one) is None)
+        variants.append(kernel.variant(scheme=scheme, chunks=(width,), num_warps=warps))
+    return tuple(dict.fromkeys(variant for variant in variants if variant is not None))
 
 
-def with_evict_first(schedule: Schedule, plan: KernelPlan) -> KernelPlan | None:
-    """The plan whose outputs larger than L2 leave it first; None where it has none.
-
-    Whoever reads such an output next begins with what is there no more: what a kernel gained alone,
-    it also gained with its reader behind it (docs/fusion_codegen.md, "The race").
-    """
-    found = replace(plan, evict_first=True)
-    return found if illegal_reason(schedule, found) is None else None
-
-
-def plans_with_variants(schedule: Schedule) -> Iterator[KernelPlan]:
-    """All legal plans, and those that a race may make of them."""
+def plans_with_variants(schedule: Schedule) -> Iterator[PlannedKernel]:
+    """All legal plans of a schedule and all of their variants."""
     legal = plans(schedule).legal
-    wide = [one for plan in legal for one in single_chunk_plans(schedule, plan)]
-    for plan in (*legal, *dict.fromkeys(wide)):
-        for one in (plan, with_eager_loads(schedule, plan)):
-            if one is not None:
-                yield one
-                if (other := with_evict_first(schedule, one)) is not None:
-                    yield other
+    single_chunk = [variant for kernel in legal for variant in single_chunk_kernels(kernel)]
+    for kernel in (*legal, *dict.fromkeys(single_chunk)):
+        for variant in (kernel, with_eager_loads(kernel)):
+            if variant is not None:
+                yield variant
+                if (evicting := with_evict_first(variant)) is not None:
+                    yield evicting
