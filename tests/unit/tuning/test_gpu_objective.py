@@ -15,7 +15,7 @@ from nostall.gpu.sanitizer import SanitizerReport
 from nostall.search import Anneal
 from nostall.store import Store
 from nostall.tuning import job
-from nostall.tuning.job import Settings, Tuned, tune
+from nostall.tuning.job import Settings, TuningResult, tune
 from nostall.tuning.source import Source, load_cubin
 from nostall.tuning.store_records import record
 
@@ -53,7 +53,7 @@ def _source() -> Source:
 
 def _tuned(
     during: float, after: float, settings: Settings = SETTINGS, run: Run | None = None
-) -> tuple[Tuned, bytes]:
+) -> tuple[TuningResult, bytes]:
     source = _source()
     device = Pretended(during, after, source.cubin)
     return tune(source, Anneal(), settings, run=run, device=device), source.cubin

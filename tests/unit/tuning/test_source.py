@@ -25,7 +25,7 @@ from nostall.core import (
 )
 from nostall.tuning import kernel_file
 from nostall.tuning import source as module
-from nostall.tuning.source import Source, compile_triton, launch_of
+from nostall.tuning.source import Source, compile_triton, load_launch
 
 triton = pytest.importorskip("triton")
 
@@ -177,10 +177,10 @@ def test_integers_are_specialised_as_by_the_launcher(kernels: Path, value: int) 
     from triton.backends.nvidia.compiler import CUDABackend
 
     kind, key = jit.native_specialize_impl(CUDABackend, value, False, True, True)
-    with kernel_file.imported(kernels) as loaded:
+    with kernel_file.import_file(kernels) as loaded:
         function = loaded.scale
         args = {arg.name: arg for arg in loaded.launch(n=value).args}
-        signature, constants, attributes = module._specialised(function, args, "scale")
+        signature, constants, attributes = module._specialize(function, args, "scale")
     assert signature["n"] == kind
     assert ("n" in constants) == (kind == "constexpr")
     assert ((2,) in attributes) == (key == "D")
@@ -197,7 +197,7 @@ def test_a_parameter_may_refuse_specialisation(kernels: Path) -> None:
 
 def test_divisibility_changes_the_code(kernels: Path) -> None:
     def spec(n: int) -> LaunchSpec:
-        with kernel_file.imported(kernels) as loaded:
+        with kernel_file.import_file(kernels) as loaded:
             made: LaunchSpec = loaded.launch(n=n)
             return made
 
@@ -215,7 +215,7 @@ def test_variants_and_plain_tables(kernels: Path) -> None:
 
 def test_arguments_may_stand_in_any_order(kernels: Path) -> None:
     usual = compile_triton(kernels, "scale", None, "sm_80")
-    with kernel_file.imported(kernels) as loaded:
+    with kernel_file.import_file(kernels) as loaded:
         launch = loaded.launch()
     turned = launch.model_copy(update={"args": launch.args[::-1]})
     assert compile_triton(kernels, "scale", turned, "sm_80").launch == usual.launch
@@ -254,7 +254,7 @@ def test_a_file_may_have_the_name_of_a_module_in_use(tmp_path: Path) -> None:
         path = tmp_path / folder / "struct.py"
         path.write_text(KERNELS.replace("import triton\n", "import triton, sizes\n", 1))
         (tmp_path / folder / "sizes.py").write_text(f"BLOCK = {block}\n")
-        with kernel_file.imported(path) as loaded:
+        with kernel_file.import_file(path) as loaded:
             assert block == loaded.sizes.BLOCK
         assert compile_triton(path, "scale", None, "sm_80").kernel == "scale"
         assert sys.modules["struct"] is struct
@@ -304,7 +304,7 @@ def test_what_cannot_be_compiled(
 def test_arguments_that_do_not_match(
     kernels: Path, change: dict[str, object], words: tuple[str, ...]
 ) -> None:
-    with kernel_file.imported(kernels) as loaded:
+    with kernel_file.import_file(kernels) as loaded:
         launch = loaded.launch()
     args = [arg for arg in launch.args if arg.name != change.get("drop")]
     if "add" in change:
@@ -391,7 +391,7 @@ def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:
     """What is folded in is left out; what the compiler took for granted must stay so."""
 
     def compiled(**values: int) -> LaunchSpec:
-        base = launch_of(kernels, "scale")
+        base = load_launch(kernels, "scale")
         shape = LaunchVariant(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
         found = compile_triton(
             kernels, "scale", base.model_copy(update={"shapes": (shape,)}), "sm_80"

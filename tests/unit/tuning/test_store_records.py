@@ -13,7 +13,7 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import content_hash
-from nostall.tuning.job import Settings, Tuned, notes_on, tune
+from nostall.tuning.job import Settings, TuningResult, notes_on, tune
 from nostall.tuning.source import Source, load_cubin
 from nostall.tuning.store_records import import_bundle, record
 from tests.unit.attach.variants import keep_variant
@@ -30,12 +30,12 @@ def _source(kernel: str = "dot_product") -> Source:
 
 
 @pytest.fixture(scope="module")
-def measured() -> Tuned:
+def measured() -> TuningResult:
     source = _source()
     return tune(source, Anneal(), SETTINGS, device=Pretended(0.9, 0.8, source.cubin))
 
 
-def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: Tuned) -> None:
+def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: TuningResult) -> None:
     source, store, tuned = _source(), Store(tmp_path), measured
     row = record(store, source, SETTINGS, tuned, ABOUT)
     known = store.provenance(row)
@@ -74,7 +74,7 @@ def test_a_modelled_gain_is_marked_so(tmp_path: Path) -> None:
     assert store.lookup(source.cubin, modelled=True).cubin is not None
 
 
-def test_no_gain_is_no_record(tmp_path: Path, measured: Tuned) -> None:
+def test_no_gain_is_no_record(tmp_path: Path, measured: TuningResult) -> None:
     source = _source()
     same = replace(measured, improved=False, cubin=source.cubin)
     with pytest.raises(BadInput, match="nothing to record"):
@@ -95,7 +95,7 @@ def test_no_gain_is_no_record(tmp_path: Path, measured: Tuned) -> None:
 def test_measured_gains_are_kept_unless_refused_and_modelled_ones_when_asked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    measured: Tuned,
+    measured: TuningResult,
     about: dict[str, str] | None,
     wanted: bool | None,
     kept: int,
@@ -107,7 +107,7 @@ def test_measured_gains_are_kept_unless_refused_and_modelled_ones_when_asked(
 
 
 def test_a_store_that_does_not_work_spoils_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Tuned
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: TuningResult
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "file" / "home"))
