@@ -37,7 +37,7 @@ from nostall.store import Provenance, Row, Store, Verification
 from nostall.store.artefacts import content_hash
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import Source, compile_triton
-from nostall.tuning.store_records import record
+from nostall.tuning.store_records import record_result
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("user_program.py")
@@ -135,7 +135,7 @@ def measured(bench: Bench, source: Source, seconds: float) -> tuple[Row | None, 
             settings = Settings("anneal", seed, seconds, objective="gpu")
             tuned = tune(source, Anneal(), settings, device=gpu)
             if tuned.improved:
-                return record(bench.store, source, settings, tuned, gpu.info), dict(gpu.info)
+                return record_result(bench.store, source, settings, tuned, gpu.info), dict(gpu.info)
         return None, dict(gpu.info)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nostall.core import LaunchSpec
-from nostall.tuning.source import Source, compile_triton, launch_of, load_cubin
+from nostall.tuning.source import Source, compile_triton, load_launch, load_cubin
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -39,7 +39,7 @@ def sources(
         launch = None
         if options and name in options:
             warps, stages = options[name]
-            own = launch_of(EXAMPLES / path, name)
+            own = load_launch(EXAMPLES / path, name)
             launch = own.model_copy(update={"num_warps": warps, "num_stages": stages})
         yield name, compile_triton(EXAMPLES / path, name, launch, arch)
     for name in NVCC:

@@ -22,7 +22,7 @@ from nostall.core import BadInput
 from nostall.core.files import write_atomically
 from nostall.core.launch import Buffer, Constant, LaunchSpec, Scalar
 from nostall.gpu import Kernel, LocalGpu
-from nostall.tuning.source import TRITON_TYPES, resolved
+from nostall.tuning.source import TRITON_TYPES, compiled_launch
 
 ROWS, COLUMNS = 4096, 1024
 _FLOPS_AN_ELEMENT = 20.0
@@ -65,7 +65,9 @@ def taken(launched: Launched, compiled: Sequence[Compiled], flops: float) -> tup
         flops=flops,
     )
     constants = {name: a.constant for name, a in args.items() if isinstance(a, Constant)}
-    return chosen.kernel.asm["cubin"], resolved(launch, args, constants, chosen.kernel.metadata)
+    return chosen.kernel.asm["cubin"], compiled_launch(
+        launch, args, constants, chosen.kernel.metadata
+    )
 
 
 def _of_config(compiled: Sequence[Compiled], config: Any) -> Compiled:

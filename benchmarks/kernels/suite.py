@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.harness.schema import Instructions, Options, Size
 from benchmarks.kernels.examples import EXAMPLES
 from nostall.core import BadInput, LaunchSpec
-from nostall.tuning.kernel_file import imported
+from nostall.tuning.kernel_file import import_file
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 _WITHOUT_WGMMA = "DISABLE_MMA_V3"
@@ -103,7 +103,7 @@ def build(entry: Entry, options: Options | None = None) -> Source:
     """
     if options is None:
         return load_cubin(entry.file, None, _launch_beside(entry.file))
-    with imported(entry.file) as module:
+    with import_file(entry.file) as module:
         launch = _launch(module, entry, options)
     more = {} if options.maxnreg is None else {"maxnreg": options.maxnreg}
     with _matrix_instructions(entry.instructions):

@@ -34,7 +34,7 @@ from nostall.sass.game.training import TrainingKernel, train
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, RandomSearch, Sip
-from nostall.tuning.corpus import modelled
+from nostall.tuning.corpus import modelled_problem
 
 KERNELS = (
     "batched_gemm",
@@ -91,7 +91,7 @@ def teach(kernels: Mapping[str, tuple[ScheduleSpace, SmModel]], rollouts: int, p
 @cache
 def kernel(arch: str, name: str) -> tuple[ScheduleSpace, SmModel]:
     """The space and the model of an example kernel; each process makes its own."""
-    return next(modelled(source) for other, source in sources(arch) if other == name)
+    return next(modelled_problem(source) for other, source in sources(arch) if other == name)
 
 
 def race(
@@ -129,7 +129,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     options.work.mkdir(parents=True, exist_ok=True)
-    kernels = {n: modelled(s) for n, s in sources(options.arch) if n in options.kernel}
+    kernels = {n: modelled_problem(s) for n, s in sources(options.arch) if n in options.kernel}
     names = sorted(kernels)
     halves = (names[::2], names[1::2])
     policies = [options.work / f"half{number}.safetensors" for number in (0, 1)]

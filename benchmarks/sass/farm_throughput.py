@@ -18,7 +18,7 @@ from benchmarks.kernels.examples import EXAMPLES
 from nostall import farm
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.search import Anneal
-from nostall.tuning.farm_search import Chains
+from nostall.tuning.farm_search import ParallelChains
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import Source, compile_triton
 
@@ -31,7 +31,7 @@ def measure(source: Source, gpus: int, settings: Settings) -> dict[str, Any]:
     with farm.local(gpus, wait_seconds=120) as works:
         device = farm.FarmDevice(works, opening)
         about, started = dict(device.info), monotonic()
-        tuned = tune(source, Chains(Anneal(), works, opening), settings, device=device)
+        tuned = tune(source, ParallelChains(Anneal(), works, opening), settings, device=device)
     compared = tuned.decision.comparison if tuned.decision is not None else None
     return {
         "gpus": gpus,

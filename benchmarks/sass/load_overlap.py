@@ -29,7 +29,7 @@ from nostall.sass import Program
 from nostall.sass.schedule import Patcher, ScheduleSpace
 from nostall.search import Anneal
 from nostall.search.anneal import take_random_moves
-from nostall.tuning.gpu_objective import MeasuredSchedules
+from nostall.tuning.gpu_objective import GpuObjective
 from nostall.tuning.source import Source
 
 KERNELS = (
@@ -54,7 +54,7 @@ def device(source: Source, ahead: bool) -> Iterator[Any]:
 
 def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) -> dict[str, Any]:
     with device(source, ahead) as gpu:
-        objective = MeasuredSchedules(space, gpu)
+        objective = GpuObjective(space, gpu)
         began = monotonic()
         found = Anneal().run(space, objective, Budget(seconds=seconds), seed=0)
         spent = monotonic() - began
@@ -62,8 +62,10 @@ def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) 
     return {
         "ahead": ahead,
         "per_second": round(found.evaluations / spent, 1),
-        "shares": {part: round(value / spent, 4) for part, value in objective.spent.items()},
-        "fates": dict(objective.fates),
+        "shares": {
+            part: round(value / spent, 4) for part, value in objective.phase_seconds.items()
+        },
+        "fates": dict(objective.outcome_counts),
         "gpu": about,
     }
 

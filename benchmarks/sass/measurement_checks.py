@@ -34,7 +34,7 @@ from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
-from nostall.tuning.gpu_objective import MeasuredSchedules
+from nostall.tuning.gpu_objective import GpuObjective
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 Body = dict[str, Any]
@@ -204,15 +204,15 @@ def throughput(name: str, seconds: float = 3.0) -> Body:
     launch = source(name).launch
     found: Body = {}
     with LocalGpu(kernel(name)) as gpu:
-        first = MeasuredSchedules(space, gpu, launch.flops if launch else None)
+        first = GpuObjective(space, gpu, launch.flops if launch else None)
         Anneal().run(space, first, Budget(evaluations=30))  # everything is compiled after this
         for label, device in (("one by one", Waiting(gpu)), ("overlapped", gpu)):
-            measured = MeasuredSchedules(space, device, launch.flops if launch else None)
+            measured = GpuObjective(space, device, launch.flops if launch else None)
             ended = Anneal().run(space, measured, Budget(seconds=seconds), seed=1)
-            parts = {part: s / ended.seconds for part, s in measured.spent.items()}
+            parts = {part: s / ended.seconds for part, s in measured.phase_seconds.items()}
             found[label] = {
                 "per_s": round(ended.evaluations / ended.seconds, 1),
-                "fates": dict(measured.fates),
+                "fates": dict(measured.outcome_counts),
                 "share": {part: round(share, 3) for part, share in parts.items()},
                 "start_us": ended.start_measurement.value * 1e6,
             }

@@ -33,9 +33,9 @@ from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal, Sip
 from nostall.search.anneal import take_random_moves
-from nostall.tuning.job import Settings, Tuned, tune
+from nostall.tuning.job import Settings, TuningResult, tune
 from nostall.tuning.source import Source, load_cubin
-from nostall.tuning.strategies import strategy as learning
+from nostall.tuning.strategies import make_strategy as learning
 
 Open = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 
@@ -112,7 +112,7 @@ def record(
     cell: Cell,
     source: Source,
     settings: Settings,
-    tuned: Tuned,
+    tuned: TuningResult,
     kept: Counting,
     seconds: float,
     said: Modelled | None = None,
@@ -163,8 +163,8 @@ def record(
             "fates": kept.fates,
             "spent_s": {part: round(value, 3) for part, value in kept.spent.items()},
             "search_s": round(found.seconds, 2),
-            "moved": tuned.moved,
-            "retimed": tuned.retimed,
+            "moved": tuned.num_moved,
+            "retimed": tuned.num_retimed,
             "compiled": dict(source.provenance),
             "gpu": about,
         },

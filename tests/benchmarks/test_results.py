@@ -40,7 +40,7 @@ from nostall.sass.model.agreement import load_agreement, model_caution
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.source import load_cubin
-from tests.unit.tuning.test_gpu_objective import Pretended
+from tests.unit.tuning.fake_device import FakeDevice
 
 NVCC = Path(__file__).resolve().parents[2] / "examples" / "nvcc"
 FILES = measured_files()
@@ -312,7 +312,7 @@ def test_the_suite_writes_records_that_conform() -> None:
     launch = LaunchSpec.from_toml(NVCC / "dot_product.toml")
     source = load_cubin(NVCC / "dot_product.sm_90.cubin", None, launch)
     settings = Settings(evaluations=12, objective="gpu", rounds=8, checks=2)
-    kept = Counting(Pretended(0.9, 0.8, source.cubin))
+    kept = Counting(FakeDevice(0.9, 0.8, source.cubin))
     tuned = tune(source, Anneal(), settings, device=kept)
     entry = Entry("dot_product", NVCC / "dot_product.sm_90.cubin")
     made = record(Cell(entry, "anneal", 0, 1.0), source, settings, tuned, kept, 1.5)

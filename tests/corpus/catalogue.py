@@ -62,7 +62,7 @@ def _compiler_source() -> str:
 
     Edits of other functions do not rebuild the corpus.
     """
-    parts = (source.compile_triton, source._specialised, source._compile, kernel_file.imported)
+    parts = (source.compile_triton, source._specialize, source._compile, kernel_file.import_file)
     return "\n".join(inspect.getsource(part) for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Running the command line as a user does: a process, its exit code, and what it printed."""
+"""Run the command line in a process; returns its exit code and its output."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ EXAMPLES = ROOT / "examples"
 NVCC = ROOT / "tests" / "corpus" / "nvcc"
 SMALL = EXAMPLES / "nvcc" / "transpose.sm_90.cubin"
 LAUNCH = EXAMPLES / "nvcc" / "transpose.toml"
-SECONDS = 240
+TIMEOUT_SECONDS = 240
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished command."""
+    """Exit code and output of a finished command."""
 
     code: int
     out: str
@@ -32,9 +32,10 @@ class Done:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment without settings that change what is printed."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    return {**kept, "COLUMNS": "200", **changes}
+    """The environment without variables that change the output, and with ``changes``."""
+    ignored = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    inherited = {name: value for name, value in os.environ.items() if name not in ignored}
+    return {**inherited, "COLUMNS": "200", **changes}
 
 
 def command(*args: object) -> list[str]:
@@ -43,21 +44,21 @@ def command(*args: object) -> list[str]:
 
 def nostall(*args: object, cwd: Path | None = None, **changes: str) -> Done:
     """Run ``nostall`` with these arguments and environment variables."""
-    done = subprocess.run(
+    process = subprocess.run(
         command(*args),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=TIMEOUT_SECONDS,
         cwd=cwd,
         env=environment(**changes),
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return Done(process.returncode, process.stdout, process.stderr)
 
 
-def refused(done: Done, code: int = 2) -> str:
-    """The one line of an error: nothing on standard output, no traceback."""
+def error_line(done: Done, code: int = 2) -> str:
+    """The message of a failed command: one line on standard error and no other output."""
     assert done.code == code, (done.code, done.out, done.err)
     assert done.out == ""
     assert "Traceback" not in done.err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import nostall, refused
+from tests.e2e.cli import error_line, nostall
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
 
 TABLE = """name,architecture,replicas,flops [T],memory_bytes [GB],weight_traffic [GB],gpu_hours
@@ -218,4 +218,4 @@ def test_bad_input_is_rejected_in_one_line(
     table: Path, profile: Path, tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert message in refused(nostall("characterize", *args, cwd=tmp_path))
+    assert message in error_line(nostall("characterize", *args, cwd=tmp_path))

@@ -1,4 +1,4 @@
-"""Every command as a user runs it, from the examples of the repository."""
+"""Commands on the examples of the repository: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from tests.e2e.cli import (
     SMALL,
     command,
     environment,
+    error_line,
     nostall,
-    refused,
 )
 
 ESCAPE = "\x1b["
 
 
-def tune(out: Path, *more: object, budget: int = 50) -> list[object]:
-    return ["tune", SMALL, "--launch", LAUNCH, "--evaluations", budget, "--out", out, *more]
+def tune(out: Path, *options: object, evaluations: int = 50) -> list[object]:
+    """Arguments that tune an example cubin."""
+    budget = ["--evaluations", evaluations]
+    return ["tune", SMALL, "--launch", LAUNCH, *budget, "--out", out, *options]
 
 
 def status(run: Path) -> str:
     return str(json.loads((run / "run.json").read_text())["status"])
 
 
-def test_the_entry_point_itself() -> None:
+def test_the_installed_script() -> None:
     script = Path(sys.executable).parent / "nostall"
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    for verb in ("doctor", "inspect", "tune", "verify", "report"):
-        assert verb in done.stdout
+    for name in ("doctor", "inspect", "tune", "verify", "report"):
+        assert name in done.stdout
     done = subprocess.run([script, "verify", "/nothing"], capture_output=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith(b"nostall: ")
 
@@ -54,43 +56,43 @@ def test_doctor() -> None:
 def test_inspect() -> None:
     done = nostall("inspect", SMALL)
     assert done.code == 0 and done.err == ""
-    assert "sm_90" in done.out and "with a legal slide" in done.out and "holds" in done.out
-    facts = nostall("inspect", SMALL, "--format", "json").json
-    assert facts["kernel"] == "transpose" and facts["architecture"] == "sm_90"
-    assert facts["safe"] is True and facts["findings"] == []
-    assert 0 < facts["movable"] < facts["instructions"]
-    assert facts["movable"] + sum(facts["pins"].values()) == facts["instructions"]
-    assert sum(facts["pipes"].values()) == facts["instructions"]
+    assert "sm_90" in done.out and "movable" in done.out and "safe" in done.out
+    properties = nostall("inspect", SMALL, "--format", "json").json
+    assert properties["kernel"] == "transpose" and properties["architecture"] == "sm_90"
+    assert properties["safe"] is True and properties["findings"] == []
+    assert 0 < properties["movable"] < properties["instructions"]
+    assert properties["movable"] + sum(properties["pins"].values()) == properties["instructions"]
+    assert sum(properties["pipes"].values()) == properties["instructions"]
 
 
 def test_inspect_prints_every_instruction() -> None:
-    facts = nostall("inspect", SMALL, "--format", "json").json
+    properties = nostall("inspect", SMALL, "--format", "json").json
     lines = nostall("inspect", SMALL, "--listing").out.splitlines()
     listed = [line for line in lines if line[:6].strip("0123456789abcdef") == "" and line[:6]]
-    assert len(listed) == facts["instructions"]
+    assert len(listed) == properties["instructions"]
     assert any("LDG" in line for line in listed) and any("EXIT" in line for line in listed)
 
 
 def test_inspect_chooses_a_kernel_and_an_image() -> None:
-    several = NVCC / "atomics.fatbin"
-    assert "choose one with --arch" in refused(nostall("inspect", several))
-    assert "name one of: " in refused(nostall("inspect", several, "--arch", "sm_80"))
-    chosen = ["--arch", "sm_90", "--kernel", "spin_lock", "--format", "json"]
-    facts = nostall("inspect", several, *chosen).json
-    assert (facts["kernel"], facts["architecture"]) == ("spin_lock", "sm_90")
+    fatbin = NVCC / "atomics.fatbin"
+    assert "choose one with --arch" in error_line(nostall("inspect", fatbin))
+    assert "name one of: " in error_line(nostall("inspect", fatbin, "--arch", "sm_80"))
+    options = ["--arch", "sm_90", "--kernel", "spin_lock", "--format", "json"]
+    properties = nostall("inspect", fatbin, *options).json
+    assert (properties["kernel"], properties["architecture"]) == ("spin_lock", "sm_90")
 
 
 def test_verify() -> None:
     done = nostall("verify", SMALL)
     assert done.code == 0 and done.out.startswith("safe: ")
     assert nostall("verify", SMALL, SMALL).code == 0
-    other = EXAMPLES / "nvcc" / "dot_product.sm_90.cubin"
-    report = nostall("verify", SMALL, other, "--format", "json")
+    another_kernel = EXAMPLES / "nvcc" / "dot_product.sm_90.cubin"
+    report = nostall("verify", SMALL, another_kernel, "--format", "json")
     assert report.code == 1 and report.json["safe"] is False and report.json["findings"]
 
 
-def test_verify_refuses_a_changed_control_word(tmp_path: Path) -> None:
-    """All waits removed: nothing protects the loads any more."""
+def test_verify_rejects_a_cubin_without_waits(tmp_path: Path) -> None:
+    """Without the waits of the control words, nothing protects the loads."""
     from nostall.sass.binary.cubin import Cubin
     from nostall.sass.binary.encoding import WAIT
 
@@ -103,16 +105,16 @@ def test_verify_refuses_a_changed_control_word(tmp_path: Path) -> None:
     bad.write_bytes(data)
     for args in ([SMALL, bad], [bad]):
         done = nostall("verify", *args)
-        assert done.code == 1 and "REFUSED" in done.out and "reason" in done.out
+        assert done.code == 1 and "UNSAFE" in done.out and "reason" in done.out
     quiet = nostall("verify", SMALL, bad, "--quiet")
     assert quiet.code == 1 and len(quiet.out.splitlines()) == 1
 
 
 def test_verify_reads_fatbins() -> None:
-    fat, plain = NVCC / "atomics.fatbin", NVCC / "atomics.plain.fatbin"
-    assert nostall("verify", fat, plain, "--arch", "sm_80").code == 0
-    assert nostall("verify", fat, NVCC / "atomics.sm_80.cubin", "--arch", "sm_80").code == 0
-    refused(nostall("verify", fat))
+    fatbin, uncompressed = NVCC / "atomics.fatbin", NVCC / "atomics.plain.fatbin"
+    assert nostall("verify", fatbin, uncompressed, "--arch", "sm_80").code == 0
+    assert nostall("verify", fatbin, NVCC / "atomics.sm_80.cubin", "--arch", "sm_80").code == 0
+    error_line(nostall("verify", fatbin))
 
 
 def test_tune_a_cubin(tmp_path: Path) -> None:
@@ -129,13 +131,13 @@ def test_tune_a_cubin(tmp_path: Path) -> None:
     assert "<html" in (out / "report.html").read_text()
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
     assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
-    again = tmp_path / "again"
-    result = nostall(*tune(again, "--format", "json")).json
-    assert (again / "best.cubin").read_bytes() == (out / "best.cubin").read_bytes()
+    second = tmp_path / "second"
+    result = nostall(*tune(second, "--format", "json")).json
+    assert (second / "best.cubin").read_bytes() == (out / "best.cubin").read_bytes()
     assert result["kind"] == "modelled" and result["ratio"] >= 1.0 and result["verdict"]["safe"]
 
 
-def test_the_report_again(tmp_path: Path) -> None:
+def test_report_writes_the_page_again(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert nostall(*tune(out, "--quiet")).code == 0
     (out / "report.html").unlink()
@@ -146,7 +148,7 @@ def test_the_report_again(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    first = nostall(*tune(out, "--format", "json", budget=40)).json
+    first = nostall(*tune(out, "--format", "json", evaluations=40)).json
     done = nostall("tune", "--resume", out, "--evaluations", 120, "--format", "json")
     assert done.code == 0, done.err
     assert done.json["evaluations"] > first["evaluations"]
@@ -175,8 +177,8 @@ def test_tune_a_triton_kernel(tmp_path: Path) -> None:
     assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
 
 
-def interrupted(args: list[object], ready: Path) -> subprocess.CompletedProcess[str]:
-    """The command after Ctrl-C, sent once ``ready`` is there."""
+def interrupt(args: list[object], ready: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command and send Ctrl-C after the file ``ready`` exists."""
     process = subprocess.Popen(
         command(*args),
         stdout=subprocess.PIPE,
@@ -196,31 +198,31 @@ def interrupted(args: list[object], ready: Path) -> subprocess.CompletedProcess[
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
-def test_control_c_keeps_the_best(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_best_schedule(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = interrupted(tune(out, budget=100_000_000), out / "trials.csv")
+    done = interrupt(tune(out, evaluations=100_000_000), out / "trials.csv")
     assert done.returncode == 0, done.stderr
     assert "stopped: interrupted" in done.stdout and "Traceback" not in done.stderr
     assert status(out) == "interrupted"
     assert nostall("verify", out / "original.cubin", out / "best.cubin").code == 0
-    more = nostall("tune", "--resume", out, "--seconds", 2, "--format", "json")
-    assert more.code == 0, more.err
+    resumed = nostall("tune", "--resume", out, "--seconds", 2, "--format", "json")
+    assert resumed.code == 0, resumed.err
     assert status(out) == "done"
 
 
-def test_colour_and_its_absence() -> None:
+def test_colour_follows_the_environment() -> None:
     assert ESCAPE in nostall("doctor", FORCE_COLOR="1").out
     done = nostall("doctor", NO_COLOR="1")
     assert done.code == 0 and ESCAPE not in done.out
     assert ESCAPE not in nostall("inspect", SMALL, "--listing").out
 
 
-def test_output_into_a_terminal_that_knows_ascii_only() -> None:
+def test_output_on_an_ascii_terminal() -> None:
     done = nostall("inspect", SMALL, PYTHONIOENCODING="ascii")
     assert done.code == 0 and done.out.isascii()
 
 
-def test_a_reader_that_goes_away() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:

@@ -1,4 +1,4 @@
-"""Bad input and missing parts: one clear line, the right exit code, nothing half-written."""
+"""Errors: one line, the exit code, and no partial files."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, nostall, refused
+from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, error_line, nostall
 from tests.unit.sass.binary.cubin_builder import SectionSpec, elf, text
 
 GOOD = SMALL.read_bytes()
 
 
-def patched(at: int, form: str, value: int) -> bytes:
-    out = bytearray(GOOD)
-    struct.pack_into(form, out, at, value)
-    return bytes(out)
+def patched(offset: int, form: str, value: int) -> bytes:
+    """The cubin with a field of its ELF header replaced."""
+    data = bytearray(GOOD)
+    struct.pack_into(form, data, offset, value)
+    return bytes(data)
 
 
-HEADERS = struct.unpack_from("<Q", GOOD, 40)[0]
+SECTION_HEADERS = struct.unpack_from("<Q", GOOD, 40)[0]
 FILES = {
     "empty": (b"", "not an ELF file"),
     "text": (b"#!/usr/bin/env python3\n", "not an ELF file"),
@@ -29,60 +30,61 @@ FILES = {
     "truncated": (GOOD[: len(GOOD) // 2], "truncated"),
     "amd": (elf(text(), machine=224), "machine 224"),
     "without_text": (elf(SectionSpec(".nv.info", 0x70000000)), "no machine code"),
-    "absurd_size": (patched(HEADERS + 64 * 3 + 32, "<Q", 1 << 60), "claims bytes"),
+    "absurd_size": (patched(SECTION_HEADERS + 64 * 3 + 32, "<Q", 1 << 60), "claims bytes"),
     "absurd_count": (patched(60, "<H", 0xFFFF), "do not fit"),
     "absurd_table": (patched(40, "<Q", (1 << 64) - 64), "do not fit"),
     "fatbin": (bytes.fromhex("50ed55ba") + b"\xff" * 60, "cuobjdump"),
 }
+"""Name -> (contents, part of the error message)."""
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_that_cannot_be_read(name: str, tmp_path: Path) -> None:
-    data, said = FILES[name]
+    data, message = FILES[name]
     path = tmp_path / f"{name}.cubin"
     path.write_bytes(data)
-    line = refused(nostall("verify", path))
-    assert said in line and str(path) in line
+    line = error_line(nostall("verify", path))
+    assert message in line and str(path) in line
 
 
-def test_tune_and_inspect_refuse_them_as_well(tmp_path: Path) -> None:
+def test_tune_and_inspect_report_unreadable_files(tmp_path: Path) -> None:
     path, out = tmp_path / "x.cubin", tmp_path / "run"
     path.write_bytes(FILES["truncated"][0])
-    assert "truncated" in refused(nostall("inspect", path))
-    assert "truncated" in refused(nostall("tune", path, "--out", out, "--evaluations", 5))
+    assert "truncated" in error_line(nostall("inspect", path))
+    assert "truncated" in error_line(nostall("tune", path, "--out", out, "--evaluations", 5))
     assert not out.exists()
 
 
-def test_a_host_program() -> None:
+def test_a_host_program_is_not_a_cubin() -> None:
     program = Path(os.path.realpath(sys.executable))
-    assert "machine" in refused(nostall("verify", program))
+    assert "machine" in error_line(nostall("verify", program))
 
 
 @pytest.mark.parametrize("path", sorted(NVCC.glob("refused*.cubin")), ids=lambda p: p.stem)
 def test_an_unsupported_architecture(path: Path, tmp_path: Path) -> None:
-    line = refused(nostall("tune", path, "--launch", LAUNCH, "--out", tmp_path / "run"))
+    line = error_line(nostall("tune", path, "--launch", LAUNCH, "--out", tmp_path / "run"))
     assert "supported are sm_75" in line
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("verb", ["inspect", "verify", "tune"])
-def test_missing_files_and_folders(verb: str, tmp_path: Path) -> None:
-    assert "No such file" in refused(nostall(verb, tmp_path / "nothing.cubin", cwd=tmp_path))
-    assert "directory" in refused(nostall(verb, tmp_path, cwd=tmp_path))
+@pytest.mark.parametrize("command", ["inspect", "verify", "tune"])
+def test_missing_files_and_folders(command: str, tmp_path: Path) -> None:
+    assert "No such file" in error_line(nostall(command, tmp_path / "nothing.cubin", cwd=tmp_path))
+    assert "directory" in error_line(nostall(command, tmp_path, cwd=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_second_file_of_verify_is_named(tmp_path: Path) -> None:
-    other = tmp_path / "other.cubin"
-    other.write_bytes(GOOD[:100])
-    assert str(other) in refused(nostall("verify", SMALL, other))
+    truncated = tmp_path / "truncated.cubin"
+    truncated.write_bytes(GOOD[:100])
+    assert str(truncated) in error_line(nostall("verify", SMALL, truncated))
 
 
-@pytest.mark.parametrize("verb", ["inspect", "verify", "tune"])
-def test_without_nvdisasm(verb: str, tmp_path: Path) -> None:
-    more = ["--launch", LAUNCH, "--out", tmp_path / "run"] if verb == "tune" else []
-    done = nostall(verb, SMALL, *more, NOSTALL_NVDISASM="/nonexistent")
-    assert "NOSTALL_NVDISASM" in refused(done, 3)
+@pytest.mark.parametrize("command", ["inspect", "verify", "tune"])
+def test_without_nvdisasm(command: str, tmp_path: Path) -> None:
+    options = ["--launch", LAUNCH, "--out", tmp_path / "run"] if command == "tune" else []
+    done = nostall(command, SMALL, *options, NOSTALL_NVDISASM="/nonexistent")
+    assert "NOSTALL_NVDISASM" in error_line(done, 3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,7 +96,7 @@ def test_doctor_without_nvdisasm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--strategy", "magic"], "magic"),
         (["--evaluations", "0"], "greater than 0"),
@@ -107,66 +109,66 @@ def test_doctor_without_nvdisasm() -> None:
         (["--launch", "nothing.toml"], "cannot read launch file"),
     ],
 )
-def test_bad_options_of_tune(options: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_options_of_tune(options: list[str], message: str, tmp_path: Path) -> None:
     launch = [] if "--launch" in options else ["--launch", LAUNCH]
     done = nostall("tune", SMALL, *launch, "--out", tmp_path / "run", *options, cwd=tmp_path)
-    assert said in refused(done)
+    assert message in error_line(done)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_tune_without_a_launch(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert "--launch" in refused(nostall("tune", SMALL, "--evaluations", 5, "--out", out))
+    assert "--launch" in error_line(nostall("tune", SMALL, "--evaluations", 5, "--out", out))
     assert not out.exists()
 
 
 def test_nothing_to_tune() -> None:
-    assert "nothing to tune" in refused(nostall("tune"))
+    assert "nothing to tune" in error_line(nostall("tune"))
 
 
 def test_a_launch_file_with_an_unknown_key(tmp_path: Path) -> None:
     launch = tmp_path / "spec.toml"
     launch.write_text("grid = [1, 1, 1]\ngird = 2\n")
     done = nostall("tune", SMALL, "--launch", launch, "--out", tmp_path / "run")
-    assert "gird" in refused(done)
+    assert "gird" in error_line(done)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_launch_file_that_is_nested_absurdly(tmp_path: Path) -> None:
+def test_a_launch_file_with_deep_nesting(tmp_path: Path) -> None:
     launch = tmp_path / "spec.toml"
     launch.write_text("a = " + "[" * 100_000)
-    assert "nested too deeply" in refused(nostall("inspect", SMALL, "--launch", launch))
+    assert "nested too deeply" in error_line(nostall("inspect", SMALL, "--launch", launch))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_folder(tmp_path: Path) -> None:
-    place = tmp_path / "locked"
-    place.mkdir(mode=0o500)
-    done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", place / "run")
-    assert "choose a writable directory" in refused(done)
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", folder / "run")
+    assert "choose a writable directory" in error_line(done)
 
 
-def test_an_out_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_an_out_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/nostall")):
         done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", out)
-        assert "cannot write" in refused(done)
+        assert "cannot write" in error_line(done)
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_files_of_the_user_in_the_out_folder_stay(tmp_path: Path) -> None:
+def test_other_files_in_the_out_folder_are_kept(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    refused(nostall("tune", SMALL, "--evaluations", 5, "--out", tmp_path))
+    error_line(nostall("tune", SMALL, "--evaluations", 5, "--out", tmp_path))
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_file_names_that_are_not_text(tmp_path: Path) -> None:
     for name in (b"\xff\xfe.cubin", b"[red]:x:\n.cubin"):
-        said = refused(nostall("verify", tmp_path / os.fsdecode(name)))
-        assert "cannot read" in said and ".cubin" in said
+        line = error_line(nostall("verify", tmp_path / os.fsdecode(name)))
+        assert "cannot read" in line and ".cubin" in line
 
 
-PYTHON = {
+PYTHON_FILES = {
     "no_kernel.py": ("", "names no kernel"),
     "syntax.py:k": ("def k(:\n", "SyntaxError"),
     "raises.py:k": ("raise ValueError('for\\nfun')\n", "ValueError"),
@@ -176,32 +178,32 @@ PYTHON = {
 }
 
 
-@pytest.mark.parametrize("target", PYTHON)
+@pytest.mark.parametrize("target", PYTHON_FILES)
 def test_python_files(target: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    body, said = PYTHON[target]
+    body, message = PYTHON_FILES[target]
     (tmp_path / target.partition(":")[0]).write_text(body)
     done = nostall("tune", tmp_path / target, "--out", tmp_path / "run")
-    assert said in refused(done)
+    assert message in error_line(done)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_python_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_python_file(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    assert "there is no file" in refused(nostall("inspect", tmp_path / "nothing.py:k"))
+    assert "there is no file" in error_line(nostall("inspect", tmp_path / "nothing.py:k"))
 
 
-def test_an_architecture_that_is_none() -> None:
+def test_an_unknown_architecture() -> None:
     pytest.importorskip("triton")
     done = nostall("inspect", SMALL.parents[1] / "softmax.py:softmax", "--arch", "hopper")
-    assert "architecture 'hopper'" in refused(done)
+    assert "architecture 'hopper'" in error_line(done)
 
 
-def test_resume_and_report_of_what_is_no_run(tmp_path: Path) -> None:
-    assert "not a run directory" in refused(nostall("tune", "--resume", tmp_path))
-    assert "run" in refused(nostall("report", tmp_path))
+def test_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
+    assert "not a run directory" in error_line(nostall("tune", "--resume", tmp_path))
+    assert "run" in error_line(nostall("report", tmp_path))
     (tmp_path / "run.json").write_text('{"schema_version": 99}')
-    assert "run.json" in refused(nostall("tune", "--resume", tmp_path))
+    assert "run.json" in error_line(nostall("tune", "--resume", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -216,23 +218,24 @@ def test_usage_errors(args: list[str]) -> None:
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("mine")
     done = nostall("tune", SMALL, "--launch", LAUNCH, "--evaluations", 5, "--out", tmp_path)
-    assert "already holds a run" in refused(done)
+    assert "already holds a run" in error_line(done)
     assert (tmp_path / "run.json").read_text() == "mine"
 
 
-def spread(tmp_path: Path, *more: object) -> Done:
+def tune_without_gpu(tmp_path: Path, *options: object) -> Done:
+    """Run ``nostall tune`` while no GPU is visible; it must leave no run directory."""
     budget = ["--evaluations", 5, "--out", tmp_path / "run"]
-    done = nostall("tune", SMALL, "--launch", LAUNCH, *budget, *more, CUDA_VISIBLE_DEVICES="-1")
+    done = nostall("tune", SMALL, "--launch", LAUNCH, *budget, *options, CUDA_VISIBLE_DEVICES="-1")
     assert not (tmp_path / "run").exists()
     return done
 
 
-def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unreachable_scheduler(tmp_path: Path) -> None:
     measured = ["--objective", "gpu", "--scheduler", "tcp://127.0.0.1:9"]
-    line = refused(spread(tmp_path, *measured), 3)
+    line = error_line(tune_without_gpu(tmp_path, *measured), 3)
     assert "no Dask scheduler answers at tcp://127.0.0.1:9" in line
 
 
 def test_workers_without_gpus(tmp_path: Path) -> None:
-    line = refused(spread(tmp_path, "--workers", 2, "--objective", "gpu"), 3)
+    line = error_line(tune_without_gpu(tmp_path, "--workers", 2, "--objective", "gpu"), 3)
     assert "no usable GPU" in line or "nostall[gpu]" in line

@@ -1,20 +1,20 @@
-"""`nostall fuse` where PyTorch is missing: one line, the right exit code, nothing written."""
+"""`nostall fuse` without PyTorch: one error line, the exit code, and no files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.cli import EXAMPLES, ROOT, nostall, refused
+from tests.e2e.cli import EXAMPLES, ROOT, error_line, nostall
 
 EXAMPLE = EXAMPLES / "fusion" / "layernorm_gelu.py"
 
 
-def test_a_missing_package_is_named_with_its_remedy(tmp_path: Path) -> None:
+def test_a_missing_package_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "torch"
     missing.mkdir(parents=True)
     (missing / "__init__.py").write_text('raise ImportError("not here")\n')
     path = f"{missing.parent}:{ROOT / 'src'}"
     done = nostall("fuse", f"{EXAMPLE}:layernorm_gelu", cwd=tmp_path, PYTHONPATH=path)
-    said = refused(done, 3)
-    assert "torch cannot be imported" in said and "pip install 'nostall[torch]'" in said
+    line = error_line(done, 3)
+    assert "torch cannot be imported" in line and "pip install 'nostall[torch]'" in line
     assert not (tmp_path / "runs").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import ROOT, nostall, refused
+from tests.e2e.cli import ROOT, error_line, nostall
 
 pytest.importorskip("torch", reason="running plans needs the extra nostall[torch]")
 
@@ -77,19 +77,19 @@ def test_a_killed_rank_ends_the_run_with_one_line(planned: Path, tmp_path: Path)
         "launch", planned, "--module", f"{JOBS}:killed_in_step_2", "--steps", 5, "--device", "cpu",
         "--deadline", 60, "--logs", tmp_path, **ENVIRONMENT,
     )  # fmt: skip
-    message = refused(done, 3)
+    message = error_line(done, 3)
     assert "rank 1 was killed by SIGKILL" in message and str(tmp_path) in message
     assert time.monotonic() - start < 55  # detected at once, not by the deadline
 
 
 def test_plans_that_cannot_be_run_end_with_one_line(planned: Path, tmp_path: Path) -> None:
     no_file = nostall("launch", planned, "--module", tmp_path / "none.py:build")
-    assert "an existing file" in refused(no_file)
+    assert "an existing file" in error_line(no_file)
     record = json.loads(planned.read_text())
     without_module = tmp_path / "plan.json"
     without_module.write_text(json.dumps(record | {"module": None}))
-    assert "names no module" in refused(nostall("launch", without_module))
-    assert "--endpoint" in refused(nostall("launch", planned, "--nodes", 2))
+    assert "names no module" in error_line(nostall("launch", without_module))
+    assert "--endpoint" in error_line(nostall("launch", planned, "--nodes", 2))
 
 
 def test_a_plan_is_exported_for_torchtitan(planned: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import EXAMPLES, nostall, refused
+from tests.e2e.cli import EXAMPLES, error_line, nostall
 
 CLUSTER = EXAMPLES / "clusters" / "dapple-a-2x8.toml"
 
@@ -85,30 +85,30 @@ def test_invalid_profiles_end_with_one_line(
 ) -> None:
     path = tmp_path / "bad-pbs-4.txt"
     path.write_text(_graph(**changes))
-    assert message in refused(nostall("plan", path, "--cluster", CLUSTER, "--planner", "dapple"))
+    assert message in error_line(nostall("plan", path, "--cluster", CLUSTER, "--planner", "dapple"))
 
 
 def test_other_invalid_input_ends_with_one_line(profile: Path, tmp_path: Path) -> None:
     unconnected = tmp_path / "unconnected.toml"
     unconnected.write_text('name = "unconnected"\n[[servers]]\ngpus = 2\nmemory_gib = 16\n')
-    assert "cannot reach" in refused(nostall("plan", profile, "--cluster", unconnected))
+    assert "cannot reach" in error_line(nostall("plan", profile, "--cluster", unconnected))
     cyclic = tmp_path / "cyclic-pbs-4.txt"
     cyclic.write_text(_graph() + "\n\tnode9 -- node3")
-    assert "cycle" in refused(nostall("plan", cyclic, "--cluster", CLUSTER))
+    assert "cycle" in error_line(nostall("plan", cyclic, "--cluster", CLUSTER))
     short = tmp_path / "short-pbs-4.txt"
     short.write_text(_graph(3))
     too_few_layers = nostall("plan", short, "--cluster", CLUSTER, "--planner", "even")
-    assert "16 stages wanted for 3 layers" in refused(too_few_layers)
+    assert "16 stages wanted for 3 layers" in error_line(too_few_layers)
     without_batch = tmp_path / "model.txt"
     without_batch.write_text(_graph())
-    assert "--micro-batch" in refused(nostall("plan", without_batch, "--cluster", CLUSTER))
+    assert "--micro-batch" in error_line(nostall("plan", without_batch, "--cluster", CLUSTER))
     unknown = nostall("plan", profile, "--cluster", CLUSTER, "--planner", "alpa")
-    assert "allowed are nostall, dapple" in refused(unknown)
+    assert "allowed are nostall, dapple" in error_line(unknown)
     extension = nostall(
         "plan", profile, "--cluster", CLUSTER, "--planner", "gpipe", "--gantt", tmp_path / "g.png"
     )
-    assert ".svg and .html" in refused(extension)
-    assert "cannot read" in refused(nostall("simulate", tmp_path / "none.json"))
+    assert ".svg and .html" in error_line(extension)
+    assert "cannot read" in error_line(nostall("simulate", tmp_path / "none.json"))
     empty = tmp_path / "empty.json"
     empty.write_text("{}")
-    assert "planner" in refused(nostall("simulate", empty))
+    assert "planner" in error_line(nostall("simulate", empty))

@@ -1,4 +1,4 @@
-"""``kill -9`` at random moments loses nothing, and leaves nobody behind."""
+"""SIGKILL at random times: a resumed search has the same result, and no worker stays alive."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from benchmarks.sass.kill_resume import kill_often
 from tests.e2e.cli import LAUNCH, ROOT, SMALL, command, environment, nostall
 
 KILLS = 5
-"""Those of ``python -m benchmarks run sass.kill_resume`` are many more; CI has to be quick."""
+"""Kills in this test; ``python -m benchmarks run sass.kill_resume`` does many more."""
 
 
-def test_a_killed_search_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    told = kill_often(KILLS, tmp_path, seed=1, per_run=3)
-    assert sum(told.kills.values()) == KILLS
-    assert told.kills.get("during the search", 0) >= 1
-    assert told.finished >= 2
-    assert told.improved
-    assert told.different == 0
+def test_a_killed_and_resumed_search_has_the_same_result(tmp_path: Path) -> None:
+    result = kill_often(KILLS, tmp_path, seed=1, per_run=3)
+    assert sum(result.kills.values()) == KILLS
+    assert result.kills.get("during the search", 0) >= 1
+    assert result.finished >= 2
+    assert result.improved
+    assert result.different == 0
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
-    """On the command line, from its first file to its last."""
     out, budget = tmp_path / "run", ["--evaluations", 60, "--format", "json"]
     args = ["tune", SMALL, "--launch", LAUNCH, "--out", out, *budget]
     process = subprocess.Popen(command(*args), stdout=subprocess.DEVNULL, env=environment())
@@ -39,9 +38,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) ->
     assert (out / "original.cubin").read_bytes() == SMALL.read_bytes()
     resumed = nostall("tune", "--resume", out, "--format", "json")
     assert resumed.code == 0, resumed.err
-    alone = nostall(*args[:-5], tmp_path / "alone", *budget)
+    uninterrupted = nostall(*args[:-5], tmp_path / "uninterrupted", *budget)
     for key in ("ratio", "best", "evaluations", "moved", "retimed"):
-        assert resumed.json[key] == alone.json[key]
+        assert resumed.json[key] == uninterrupted.json[key]
 
 
 _PARENT = """
@@ -68,17 +67,17 @@ def test_the_gpu_worker_ends_with_its_parent(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     worker = int(process.stdout.readline())
-    os.kill(worker, 0)  # it is there
+    os.kill(worker, 0)  # raises OSError if the worker does not exist
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     deadline = time.monotonic() + 20
-    while _alive(worker):
-        assert time.monotonic() < deadline, "the worker outlived its parent"
+    while _is_alive(worker):
+        assert time.monotonic() < deadline, "the worker is alive after its parent"
         time.sleep(0.05)
 
 
-def _alive(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

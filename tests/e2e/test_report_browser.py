@@ -1,4 +1,4 @@
-"""The report page in a real browser: the script runs, the panel fills, nothing is fetched."""
+"""The report page in Chromium: the script runs without errors and loads nothing."""
 
 import html
 import os
@@ -12,7 +12,7 @@ from benchmarks.sass.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
 from nostall.report import write_report
-from nostall.report.tune.run_data import load
+from nostall.report.tune.run_data import load_run
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.source import compile_triton
@@ -36,12 +36,12 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    path = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if path is None:
         if os.environ.get("NOSTALL_REQUIRE_BROWSER") == "1":
             pytest.fail(f"NOSTALL_REQUIRE_BROWSER=1 but none of {BROWSERS} is installed")
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
-    return found
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dom(browser: str, page: Path, tmp_path: Path, fragment: str = "", *flags: str) -> str:
-    """The page after its script ran, without the scripts themselves."""
+    """The HTML of the page after its script ran, without script elements."""
     profile = tmp_path / "profile"
     command = [browser, *FLAGS, f"--user-data-dir={profile}", *flags, "--dump-dom"]
     done = subprocess.run(
@@ -67,9 +67,10 @@ def dom(browser: str, page: Path, tmp_path: Path, fragment: str = "", *flags: st
 
 
 def body(text: str) -> str:
-    found = re.search(r"<body[^>]*>", text)
-    assert found, text[:500]
-    return found[0]
+    """The opening tag of the body; it has the flags that the script sets."""
+    match = re.search(r"<body[^>]*>", text)
+    assert match, text[:500]
+    return match[0]
 
 
 def test_the_script_runs_and_draws_the_changed_blocks(
@@ -78,9 +79,9 @@ def test_the_script_runs_and_draws_the_changed_blocks(
     text = dom(browser, report, tmp_path)
     assert 'data-ready="1"' in body(text)
     assert "data-errors" not in body(text)
-    loaded = load(report.parent)
-    opened = text.count('<details class="block" data-n=')
-    assert opened == len(loaded.original.blocks)
+    loaded = load_run(report.parent)
+    num_blocks = text.count('<details class="block" data-n=')
+    assert num_blocks == len(loaded.original.blocks)
     assert len(re.findall(r'class="row[^"]*" role="option"', text)) > 100
     assert re.search(r'<aside id="panel" hidden', text)
 
@@ -88,33 +89,33 @@ def test_the_script_runs_and_draws_the_changed_blocks(
 def test_a_fragment_selects_an_instruction_and_fills_the_panel(
     browser: str, report: Path, tmp_path: Path
 ) -> None:
-    function = load(report.parent).original
+    function = load_run(report.parent).original
     index = next(i.index for i in function.instructions if i.base == "HMMA")
     text = dom(browser, report, tmp_path, f"#i={index}")
     assert "data-errors" not in body(text)
     panel = text[text.index('<aside id="panel"') :]
-    shown = html.unescape(panel)
-    assert function.instructions[index].text.replace(".reuse", "") in shown
-    assert "needs (its sources come from)" in shown
-    assert "feeds (its results go to)" in shown
-    assert re.search(r"SB\d</b>", shown)
-    assert "cycles apart" in shown
-    assert "no protection found" not in shown
+    panel_text = html.unescape(panel)
+    assert function.instructions[index].text.replace(".reuse", "") in panel_text
+    assert "reads the results of" in panel_text
+    assert "its results are read by" in panel_text
+    assert re.search(r"SB\d</b>", panel_text)
+    assert "cycles apart" in panel_text
+    assert "no protection found" not in panel_text
     assert text.count('aria-selected="true"') == 2
 
 
 def test_clicks_keys_and_filter_work(browser: str, report: Path, tmp_path: Path) -> None:
-    """A copy of the page that uses itself: click, arrow down, filter, escape."""
+    """A script in a copy of the page clicks a row, presses keys and filters."""
     script = """<script>{
     const log = {};
-    const chosen = () => document.querySelector('.row.sel').dataset.i;
+    const selected = () => document.querySelector('.row.sel').dataset.i;
     const key = (k) => document.activeElement.dispatchEvent(
       new KeyboardEvent('keydown', { key: k, bubbles: true }));
     const row = document.querySelectorAll('.row[data-side="1"]')[3];
-    const panelled = () => !document.getElementById('panel').hidden;
-    row.click(); log.clicked = chosen() === row.dataset.i && panelled();
-    key('ArrowDown'); log.stepped = chosen() !== row.dataset.i;
-    key('Escape'); log.closed = !panelled();
+    const isPanelOpen = () => !document.getElementById('panel').hidden;
+    row.click(); log.clicked = selected() === row.dataset.i && isPanelOpen();
+    key('ArrowDown'); log.stepped = selected() !== row.dataset.i;
+    key('Escape'); log.closed = !isPanelOpen();
     const box = document.getElementById('filter');
     box.value = 'HMMA'; box.dispatchEvent(new Event('input'));
     setTimeout(() => {
@@ -130,14 +131,14 @@ def test_clicks_keys_and_filter_work(browser: str, report: Path, tmp_path: Path)
     assert 'data-log="clicked=true stepped=true closed=true filtered=true"' in text
 
 
-def test_nothing_is_fetched(browser: str, report: Path, tmp_path: Path) -> None:
+def test_the_page_loads_nothing(browser: str, report: Path, tmp_path: Path) -> None:
     text = dom(browser, report, tmp_path, "#i=5")
     assert not re.search(r'(?:src|href)="(?!#)', text)
     assert "http://" not in text and "https://" not in text
 
 
 @pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0",)])
-def test_a_picture_can_be_taken(
+def test_a_screenshot_in_both_colour_schemes(
     browser: str, report: Path, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     target = tmp_path / "page.png"

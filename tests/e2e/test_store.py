@@ -15,7 +15,7 @@ from nostall.cli import main
 from nostall.sass.binary.cubin import Cubin
 from nostall.store import Store
 from nostall.store.artefacts import content_hash
-from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, refused
+from tests.e2e.cli import LAUNCH, SMALL, Done, command, environment, error_line
 
 COUNTED = ["--evaluations", 300, "--launch", LAUNCH]
 
@@ -66,7 +66,7 @@ def test_ls_and_show(home: str) -> None:
 
 def test_export_import_and_rm(home: str, tmp_path: Path) -> None:
     path = tmp_path / "all.nostall"
-    assert "nothing to export" in refused(nostall("store", "export", path, NOSTALL_HOME=home))
+    assert "nothing to export" in error_line(nostall("store", "export", path, NOSTALL_HOME=home))
     assert nostall("store", "export", path, "--modelled", NOSTALL_HOME=home).code == 0
     elsewhere = str(tmp_path / "elsewhere")
     done = nostall("store", "import", path, "--format", "json", NOSTALL_HOME=elsewhere)
@@ -78,7 +78,7 @@ def test_export_import_and_rm(home: str, tmp_path: Path) -> None:
     assert "no records" in nostall("store", "ls", NOSTALL_HOME=elsewhere).out
     content = path.read_bytes()
     path.write_bytes(content[:300] + b"?" + content[301:])
-    assert "bundle" in refused(nostall("store", "import", path, NOSTALL_HOME=elsewhere))
+    assert "bundle" in error_line(nostall("store", "import", path, NOSTALL_HOME=elsewhere))
 
 
 def test_store_verify_checks_all_records(home: str, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_store_verify_checks_all_records(home: str, tmp_path: Path) -> None:
     provenance = store.provenance(row).model_copy(update={"optimised": content_hash(unsafe)})
     bad = store.record(SMALL.read_bytes(), unsafe, provenance)
     done = nostall("store", "verify", "--remove", NOSTALL_HOME=elsewhere)
-    assert done.code == 1 and "2 records, 1 refused and removed" in done.out
+    assert done.code == 1 and "2 records, 1 unsafe and removed" in done.out
     assert store.rows() == [row] and bad.id[:12] in done.out
     store.artefacts.path(row.optimised, "cubin").write_bytes(b"x")
     done = nostall("store", "verify", row.id[:9], "--format", "json", NOSTALL_HOME=elsewhere)
@@ -102,9 +102,13 @@ def test_store_verify_checks_all_records(home: str, tmp_path: Path) -> None:
 
 def test_missing_records_and_bundles(home: str, tmp_path: Path) -> None:
     for verb in ("show", "rm"):
-        assert "has no record 'ffff'" in refused(nostall("store", verb, "ffff", NOSTALL_HOME=home))
+        assert "has no record 'ffff'" in error_line(
+            nostall("store", verb, "ffff", NOSTALL_HOME=home)
+        )
     missing = tmp_path / "missing"
-    assert "cannot read bundle" in refused(nostall("store", "import", missing, NOSTALL_HOME=home))
+    assert "cannot read bundle" in error_line(
+        nostall("store", "import", missing, NOSTALL_HOME=home)
+    )
 
 
 def test_apply_runs_a_program_unchanged(home: str) -> None:
@@ -137,16 +141,16 @@ def test_apply_warns_if_there_is_no_measured_record(home: str) -> None:
 def test_apply_with_a_broken_store_runs_the_program(tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
     done = nostall("apply", "--", "no-such-program", NOSTALL_HOME=str(tmp_path))
-    assert "runs with its originals" in done.err
+    assert "runs with its original kernels" in done.err
     assert "cannot run 'no-such-program'" in done.err  # it tried to run it
 
 
 def test_apply_rejects_a_missing_program_and_another_cache_manager(home: str) -> None:
     missing = nostall("apply", "--modelled", "--", "no-such-program", NOSTALL_HOME=home)
-    assert "cannot run 'no-such-program'" in refused(missing)
+    assert "cannot run 'no-such-program'" in error_line(missing)
     other = {"NOSTALL_HOME": home, "TRITON_CACHE_MANAGER": "mine:Manager"}
     taken = nostall("apply", "--modelled", "--", sys.executable, "-c", "", **other)
-    assert "Triton takes one only" in refused(taken)
+    assert "Triton takes one only" in error_line(taken)
 
 
 def test_measuring_without_a_gpu_is_an_error(tmp_path: Path) -> None:
@@ -154,5 +158,5 @@ def test_measuring_without_a_gpu_is_an_error(tmp_path: Path) -> None:
         "tune", SMALL, *COUNTED, "--objective", "gpu", "--out", tmp_path / "run",
         CUDA_VISIBLE_DEVICES="",
     )  # fmt: skip
-    assert "no usable GPU" in refused(done, 3)
+    assert "no usable GPU" in error_line(done, 3)
     assert not (tmp_path / "run").exists()

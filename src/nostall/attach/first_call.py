@@ -29,7 +29,7 @@ from nostall.store import Row, Store
 from nostall.tuning.job import Settings, tune
 from nostall.tuning.kernel_file import root_cause
 from nostall.tuning.source import Source
-from nostall.tuning.store_records import record
+from nostall.tuning.store_records import record_result
 
 _OVERHEAD_SECONDS = 300.0
 """Time that the tuning process may take in addition to the search itself."""
@@ -154,7 +154,7 @@ def tune_folder(
     settings = Settings(seconds=job.seconds, objective="gpu")
     with (device or _local_gpu)(Kernel(cubin, job.kernel, job.launch), job.ordinal) as gpu:
         tuned = tune(source, make(settings.strategy), settings, device=gpu)
-        return record(Store(), source, settings, tuned, gpu.info) if tuned.improved else None
+        return record_result(Store(), source, settings, tuned, gpu.info) if tuned.improved else None
 
 
 def _local_gpu(kernel: Kernel, ordinal: int) -> LocalGpu:

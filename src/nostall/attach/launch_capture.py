@@ -7,7 +7,7 @@ from typing import Any
 
 from nostall.core.errors import BadLaunch
 from nostall.core.launch import Buffer, LaunchSpec, Scalar
-from nostall.tuning.source import INTEGERS, TRITON_TYPES, Source, resolved
+from nostall.tuning.source import INTEGERS, TRITON_TYPES, Source, compiled_launch
 
 _DTYPES = {name: dtype for dtype, name in TRITON_TYPES.items()}
 _BOOL = "i1"
@@ -46,7 +46,7 @@ def capture_source(
     return Source(
         cubin=compiled.asm["cubin"],
         kernel=str(compiled.metadata.name),
-        launch=resolved(launch, arguments, {}, compiled.metadata),
+        launch=compiled_launch(launch, arguments, {}, compiled.metadata),
         origin=origin,
         provenance={
             "compiler": f"triton {compiled.metadata.triton_version}",

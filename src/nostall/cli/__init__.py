@@ -1,60 +1,83 @@
-"""The command line: thin commands, one module a verb.
+"""Command line of nostall: one module per command, imported when the command is used.
 
-Exit codes: 0 done, safe, or faster-or-same; 1 the answer is no; 2 bad usage or bad input; 3 a part
-of the environment is missing.
+Exit codes: 0 success (safe, or no slower); 1 a negative answer, such as an unsafe cubin; 2 bad
+usage or bad input; 3 a missing part of the environment; 130 interrupted without a result.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+from typing import Annotated
 
 import typer
 
+from nostall import __version__
 from nostall.cli import console
 from nostall.cli.verbs import Verbs
 from nostall.core.errors import NostallError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, where nothing could be kept."""
+"""Exit code after Ctrl-C if there is no result."""
 
 app = typer.Typer(
     cls=Verbs,
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"nostall {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+    ),
+]
+
+
 @app.callback()
-def nostall() -> None:
-    """Find where a GPU kernel waits, and take the wait out."""
+def nostall(version: VersionOption = False) -> None:
+    """Find where a deep-learning program waits, and remove the wait.
+
+    nostall tunes the instruction schedules of GPU kernels (SASS), fuses the operators of PyTorch
+    functions into kernels, plans pipeline-parallel training, and shows where training time goes in
+    traces and job tables. A verifier checks each changed cubin. Times are marked as modelled or
+    measured; most commands need no GPU.
+    """
 
 
 def main() -> None:
-    """Entry point: every error nostall raises on purpose becomes one line and an exit code."""
+    """Entry point: print errors that nostall raises deliberately on one line, set the exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names that the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            # The terminal's encoding may lack characters of file names.
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            console.fail("interrupted before anything was found")
+            console.print_error("interrupted; there is no result yet")
         raise
     except NostallError as error:
-        console.fail(" ".join(str(error).split()))
+        console.print_error(" ".join(str(error).split()))
         sys.exit(error.exit_code)
     except MemoryError:
-        console.fail("out of memory; give a smaller input or a machine with more memory")
+        console.print_error("out of memory; give a smaller input or use a machine with more memory")
         sys.exit(2)
     except KeyboardInterrupt:
-        console.fail("interrupted")
+        console.print_error("interrupted")
         sys.exit(INTERRUPTED)
     except RecursionError:
-        console.fail("an input is nested too deeply; give a simpler one")
+        console.print_error("an input is nested too deeply; give a simpler one")
         sys.exit(2)
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        console.fail(f"cannot read or write{where}: {error.strerror or error}")
+        file = f" {error.filename}" if error.filename else ""
+        console.print_error(f"cannot read or write{file}: {error.strerror or error}")
         sys.exit(2)

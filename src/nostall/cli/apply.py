@@ -1,4 +1,4 @@
-"""``nostall apply -- python app.py``: run an unchanged program with what the store has."""
+"""The command ``nostall apply``: run a program with the optimised kernels of the store."""
 
 from __future__ import annotations
 
@@ -15,40 +15,45 @@ from nostall.cli.console import err
 from nostall.core import BadInput
 from nostall.store import BadStore, Store
 
+CommandArgument = Annotated[
+    list[str], typer.Argument(help="The program and its arguments, after `--`.")
+]
+ModelledOption = Annotated[
+    bool, typer.Option("--modelled", help="Use results whose gain is only modelled, too.")
+]
+LogOption = Annotated[
+    Path | None, typer.Option(help="Append a line of JSON to this file for each requested cubin.")
+]
+
 
 def apply(
-    command: Annotated[
-        list[str], typer.Argument(help="The program and its arguments, after `--`.")
-    ],
-    modelled: Annotated[
-        bool, typer.Option("--modelled", help="Use results whose gain is only modelled, too.")
-    ] = False,
-    log: Annotated[
-        Path | None, typer.Option(help="Append one line of JSON for each cubin asked for.")
-    ] = None,
+    command: CommandArgument, modelled: ModelledOption = False, log: LogOption = None
 ) -> None:
-    """Run a program; Triton kernels, torch.compile's too, come from the store where it has them.
+    """Run a program with the optimised kernels of the store.
 
-    The program and all its children run as they would without nostall, and so does the exit code;
-    Triton's own cache stays as it is.
+    Triton kernels, including those of torch.compile, are replaced if the store has an optimised
+    cubin for them. The same holds for child processes of the program. Triton's own cache is not
+    changed. The exit code is that of the program.
     """
-    changed = environment(os.environ, modelled=modelled, log=log)
-    _say_what_lacks(modelled=changed[MODELLED] == "1")
+    variables = environment(os.environ, modelled=modelled, log=log)
+    _warn_if_unusable(modelled=variables[MODELLED] == "1")
     sys.stdout.flush()
     try:
-        os.execvpe(command[0], command, changed)
+        os.execvpe(command[0], command, variables)
     except OSError as error:
         raise BadInput(
             f"cannot run {command[0]!r}: {error.strerror}; write `nostall apply -- PROGRAM ARGS`"
         ) from error
 
 
-def _say_what_lacks(*, modelled: bool) -> None:
-    """One line when the store has nothing for any program; that stops none."""
+def _warn_if_unusable(*, modelled: bool) -> None:
+    """Print a line if the store has no record for any program; the program runs anyway."""
     try:
-        usable = any(modelled or row.kind == "measured" for row in Store().rows())
+        is_usable = any(modelled or row.kind == "measured" for row in Store().rows())
     except BadStore as error:
-        err.print(f"nostall: {error}; the program runs with its originals")
+        err.print(f"nostall: {error}; the program runs with its original kernels")
         return
-    if not usable:
-        err.print("nostall: the store has no record to apply; the program runs with its originals")
+    if not is_usable:
+        err.print(
+            "nostall: the store has no record to apply; the program runs with its original kernels"
+        )

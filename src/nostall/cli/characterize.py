@@ -10,7 +10,7 @@ import typer
 
 from nostall.cli.characterize_tables import show_jobs, show_traces
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
-from nostall.cli.reading import Reading
+from nostall.cli.progress import ReadProgress
 from nostall.core.errors import BadInput, BadJob, BadTrace
 from nostall.report.workload import write_page
 from nostall.workload import Hardware, load_hardware, presets, read_jobs
@@ -54,10 +54,11 @@ def characterize(
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Show where training time goes, and what other hardware or another architecture would change.
+    """Show where training time goes in job tables or traces.
 
-    Job tables are modelled (arXiv:1910.05930); traces are measured.  Input that cannot be read is
-    skipped and counted.  The exit code is 2 if nothing can be read.
+    Also shown: what other hardware, or another architecture, would change. Job tables are modelled
+    (arXiv:1910.05930); traces are measured. Input that cannot be read is skipped and counted. Exit
+    code 2 if nothing can be read.
     """
     questions = [parse_what_if(text) for text in what_if or ()]
     paths = _input_files(inputs)
@@ -66,7 +67,7 @@ def characterize(
         result = _characterize_tables(paths, load_hardware(hardware or DEFAULT_HARDWARE), questions)
     else:
         known_hardware = load_hardware(hardware) if hardware else None
-        bar = Reading(paths, enabled=not quiet and format is Format.TABLE)
+        bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
         result = _characterize_traces(paths, known_hardware, questions, processes, bar)
     page = write_page(result, report) if report is not None else None
     if format is Format.JSON:
@@ -127,7 +128,7 @@ def _characterize_traces(
     hardware: Hardware | None,
     questions: Sequence[WhatIf],
     processes: int,
-    bar: Reading,
+    bar: ReadProgress,
 ) -> TracesCharacterization:
     kineto_paths = [path for path in paths if path.suffix != CHAKRA_SUFFIX]
     chakra: list[ChakraTrace] = []

@@ -1,4 +1,4 @@
-"""What every command shares: output formats, quietness, and turning errors into one clear line."""
+"""Terminal output of all commands: output formats, tables, JSON documents and error lines."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ class Format(StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 
 out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+"""Standard output."""
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+"""Standard error."""
 
 
 def show_json(value: Any) -> None:
-    """Print one JSON document on standard output."""
+    """Print a JSON document."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; text of the user's own is never read as markup."""
+    """Print a table.  Titles and cells are plain text: Rich markup in them is not interpreted."""
     from rich.text import Text
 
     table = Table(title=Text(title), title_justify="left", header_style="bold")
@@ -44,6 +46,6 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     Console(highlight=False).print(table)
 
 
-def fail(message: str) -> None:
-    """One line on standard error."""
+def print_error(message: str) -> None:
+    """Print an error message on one line of standard error."""
     err.print(f"nostall: {message}")

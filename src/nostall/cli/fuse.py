@@ -1,216 +1,254 @@
-"""``nostall fuse``: which operators of a PyTorch function become one kernel, and those kernels."""
+"""The command ``nostall fuse``: fuse the operators of a PyTorch function into kernels."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
+from nostall.cli.console import Format, FormatOption, QuietOption, out, show_json
 from nostall.cli.inputs import DEFAULT_ARCH
 from nostall.cli.interruption import Interruption
+from nostall.cli.progress import stage_bar
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.run import Run
 from nostall.tuning.fusing.inputs import CASTS, parse_target, torch_dtype
-from nostall.tuning.source import capability_of
+from nostall.tuning.source import compute_capability
 
 if TYPE_CHECKING:
     from nostall.tuning.fusing.document import Document
     from nostall.tuning.fusing.job import FusionSettings
     from nostall.tuning.fusing.target import FusionRequest, TracedTarget
 
-EVALUATIONS = 300
-"""Of each kernel's search under ``--tune-sass``."""
+DEFAULT_EVALUATIONS = 300
+"""Evaluations per kernel of ``--tune-sass``."""
+_MAX_NAME_LENGTH = 40
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        help="path.py:name of a function of tensors, a module, or a function that makes one."
+    ),
+]
+InputsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Shapes and types, such as `4096x5000:f16,5000:f16,=0.1`, or a function of the file; "
+        "default: its function inputs."
+    ),
+]
+BackwardOption = Annotated[
+    bool, typer.Option("--backward", help="Fuse the forward and the backward pass of training.")
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Convert floating-point inputs and parameters to one of {', '.join(CASTS)}."
+    ),
+]
+ArchOption = Annotated[str, typer.Option(help="Architecture to compile the kernels for.")]
+StrategyOption = Annotated[
+    str,
+    typer.Option(
+        help="explore, refined, greedy, or optimum (needs `pip install 'nostall[fusion]'`)."
+    ),
+]
+ShowOption = Annotated[bool, typer.Option("--show", help="Print the Triton source.")]
+ExplainOption = Annotated[
+    bool,
+    typer.Option(
+        "--explain", help="Print which calls are not fused and why, and the schedules considered."
+    ),
+]
+MeasureOption = Annotated[
+    bool, typer.Option("--measure", help="Time each kernel alone on the GPU of this machine.")
+]
+TuneSassOption = Annotated[
+    bool,
+    typer.Option(
+        "--tune-sass", help="Search the instruction schedule of each kernel, too, on the SM model."
+    ),
+]
+EvaluationsOption = Annotated[
+    int, typer.Option(min=1, help="Evaluations per kernel of `--tune-sass`.")
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Random seed of `--tune-sass`.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Run directory to create; default: a new one in runs/."),
+]
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Output options."""
+
+    format: Format
+    quiet: bool
+    show: bool
+    explain: bool
+
+
+@dataclass(frozen=True)
+class _Fusion:
+    """The request, the settings and the traced function."""
+
+    request: FusionRequest
+    settings: FusionSettings
+    traced: TracedTarget
 
 
 def fuse(
-    target: Annotated[
-        str, typer.Argument(help="path.py:name, a function of tensors, a module, or its maker.")
-    ],
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            help="4096x5000:f16,5000:f16,=0.1, or a function of the file; else its inputs()."
-        ),
-    ] = None,
-    backward: Annotated[
-        bool, typer.Option("--backward", help="The forward and the backward pass of training.")
-    ] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help=f"Floating inputs and parameters as one of {', '.join(CASTS)}."),
-    ] = None,
-    arch: Annotated[
-        str, typer.Option(help="Architecture to compile the kernels for.")
-    ] = DEFAULT_ARCH,
-    strategy: Annotated[
-        str, typer.Option(help="explore (usual), refined, greedy, or optimum (extra fusion).")
-    ] = "explore",
-    show: Annotated[bool, typer.Option("--show", help="Print the Triton source.")] = False,
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Print what stayed outside, which schedules, and why."),
-    ] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Time each kernel on the GPU here, one by one.")
-    ] = False,
-    tune_sass: Annotated[
-        bool,
-        typer.Option("--tune-sass", help="Search each kernel's instructions too, on the model."),
-    ] = False,
-    evaluations: Annotated[
-        int, typer.Option(min=1, help="Evaluations for each kernel under --tune-sass.")
-    ] = EVALUATIONS,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --tune-sass.")] = 0,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Run directory to make.")] = None,
+    target: TargetArgument,
+    inputs: InputsOption = None,
+    backward: BackwardOption = False,
+    dtype: DtypeOption = None,
+    arch: ArchOption = DEFAULT_ARCH,
+    strategy: StrategyOption = "explore",
+    show: ShowOption = False,
+    explain: ExplainOption = False,
+    measure: MeasureOption = False,
+    tune_sass: TuneSassOption = False,
+    evaluations: EvaluationsOption = DEFAULT_EVALUATIONS,
+    seed: SeedOption = 0,
+    out_dir: OutOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Trace a PyTorch function, fuse its memory-intensive operators, and compile the kernels.
+    """Fuse the operators of a PyTorch function into kernels.
 
-    Nothing is computed and no GPU is needed: times are modelled, but for those that --measure asks
-    a GPU for.  Ctrl-C keeps what was found.
+    The function is traced, its memory-intensive operators are fused, and the kernels are compiled.
+    Nothing is executed, except with `--measure`, and no GPU is needed: times are modelled unless
+    marked as measured. Ctrl-C keeps the results so far.
     """
     if dtype is not None and dtype not in CASTS:
         raise BadInput(f"--dtype is {dtype!r}; allowed are {', '.join(CASTS)}")
-    capability_of(arch)
-    asked, how, found = _traced(target, inputs, dtype, backward, strategy, arch)
+    compute_capability(arch)
+    fusion = _trace(target, inputs, dtype, backward, strategy, arch)
     if measure:
-        how = _with_measuring(how)
+        fusion = replace(fusion, settings=_with_measuring(fusion.settings))
+    output = _Output(format, quiet, show, explain)
     with Interruption() as interruption:
         if tune_sass:
-            how = _with_tuning(how, evaluations, seed, interruption)
-        line = shlex.join(["nostall", *sys.argv[1:]])
-        run = Run.create(out_dir or _fresh(found.name), line, how.described(asked))
-        shown = not quiet and format is Format.TABLE
-        document = _fused(asked, found, how, run, interruption, shown=shown)
-    page = _pages(document, run)
-    if format is Format.JSON:
-        told = {"run": str(run.path), "result": run.record.result}
-        show_json({**told, **document.model_dump(mode="json")})
-        return
-    from nostall.cli.fuse_tables import show_document, show_explanation
-
-    if show:
-        _print_sources(document, run)
-    show_document(document)
-    if explain:
-        show_explanation(document)
-    out.print(f"report:   {page}")
-    out.print(f"next:     {_next(document, run)}")
+            settings = _with_tuning(fusion.settings, evaluations, seed, interruption)
+            fusion = replace(fusion, settings=settings)
+        command = shlex.join(["nostall", *sys.argv[1:]])
+        path = out_dir or _new_run_folder(fusion.traced.name)
+        run = Run.create(path, command, fusion.settings.described(fusion.request))
+        is_shown = not quiet and format is Format.TABLE
+        document = _run_with_progress(fusion, run, interruption, is_shown=is_shown)
+    _show_result(document, run, _write_pages(document, run), output)
 
 
-def _traced(
+def _trace(
     target: str, inputs: str | None, dtype: str | None, backward: bool, strategy: str, arch: str
-) -> tuple[FusionRequest, FusionSettings, TracedTarget]:
-    """What was asked, how to go about it, and the program; PyTorch is imported here at last."""
+) -> _Fusion:
+    """Trace the target.  PyTorch is imported only here, after the cheap checks."""
     parse_target(target)
-    _need("torch", "fusion traces PyTorch programs")
-    _need("triton", "fused kernels are written in it")
+    _require("torch", "nostall fuse traces PyTorch functions")
+    _require("triton", "fused kernels are Triton kernels")
     from nostall.tuning.fusing.job import FusionSettings
     from nostall.tuning.fusing.target import FusionRequest, trace_target
 
-    how = FusionSettings(strategy=strategy, arch=arch)
-    asked = FusionRequest(target, inputs, torch_dtype(dtype) if dtype else None, backward)
-    return asked, how, trace_target(asked)
+    settings = FusionSettings(strategy=strategy, arch=arch)
+    request = FusionRequest(target, inputs, torch_dtype(dtype) if dtype else None, backward)
+    return _Fusion(request, settings, trace_target(request))
 
 
-def _need(package: str, why: str) -> None:
+def _require(package: str, reason: str) -> None:
+    """Raise :class:`MissingPart` if a package cannot be imported."""
     try:
         import_module(package)
     except ImportError as error:
         raise MissingPart(
-            f"{package} cannot be imported ({error}); {why}: pip install 'nostall[{package}]'"
+            f"{package} cannot be imported ({error}); {reason}: pip install 'nostall[{package}]'"
         ) from error
 
 
-def _with_measuring(how: FusionSettings) -> FusionSettings:
-    from dataclasses import replace
-
+def _with_measuring(settings: FusionSettings) -> FusionSettings:
     from nostall.tuning.fusing import timing
 
     timing.check_gpu()
-    return replace(how, measure=timing.measure_on_this_gpu)
+    return replace(settings, measure=timing.measure_on_this_gpu)
 
 
 def _with_tuning(
-    how: FusionSettings, evaluations: int, seed: int, interruption: Interruption
+    settings: FusionSettings, evaluations: int, seed: int, interruption: Interruption
 ) -> FusionSettings:
-    from dataclasses import replace
-
     from nostall.tuning.job import Settings
 
     tuning = Settings(evaluations=evaluations, seed=seed)
-    return replace(how, tuning=tuning, observers=(interruption,))
+    return replace(settings, tuning=tuning, observers=(interruption,))
 
 
-def _fused(
-    asked: FusionRequest,
-    found: TracedTarget,
-    how: FusionSettings,
-    run: Run,
-    interruption: Interruption,
-    *,
-    shown: bool,
+def _run_with_progress(
+    fusion: _Fusion, run: Run, interruption: Interruption, *, is_shown: bool
 ) -> Document:
     from nostall.tuning.fusing.job import run_fuse
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=err,
-        disable=not (shown and err.is_terminal),
-        transient=True,
-    )
+    bar = stage_bar(enabled=is_shown)
     task = bar.add_task("planning", total=1.0)
 
-    def progress(part: float, what: str) -> None:
-        bar.update(task, completed=part, description=what)
-        if interruption.asked:  # and lost on its way
+    def progress(share: float, stage: str) -> None:
+        bar.update(task, completed=share, description=stage)
+        if interruption.requested:  # the exception of Ctrl-C was lost in a callback
             raise KeyboardInterrupt
 
     with run, bar:
-        return run_fuse(asked, found, how, run, progress)
+        return run_fuse(fusion.request, fusion.traced, fusion.settings, run, progress)
 
 
-def _pages(document: Document, run: Run) -> Path:
-    """The report, and one for each tuned kernel."""
+def _write_pages(document: Document, run: Run) -> Path:
+    """Write the report, and one for each tuned kernel; returns the path of the former."""
     from nostall.report import write_report
     from nostall.report.fusion import write_page
 
-    for each in document.tuned:
-        if each.folder and not each.note:
-            write_report(run.path / each.folder)
+    for tuned in document.tuned:
+        if tuned.folder and not tuned.note:
+            write_report(run.path / tuned.folder)
     return write_page(run.path)
 
 
+def _show_result(document: Document, run: Run, page: Path, output: _Output) -> None:
+    if output.format is Format.JSON:
+        fields = {"run": str(run.path), "result": run.record.result}
+        show_json({**fields, **document.model_dump(mode="json")})
+        return
+    from nostall.cli.fuse_tables import show_document, show_explanation
+
+    if output.show:
+        _print_sources(document, run)
+    show_document(document)
+    if output.explain:
+        show_explanation(document)
+    out.print(f"report:   {page}")
+    out.print(f"next:     {_next_command(document, run)}")
+
+
 def _print_sources(document: Document, run: Run) -> None:
-    for source in dict.fromkeys(k.source for found in document.passes for k in found.kernels):
+    kernels = [kernel for traced_pass in document.passes for kernel in traced_pass.kernels]
+    for source in dict.fromkeys(kernel.source for kernel in kernels):
         out.print(f"# {run.path / source}")
-        # Interrupted before it was compiled, a kernel has no file.
         path = run.path / source
         out.print(path.read_text() if path.exists() else "# not written: interrupted")
 
 
-def _next(document: Document, run: Run) -> str:
-    """A line to paste."""
-    for each in document.tuned:
-        if each.improved:
-            files: Sequence[Path] = [
-                run.path / each.folder / name for name in ("original.cubin", "best.cubin")
-            ]
+def _next_command(document: Document, run: Run) -> str:
+    """The command to run next: verify a tuned kernel, tune a kernel, or show the report."""
+    for tuned in document.tuned:
+        if tuned.improved:
+            folder = run.path / tuned.folder
+            files: Sequence[Path] = [folder / "original.cubin", folder / "best.cubin"]
             return shlex.join(["nostall", "verify", *map(str, files)])
-    sources = {
-        name: k.source for found in document.passes for k in found.kernels for name in k.launches
-    }
+    kernels = [kernel for traced_pass in document.passes for kernel in traced_pass.kernels]
+    sources = {name: kernel.source for kernel in kernels for name in kernel.launches}
     for binary in document.binaries:
         if binary.file and not binary.findings:
             kernel = f"{run.path / sources[binary.name]}:{binary.name}"
@@ -218,6 +256,6 @@ def _next(document: Document, run: Run) -> str:
     return shlex.join(["nostall", "report", str(run.path)])
 
 
-def _fresh(name: str) -> Path:
+def _new_run_folder(name: str) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-    return Path("runs") / f"{stamp}-fuse-{name[:40]}"
+    return Path("runs") / f"{stamp}-fuse-{name[:_MAX_NAME_LENGTH]}"

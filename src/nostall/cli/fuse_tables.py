@@ -1,38 +1,38 @@
-"""A fusion plan as tables and lines."""
+"""Terminal output of ``nostall fuse``: tables of kernels, totals, verdicts and explanations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from nostall.cli.console import out, show_table
-from nostall.report.units import Scale, amount, several
+from nostall.report.units import Scale, format_bytes, pluralize
 from nostall.tuning.fusing.document import Document, FusedKernel, Pass
 
-MOST_REASONS = 30
-"""Lines for each kind of reason; the rest is in ``--format json`` and the report."""
+MAX_REASONS = 30
+"""Lines for each kind of reason; ``--format json`` and the report have all of them."""
 
 
 def show_document(document: Document) -> None:
-    """The kernels of each pass, what they were before, and what the verifier says."""
-    for found in document.passes:
-        _show_pass(document, found)
-    for line in _binaries(document):
+    """Print the kernels and times of each pass, the verdicts and the tuning results."""
+    for traced_pass in document.passes:
+        _show_pass(document, traced_pass)
+    for line in _binary_lines(document):
         out.print(line)
     if document.measured_on:
-        out.print(f"measured: each kernel on its own, on {document.measured_on}")
-    for line in _tuned(document):
+        out.print(f"measured: each kernel alone, on {document.measured_on}")
+    for line in _tuning_lines(document):
         out.print(line)
     if document.status == "interrupted":
-        out.print("interrupted: what was found until then is kept")
+        out.print("interrupted: these are the results until then")
 
 
-def _show_pass(document: Document, found: Pass) -> None:
-    scale = Scale("s", found.seconds)
-    rows = [_row(document, kernel, times, scale) for kernel, times in found.groups]
-    opaque = sum(node.kind == "opaque" for node in found.nodes)
+def _show_pass(document: Document, traced_pass: Pass) -> None:
+    scale = Scale("s", traced_pass.seconds)
+    rows = [_row(document, kernel, count, scale) for kernel, count in traced_pass.groups]
+    num_opaque = sum(node.kind == "opaque" for node in traced_pass.nodes)
     if rows:
         show_table(
-            f"{document.target}, {found.name} ({', '.join(document.inputs)})",
+            f"{document.target}, {traced_pass.name} ({', '.join(document.inputs)})",
             (
                 "kernel",
                 "schedule",
@@ -43,105 +43,122 @@ def _show_pass(document: Document, found: Pass) -> None:
             ),
             rows,
         )
-    alone = f" and {len(found.alone)} alone" if found.alone else ""
+    alone = f" and {len(traced_pass.alone)} alone" if traced_pass.alone else ""
     out.print(
-        f"{found.name}: {several(found.operators, 'operator')} in "
-        f"{several(len(found.kernels), 'kernel')}{alone}; {several(opaque, 'call')} outside"
+        f"{traced_pass.name}: {pluralize(traced_pass.operators, 'operator')} in "
+        f"{pluralize(len(traced_pass.kernels), 'kernel')}{alone}; "
+        f"{pluralize(num_opaque, 'call')} outside"
     )
-    if not found.operators:
-        out.print("  there is nothing to fuse; --explain says why")
+    if not traced_pass.operators:
+        out.print("  there is nothing to fuse; --explain prints the reasons")
         return
-    compared = [
-        ("unfused", several(found.operators, "launch"), found.seconds_unfused),
-        ("greedy", several(found.greedy_kernels, "kernel"), found.greedy_seconds),
-        (document.strategy, several(found.launches, "launch"), found.seconds),
-    ]
-    if document.strategy == "greedy":
-        del compared[1]
-    said = {
-        "unfused": "every operator a kernel of its own",
-        "greedy": "by bytes saved, as Inductor's scheduler does",
-    }
-    for name, count, seconds in compared:
-        why = f"  ({said[name]})" if name in said else ""
-        out.print(f"  {name:<9}{count:>13}, modelled {scale(seconds):>10}{why}")
-    for note in found.notes:
+    for line in _total_lines(document, traced_pass):
+        out.print(line)
+    for note in traced_pass.notes:
         out.print(f"  note: {note}")
 
 
-def _row(document: Document, kernel: FusedKernel, times: int, scale: Scale) -> tuple[str, ...]:
-    many = f"{times} x " if times > 1 else ""
-    measured = document.measured(kernel)
-    said = "" if measured is None else scale.number(measured)
+def _total_lines(document: Document, traced_pass: Pass) -> Iterator[str]:
+    """Launches and modelled times without fusion, with greedy fusion, and of the result."""
+    totals = [
+        ("unfused", pluralize(traced_pass.operators, "launch"), traced_pass.seconds_unfused),
+        ("greedy", pluralize(traced_pass.greedy_kernels, "kernel"), traced_pass.greedy_seconds),
+        (document.strategy, pluralize(traced_pass.launches, "launch"), traced_pass.seconds),
+    ]
+    if document.strategy == "greedy":
+        del totals[1]
+    explanations = {
+        "unfused": "one kernel per operator",
+        "greedy": "fuses by bytes saved, as Inductor's scheduler does",
+    }
+    scale = Scale("s", traced_pass.seconds)
+    for name, count, seconds in totals:
+        explanation = f"  ({explanations[name]})" if name in explanations else ""
+        yield f"  {name:<9}{count:>13}, modelled {scale(seconds):>10}{explanation}"
+
+
+def _row(document: Document, kernel: FusedKernel, count: int, scale: Scale) -> tuple[str, ...]:
+    """Cells of a kernel that occurs ``count`` times."""
+    times = f"{count} x " if count > 1 else ""
+    seconds = document.measured(kernel)
+    measured = "" if seconds is None else scale.number(seconds)
     return (
-        many + kernel.name,
+        times + kernel.name,
         kernel.plan,
         f"{len(kernel.operators)} → {len(kernel.launches)}",
-        f"{amount(kernel.bytes_before)} → {amount(kernel.bytes_after)}",
+        f"{format_bytes(kernel.bytes_before)} → {format_bytes(kernel.bytes_after)}",
         f"{scale.number(kernel.seconds_before)} → {scale.number(kernel.seconds_after)}",
-        *([said] if document.measured_on else []),
+        *([measured] if document.measured_on else []),
     )
 
 
-def _binaries(document: Document) -> Iterator[str]:
-    every = document.binaries
-    fine = [b for b in every if b.file and not b.findings and not b.not_judged]
-    instructions = sum(binary.instructions for binary in fine)
-    if fine:
+def _binary_lines(document: Document) -> Iterator[str]:
+    """Verdicts, and kernels that were not compiled, verified or measured."""
+    binaries = document.binaries
+    accepted = [b for b in binaries if b.file and not b.findings and not b.not_judged]
+    if accepted:
         yield (
-            f"verifier: nostall's rules hold for {len(fine)} of {len(every)} kernels compiled for "
-            f"{document.arch} ({instructions} instructions)"
+            f"verifier: accepts {len(accepted)} of {len(binaries)} kernels compiled for "
+            f"{document.arch} ({sum(binary.instructions for binary in accepted)} instructions)"
         )
     for binary in document.unknown:
         yield (
-            f"verifier: {binary.name}: {binary.findings} places that nostall's rules do not know "
-            "(mined tables lack them; the kernel is the compiler's own and runs, it is not tuned); "
+            f"verifier: {binary.name}: {binary.findings} findings, such as operations that the "
+            "mined tables lack; the kernel runs in the compiler's own order and is not tuned; "
             f"first: {binary.first_finding}"
         )
-    for binary in every:
+    for binary in binaries:
         if binary.not_judged:
-            yield f"verifier: {binary.name}: not judged: {binary.not_judged}"
+            yield f"verifier: {binary.name}: not verified: {binary.not_judged}"
         if binary.failure:
             yield f"not compiled: {binary.name}: {binary.failure}"
         if binary.not_measured:
             yield f"not measured: {binary.name}: {binary.not_measured}"
 
 
-def _tuned(document: Document) -> Iterator[str]:
-    for each in document.tuned:
-        if each.note:
-            yield f"sass:     {each.name}: not tuned: {each.note}"
-        elif each.improved:
+def _tuning_lines(document: Document) -> Iterator[str]:
+    """Results of ``--tune-sass``."""
+    for tuned in document.tuned:
+        if tuned.note:
+            yield f"sass:     {tuned.name}: not tuned: {tuned.note}"
+        elif tuned.improved:
             yield (
-                f"sass:     {each.name}: modelled {each.ratio:.4f}x after {each.evaluations} "
+                f"sass:     {tuned.name}: modelled {tuned.ratio:.4f}x after {tuned.evaluations} "
                 "evaluations; verifier: safe"
             )
         else:
             yield (
-                f"sass:     {each.name}: nothing better than the compiler's order was found "
-                f"({each.evaluations} evaluations, modelled)"
+                f"sass:     {tuned.name}: nothing better than the compiler's order was found "
+                f"({tuned.evaluations} evaluations, modelled)"
             )
 
 
 def show_explanation(document: Document) -> None:
-    """What stayed outside and why, and what each schedule was chosen from."""
-    for found in document.passes:
-        stay = sum(reason.count for reason in found.refused)
-        out.print(f"{found.name}: {found.taken} ATen calls can be fused, {stay} stay as they are")
-        for reason in found.refused[:MOST_REASONS]:
+    """Print which calls are not fused and why, and how each schedule was selected."""
+    for traced_pass in document.passes:
+        num_unfused = sum(reason.count for reason in traced_pass.refused)
+        out.print(
+            f"{traced_pass.name}: {traced_pass.taken} ATen calls can be fused, {num_unfused} stay "
+            "as they are"
+        )
+        for reason in traced_pass.refused[:MAX_REASONS]:
             out.print(f"  {reason.count:4} x {reason.what}: {reason.reason}")
-        for reason in found.splits[:MOST_REASONS]:
-            out.print(f"  {reason.count:4} x planned kernel made smaller, such as: {reason.reason}")
-        for reason in found.no_kernel[:MOST_REASONS]:
-            out.print(f"  {reason.count:4} x left to PyTorch, such as: {reason.reason}")
-        for kernel, _ in found.groups:
-            _explain_schedule(kernel)
+        for reason in traced_pass.splits[:MAX_REASONS]:
+            out.print(
+                f"  {reason.count:4} x kernel split into smaller ones, for example: {reason.reason}"
+            )
+        for reason in traced_pass.no_kernel[:MAX_REASONS]:
+            out.print(f"  {reason.count:4} x run by PyTorch, for example: {reason.reason}")
+        for kernel, _ in traced_pass.groups:
+            _show_schedules(kernel)
 
 
-def _explain_schedule(kernel: FusedKernel) -> None:
-    said = kernel.schedules
-    out.print(f"{kernel.name}: {kernel.plan}: the least modelled time of {said.legal} schedules")
-    for other in said.next_best:
-        out.print(f"  {other.ratio:6.3f} x its time: {other.plan}")
-    for reason in said.refused[:MOST_REASONS]:
-        out.print(f"  {reason.count:4} refused, such as: {reason.reason}")
+def _show_schedules(kernel: FusedKernel) -> None:
+    schedules = kernel.schedules
+    out.print(
+        f"{kernel.name}: {kernel.plan}: the lowest modelled time of {schedules.legal} schedules"
+    )
+    for alternative in schedules.next_best:
+        out.print(f"  {alternative.ratio:6.3f} x its time: {alternative.plan}")
+    for reason in schedules.refused[:MAX_REASONS]:
+        out.print(f"  {reason.count:4} illegal, for example: {reason.reason}")

@@ -1,4 +1,4 @@
-"""What a command line names: a cubin, a fatbin, or a Triton kernel in a Python file."""
+"""Kernel inputs of commands: options that select a kernel, and functions that load it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,36 @@ from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, LocalGpu
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin
-from nostall.tuning.assemblers import assemblers, by_device, by_model, chosen, starts
+from nostall.tuning.assemblers import (
+    assemble_all,
+    compare_on_device,
+    compare_on_model,
+    find_assemblers,
+    select_start,
+)
 from nostall.tuning.job import Settings
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 DEFAULT_ARCH = "sm_90"
+"""Architecture that Triton kernels are compiled for by default."""
 
+TARGET_HELP = "A cubin, a fatbin, or path.py:kernel for a Triton kernel."
+TargetArgument = Annotated[str, typer.Argument(help=TARGET_HELP)]
+KernelOption = Annotated[
+    str | None, typer.Option(help="Name of the kernel, if the file has several.")
+]
+LaunchOption = Annotated[Path | None, typer.Option(help="Launch specification (TOML).")]
 ArchOption = Annotated[
     str | None,
     typer.Option(
-        help=f"Architecture to compile Triton kernels for ({DEFAULT_ARCH} when not given), or "
-        "which image of a fatbin to take."
+        help=f"Architecture to compile a Triton kernel for (default: {DEFAULT_ARCH}), or image of "
+        "a fatbin to use."
     ),
 ]
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's bytes, or :class:`BadInput` naming it."""
+    """The contents of a file.  Raises :class:`BadInput` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -36,34 +49,43 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_cubin(path: Path, arch: str | None) -> bytes:
-    """The bytes of a cubin, or of the cubin for ``arch`` inside a fatbin."""
+    """The bytes of a cubin, or of the cubin for ``arch`` in a fatbin."""
     data = read_bytes(path)
     try:
         data = fatbin.extract(data, arch)
-        Cubin.parse(data)  # so that an error names the file
+        Cubin.parse(data)  # only to report an unreadable cubin with the name of the file
         return data
     except BadInput as error:
         raise type(error)(f"{path}: {error}") from error
 
 
-def source(target: str, kernel: str | None, launch: Path | None, arch: str | None) -> Source:
-    """``path.py:kernel`` is compiled with Triton; anything else is a cubin or a fatbin.
+def load_source(target: str, kernel: str | None, launch: Path | None, arch: str | None) -> Source:
+    """Compile ``path.py:kernel`` with Triton, or read a cubin or a fatbin.
 
-    ``arch`` is what Triton compiles for (sm_90 when not given), or which image of a fatbin to take.
+    ``arch`` is the architecture that Triton compiles for (None: sm_90), or the image of a fatbin.
     """
-    spec = LaunchSpec.from_toml(launch) if launch else None
+    launch_spec = LaunchSpec.from_toml(launch) if launch else None
     path, colon, name = target.rpartition(":")
     if colon and path.endswith(".py"):
-        return compile_triton(Path(path), kernel or name, spec, arch or DEFAULT_ARCH)
+        return compile_triton(Path(path), kernel or name, launch_spec, arch or DEFAULT_ARCH)
     if target.endswith(".py"):
         raise BadInput(f"{target} names no kernel; write {target}:KERNEL")
-    return load_cubin(Path(target), kernel, spec, arch)
+    return load_cubin(Path(target), kernel, launch_spec, arch)
 
 
-def best_assembled(source: Source, settings: Settings) -> Source:
-    """``source`` as the best of the assemblers here makes it, judged by the settings' objective."""
-    tools = assemblers()
+def assemble_fastest(source: Source, settings: Settings) -> Source:
+    """Assemble ``source`` with all installed assemblers; the fastest cubin by the objective."""
+    assemblers = find_assemblers()
     if settings.objective != "gpu" or source.ptx is None or source.launch is None:
-        return chosen(starts(source, by_model(source), tools))
+        return select_start(assemble_all(source, compare_on_model(source), assemblers))
     with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
-        return chosen(starts(source, by_device(gpu, settings.seed), tools))
+        compare = compare_on_device(gpu, settings.seed)
+        return select_start(assemble_all(source, compare, assemblers))
+
+
+def missing_launch(source: Source) -> BadInput:
+    """The error for a kernel without a launch that is to be measured."""
+    return BadInput(
+        f"{source.origin}: measuring needs the launch of {source.kernel!r}; give "
+        "--launch spec.toml (grid, block, shared, args)"
+    )

@@ -1,43 +1,56 @@
-"""``nostall inspect``: what a kernel consists of, what can move, and what pins the rest."""
+"""The command ``nostall inspect``: a kernel's instructions, its mobility and its verdict."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
-from nostall.cli.inputs import ArchOption, source
+from nostall.cli.inputs import (
+    ArchOption,
+    KernelOption,
+    LaunchOption,
+    TargetArgument,
+    load_source,
+)
 from nostall.sass import Function, Program
 from nostall.sass.safety import validate
 from nostall.sass.schedule import ScheduleSpace
 from nostall.sass.schedule.mobility import mobility
 
+MAX_FINDINGS = 20
+"""Findings in the JSON document."""
+MAX_SHOWN_FINDINGS = 3
+
+ListingOption = Annotated[bool, typer.Option("--listing", help="Print every instruction.")]
+
 
 def inspect(
-    target: Annotated[str, typer.Argument(help="A cubin, a fatbin, or path.py:kernel for Triton.")],
-    kernel: Annotated[
-        str | None, typer.Option(help="Which kernel, when there are several.")
-    ] = None,
-    launch: Annotated[Path | None, typer.Option(help="Launch specification (TOML).")] = None,
+    target: TargetArgument,
+    kernel: KernelOption = None,
+    launch: LaunchOption = None,
     arch: ArchOption = None,
-    listing: Annotated[bool, typer.Option("--listing", help="Print every instruction.")] = False,
+    listing: ListingOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show a kernel's instructions, mobility, pins by cause and the verifier's view of it."""
-    found = source(target, kernel, launch, arch)
-    program = Program.from_cubin(found.cubin)
-    function = program.kernel(found.kernel)
-    facts = _facts(program, function, found.cubin)
+    """Show a kernel's instructions and which of them can move.
+
+    Also shown: why the other instructions are pinned, and what the verifier finds in the cubin.
+    """
+    source = load_source(target, kernel, launch, arch)
+    program = Program.from_cubin(source.cubin)
+    function = program.kernel(source.kernel)
+    properties = _properties(program, function, source.cubin)
     if format is Format.JSON:
-        show_json(facts)
+        show_json(properties)
         return
-    _show(facts, function, listing)
+    _show(properties, function, listing)
 
 
-def _facts(program: Program, function: Function, data: bytes) -> dict[str, Any]:
+def _properties(program: Program, function: Function, data: bytes) -> dict[str, Any]:
+    """The JSON document."""
     space = ScheduleSpace(program, function)
     moving = mobility(space)
     verdict = validate(data)
@@ -54,22 +67,23 @@ def _facts(program: Program, function: Function, data: bytes) -> dict[str, Any]:
         "pins": moving.pins,
         "unmodelled": sorted({i.base for i in function.instructions if not i.is_known_opcode}),
         "safe": verdict.safe,
-        "findings": [str(f) for f in verdict.findings[:20]],
+        "findings": [str(finding) for finding in verdict.findings[:MAX_FINDINGS]],
     }
 
 
-def _show(facts: dict[str, Any], function: Function, listing: bool) -> None:
+def _show(properties: dict[str, Any], function: Function, listing: bool) -> None:
     if listing:
-        for at, instruction in enumerate(function.instructions):
-            out.print(f"{at * 16:06x}  {instruction.control}  {instruction.text}")
+        for position, instruction in enumerate(function.instructions):
+            out.print(f"{position * 16:06x}  {instruction.control}  {instruction.text}")
+    findings = "; ".join(properties["findings"][:MAX_SHOWN_FINDINGS])
     rows = [
-        ("architecture", facts["architecture"]),
-        ("instructions", facts["instructions"]),
-        ("blocks", facts["blocks"]),
-        ("pipes", ", ".join(f"{k} {v}" for k, v in facts["pipes"].items())),
-        ("with a legal slide", f"{facts['movable']} ({facts['movable_share']:.1%})"),
-        *((f"pinned: {cause}", count) for cause, count in facts["pins"].items()),
-        ("unmodelled opcodes", ", ".join(facts["unmodelled"]) or "none"),
-        ("validator", "holds" if facts["safe"] else "; ".join(facts["findings"][:3])),
+        ("architecture", properties["architecture"]),
+        ("instructions", properties["instructions"]),
+        ("blocks", properties["blocks"]),
+        ("pipes", ", ".join(f"{pipe} {n}" for pipe, n in properties["pipes"].items())),
+        ("movable", f"{properties['movable']} ({properties['movable_share']:.1%})"),
+        *((f"pinned: {cause}", count) for cause, count in properties["pins"].items()),
+        ("unmodelled opcodes", ", ".join(properties["unmodelled"]) or "none"),
+        ("verifier", "safe" if properties["safe"] else findings),
     ]
-    show_table(facts["kernel"], ("fact", "value"), rows)
+    show_table(properties["kernel"], ("property", "value"), rows)

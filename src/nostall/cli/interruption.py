@@ -1,4 +1,4 @@
-"""Ctrl-C during a search, heard even where the first one is lost."""
+"""Ctrl-C during a search: an interrupt whose exception was lost is raised again."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from nostall.core.search import Checkpoint, Trial
 
 
 class Interruption:
-    """Observer that ends the search at its next trial after a Ctrl-C.
+    """Observer that ends a search at the next trial after Ctrl-C; use it in the main thread.
 
-    An interrupt is raised wherever the program happens to be.  In a callback from compiled code
-    (numba's, a finaliser's) it is printed or dropped and the search would go on; so it is noted
-    too.  Use from the main thread.
+    Python raises the interrupt wherever the process happens to be.  In a callback from compiled
+    code (Numba, a finalizer) the exception is printed or dropped, and the search would go on.  This
+    observer therefore notes the interrupt and raises it again.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+        self.requested = False
+        """Whether Ctrl-C was pressed and has not been raised at a trial."""
+        self._previous_handler: Any = None
 
     def __enter__(self) -> Interruption:
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not signal.SIG_IGN:  # as for a shell's background jobs
-            signal.signal(signal.SIGINT, self._hear)
+        self._previous_handler = signal.getsignal(signal.SIGINT)
+        # A shell starts background jobs with interrupts ignored; these stay ignored.
+        if self._previous_handler is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._on_sigint)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous_handler)
 
     def on_trial(self, trial: Trial) -> None:
-        """Raise the interrupt again, once, where the search listens."""
-        if self.asked:
-            self.asked = False
+        """Raise a noted interrupt, once."""
+        if self.requested:
+            self.requested = False
             raise KeyboardInterrupt
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Nothing; the last checkpoint of an interrupted search has to pass."""
+        """Do nothing: the last checkpoint of an interrupted search must be written."""
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _on_sigint(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
         raise KeyboardInterrupt

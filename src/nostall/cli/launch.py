@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "p2p", "torch")
 
-PlanArgument = Annotated[Path, typer.Argument(help="Plan file of nostall plan --out.")]
+PlanArgument = Annotated[Path, typer.Argument(help="Plan file of `nostall plan --out`.")]
 ModuleOption = Annotated[
     str | None,
     typer.Option(help="Module as path.py:build; default: the module that was planned."),
@@ -36,7 +36,7 @@ DeviceOption = Annotated[
 EngineOption = Annotated[
     str,
     typer.Option(
-        help="torch (torch.distributed.pipelining, equal replication), p2p (any plan), or auto: "
+        help="torch (PyTorch's own pipelining, equal replication), p2p (any plan), or auto: "
         "torch if it supports the plan, else p2p."
     ),
 ]
@@ -51,7 +51,7 @@ NodesOption = Annotated[
     int, typer.Option(min=1, help="Number of machines; run the same command on each.")
 ]
 EndpointOption = Annotated[
-    str | None, typer.Option(help="HOST:PORT of the first machine; needed with --nodes above 1.")
+    str | None, typer.Option(help="HOST:PORT of the first machine; needed with `--nodes` above 1.")
 ]
 LogsOption = Annotated[
     Path | None,
@@ -72,9 +72,10 @@ def launch(
     logs: LogsOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Train by a plan with torchrun's agent, one process per GPU, and measure each iteration.
+    """Train by a pipeline plan and measure each iteration.
 
-    Exit code 1 if --check finds a difference, 3 if a rank dies or hangs.
+    torchrun's agent starts one process per GPU. Exit code 1 if `--check` finds a difference, 3 if
+    a rank dies or hangs.
     """
     _check_options(engine, deadline, nodes, endpoint)
     workload, loaded, _ = load_plan(plan)

@@ -1,4 +1,4 @@
-"""Options of ``tune`` and ``bench``: how outputs are compared, and by which clock."""
+"""Options of ``tune`` and ``bench`` for checking and timing: their help texts and parsers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from nostall.gpu import TIMING_METHODS, TimingMethod
 ChecksOption = Annotated[
     int,
     typer.Option(
-        help="Random inputs on which all outputs of the result are compared with the original's."
+        help="Number of random inputs on which the outputs are compared with the original's."
     ),
 ]
 ToleranceOption = Annotated[
     str | None,
     typer.Option(
         metavar="RTOL[,ATOL]",
-        help="How far floating-point outputs may be from the original's; not a bit when not given.",
+        help="Allowed difference of floating-point outputs; default: none, they must be equal bit "
+        "by bit.",
     ),
 ]
 TimingOption = Annotated[
     str,
     typer.Option(
-        help="graph (many launches in a CUDA graph), events (launch by launch) or cupti (the "
-        "kernel's own time stamps)."
+        help="graph (many launches in a CUDA graph), events (launch by launch) or cupti (time "
+        "stamps of the kernel)."
     ),
 ]
 ColdOption = Annotated[
@@ -36,27 +37,27 @@ SanitizerOption = Annotated[
     bool,
     typer.Option(
         "--sanitizer",
-        help="Run the result under compute-sanitizer too (memcheck, racecheck, synccheck).",
+        help="Run the result under compute-sanitizer, too (memcheck, racecheck, synccheck).",
     ),
 ]
 
 
-def clock(name: str) -> TimingMethod:
-    """The clock of that name; :class:`BadInput` when there is none."""
-    for known in TIMING_METHODS:
-        if known == name:
-            return known
+def parse_timing(name: str) -> TimingMethod:
+    """The timing method ``name``.  Raises :class:`BadInput` if it is unknown."""
+    for method in TIMING_METHODS:
+        if method == name:
+            return method
     raise BadInput(
         f"--timing is {name!r}; give {', '.join(TIMING_METHODS[:-1])} or {TIMING_METHODS[-1]}"
     )
 
 
-def tolerance(text: str | None) -> Tolerance | None:
+def parse_tolerance(text: str | None) -> Tolerance | None:
     return None if text is None else Tolerance.parse(text)
 
 
-def enough(checks: int) -> int:
-    """``checks``, of which one at least is needed."""
+def require_checks(checks: int) -> int:
+    """Return ``checks``.  Raises :class:`BadInput` if it is less than 1."""
     if checks < 1:
         raise BadInput(f"--checks is {checks}; give 1 or more random inputs, such as 16")
     return checks

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nostall.cli.console import Format, FormatOption, QuietOption, err
+from nostall.cli.console import Format, FormatOption, QuietOption
 from nostall.cli.plan_output import GanttOption, write_and_show
+from nostall.cli.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
@@ -35,24 +35,29 @@ ProfileArgument = Annotated[
 ]
 ClusterOption = Annotated[
     Path,
-    typer.Option(
-        help="Cluster file (TOML, see examples/clusters), or the output of nvidia-smi topo -m."
-    ),
+    typer.Option(help="Cluster file (TOML), or the output of `nvidia-smi topo -m`."),
 ]
 PlannerOption = Annotated[str, typer.Option(help=f"One of {', '.join(PLANNERS)}.")]
-GlobalBatchOption = Annotated[int, typer.Option(min=1, help="Samples of an iteration.")]
+GlobalBatchOption = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Samples of an iteration.")
+]
 MicroBatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Samples of a micro-batch; default: the profile's batch.")
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Samples of a micro-batch; default: the profile's batch."
+    ),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Write the plan file, for simulate and launch.")
+    Path | None,
+    typer.Option("--out", help="Write the plan file, for `nostall simulate` and `launch`."),
 ]
 SecondsOption = Annotated[
     float | None,
     typer.Option(help="Time limit of planning; default: depends on layers and GPUs."),
 ]
 EvaluationsOption = Annotated[
-    int | None, typer.Option(min=1, help="Maximum number of plans that a search simulates.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Maximum number of plans that a search simulates."),
 ]
 SeedOption = Annotated[int, typer.Option(help="Random seed of searches.")]
 RecomputeOption = Annotated[
@@ -69,6 +74,7 @@ WeightGradientShareOption = Annotated[
     typer.Option(
         min=0.0,
         max=1.0,
+        metavar="SHARE",
         help="Assumed share of weight gradients in the backward time, if the profile lacks it.",
     ),
 ]
@@ -84,7 +90,7 @@ DeviceOption = Annotated[
 ]
 GpuMemoryOption = Annotated[
     float | None,
-    typer.Option(help="GiB of memory of each GPU, if --cluster is the output of nvidia-smi."),
+    typer.Option(help="Memory of each GPU in GiB, if `--cluster` is the output of nvidia-smi."),
 ]
 
 
@@ -117,7 +123,10 @@ def plan(
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Find a pipeline plan: stages, their GPUs and replication, and the micro-batch order."""
+    """Find a pipeline plan: stages, GPUs and micro-batch order.
+
+    The plan also says how often each stage is replicated. Times of a plan are modelled.
+    """
     _check_options(planner, seconds)
     gpus = load_cluster(cluster, gpu_memory)
     module = profile if _PYTHON_FILE.search(profile) else None
@@ -163,14 +172,7 @@ def _measure(target: str, profiling: _ModuleProfiling) -> Profile:
 def _plan_with_progress(
     workload: Workload, planner: str, effort: Effort, quiet: bool
 ) -> PlanEvaluation:
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=err,
-        disable=quiet or not err.is_terminal,
-        transient=True,
-    )
+    bar = stage_bar(enabled=not quiet)
     with bar:
         task = bar.add_task("planning", total=1.0)
         effort = effort.with_progress(

@@ -1,54 +1,104 @@
-"""A progress bar for searches; only on a terminal."""
+"""Progress bars: a search, reading of files, and the stages of a job; shown on terminals only."""
 
 from __future__ import annotations
 
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from nostall.cli.console import err
 from nostall.core.search import Budget, Checkpoint, Trial
 
-_EVERY = 64
-"""Trials between two updates of the bar."""
+_UPDATE_INTERVAL = 64
+"""Trials between two updates of a search's bar."""
 
 
-class Progress:
-    """Observer that shows how much of the budget is used and the best ratio so far."""
+def progress_bar(*columns: ProgressColumn, enabled: bool) -> Progress:
+    """A bar on standard error that disappears at its end."""
+    return Progress(
+        *columns, console=err, disable=not (enabled and err.is_terminal), transient=True
+    )
+
+
+def stage_bar(*, enabled: bool) -> Progress:
+    """A bar for a job with stages; a task's description names the current stage."""
+    return progress_bar(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), enabled=enabled
+    )
+
+
+class SearchProgress:
+    """Observer that shows the used share of the budget and the best ratio so far."""
 
     def __init__(self, budget: Budget, *, enabled: bool) -> None:
         self.budget = budget
-        self.start: float | None = None
-        self.bar = RichProgress(
+        self._start_value: float | None = None
+        self._bar = progress_bar(
             TextColumn("searching"),
             BarColumn(),
             TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
-            console=err,
-            disable=not (enabled and err.is_terminal),
-            transient=True,
+            enabled=enabled,
         )
-        self.task = self.bar.add_task("search", total=1.0, state="")
+        self._task = self._bar.add_task("search", total=1.0, state="")
 
-    def __enter__(self) -> Progress:
-        self.bar.start()
+    def __enter__(self) -> SearchProgress:
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self._bar.stop()
 
     def on_trial(self, trial: Trial) -> None:
-        """Show every ``_EVERY``-th trial."""
-        if self.start is None:
-            self.start = trial.best
-        if trial.index % _EVERY:
+        """Update the bar at every ``_UPDATE_INTERVAL``-th trial."""
+        if self._start_value is None:
+            self._start_value = trial.best
+        if trial.index % _UPDATE_INTERVAL:
             return
-        parts = [
+        shares = [
             trial.seconds / self.budget.seconds if self.budget.seconds else 0.0,
             trial.index / self.budget.evaluations if self.budget.evaluations else 0.0,
         ]
-        ratio = self.start / trial.best if trial.best else 1.0
-        state = f"{trial.index} evaluated, {trial.rejected} illegal, best {ratio:.4f}x"
-        self.bar.update(self.task, completed=min(1.0, max(parts)), state=state)
+        ratio = self._start_value / trial.best if trial.best else 1.0
+        state = f"{trial.index} evaluations, {trial.rejected} illegal moves, best {ratio:.4f}x"
+        self._bar.update(self._task, completed=min(1.0, max(shares)), state=state)
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Nothing to show."""
+        """Do nothing."""
+
+
+class ReadProgress:
+    """Shows how many bytes of several files are read."""
+
+    def __init__(self, paths: Sequence[Path], *, enabled: bool) -> None:
+        total = sum(path.stat().st_size for path in paths if path.exists())
+        self._bytes_read: dict[Path, int] = {}
+        self._bar = progress_bar(
+            TextColumn("reading"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            enabled=enabled,
+        )
+        self._task = self._bar.add_task("reading", total=total)
+
+    def __enter__(self) -> ReadProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def on_bytes(self, path: Path, count: int) -> None:
+        """Record that ``count`` bytes of one file are read."""
+        self._bytes_read[path] = count
+        self._bar.update(self._task, completed=sum(self._bytes_read.values()))

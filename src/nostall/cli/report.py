@@ -1,4 +1,4 @@
-"""``nostall report RUN``: one HTML page of a run."""
+"""The command ``nostall report``: write the HTML report of a run directory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from nostall.cli.console import out
 from nostall.report import write_report
 from nostall.report.fusion import is_fusion, write_page
 
+RunArgument = Annotated[
+    Path, typer.Argument(help="Run directory of `nostall tune` or `nostall fuse`.")
+]
 
-def report(
-    run: Annotated[
-        Path, typer.Argument(help="A run directory made by `nostall tune` or `nostall fuse`.")
-    ],
-) -> None:
-    """Write RUN/report.html: before and after, what waits for what, the search's course."""
+
+def report(run: RunArgument) -> None:
+    """Write the HTML report of a run directory.
+
+    The file is RUN/report.html; it needs no network. For `nostall tune` it shows the course of the
+    search, the stalls, and both schedules side by side; for `nostall fuse` the fused kernels.
+    """
     page = write_page(run) if is_fusion(run) else write_report(run)
     out.print(f"report: {page}")

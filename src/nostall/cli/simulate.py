@@ -18,7 +18,7 @@ from nostall.parallel.torchtitan_export import export_torchtitan
 
 
 def simulate(
-    plan: Annotated[Path, typer.Argument(help="Plan file of nostall plan --out.")],
+    plan: Annotated[Path, typer.Argument(help="Plan file of `nostall plan --out`.")],
     policy: Annotated[
         str | None, typer.Option(help=f"Order to use instead: one of {', '.join(POLICIES)}.")
     ] = None,
@@ -30,7 +30,10 @@ def simulate(
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Simulate a plan, in its own micro-batch order or in another one."""
+    """Simulate a pipeline plan, optionally in another order.
+
+    The order is that of the micro-batches. Times of a plan are modelled.
+    """
     workload, loaded, planner = load_plan(plan)
     if policy is not None:
         if policy not in get_args(Policy):

@@ -1,4 +1,4 @@
-"""``nostall store ls | show | rm | verify | export | import``: what was found, kept and carried."""
+"""The commands ``nostall store``: list, show, verify, remove, export and import stored records."""
 
 from __future__ import annotations
 
@@ -11,31 +11,45 @@ import typer
 
 from nostall.cli.console import Format, FormatOption, out, show_json, show_table
 from nostall.store import BadStore, Row, Store, bundle
-from nostall.tuning.store_records import import_bundle, refusal
+from nostall.tuning.store_records import import_bundle, rejection_reason
+
+ID_LENGTH = 12
+"""Characters of ids and hashes in tables."""
+MAX_NAMED_MATCHES = 5
 
 app = typer.Typer(
-    help="Optimised cubins that were kept: list, look at, remove, take elsewhere.",
+    help="List, show, verify and share optimised kernels.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 
 RecordArgument = Annotated[
-    str, typer.Argument(help="The start of a record's name, or of its original's sha256.")
+    str, typer.Argument(help="Start of a record's id, or of the sha256 of its original cubin.")
 ]
+RecordsArgument = Annotated[list[str], typer.Argument(help="Starts of records' ids.")]
+OptionalRecordsArgument = Annotated[
+    list[str] | None, typer.Argument(help="Starts of records' ids; default: all records.")
+]
+ModelledOption = Annotated[
+    bool, typer.Option("--modelled", help="Include records with a gain that is only modelled.")
+]
+RemoveOption = Annotated[bool, typer.Option("--remove", help="Remove unsafe records.")]
 
 
 @app.command("ls")
-def ls(format: FormatOption = Format.TABLE) -> None:
+def list_records(format: FormatOption = Format.TABLE) -> None:
     """List all records, oldest first."""
-    _show(Store().rows(), format, "records")
+    _show_rows(Store().rows(), format, "records")
 
 
 @app.command("show")
 def show(record: RecordArgument, format: FormatOption = Format.TABLE) -> None:
-    """Everything known about one record, and where its files are."""
+    """Show all fields of a record and the paths of its files."""
     store = Store()
-    row = _one(store, record)
-    facts = {
+    row = _find_row(store, record)
+    fields = {
         "record": row.id,
         "source": row.source,
         **store.provenance(row).model_dump(mode="json"),
@@ -43,37 +57,30 @@ def show(record: RecordArgument, format: FormatOption = Format.TABLE) -> None:
         "optimised_path": str(store.artefacts.path(row.optimised, "cubin")),
     }
     if format is Format.JSON:
-        show_json(facts)
+        show_json(fields)
         return
-    rows = [(key, _text(value)) for key, value in facts.items() if value not in (None, {}, [])]
-    show_table(f"{row.kernel}: {_gain(row)}", ("fact", "value"), rows)
+    rows = [(key, _text(value)) for key, value in fields.items() if value not in (None, {}, [])]
+    show_table(f"{row.kernel}: {_gain(row)}", ("field", "value"), rows)
 
 
 @app.command("rm")
-def rm(
-    records: Annotated[list[str], typer.Argument(help="Starts of records' names.")],
-    format: FormatOption = Format.TABLE,
-) -> None:
+def remove(records: RecordsArgument, format: FormatOption = Format.TABLE) -> None:
     """Remove records, and the files that no other record needs."""
     store = Store()
-    rows = [_one(store, record) for record in records]
+    rows = [_find_row(store, record) for record in records]
     for row in rows:
         store.remove(row)
-    _show(rows, format, "removed")
+    _show_rows(rows, format, "removed")
 
 
 @app.command("export")
 def export(
-    path: Annotated[Path, typer.Argument(help="The bundle to write.")],
-    records: Annotated[
-        list[str] | None, typer.Argument(help="Starts of records' names; all when not given.")
-    ] = None,
-    modelled: Annotated[
-        bool, typer.Option("--modelled", help="Also records whose gain is only modelled.")
-    ] = False,
+    path: Annotated[Path, typer.Argument(help="Bundle to write.")],
+    records: OptionalRecordsArgument = None,
+    modelled: ModelledOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a deployment bundle: one file that another machine with the same GPU imports."""
+    """Export records to a bundle for other machines with the same GPU."""
     store = Store()
     if records:
         rows = [row for record in records for row in store.find(record)]
@@ -81,76 +88,80 @@ def export(
         rows = [row for row in store.rows() if modelled or row.kind == "measured"]
     rows = list(dict.fromkeys(rows))
     bundle.write(store, rows, path)
-    _show(rows, format, f"exported to {path}")
+    _show_rows(rows, format, f"exported to {path}")
 
 
 @app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="A bundle made by `nostall store export`.")],
+    path: Annotated[Path, typer.Argument(help="Bundle of `nostall store export`.")],
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Take over a bundle: every hash is checked and every kernel verified again, or nothing is."""
-    _show(import_bundle(Store(), path), format, "imported and verified")
+    """Import a bundle after checking each hash and verifying each kernel.
+
+    If one check fails, nothing is imported.
+    """
+    _show_rows(import_bundle(Store(), path), format, "imported and verified")
 
 
 @app.command("verify")
 def verify(
-    records: Annotated[
-        list[str] | None, typer.Argument(help="Starts of records' names; all when not given.")
-    ] = None,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="Take those away that are refused.")
-    ] = False,
+    records: OptionalRecordsArgument = None,
+    remove: RemoveOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Judge records by this version's verifier; after an upgrade it may know better.
+    """Verify records again with the verifier of this version.
 
-    Exit code 0: all are safe; 1: some are refused.
+    After an upgrade of nostall, its rules may be stricter. Exit code 0: all records are safe;
+    1: some are unsafe.
     """
     store = Store()
-    rows = [_one(store, record) for record in records] if records else store.rows()
-    judged = [(row, refusal(store, row)) for row in rows]
-    refused = [row for row, reason in judged if reason is not None]
-    for row in refused if remove else ():
+    rows = [_find_row(store, record) for record in records] if records else store.rows()
+    reasons = [(row, rejection_reason(store, row)) for row in rows]
+    unsafe = [row for row, reason in reasons if reason is not None]
+    for row in unsafe if remove else ():
         store.remove(row)
     if format is Format.JSON:
-        show_json([{"record": row.id, "safe": why is None, "reason": why} for row, why in judged])
+        show_json([{"record": row.id, "safe": why is None, "reason": why} for row, why in reasons])
     else:
         show_table(
-            f"{len(rows)} records, {len(refused)} refused{' and removed' if remove else ''}",
+            f"{len(rows)} records, {len(unsafe)} unsafe{' and removed' if remove else ''}",
             ("record", "kernel", "verifier"),
-            [(row.id[:12], row.kernel, why or "safe") for row, why in judged],
+            [(row.id[:ID_LENGTH], row.kernel, why or "safe") for row, why in reasons],
         )
-    if refused:
+    if unsafe:
         raise typer.Exit(1)
 
 
-def _one(store: Store, record: str) -> Row:
+def _find_row(store: Store, record: str) -> Row:
+    """The only record whose id or original starts with ``record``.
+
+    Raises :class:`BadStore` if there is none, or if there are several.
+    """
     rows = store.find(record)
     if len(rows) > 1:
-        names = ", ".join(row.id[:12] for row in rows[:5])
-        raise BadStore(f"{record!r} fits {len(rows)} records; give one of: {names}")
+        ids = ", ".join(row.id[:ID_LENGTH] for row in rows[:MAX_NAMED_MATCHES])
+        raise BadStore(f"{record!r} matches {len(rows)} records; give one of: {ids}")
     return rows[0]
 
 
-def _show(rows: Sequence[Row], format: Format, what: str) -> None:
+def _show_rows(rows: Sequence[Row], format: Format, title: str) -> None:
     if format is Format.JSON:
-        show_json([{"record": row.id, **_plain(row)} for row in rows])
+        show_json([{"record": row.id, **_fields(row)} for row in rows])
         return
     if not rows:
-        out.print("no records; `nostall tune --objective gpu` makes one when it finds a gain")
+        out.print("no records; `nostall tune --objective gpu` records measured gains")
         return
     show_table(
-        f"{len(rows)} {what}",
+        f"{len(rows)} {title}",
         ("record", "kernel", "gain", "GPU", "arch", "original", "source", "created"),
         [
             (
-                row.id[:12],
+                row.id[:ID_LENGTH],
                 row.kernel,
                 _gain(row),
                 row.gpu or "-",
                 row.architecture,
-                row.original[:12],
+                row.original[:ID_LENGTH],
                 row.source,
                 row.created,
             )
@@ -159,7 +170,7 @@ def _show(rows: Sequence[Row], format: Format, what: str) -> None:
     )
 
 
-def _plain(row: Row) -> dict[str, object]:
+def _fields(row: Row) -> dict[str, object]:
     return {key: value for key, value in asdict(row).items() if key != "id"}
 
 

@@ -1,7 +1,8 @@
-"""``nostall train``: learn on many kernels, for searches that begin with it."""
+"""The command ``nostall train``: train a scheduling policy on several kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,76 +11,107 @@ import typer
 from nostall.cli.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.cli.inputs import ArchOption
 from nostall.core import BadInput, BadRun
-from nostall.tuning.corpus import modelled, sources
-from nostall.tuning.strategies import LOGS, POLICY, need_learning
+from nostall.tuning.corpus import load_corpus, modelled_problem
+from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 
 if TYPE_CHECKING:
-    from nostall.sass.game.training import Progress
+    from nostall.sass.game.training import Progress, TrainingKernel
 
-_CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT_FILE = "checkpoint.safetensors"
+
+CorpusOption = Annotated[
+    list[str],
+    typer.Option(
+        help="Directory with pairs of NAME.cubin and NAME.toml, or path.py:kernel; can be repeated."
+    ),
+]
+OutOption = Annotated[Path, typer.Option("--out", help="Directory of the training.")]
+ObjectiveOption = Annotated[str, typer.Option(help="Only model (the SM model) is supported.")]
+RolloutsOption = Annotated[int, typer.Option(help="Rollouts per kernel (128 steps each).")]
+SeedOption = Annotated[
+    int, typer.Option(help="Random seed; the same seed and corpus give the same policy.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue the training in the directory `--out`.")
+]
 
 
 def train(
-    corpus: Annotated[
-        list[str],
-        typer.Option(help="A directory of NAME.cubin with NAME.toml, or path.py:kernel; repeat."),
-    ],
-    out_dir: Annotated[Path, typer.Option("--out", help="Directory of the training.")],
-    objective: Annotated[str, typer.Option(help="model: learn on the SM model.")] = "model",
-    rollouts: Annotated[int, typer.Option(help="Rollouts (128 turns) of each kernel.")] = 100,
-    seed: Annotated[int, typer.Option(help="Same seed and corpus: same policy.")] = 0,
+    corpus: CorpusOption,
+    out_dir: OutOption,
+    objective: ObjectiveOption = "model",
+    rollouts: RolloutsOption = 100,
+    seed: SeedOption = 0,
     arch: ArchOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with --out.")] = False,
+    resume: ResumeOption = False,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Train a policy on several kernels; ``nostall tune --policy FILE`` begins with it.
+    """Train a scheduling policy for the strategy ppo of tune.
 
-    Ctrl-C leaves the policy and a checkpoint of the last whole rollout.
+    `nostall tune --policy FILE` starts with the trained policy. Ctrl-C keeps the policy and a
+    checkpoint of the last full rollout. Needs `pip install 'nostall[rl]'`.
     """
-    need_learning("ppo")
-    from nostall.sass.game.ppo_learner import GraphPpoParameters
-    from nostall.sass.game.ppo_search import scalar_writer
-    from nostall.sass.game.randomness import isolated_random_state
+    load_strategy_class("ppo")
     from nostall.sass.game.training import TrainingKernel
-    from nostall.sass.game.training import train as learn
 
     if objective != "model" or rollouts < 1 or seed < 0:
         raise BadInput(
-            f"train got --objective {objective!r}, --rollouts {rollouts} and --seed {seed}; "
-            "allowed are model, at least 1, and 0 or more"
+            f"--objective is {objective!r}, --rollouts {rollouts} and --seed {seed}; "
+            "allowed are model, 1 or more, and 0 or more"
         )
-    checkpoint = out_dir / _CHECKPOINT
-    if checkpoint.exists() != resume:
-        there = "holds a training already; go on with --resume" if not resume else "holds none yet"
-        raise BadRun(f"{out_dir} {there}, or choose another directory with --out")
-    lessons = [TrainingKernel(name, *modelled(source)) for name, source in sources(corpus, arch)]
+    if (out_dir / CHECKPOINT_FILE).exists() != resume:
+        reason = (
+            "holds no training yet; leave --resume out"
+            if resume
+            else "holds a training already; continue it with --resume"
+        )
+        raise BadRun(f"{out_dir} {reason}, or choose another directory with --out")
+    kernels = [
+        TrainingKernel(name, *modelled_problem(source))
+        for name, source in load_corpus(corpus, arch)
+    ]
     out_dir.mkdir(parents=True, exist_ok=True)
-    log, last = scalar_writer(out_dir / LOGS), {}
+    is_shown = not quiet and format is Format.TABLE
+    best = _train(kernels, out_dir, rollouts, seed, is_shown=is_shown)
+    policy = out_dir / POLICY_FILE
+    if format is Format.JSON:
+        show_json({"policy": str(policy), "kind": "modelled", "best": best})
+        return
+    out.print(f"policy: {policy} (trained on the model, {len(kernels)} kernels)")
+    out.print(f"use it: nostall tune KERNEL --policy {policy}")
+
+
+def _train(
+    kernels: list[TrainingKernel], out_dir: Path, rollouts: int, seed: int, *, is_shown: bool
+) -> Mapping[str, float]:
+    """Train, log the curves, and return the best ratio of each kernel."""
+    from nostall.sass.game.ppo_learner import GraphPpoParameters
+    from nostall.sass.game.ppo_search import scalar_writer
+    from nostall.sass.game.randomness import isolated_random_state
+    from nostall.sass.game.training import train as train_policy
+
+    log = scalar_writer(out_dir / LOG_FOLDER)
+    last_best: dict[str, float] = {}
 
     def observe(progress: Progress) -> None:
-        last.update(progress.best)
+        last_best.update(progress.best)
         for name, value in progress.metrics.items():
             log(f"train/{name}", value, progress.rollout)
         for name, value in progress.best.items():
             log(f"best/{name}", value, progress.rollout)
-        if not quiet and format is Format.TABLE:
+        if is_shown:
             best = ", ".join(f"{name} {value:.4f}x" for name, value in progress.best.items())
             err.print(f"rollout {progress.rollout}/{rollouts}: modelled best {best}")
 
     with isolated_random_state():
-        learn(
-            lessons,
+        train_policy(
+            kernels,
             GraphPpoParameters(),
             rollouts,
             seed=seed,
-            checkpoint=checkpoint,
-            policy_path=out_dir / POLICY,
+            checkpoint=out_dir / CHECKPOINT_FILE,
+            policy_path=out_dir / POLICY_FILE,
             observe=observe,
         )
-    policy = out_dir / POLICY
-    if format is Format.JSON:
-        show_json({"policy": str(policy), "kind": "modelled", "best": last})
-        return
-    out.print(f"policy: {policy} (learned on the model, {len(lessons)} kernels)")
-    out.print(f"use it: nostall tune KERNEL --policy {policy}")
+    return last_best

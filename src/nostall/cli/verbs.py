@@ -1,52 +1,103 @@
-"""Which verb is which function; a verb's module is imported when somebody asks for it.
+"""Table of commands, and the command group that imports a command's module when it is used.
 
-Planning wants networkx, tuning wants Numba: a command should not wait for what it does not use.
+The modules are slow to import (planning needs networkx, tuning needs Numba).  The help page and
+shell completion therefore show the summaries of this table and import nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+
+class Verb(NamedTuple):
+    """A command of nostall."""
+
+    target: str
+    """``module:name``: a module of this package, and a function or Typer app in it."""
+    summary: str
+    """First line of the command's help; short enough for one line of the help page."""
+
 
 VERBS = {
-    "doctor": "doctor:doctor",
-    "inspect": "inspect:inspect",
-    "tune": "tune:tune",
-    "train": "train:train",
-    "fuse": "fuse:fuse",
-    "bench": "bench:bench",
-    "verify": "verify:verify",
-    "apply": "apply:apply",
-    "characterize": "characterize:characterize",
-    "report": "report:report",
-    "plan": "plan:plan",
-    "simulate": "simulate:simulate",
-    "launch": "launch:launch",
-    "store": "store:app",
+    "doctor": Verb("doctor:doctor", "Check the environment: tools, packages and the GPU."),
+    "inspect": Verb("inspect:inspect", "Show a kernel's instructions and which of them can move."),
+    "tune": Verb("tune:tune", "Search for a faster instruction schedule of a kernel."),
+    "train": Verb("train:train", "Train a scheduling policy for the strategy ppo of tune."),
+    "bench": Verb("bench:bench", "Measure a kernel, and a changed cubin beside it."),
+    "verify": Verb("verify:verify", "Check that a changed cubin is a safe re-scheduling."),
+    "fuse": Verb("fuse:fuse", "Fuse the operators of a PyTorch function into kernels."),
+    "plan": Verb("plan:plan", "Find a pipeline plan: stages, GPUs and micro-batch order."),
+    "simulate": Verb("simulate:simulate", "Simulate a pipeline plan, optionally in another order."),
+    "launch": Verb("launch:launch", "Train by a pipeline plan and measure each iteration."),
+    "characterize": Verb(
+        "characterize:characterize", "Show where training time goes in job tables or traces."
+    ),
+    "report": Verb("report:report", "Write the HTML report of a run directory."),
+    "store": Verb("store:app", "List, show, verify and share optimised kernels."),
+    "apply": Verb("apply:apply", "Run a program with the optimised kernels of the store."),
 }
-"""In the order of the help page: module of this package, function (or Typer) in it."""
+"""The commands by name, in the order of the help page."""
 
 
 class Verbs(TyperGroup):
-    """The commands of :data:`VERBS`."""
+    """Command group of :data:`VERBS`."""
+
+    _is_listing = False
+    """Whether names and summaries are enough (help page, shell completion)."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All verbs."""
+        """Names of all commands."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a verb; None where there is no such verb."""
+        """The command ``cmd_name``, or None if there is none.
+
+        Imports the command's module, unless only its summary is needed.
+        """
         if cmd_name not in VERBS:
             return None
-        module, _, name = VERBS[cmd_name].partition(":")
-        found = getattr(import_module(f"nostall.cli.{module}"), name)
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(cmd_name)(found)
-            found = alone
-        command = typer.main.get_command(found)
-        command.name = cmd_name
-        return command
+        if self._is_listing:
+            summary = VERBS[cmd_name].summary
+            return TyperCommand(cmd_name, help=summary, short_help=summary)
+        return load_command(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page without importing the commands."""
+        with self._listing():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete the name of a command without importing the commands."""
+        with self._listing():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        self._is_listing = True
+        try:
+            yield
+        finally:
+            self._is_listing = False
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command and build the command."""
+    verb = VERBS[name]
+    module, _, attribute = verb.target.partition(":")
+    target = getattr(import_module(f"nostall.cli.{module}"), attribute)
+    if not isinstance(target, typer.Typer):
+        app = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+        )
+        app.command(name)(target)
+        target = app
+    command = typer.main.get_command(target)
+    command.name = name
+    command.short_help = verb.summary
+    return command

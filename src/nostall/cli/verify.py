@@ -1,4 +1,4 @@
-"""``nostall verify A.cubin B.cubin``: is B a safe re-scheduling of A?"""
+"""The command ``nostall verify``: check that a changed cubin is a safe re-scheduling."""
 
 from __future__ import annotations
 
@@ -11,24 +11,37 @@ from nostall.cli.console import Format, FormatOption, QuietOption, out, show_jso
 from nostall.cli.inputs import read_cubin
 from nostall.sass import Verdict
 from nostall.sass.safety import validate
-from nostall.sass.safety import verify as judge
+from nostall.sass.safety import verify as verify_cubins
+
+MAX_FINDINGS = 50
+"""Findings in the table; JSON has all of them."""
+
+OriginalArgument = Annotated[Path, typer.Argument(help="The compiler's cubin.")]
+CandidateArgument = Annotated[
+    Path | None,
+    typer.Argument(help="The changed cubin; without it, the original alone is checked."),
+]
+ImageOption = Annotated[str | None, typer.Option(help="Image of a fatbin to use, such as sm_90.")]
 
 
 def verify(
-    original: Annotated[Path, typer.Argument(help="The compiler's cubin.")],
-    candidate: Annotated[
-        Path | None, typer.Argument(help="The changed cubin; without it, judge A alone.")
-    ] = None,
-    arch: Annotated[str | None, typer.Option(help="Which image of a fatbin to take.")] = None,
+    original: OriginalArgument,
+    candidate: CandidateArgument = None,
+    arch: ImageOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Prove that a changed cubin computes what the original does, on any timing.
+    """Check that a changed cubin is a safe re-scheduling.
 
-    Exit code 0: safe; 1: refused; 2: an input cannot be read.
+    Safe means: it computes what the original computes, with any timing of the memory accesses.
+
+    Exit code 0: safe; 1: unsafe; 2: an input cannot be read.
     """
-    first = read_cubin(original, arch)
-    verdict = validate(first) if candidate is None else judge(first, read_cubin(candidate, arch))
+    data = read_cubin(original, arch)
+    if candidate is None:
+        verdict = validate(data)
+    else:
+        verdict = verify_cubins(data, read_cubin(candidate, arch))
     _show(verdict, format, quiet)
     if not verdict.safe:
         raise typer.Exit(1)
@@ -42,11 +55,11 @@ def _show(verdict: Verdict, format: Format, quiet: bool) -> None:
     if verdict.findings and not quiet:
         show_table(
             f"{len(verdict.findings)} findings",
-            ("kind", "where", "instruction", "reason", "half"),
+            ("kind", "place", "instruction", "reason", "part"),
             [
                 (f.kind, f"{f.function}+{f.offset:#x}", f.instruction, f.reason, f.part)
-                for f in verdict.findings[:50]
+                for f in verdict.findings[:MAX_FINDINGS]
             ],
         )
-    answer = "safe" if verdict.safe else "REFUSED"
+    answer = "safe" if verdict.safe else "UNSAFE"
     out.print(f"{answer}: {verdict.checked} instructions checked, {len(verdict.findings)} findings")

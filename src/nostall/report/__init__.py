@@ -1,4 +1,4 @@
-"""HTML pages and figures: what a run found, as one file that needs no network."""
+"""Reports: HTML pages and figures of runs, plans and workloads, each a single file."""
 
 from nostall.report.tune.page import write_report
 

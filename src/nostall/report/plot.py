@@ -1,4 +1,4 @@
-"""The area of an inline SVG over evaluations: where values lie in it, and its axes."""
+"""Coordinate system and axes of an inline SVG plot over the evaluations of a search."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from dataclasses import dataclass
 
 from nostall.report.units import ticks
 
+# Width and margins of the plot in pixels.
 WIDTH = 1280
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 14, 40
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Evaluations ``first`` to ``last`` by values ``low`` to ``high``, ``height`` pixels high;
-    higher values lie at the upper edge."""
+    """Maps evaluations and values to pixels; higher values are drawn higher."""
 
     height: int
+    """Pixels, margins included."""
     first: int
+    """Evaluation at the left edge."""
     last: int
+    """Evaluation at the right edge."""
     low: float
+    """Value at the lower edge."""
     high: float
+    """Value at the upper edge; higher values are drawn there, too."""
 
     @property
     def right(self) -> int:
@@ -31,27 +36,32 @@ class Plot:
         return self.height - BOTTOM
 
     def open(self, label: str) -> str:
-        """The start of the SVG."""
+        """The opening tag of the SVG."""
         return (
             f'<svg class="curve" viewBox="0 0 {WIDTH} {self.height}" role="img" '
             f'aria-label="{label}">'
         )
 
-    def x(self, evaluations: float) -> float:
-        share = (evaluations - self.first) / (self.last - self.first)
+    def x(self, evaluation: float) -> float:
+        share = (evaluation - self.first) / (self.last - self.first)
         return round(LEFT + share * (self.right - LEFT), 1)
 
     def y(self, value: float) -> float:
         share = (min(value, self.high) - self.low) / (self.high - self.low)
         return round(self.bottom - share * (self.bottom - TOP), 1)
 
-    def at(self, evaluations: float, value: float) -> str:
-        return f"{self.x(evaluations)} {self.y(value)}"
+    def point(self, evaluation: float, value: float) -> str:
+        """The coordinates of a point, for a path."""
+        return f"{self.x(evaluation)} {self.y(value)}"
 
     def axes(
         self, title: str, values: Iterable[tuple[float, str]], base: float | None = None
     ) -> Iterator[str]:
-        """Both axes; ``values`` are ticks with their labels, ``base`` is drawn as the start is."""
+        """Both axes.
+
+        ``title`` and ``values`` (ticks with their labels) are those of the vertical axis.  The line
+        of the tick ``base`` has the style of the original's line.
+        """
         for value, label in values:
             y = self.y(value)
             line = "start" if value == base else "grid"

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Text for numbers: values with units, ticks of axes, sizes in bytes and plurals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ _NAMES = {"us": "µs", "seconds": "s"}
 
 
 class Scale:
-    """Shows all values of one unit with one prefix, chosen by a typical value."""
+    """Formats values of one unit with the same prefix, chosen by a typical value."""
 
     def __init__(self, unit: str, typical: float) -> None:
+        """``unit`` is that of the values; only seconds get a prefix."""
         unit = _NAMES.get(unit, unit)
         self.factor, self.unit = 1.0, unit
         if unit == "s" and 0 < typical < math.inf:
@@ -19,21 +20,21 @@ class Scale:
             self.factor, self.unit = 1 / size, name
 
     def number(self, value: float) -> str:
-        """The value alone."""
+        """A value without its unit."""
         scaled = value * self.factor
         if not math.isfinite(scaled):
             return "failed"
         return f"{scaled:,.0f}" if abs(scaled) >= 10_000 else f"{scaled:.5g}"
 
     def __call__(self, value: float) -> str:
-        """The value with its unit."""
+        """A value with its unit."""
         if not math.isfinite(value):
             return "failed"
         return f"{self.number(value)} {self.unit}".rstrip()
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round numbers from ``low`` to ``high``."""
+    """About ``count`` evenly spaced round numbers between ``low`` and ``high``."""
     if not high > low:
         return [low]
     raw = (high - low) / count
@@ -44,15 +45,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [n * step for n in range(first, last + 1)]
 
 
-def amount(count: float) -> str:
-    """Bytes in the largest unit that leaves at least 1, three figures."""
+def format_bytes(count: float) -> str:
+    """A number of bytes in the largest unit in which it is at least 1, with three digits."""
     for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{count / size:.3g} {name}"
     return f"{count:.0f} B"
 
 
-def several(count: int, what: str) -> str:
-    """``1 launch``, ``2 launches``."""
-    ending = "" if count == 1 else "es" if what.endswith("ch") else "s"
-    return f"{count} {what}{ending}"
+def pluralize(count: int, noun: str) -> str:
+    """A number with its noun: ``1 launch``, ``2 launches``."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending}"

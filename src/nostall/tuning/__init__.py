@@ -1,1 +1,1 @@
-"""The main job as one readable story: program, space, search, verify, measure, store."""
+"""Tuning of one GPU kernel: load it, search schedules, verify, measure, record and store."""

@@ -1,121 +1,145 @@
-"""Which changes carry a gain: each is taken back alone, and what is left is evaluated."""
+"""Ablation of a search result: how much time each change of the schedule saves."""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from nostall.core import Objective
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.changes import Change, find_changes, undo_change
 from nostall.sass.schedule.moves import Slide
 
-MOST = 32
+MAX_MEASURED_CHANGES = 32
 """Changes that are measured: those of memory accesses first, then the longest slides."""
 
-_PASSES = 3
+_MAX_PASSES = 3
+"""Passes over the schedule that look for changes without effect."""
 _REPEATS = 5
-"""Looks at a measured state, of which the median counts."""
+"""Measurements of one schedule on a GPU; the median counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """A change and its part in the gain.
-
-    ``lost``: how much slower the schedule is without it, in per cent of the original's time; None
-    where it cannot be taken back alone, or the rest cannot be evaluated.  Parts need not add up to
-    the gain: changes work together.
-    """
+class ChangeEffect:
+    """Effect of one change on the time of the schedule."""
 
     text: str
+    """The change in words."""
     block: int
+    """Number of the block that contains the instruction."""
     index: int
-    lost: float | None
+    """Original index of the instruction."""
+    loss_percent: float | None
+    """Slowdown without this change, in per cent of the original's time.  None if the change cannot
+    be undone alone, or if the schedule without it cannot be evaluated.  The values of several
+    changes need not add up to the gain, because changes depend on each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """``rows``: the changes that carry the gain, the greatest part first; ``total``: changes in
-    all; ``idle``: changes that were taken back together without any loss."""
+    """Effects of the changes of one schedule."""
 
-    rows: tuple[Carried, ...]
-    total: int
-    idle: int
+    effects: tuple[ChangeEffect, ...]
+    """The changes that were undone one by one, largest loss first."""
+    num_changes: int
+    """Changes of the schedule in all."""
+    num_without_effect: int
+    """Changes that were undone together without any loss."""
     kind: str
+    """Kind of the objective: ``modelled`` or ``measured``."""
 
     def to_json(self) -> dict[str, object]:
         """The contents of ``ablation.json``."""
-        return {"schema_version": 1, **asdict(self)}
+        return {
+            "schema_version": 1,
+            "rows": [
+                {"text": e.text, "block": e.block, "index": e.index, "lost": e.loss_percent}
+                for e in self.effects
+            ],
+            "total": self.num_changes,
+            "idle": self.num_without_effect,
+            "kind": self.kind,
+        }
 
 
 def ablate(
-    space: ScheduleSpace, objective: Objective[Schedule], best: Schedule, start: float
+    space: ScheduleSpace, objective: Objective[Schedule], best: Schedule, start_value: float
 ) -> Ablation:
-    """What carries the gain of ``best``; ``start`` is the original's value.
+    """Find the changes that contribute to the gain of ``best``; each is undone alone.
 
-    A search leaves many changes that do nothing.  On a model, whose values are exact, those are
-    taken back first; the others are judged by taking back each alone.
+    ``start_value`` is the original's time.  A search leaves many changes without effect.  With a
+    modelled objective, whose values are exact, these are undone together first.  With a measured
+    objective, at most :data:`MAX_MEASURED_CHANGES` changes are measured.
     """
-    total = len(find_changes(space, best))
+    num_changes = len(find_changes(space, best))
     state = best
     if objective.kind == "modelled":
-        for _ in range(_PASSES):
-            before, state = state, _stripped(space, objective, state)
+        for _ in range(_MAX_PASSES):
+            before, state = state, _without_idle_changes(space, objective, state)
             if before == state:
                 break
-    left = find_changes(space, state)
-    idle = total - len(left)
+    changes = find_changes(space, state)
+    num_without_effect = num_changes - len(changes)
     if objective.kind == "measured":
-        left = sorted(left, key=lambda change: _promise(space, change))[:MOST]
+        changes = sorted(changes, key=lambda change: _measuring_order(space, change))
+        changes = changes[:MAX_MEASURED_CHANGES]
     value = _value(objective, state)
-    rows = [_carried(space, objective, state, change, value, start) for change in left]
-    return Ablation(tuple(sorted(rows, key=_rank)), total, idle, objective.kind)
+    effects = []
+    for change in changes:
+        loss = _loss_percent(space, objective, state, change, value, start_value)
+        effects.append(ChangeEffect(change.text, change.block, change.index, loss))
+    ranked = tuple(sorted(effects, key=_sort_key))
+    return Ablation(ranked, num_changes, num_without_effect, objective.kind)
 
 
-def _stripped(space: ScheduleSpace, objective: Objective[Schedule], state: Schedule) -> Schedule:
-    """``state`` without the changes that cost nothing to take back, tried in original order."""
+def _without_idle_changes(
+    space: ScheduleSpace, objective: Objective[Schedule], state: Schedule
+) -> Schedule:
+    """``state`` without the changes that can be undone at no cost, tried in original order."""
     value = objective.evaluate([state])[0].value
     for number in range(len(space.graph.blocks)):
         tried: set[tuple[int, str]] = set()
-        left = find_changes(space, state, [number])
-        while left:
-            change = left.pop(0)
+        changes = find_changes(space, state, [number])
+        while changes:
+            change = changes.pop(0)
             key = (change.index, type(change.undo).__name__)
-            rest = None if key in tried else undo_change(space, state, change)
+            undone = None if key in tried else undo_change(space, state, change)
             tried.add(key)
-            if rest is not None and objective.evaluate([rest])[0].value <= value:
-                state, left = rest, find_changes(space, rest, [number])
+            if undone is not None and objective.evaluate([undone])[0].value <= value:
+                state, changes = undone, find_changes(space, undone, [number])
     return state
 
 
-def _promise(space: ScheduleSpace, change: Change) -> tuple[bool, int]:
-    far = abs(change.undo.offset) if isinstance(change.undo, Slide) else 0
-    return not space.graph.memory[change.index], -far
+def _measuring_order(space: ScheduleSpace, change: Change) -> tuple[bool, int]:
+    """Sort key: memory accesses first, then long slides."""
+    distance = abs(change.undo.offset) if isinstance(change.undo, Slide) else 0
+    return not space.graph.memory[change.index], -distance
 
 
-def _carried(
+def _loss_percent(
     space: ScheduleSpace,
     objective: Objective[Schedule],
-    best: Schedule,
+    state: Schedule,
     change: Change,
     value: float | None,
-    start: float,
-) -> Carried:
-    rest = undo_change(space, best, change)
-    lost = None
-    if rest is not None and value is not None:
-        other = _value(objective, rest)
-        lost = None if other is None else 100.0 * (other - value) / start
-    return Carried(change.text, change.block, change.index, lost)
+    start_value: float,
+) -> float | None:
+    """See :attr:`ChangeEffect.loss_percent`; ``value`` is the value of ``state``."""
+    undone = undo_change(space, state, change)
+    if undone is None or value is None:
+        return None
+    undone_value = _value(objective, undone)
+    return None if undone_value is None else 100.0 * (undone_value - value) / start_value
 
 
 def _value(objective: Objective[Schedule], state: Schedule) -> float | None:
-    looks = 1 if objective.kind == "modelled" else _REPEATS
-    seen = objective.evaluate([state] * looks)
-    if any(measurement.failure is not None for measurement in seen):
+    """The value of a schedule, or None if it cannot be evaluated."""
+    repeats = 1 if objective.kind == "modelled" else _REPEATS
+    measurements = objective.evaluate([state] * repeats)
+    if any(measurement.failure is not None for measurement in measurements):
         return None
-    return statistics.median(measurement.value for measurement in seen)
+    return statistics.median(measurement.value for measurement in measurements)
 
 
-def _rank(row: Carried) -> tuple[bool, float]:
-    return row.lost is None, -(row.lost or 0.0)
+def _sort_key(effect: ChangeEffect) -> tuple[bool, float]:
+    return effect.loss_percent is None, -(effect.loss_percent or 0.0)

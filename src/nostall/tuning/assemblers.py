@@ -1,7 +1,7 @@
-"""Several assemblers for one PTX: which ptxas are here, and which one's binary to start from.
+"""Assemble the PTX of a kernel with several versions of ptxas and select the fastest binary.
 
-What ptxas makes of the same PTX differs by version.  Each binary is a legal start of its own, as
-good as the compiler's: made by NVIDIA's assembler and judged by the validator like any original.
+Versions of ptxas generate different code from the same PTX.  Each binary can be the start of a
+search: NVIDIA's assembler made it, and the verifier checks it like any original.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from nostall.core import BadInput, Comparison, LaunchSpec, NostallError
+from nostall.core import BadInput, LaunchSpec, NostallError
 from nostall.core.measurement import Kind
 from nostall.gpu import Device
 from nostall.sass import Program, validate
@@ -28,163 +28,172 @@ from nostall.sass.schedule import Schedule
 from nostall.tuning.gpu_objective import decide
 from nostall.tuning.source import Source
 
-ASSEMBLER = "assembler"
-"""Provenance key of a source that was assembled anew."""
-_ROUNDS, _CHECKS = 100, 8
+ASSEMBLER_KEY = "assembler"
+"""Provenance key of a source that another ptxas assembled; the value is the ptxas version."""
+_ROUNDS = 100
+"""Interleaved samples of a comparison on a device."""
+_CHECKS = 8
+"""Random inputs on which a comparison on a device checks the outputs."""
 
 
 @dataclass(frozen=True)
 class Assembler:
-    """One ptxas; ``version`` such as ``13.5.37``."""
+    """An installed ptxas."""
 
     path: Path
     version: str
+    """For example ``13.5.37``."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """One binary of the kernel.
-
-    ``ratio``: time of the compiler's own binary / time of this one, above 1 is faster; None with
-    ``failure`` where it cannot be a start.  ``faster``: beyond the noise, where it was measured;
-    ``kind``: who said so, None for the compiler's own.
-    """
+class StartBinary:
+    """A binary of the kernel from which a search can start."""
 
     source: Source
     version: str
+    """Version of the ptxas that made it."""
     ratio: float | None = None
+    """Time of the compiler's own binary / time of this one; above 1 this one is faster.  None if
+    the binary cannot be used."""
     faster: bool = False
+    """Whether it is faster than the compiler's own binary, beyond the noise if measured."""
     kind: Kind | None = None
+    """Whether the ratio is modelled or measured; None for the compiler's own binary."""
     failure: str = ""
+    """Why the binary cannot be used."""
 
     def __str__(self) -> str:
-        said = "the compiler's own"
+        """Text for the provenance and the terminal."""
+        result = "the compiler's own"
         if self.kind is not None:
-            said = f"{self.kind} {self.ratio:.4f}x"
-        return f"ptxas {self.version}: {self.failure or said}"
+            result = f"{self.kind} {self.ratio:.4f}x"
+        return f"ptxas {self.version}: {self.failure or result}"
 
 
-Judge = Callable[[Source], tuple[float, bool, Kind]]
-"""(ratio to the compiler's own binary, faster beyond the noise, who said so)."""
+CompareBinary = Callable[[Source], tuple[float, bool, Kind]]
+"""Compares a binary with the compiler's own: (ratio, faster, kind) as in :class:`StartBinary`."""
 
 
-def assemblers() -> list[Assembler]:
-    """Every ptxas of another version: Triton's, the packaged ones, CUDA's, the one on PATH."""
-    known: dict[str, Assembler] = {}
-    for path in _places():
+def find_assemblers() -> list[Assembler]:
+    """One ptxas of each installed version: from Triton, pip packages, CUDA and the PATH."""
+    assemblers: dict[str, Assembler] = {}
+    for path in _ptxas_paths():
         if path.is_file() and os.access(path, os.X_OK):
             version = _version(path)
-            known.setdefault(version, Assembler(path, version))
-    return list(known.values())
+            assemblers.setdefault(version, Assembler(path, version))
+    return list(assemblers.values())
 
 
-def starts(source: Source, judge: Judge, tools: Sequence[Assembler]) -> list[Start]:
-    """The kernel as the compiler made it, then as each other assembler does.
+def assemble_all(
+    source: Source, compare: CompareBinary, assemblers: Sequence[Assembler]
+) -> list[StartBinary]:
+    """The compiler's own binary, then the binary of each other assembler.
 
-    Raises :class:`BadInput` for a kernel without PTX (a cubin file).
+    Equal binaries are listed once.  Raises :class:`BadInput` if the source has no PTX (a cubin
+    file).
     """
     if source.ptx is None:
         raise BadInput(
-            f"{source.origin} has no PTX to assemble; --assemblers is for Triton kernels "
+            f"{source.origin} has no PTX to assemble; --assemblers works with Triton kernels only "
             "(path.py:kernel)"
         )
-    found = [Start(source, source.provenance.get("ptxas", "unknown"), 1.0)]
-    made = {source.cubin}
-    for tool in tools:
-        if tool.version == source.provenance.get("ptxas"):
+    binaries = [StartBinary(source, source.provenance.get("ptxas", "unknown"), 1.0)]
+    known = {source.cubin}
+    for assembler in assemblers:
+        if assembler.version == source.provenance.get("ptxas"):
             continue
         try:
-            other = assembled(source, tool)
-            if other.cubin in made:
+            assembled = assemble(source, assembler)
+            if assembled.cubin in known:
                 continue
-            made.add(other.cubin)
-            ratio, faster, kind = judge(other)
-            found.append(Start(other, tool.version, ratio, faster, kind))
+            known.add(assembled.cubin)
+            ratio, faster, kind = compare(assembled)
+            binaries.append(StartBinary(assembled, assembler.version, ratio, faster, kind))
         except NostallError as error:
-            said = " ".join(str(error).split())[:200]
-            found.append(Start(source, tool.version, failure=said))
-    return found
+            message = " ".join(str(error).split())[:200]
+            binaries.append(StartBinary(source, assembler.version, failure=message))
+    return binaries
 
 
-def best(found: Sequence[Start]) -> Start:
-    """The fastest that is faster than the compiler's own, or that one, which comes first."""
-    return max((s for s in found[1:] if s.faster), key=lambda s: s.ratio or 0.0, default=found[0])
+def fastest(binaries: Sequence[StartBinary]) -> StartBinary:
+    """The fastest binary that is faster than the compiler's own; otherwise that one, the first."""
+    faster = (binary for binary in binaries[1:] if binary.faster)
+    return max(faster, key=lambda binary: binary.ratio or 0.0, default=binaries[0])
 
 
-def chosen(found: Sequence[Start]) -> Source:
-    """The source to search from; its provenance lists all that were tried."""
-    start = best(found)
-    told = {**start.source.provenance, "starts": "; ".join(map(str, found))}
-    return replace(start.source, provenance=MappingProxyType(told))
+def select_start(binaries: Sequence[StartBinary]) -> Source:
+    """The source of the fastest binary.  Its provenance lists all binaries that were compared."""
+    source = fastest(binaries).source
+    provenance = {**source.provenance, "starts": "; ".join(map(str, binaries))}
+    return replace(source, provenance=MappingProxyType(provenance))
 
 
-def assembled(source: Source, tool: Assembler) -> Source:
-    """``source`` with its PTX assembled by ``tool``, as Triton calls it.
+def assemble(source: Source, assembler: Assembler) -> Source:
+    """Assemble the PTX of ``source`` with the options that Triton gives to ptxas.
 
-    Raises :class:`BadInput` when the assembler fails, or when nostall's rules do not hold for what
-    it makes.
+    Raises :class:`BadInput` if the assembler fails, or if the verifier rejects its binary.
     """
     assert source.ptx is not None
     target = re.search(r"^\s*\.target\s+(\w+)", source.ptx, re.MULTILINE)
     if target is None:
-        raise BadInput(f"{source.origin}: its PTX names no target")
-    fused = (
-        []
-        if "enable_fp_fusion=False" not in source.provenance.get("options", "")
-        else ["--fmad=false"]
-    )
+        raise BadInput(f"{source.origin}: its PTX has no .target directive")
+    uses_fma = "enable_fp_fusion=False" not in source.provenance.get("options", "")
+    options = ["-lineinfo", *([] if uses_fma else ["--fmad=false"])]
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        text, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        text.write_text(source.ptx)
-        command = [str(tool.path), "-lineinfo", *fused, f"--gpu-name={target.group(1)}"]
-        toolchain.run([*command, str(text), "-o", str(binary)], f"ptxas {tool.version}")
-        data = binary.read_bytes()
+        ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        ptx.write_text(source.ptx)
+        command = [str(assembler.path), *options, f"--gpu-name={target.group(1)}"]
+        toolchain.run([*command, str(ptx), "-o", str(cubin)], f"ptxas {assembler.version}")
+        data = cubin.read_bytes()
     findings = [f for f in validate(data).findings if f.function == source.kernel]
     if findings:
-        raise BadInput(f"nostall's rules do not hold for it ({findings[0]})")
+        raise BadInput(f"the verifier rejects its binary ({findings[0]})")
     provenance = {
         **source.provenance,
-        ASSEMBLER: f"ptxas {tool.version}",
+        ASSEMBLER_KEY: f"ptxas {assembler.version}",
         "compiler_sha256": hashlib.sha256(source.cubin).hexdigest(),
     }
     return replace(source, cubin=data, provenance=MappingProxyType(provenance))
 
 
-def by_model(source: Source) -> Judge:
-    """Judge by the SM model.  Raises :class:`BadInput` where the launch is not known."""
+def compare_on_model(source: Source) -> CompareBinary:
+    """A comparison by the SM model.  Raises :class:`BadInput` if the launch is unknown."""
     if source.launch is None:
         raise BadInput(f"{source.origin}: the SM model needs the launch; give --launch spec.toml")
     launch = source.launch
-    own = _modelled(source, launch)
+    original_s = _modelled_s(source, launch)
 
-    def judge(other: Source) -> tuple[float, bool, Kind]:
-        ratio = own / _modelled(other, launch)
+    def compare(assembled: Source) -> tuple[float, bool, Kind]:
+        ratio = original_s / _modelled_s(assembled, launch)
         return ratio, ratio > 1.0, "modelled"
 
-    return judge
+    return compare
 
 
-def by_device(device: Device, seed: int = 0) -> Judge:
-    """Judge by a device that was opened for the compiler's own binary: bit-identical on fresh
-    inputs, then timed beside it."""
+def compare_on_device(device: Device, seed: int = 0) -> CompareBinary:
+    """A comparison by measurement, on a device that was opened for the compiler's own binary.
 
-    def judge(other: Source) -> tuple[float, bool, Kind]:
-        decision = decide(device, other.cubin, _ROUNDS, _CHECKS, seed)
-        compared: Comparison | None = decision.comparison
-        if compared is None:
+    The outputs of a binary must equal those of the compiler's own on new random inputs.
+    """
+
+    def compare(assembled: Source) -> tuple[float, bool, Kind]:
+        decision = decide(device, assembled.cubin, _ROUNDS, _CHECKS, seed)
+        if decision.comparison is None:
             raise BadInput(f"{decision.outcome.status} on the GPU: {decision.outcome.detail}")
-        return compared.ratio, decision.faster, "measured"
+        return decision.comparison.ratio, decision.faster, "measured"
 
-    return judge
+    return compare
 
 
-def _modelled(source: Source, launch: LaunchSpec) -> float:
+def _modelled_s(source: Source, launch: LaunchSpec) -> float:
+    """Modelled seconds of a launch."""
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)
     return SmModel(program, function, launch).evaluate([Schedule.from_function(function)])[0].value
 
 
-def _places() -> Iterator[Path]:
+def _ptxas_paths() -> Iterator[Path]:
+    """Places where a ptxas may be installed."""
     try:
         import triton.backends.nvidia as bundled
 
@@ -207,6 +216,8 @@ def _version(path: Path) -> str:
             [str(path), "--version"], capture_output=True, text=True, timeout=60, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise BadInput(f"{path} does not say its version ({error}); remove or repair it") from error
-    found = re.search(r"V(\d+\.\d+\.\d+)", text)
-    return found.group(1) if found else "unknown"
+        raise BadInput(
+            f"{path} --version fails ({error}); repair or remove this assembler"
+        ) from error
+    match = re.search(r"V(\d+\.\d+\.\d+)", text)
+    return match.group(1) if match else "unknown"

@@ -1,4 +1,4 @@
-"""Kernels to learn on: cubins with their launch beside them, or Triton kernels in a file."""
+"""Training kernels of ``nostall train``: cubins with launch files, or Triton kernels."""
 
 from __future__ import annotations
 
@@ -13,38 +13,43 @@ from nostall.sass.schedule import ScheduleSpace
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 
-def sources(corpus: Sequence[str], arch: str | None) -> Iterator[tuple[str, Source]]:
-    """(name, source) of each kernel.
+def load_corpus(corpus: Sequence[str], arch: str | None) -> Iterator[tuple[str, Source]]:
+    """Yield (name, source) of each kernel of a corpus.
 
-    An entry is a directory (each of its ``NAME[.ARCH].cubin`` with ``NAME.toml`` beside it) or
-    ``path.py:kernel``.  Raises :class:`BadInput` for an entry that is neither, or gives nothing.
+    An entry is a directory with pairs of ``NAME[.ARCH].cubin`` and ``NAME.toml`` (its launch), or
+    ``path.py:kernel``.  ``arch`` limits a directory to cubins of that architecture, and is the
+    target of Triton kernels (None: all cubins, sm_90).  Raises :class:`BadInput` if an entry holds
+    no kernel.
     """
     for entry in corpus:
         path = Path(entry)
-        found = False
+        is_empty = True
         if path.is_dir():
             for cubin in sorted(path.glob("*.cubin")):
-                spec = path / f"{cubin.name.partition('.')[0]}.toml"
-                if spec.exists() and (arch is None or f".{arch}." in cubin.name):
-                    found = True
-                    yield cubin.stem, load_cubin(cubin, None, LaunchSpec.from_toml(spec))
+                launch_file = path / f"{cubin.name.partition('.')[0]}.toml"
+                if launch_file.exists() and (arch is None or f".{arch}." in cubin.name):
+                    is_empty = False
+                    yield cubin.stem, load_cubin(cubin, None, LaunchSpec.from_toml(launch_file))
         elif ".py:" in entry:
             file, _, kernel = entry.rpartition(":")
-            found = True
+            is_empty = False
             yield kernel, compile_triton(Path(file), kernel, None, arch or "sm_90")
-        if not found:
+        if is_empty:
             raise BadInput(
-                f"--corpus {entry} has no kernel to learn on; give a directory with NAME.cubin and "
+                f"--corpus {entry} holds no kernel; give a directory with pairs of NAME.cubin and "
                 "NAME.toml (its launch), or path.py:kernel"
             )
 
 
-def modelled(source: Source) -> tuple[ScheduleSpace, SmModel]:
-    """The space of a source's kernel and the SM model of its launch; :class:`BadInput` without."""
+def modelled_problem(source: Source) -> tuple[ScheduleSpace, SmModel]:
+    """The schedule space of a kernel and the SM model of its launch.
+
+    Raises :class:`BadInput` if the launch is unknown.
+    """
     if source.launch is None:
         raise BadInput(
-            f"{source.origin}: the SM model needs to know how {source.kernel!r} is launched; give "
-            "its file an entry in LAUNCHES, or a TOML beside the cubin"
+            f"{source.origin}: the SM model needs the launch of {source.kernel!r}; add an entry "
+            "to LAUNCHES in its file, or a TOML file beside the cubin"
         )
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)

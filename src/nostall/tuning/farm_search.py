@@ -1,10 +1,10 @@
-"""Several searches side by side, one per worker of a farm, as one search.
+"""Parallel search: one independent search (a chain) on each worker of a farm, merged at the end.
 
-Each chain is an ordinary search with a seed of its own; the first has the seed that was given, so
-one chain is that search alone.  Chains know nothing of each other: which worker ran which, and how
-often it had to be begun again, changes nothing, and on recorded measurements the result follows
-from the seed and the number of chains alone.  Their finalists are merged, and what follows (the
-race, the decision) happens on one device.
+Each chain is an ordinary search with its own seed.  The first chain has the seed of the whole
+search, so a single chain equals that search alone.  Chains do not communicate: with replayed
+measurements the result depends on the seed and the number of chains only, not on which worker ran
+a chain or how often it was restarted.  The finalists of all chains are merged; the race of the
+finalists and the final comparison run on one device.
 """
 
 from __future__ import annotations
@@ -35,43 +35,48 @@ from nostall.core.space import M, S
 from nostall.farm import DeviceSpec, WorkerPool, is_wanted, open_device
 from nostall.sass import Program
 from nostall.sass.schedule import ScheduleSpace
-from nostall.tuning.gpu_objective import MeasuredSchedules
+from nostall.tuning.gpu_objective import GpuObjective
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What a worker is asked: one search, from beginning to end.  ``run`` names what it belongs to,
-    for :func:`end`."""
+    """One search of a worker."""
 
-    run: str
+    run_id: str
+    """Identifies the parallel search; see :func:`stop_chains`."""
     search: Search
-    opening: DeviceSpec
+    device_spec: DeviceSpec
     budget: Budget
     seed: int
     flops: float | None
+    """Floating-point operations of one launch, if known."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What it answers.  States are dumped; ``finalists`` and ``start`` are in this chain's own
-    seconds, which other GPUs need not share."""
+class ChainResult:
+    """Result of a chain.  Values are seconds of this chain's GPU; those of other GPUs may differ.
+
+    Schedules are dumped as text (:meth:`Space.dump`).
+    """
 
     start: Measurement
     finalists: tuple[tuple[float, str], ...]
+    """(value, schedule) of the finalists."""
     trials: tuple[Trial, ...]
     checkpoint: Checkpoint
     seconds: float
+    """Time of the search."""
     stopped: Stop
-    fates: dict[str, int]
-    spent: dict[str, float]
-    faults: tuple[str, ...]
+    outcome_counts: dict[str, int]
+    phase_seconds: dict[str, float]
+    failures: tuple[str, ...]
 
 
-class Chains(Search):
-    """``search`` once per worker.  A budget holds for each chain."""
+class ParallelChains(Search):
+    """Runs ``search`` on each worker of a farm.  The budget holds for each chain."""
 
-    def __init__(self, search: Search, farm: WorkerPool, opening: DeviceSpec) -> None:
-        self.search, self.farm, self.opening = search, farm, opening
+    def __init__(self, search: Search, farm: WorkerPool, device_spec: DeviceSpec) -> None:
+        self.search, self.farm, self.device_spec = search, farm, device_spec
 
     def run(
         self,
@@ -83,82 +88,83 @@ class Chains(Search):
         observers: Sequence[Observer] = (),
         resume: Checkpoint | None = None,
     ) -> SearchResult[S]:
-        """Run all chains and merge them.  Ctrl-C ends each where it stands.
+        """Run all chains and merge their results.  Ctrl-C stops each chain at its next trial.
 
-        A resumed run begins its chains anew (``resume`` is not looked at): they live in the
-        workers, and a killed parent leaves nothing of them.
+        ``resume`` is ignored: chains live in the workers, and a killed parent process leaves no
+        state of them, so a resumed run starts its chains anew.  Raises :class:`BadInput` if the
+        objective is modelled.
         """
-        if not isinstance(objective, MeasuredSchedules):
-            raise BadInput("several workers measure; give --objective gpu, or one worker")
-        name = uuid4().hex
+        if not isinstance(objective, GpuObjective):
+            raise BadInput("several workers need a measured objective; give --objective gpu")
+        run_id = uuid4().hex
         chains = [
-            Chain(name, self.search, self.opening, budget, each, objective.flops)
-            for each in seeds(seed, self.farm.workers)
+            Chain(run_id, self.search, self.device_spec, budget, chain_seed, objective.flops)
+            for chain_seed in chain_seeds(seed, self.farm.workers)
         ]
-        found = self.farm.map(
-            run_chain, chains, on_interrupt=lambda: self.farm.run_on_all(end, name)
+        results = self.farm.map(
+            run_chain, chains, on_interrupt=lambda: self.farm.run_on_all(stop_chains, run_id)
         )
-        scale = found[0].start.value
-        _adopt(objective, found, scale)
-        for trial in _merged(found, scale):
+        scale = results[0].start.value
+        _merge_into_objective(objective, results, scale)
+        for trial in _merge_trials(results, scale):
             for observer in observers:
-                # Who has heard Ctrl-C, too, passes it on here; the chains have ended by now.
+                # An observer may raise an interrupt that it noted; the chains have ended already.
                 with suppress(KeyboardInterrupt):
                     observer.on_trial(trial)
-        checkpoint, value = _best(found, scale)
+        checkpoint, value = _best_checkpoint(results, scale)
         for observer in observers:
             observer.on_checkpoint(checkpoint)
-        start = found[0].start
+        start = results[0].start
         return SearchResult(
             best=space.load(checkpoint.best),
             best_measurement=replace(start, samples=(value,)),
             start_measurement=start,
             evaluations=checkpoint.evaluations,
             rejected=checkpoint.rejected,
-            seconds=max(f.seconds for f in found),
-            stopped=next((f.stopped for f in found if f.stopped != "budget"), "budget"),
+            seconds=max(result.seconds for result in results),
+            stopped=next((r.stopped for r in results if r.stopped != "budget"), "budget"),
             checkpoint=checkpoint,
         )
 
 
-def seeds(seed: int, count: int) -> list[int]:
+def chain_seeds(seed: int, count: int) -> list[int]:
     """The seeds of ``count`` chains; the first is ``seed`` itself."""
     further = [int(np.random.SeedSequence((seed, i)).generate_state(1)[0]) for i in range(1, count)]
     return [seed, *further]
 
 
-_ending: set[str] = set()
-"""Runs whose chains in this process are to end."""
+_stopped_runs: set[str] = set()
+"""Ids of the runs whose chains must stop in this process."""
 
 
-def end(run: str) -> None:
-    """In a worker: the chains of a run end at their next trial, also those that begin later."""
-    _ending.add(run)
+def stop_chains(run_id: str) -> None:
+    """In a worker: stop all chains of a run, started or not, at their next trial."""
+    _stopped_runs.add(run_id)
 
 
-def run_chain(chain: Chain) -> Found:
-    """In a worker: search on the worker's device."""
-    program = Program.from_cubin(chain.opening.kernel.cubin)
-    space = ScheduleSpace(program, program.kernel(chain.opening.kernel.name))
-    log = _Log(chain)
-    with open_device(chain.opening) as device:
-        measured = MeasuredSchedules(space, device, chain.flops)
-        found = chain.search.run(space, measured, chain.budget, seed=chain.seed, observers=[log])
-    return Found(
-        found.start_measurement,
-        tuple((value, state) for value, state in measured.saved()["finalists"]),
-        tuple(log.trials[: found.evaluations]),  # one that an end came upon did not count
-        found.checkpoint,
-        found.seconds,
-        found.stopped,
-        dict(measured.fates),
-        dict(measured.spent),
-        tuple(measured.faults),
+def run_chain(chain: Chain) -> ChainResult:
+    """In a worker: run a chain on the worker's device."""
+    program = Program.from_cubin(chain.device_spec.kernel.cubin)
+    space = ScheduleSpace(program, program.kernel(chain.device_spec.kernel.name))
+    log = _TrialLog(chain)
+    with open_device(chain.device_spec) as device:
+        objective = GpuObjective(space, device, chain.flops)
+        result = chain.search.run(space, objective, chain.budget, seed=chain.seed, observers=[log])
+    return ChainResult(
+        result.start_measurement,
+        tuple((value, state) for value, state in objective.snapshot()["finalists"]),
+        tuple(log.trials[: result.evaluations]),  # without a trial that an interrupt cut off
+        result.checkpoint,
+        result.seconds,
+        result.stopped,
+        dict(objective.outcome_counts),
+        dict(objective.phase_seconds),
+        tuple(objective.failures),
     )
 
 
-class _Log:
-    """Observer that keeps all trials, and ends a search that is to end or whose parent has gone."""
+class _TrialLog:
+    """Observer that keeps all trials and stops the search if its run is stopped or abandoned."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
@@ -166,31 +172,35 @@ class _Log:
 
     def on_trial(self, trial: Trial) -> None:
         self.trials.append(trial)
-        # Not at the start state: a search that has found nothing yet passes an interrupt on.
-        if trial.index > 0 and (self.chain.run in _ending or not is_wanted(self.chain.opening)):
+        # Not at the start state, because a search without a best state raises the interrupt.
+        is_stopped = self.chain.run_id in _stopped_runs
+        if trial.index > 0 and (is_stopped or not is_wanted(self.chain.device_spec)):
             raise KeyboardInterrupt
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Nothing to keep."""
+        """Do nothing."""
 
 
-def _adopt(objective: MeasuredSchedules, found: Sequence[Found], scale: float) -> None:
-    """Finalists and books of all chains become the objective's; seconds are the first chain's."""
-    kept: list[Any] = []
-    for chain in found:
-        kept += [[value * scale / chain.start.value, state] for value, state in chain.finalists]
-        objective.fates.update(chain.fates)
-        for part, seconds in chain.spent.items():
-            objective.spent[part] += seconds
-        objective.faults += chain.faults
-    objective.restore({"anchor": scale, "finalists": kept})
+def _merge_into_objective(
+    objective: GpuObjective, results: Sequence[ChainResult], scale: float
+) -> None:
+    """Add finalists and statistics of all chains, with values in seconds of the first chain."""
+    finalists: list[Any] = []
+    for chain in results:
+        start = chain.start.value
+        finalists += [[value * scale / start, state] for value, state in chain.finalists]
+        objective.outcome_counts.update(chain.outcome_counts)
+        for phase, seconds in chain.phase_seconds.items():
+            objective.phase_seconds[phase] += seconds
+        objective.failures += chain.failures
+    objective.restore({"anchor": scale, "finalists": finalists})
 
 
-def _merged(found: Sequence[Found], scale: float) -> list[Trial]:
-    """The trials of all chains, one chain after the other, as of one search."""
+def _merge_trials(results: Sequence[ChainResult], scale: float) -> list[Trial]:
+    """The trials of all chains, one chain after the other, numbered like those of one search."""
     merged: list[Trial] = []
     best, rejected = math.inf, 0
-    for number, chain in enumerate(found):
+    for number, chain in enumerate(results):
         factor = scale / chain.start.value
         for trial in chain.trials:
             best = min(best, trial.best * factor)
@@ -208,11 +218,15 @@ def _merged(found: Sequence[Found], scale: float) -> list[Trial]:
     return merged
 
 
-def _best(found: Sequence[Found], scale: float) -> tuple[Checkpoint, float]:
-    """Where the best chain ended, with the books of all, and its value in the first's seconds."""
-    values = [f.checkpoint.best_value * scale / f.start.value for f in found]
+def _best_checkpoint(results: Sequence[ChainResult], scale: float) -> tuple[Checkpoint, float]:
+    """The checkpoint of the best chain with the totals of all, and its value.
+
+    The value is in seconds of the first chain.
+    """
+    values = [r.checkpoint.best_value * scale / r.start.value for r in results]
     value = min(values)
-    best = found[values.index(value)].checkpoint
-    total = sum(f.checkpoint.evaluations for f in found)
-    rejected = sum(f.checkpoint.rejected for f in found)
-    return replace(best, evaluations=total, rejected=rejected, best_value=value), value
+    best = results[values.index(value)].checkpoint
+    evaluations = sum(r.checkpoint.evaluations for r in results)
+    rejected = sum(r.checkpoint.rejected for r in results)
+    merged = replace(best, evaluations=evaluations, rejected=rejected, best_value=value)
+    return merged, value

@@ -1,9 +1,9 @@
-"""Schedules judged by a GPU: the measured objective, and the decision at the end.
+"""Measured objective: time schedules on a device, and decide whether the result is faster.
 
-During the search each candidate is timed in pairs with the original, so that drifting clocks
-cancel.  The best of thousands of noisy values is mostly luck: the finalists are therefore timed
-again, longer and longer, and only a fresh process decides whether the last one replaces the
-original.
+During a search each candidate is timed in pairs with the original, so that clock drift cancels.
+The best of thousands of noisy values is mostly luck.  So the finalists are timed again in a race
+(:mod:`nostall.search.race`), and a comparison in a fresh process decides whether the winner
+replaces the original.
 """
 
 from __future__ import annotations
@@ -22,134 +22,150 @@ from nostall.core import BadInput, Comparison, Measurement, Objective
 from nostall.core.measurement import Kind
 from nostall.gpu import AsyncDevice, Device, Outcome
 from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
-from nostall.search.race import race as ran
+from nostall.search.race import race
 
-KEPT = 12
-"""Candidates that stay finalists."""
+MAX_FINALISTS = 12
+"""Candidates that take part in the race after the search."""
 
 
-class MeasuredSchedules(Objective[Schedule]):
-    """Seconds per launch, as a device says.
+class GpuObjective(Objective[Schedule]):
+    """Seconds per launch of a schedule, measured by a device.
 
-    A value is the original's time at the start, divided by the median ratio of the candidate's
-    interleaved pairs.  ``fates`` counts what became of the candidates, ``spent`` sums seconds by
-    part, ``faults`` lists what went wrong.
+    The value of a candidate is the original's time at the start of the search, times the median
+    ratio candidate / original of the interleaved pairs.
     """
 
     kind: ClassVar[Kind] = "measured"
     unit: ClassVar[str] = "s"
 
     def __init__(self, space: ScheduleSpace, device: Device, flops: float | None = None) -> None:
+        """``flops``: floating-point operations of one launch, if known."""
         self.space, self.device, self.flops = space, device, flops
         self._patcher = Patcher(space.program, space.function)
-        self.anchor: float | None = None
-        self.fates: Counter[str] = Counter()
-        self.spent: defaultdict[str, float] = defaultdict(float)
-        self.faults: list[str] = []
-        self._ahead: list[tuple[Schedule, bytes]] = []
+        self.original_s: float | None = None
+        """Time of the original in the first evaluation; None before it."""
+        self.outcome_counts: Counter[str] = Counter()
+        """Number of candidates by status of their outcome."""
+        self.phase_seconds: defaultdict[str, float] = defaultdict(float)
+        """Total seconds by phase: ``patch``, and the phases of the device."""
+        self.failures: list[str] = []
+        """Status and detail of each candidate that was not timed."""
+        self._prefetched: list[tuple[Schedule, bytes]] = []
         self._best: list[tuple[float, bytes, Schedule]] = []
+        """Heap of the finalists: (negative value, key, schedule), the worst first."""
 
     def evaluate(self, states: Sequence[Schedule]) -> list[Measurement]:
         return [self.measure(state, iter(())) for state in states]
 
-    def measure(self, state: Schedule, ahead: Iterator[Schedule]) -> Measurement:
-        """One state; what ``ahead`` gives is patched, and told, while the device is busy."""
-        cubin = self._patched(state)
+    def measure(self, state: Schedule, upcoming: Iterator[Schedule]) -> Measurement:
+        """Measure one schedule.
+
+        While the device is busy, ``upcoming`` schedules are patched and announced to the device.
+        """
+        cubin = self._cubin(state)
         if not isinstance(self.device, AsyncDevice):
-            return self._judged(state, self.device.evaluate(cubin))
+            return self._record(state, self.device.evaluate(cubin))
         pending = self.device.start(cubin)
-        made: list[tuple[Schedule, bytes]] = []
+        prefetched: list[tuple[Schedule, bytes]] = []
         try:
-            while not pending.ready() and (following := next(ahead, None)) is not None:
-                made.append((following, self._patched(following)))
-                pending.prefetch(made[-1][1])
-        finally:  # the answer is taken whatever happens, or the next question would get it
+            while not pending.ready() and (following := next(upcoming, None)) is not None:
+                prefetched.append((following, self._cubin(following)))
+                pending.prefetch(prefetched[-1][1])
+        finally:  # always take the outcome, or the next evaluation would get it
             outcome = pending.wait()
-        self._ahead = made
-        return self._judged(state, outcome)
+        self._prefetched = prefetched
+        return self._record(state, outcome)
 
     def finalists(self) -> list[Schedule]:
-        """The states with the best values so far, best first."""
+        """The schedules with the best values so far, best first."""
         return [state for *_, state in sorted(self._best, reverse=True)]
 
-    def saved(self) -> dict[str, Any]:
-        """What a checkpoint of the search lacks: the anchor and the finalists, as JSON."""
-        kept = [[-value, self.space.dump(state)] for value, _, state in sorted(self._best)]
-        return {"anchor": self.anchor, "finalists": kept}
+    def snapshot(self) -> dict[str, Any]:
+        """State that a checkpoint of the search lacks, as JSON: original's time and finalists."""
+        finalists = [[-value, self.space.dump(state)] for value, _, state in sorted(self._best)]
+        return {"anchor": self.original_s, "finalists": finalists}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what :meth:`saved` gave, beside what is known already."""
-        self.anchor = saved["anchor"]
-        for value, state in saved["finalists"]:
-            self._remember(self.space.load(state), value)
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Load a :meth:`snapshot`; its finalists are added to those that are known already."""
+        self.original_s = snapshot["anchor"]
+        for value, state in snapshot["finalists"]:
+            self._add_finalist(self.space.load(state), value)
 
-    def _patched(self, state: Schedule) -> bytes:
-        """The cubin of ``state``, from those made ahead where it is one of them."""
-        ahead, self._ahead = self._ahead, []
-        for known, cubin in ahead:
+    def _cubin(self, state: Schedule) -> bytes:
+        """The cubin of ``state``; one that was prefetched is not patched again."""
+        prefetched, self._prefetched = self._prefetched, []
+        for known, cubin in prefetched:
             if known is state:
                 return cubin
-        began = perf_counter()
+        start = perf_counter()
         cubin = self._patcher.patch(state)
-        self.spent["patch"] += perf_counter() - began
+        self.phase_seconds["patch"] += perf_counter() - start
         return cubin
 
-    def _judged(self, state: Schedule, outcome: Outcome) -> Measurement:
-        self.fates[outcome.status] += 1
-        for part, seconds in outcome.phase_seconds.items():
-            self.spent[part] += seconds
+    def _record(self, state: Schedule, outcome: Outcome) -> Measurement:
+        """Add an outcome to the statistics and the finalists, and return it as a measurement."""
+        self.outcome_counts[outcome.status] += 1
+        for phase, seconds in outcome.phase_seconds.items():
+            self.phase_seconds[phase] += seconds
         if outcome.timing is None:
-            self.faults.append(f"{outcome.status}: {outcome.detail}")
-            return Measurement("s", (), "measured", failure=f"{outcome.status}: {outcome.detail}")
+            failure = f"{outcome.status}: {outcome.detail}"
+            self.failures.append(failure)
+            return Measurement("s", (), "measured", failure=failure)
         original = np.asarray(outcome.timing.original)
         ratios = np.asarray(outcome.timing.candidate) / original
-        if self.anchor is None:
-            self.anchor = float(np.median(original))
-        samples = tuple(float(x) for x in self.anchor * ratios)
+        if self.original_s is None:
+            self.original_s = float(np.median(original))
+        samples = tuple(float(x) for x in self.original_s * ratios)
         measurement = Measurement("s", samples, "measured", dict(self.device.info))
-        self._remember(state, measurement.value)
+        self._add_finalist(state, measurement.value)
         return measurement
 
-    def _remember(self, state: Schedule, value: float) -> None:
-        # Ties go by the state, so that a resumed search has the same finalists.
+    def _add_finalist(self, state: Schedule, value: float) -> None:
+        # Ties are broken by the key, so that a resumed search has the same finalists.
         entry = (-value, state.key(), state)
-        if any(kept[1] == entry[1] for kept in self._best):
+        if any(finalist[1] == entry[1] for finalist in self._best):
             return
         heapq.heappush(self._best, entry)
-        if len(self._best) > KEPT:
+        if len(self._best) > MAX_FINALISTS:
             heapq.heappop(self._best)
 
 
-def race(objective: MeasuredSchedules, states: Sequence[Schedule]) -> list[Schedule]:
-    """The finalists that were not shown to be slower than the original or another one; best first.
+def race_schedules(objective: GpuObjective, states: Sequence[Schedule]) -> list[Schedule]:
+    """The schedules that are not shown to be slower than the original or another; best first.
 
-    Old values do not count: they are why these states were chosen.  Each new one comes from a load
-    of its own and is a ratio to the original beside it.
+    Earlier values do not count, because the schedules were selected by them.  Each new value is
+    the ratio to the original in a module load of its own.
     """
 
     def ratio(number: int) -> float:
-        (found,) = objective.evaluate([states[number]])
-        if found.failure is not None or objective.anchor is None:
+        (measurement,) = objective.evaluate([states[number]])
+        if measurement.failure is not None or objective.original_s is None:
             return math.nan
-        return objective.anchor / found.value
+        return objective.original_s / measurement.value
 
-    return [states[number] for number in ran(ratio, len(states)).remaining]
+    return [states[number] for number in race(ratio, len(states)).remaining]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The last word: fresh process, fresh inputs, interleaved with the original and a null."""
+    """Final comparison of a candidate with the original, on fresh inputs in a fresh process."""
 
     outcome: Outcome
     comparison: Comparison | None
+    """None if the candidate was not timed."""
 
     @property
     def faster(self) -> bool:
+        """Whether the candidate is faster beyond the noise of the original against itself."""
         return self.comparison is not None and self.comparison.verdict == "faster"
 
 
 def decide(device: Device, cubin: bytes, rounds: int, checks: int, seed: int = 0) -> Decision:
-    """Compare ``cubin`` with the original; a candidate that fails is not faster."""
+    """Compare ``cubin`` with the original on ``checks`` random inputs and in ``rounds`` samples.
+
+    ``seed`` is that of the bootstrap of the confidence interval.  A candidate that fails is not
+    faster.  Raises :class:`BadInput` for fewer than 2 rounds or 1 check.
+    """
     if rounds < 2 or checks < 1:
         raise BadInput(f"rounds is {rounds} and checks is {checks}; at least 2 and 1 are needed")
     outcome = device.compare(cubin, rounds, checks)

@@ -1,21 +1,19 @@
-"""The main job as one readable story: program -> space -> search -> verify -> decide -> keep.
+"""Job of ``nostall tune``: search schedules of a kernel, verify, compare and record the best one.
 
-Nothing leaves this function that the verifier has not accepted: when a candidate is refused, or
-nothing better was found, the original is kept.
+Only a cubin that the verifier accepts can be the result.  If a candidate is unsafe, or if nothing
+better is found, the result is the original.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nostall import __version__
 from nostall.core import (
     BadInput,
     Budget,
@@ -32,70 +30,92 @@ from nostall.core.errors import ContractBroken
 from nostall.gpu import Device, Kernel, MeasurementPlan, TimingMethod
 from nostall.gpu.sanitizer import SanitizerReport, sanitize
 from nostall.sass import Program, Verdict, validate
-from nostall.sass.binary import toolchain
 from nostall.sass.model import SmModel
 from nostall.sass.program import Function
 from nostall.sass.safety import verify
 from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
-from nostall.tuning.evidence import compared_how, comparison_of, notes_on, verdict_of
-from nostall.tuning.gpu_objective import Decision, MeasuredSchedules, decide, race
-from nostall.tuning.resume import FINALISTS, RULES, resumed
+from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_schedules
+from nostall.tuning.result_records import provenance_record, result_record, verdict_record
+from nostall.tuning.resume import FINALISTS_FILE, RULES_KEY, load_checkpoint
 from nostall.tuning.source import Source
-from nostall.tuning.strategies import LEARNING
-from nostall.tuning.verified_checkpoints import JudgedCheckpoints
+from nostall.tuning.strategies import LEARNING_STRATEGIES
+from nostall.tuning.verified_checkpoints import CheckpointVerifier
+
+MakeSpace = Callable[[Program, Function], ScheduleSpace]
+UNSAFE_CUBIN_FILE = "refused.cubin"
+"""File of a run directory with a result that the verifier rejects."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a tuning run was asked to do; goes into ``run.json``."""
+    """Settings of a tuning run; recorded in ``run.json``."""
 
     strategy: str = "anneal"
     seed: int = 0
     seconds: float | None = None
+    """Time limit of the search."""
     evaluations: int | None = None
+    """Limit of the search's evaluations."""
     assumed_trips: int = 8
+    """Iterations that the SM model assumes for a loop whose trip count is unknown."""
     objective: str = "model"
+    """``model`` or ``gpu``."""
     rounds: int = 200
+    """Interleaved samples of the final comparison."""
     checks: int = 16
+    """Random inputs of the final comparison."""
     workers: int | None = None
+    """Parallel searches, one per GPU."""
     clock: TimingMethod = "graph"
     cold: bool = False
+    """Overwrite the L2 cache before each launch."""
     tolerance: Tolerance | None = None
+    """Allowed difference of floating-point outputs; None compares bit by bit."""
     sanitizer: bool = False
+    """Run the result under compute-sanitizer."""
     policy: Path | None = None
+    """Policy file that ``ppo`` starts with."""
 
     @property
     def budget(self) -> Budget:
+        """The limits of the search."""
         return Budget(self.seconds, self.evaluations)
 
     @property
-    def plan(self) -> MeasurementPlan:
-        """How a device is to check and time."""
+    def measurement_plan(self) -> MeasurementPlan:
+        """How a device checks and times candidates."""
         return MeasurementPlan(
             cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
         )
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What a tuning run found.  ``cubin`` is the original's bytes when nothing better was found;
-    ``decision`` is the fresh measurement of the winner, when a GPU was asked."""
+class TuningResult:
+    """Result of a tuning run."""
 
     cubin: bytes
+    """The best cubin; the original's bytes if nothing better was found."""
     search: SearchResult[Schedule]
     verdict: Verdict
+    """Verdict of the verifier on the candidate."""
     improved: bool
-    moved: int
-    retimed: int
-    path: Path | None
+    """Whether the candidate replaces the original."""
+    num_moved: int
+    """Instructions at another position than in the original."""
+    num_retimed: int
+    """Instructions with another control word than in the original."""
     decision: Decision | None = None
-    sanitized: Mapping[str, SanitizerReport] = field(default_factory=dict[str, SanitizerReport])
+    """The final comparison on a GPU; None for a modelled objective."""
+    sanitizer_reports: Mapping[str, SanitizerReport] = field(
+        default_factory=dict[str, SanitizerReport]
+    )
+    """Report of each tool of compute-sanitizer; empty if it did not run."""
 
     @property
     def ratio(self) -> float:
-        """Original / result in the objective's unit; 1.0 when the original was kept."""
+        """Time of the original / time of the result; 1.0 if the original is the result."""
         if not self.improved:
             return 1.0
         if self.decision is not None and self.decision.comparison is not None:
@@ -111,127 +131,181 @@ def tune(
     run: Run | None = None,
     observers: Sequence[Observer] = (),
     resume: bool = False,
-    objective: Callable[[Program, ScheduleSpace], Objective[Schedule]] | None = None,
     device: Device | None = None,
-    make_space: Callable[[Program, Function], ScheduleSpace] = ScheduleSpace,
-) -> Tuned:
-    """Search for a better schedule of ``source.kernel`` and prove it safe.
+    make_space: MakeSpace = ScheduleSpace,
+) -> TuningResult:
+    """Search for a faster schedule of ``source.kernel`` and verify it.
 
-    With a ``device`` candidates are measured, and the winner replaces the original only when a
-    fresh process finds it faster beyond the noise of the original against itself.  ``make_space``:
-    other moves than the usual ones; the verifier has the last word on what they lead to.
+    With a ``device``, candidates are measured; the winner replaces the original only if a fresh
+    process measures it as faster beyond the noise of the original against itself.  Without one, the
+    SM model evaluates candidates.  ``run`` is the run directory to write, ``resume`` continues from
+    its last checkpoint.  ``make_space`` builds the search space; the verifier checks the result of
+    any space.
 
-    Raises :class:`BadInput` when the original itself cannot be judged, and
-    :class:`ContractBroken` when the verifier refuses what the search built (a bug of nostall; the
-    refused cubin is kept in the run directory).
+    Raises :class:`BadInput` if the verifier rejects the original, and :class:`ContractBroken` if it
+    rejects the candidate (a bug of nostall; the run directory keeps the unsafe cubin).
     """
-    program = Program.from_cubin(source.cubin)
-    function = program.kernel(source.kernel)
-    _judge_original(source.cubin, function.name)
-    space = make_space(program, function)
-    flops = source.launch.flops if source.launch else None
-    measured = MeasuredSchedules(space, device, flops) if device is not None else None
-    cost = measured or (
-        objective(program, space) if objective else _model(program, source, settings)
-    )
-    if run is not None:
-        run.write("original.cubin", source.cubin)
-
-    def judge(state: str) -> Verdict:
-        return verify(source.cubin, space.impose(space.load(state)).to_cubin())
-
-    found = search.run(
-        space,
-        cost,
-        settings.budget,
-        seed=settings.seed,
-        observers=[*observers, *_judged(search, space, source, run), *_kept_in(run, measured)],
-        resume=resumed(run, measured, judge) if resume else None,
-    )
-    best = found.best
-    if measured is not None:
-        best = (race(measured, measured.finalists()) or [space.start()])[0]
-    candidate = space.impose(best).to_cubin()
-    verdict = _verified(source, candidate, run)
-    decision = None
-    if device is not None:
-        decision = decide(device, candidate, settings.rounds, settings.checks, settings.seed)
-    better = decision.faster if decision is not None else found.ratio > 1.0
-    improved = better and candidate != source.cubin
-    sanitized = _sanitized(source, candidate, settings) if improved else {}
-    improved = improved and all(said.answer != "errors" for said in sanitized.values())
-    moved, retimed = _difference(space.start(), best) if improved else (0, 0)
-    tuned = Tuned(
-        cubin=candidate if improved else source.cubin,
-        search=found,
-        verdict=verdict,
-        improved=improved,
-        moved=moved,
-        retimed=retimed,
-        path=run.path if run is not None else None,
-        decision=decision,
-        sanitized=sanitized,
-    )
-    if run is not None:
-        _keep(run, source, settings, program, tuned, measured)
-        if improved:
-            _explain(run, space, cost, best, found.start_measurement.value)
-    return tuned
+    job = _TuningJob(source, settings, run, device, make_space)
+    search_result = job.search(search, observers, resume)
+    best = job.best_schedule(search_result)
+    result = job.evaluate(search_result, best)
+    job.record(result, best)
+    return result
 
 
-def _sanitized(
-    source: Source, candidate: bytes, settings: Settings
-) -> Mapping[str, SanitizerReport]:
-    """What compute-sanitizer says of the winner, where it was asked for."""
-    if not settings.sanitizer or source.launch is None:
-        return {}
-    kernel = Kernel(source.cubin, source.kernel, source.launch)
-    return sanitize(kernel, candidate, settings.plan)
+class _TuningJob:
+    """The stages of a tuning run."""
+
+    def __init__(
+        self,
+        source: Source,
+        settings: Settings,
+        run: Run | None,
+        device: Device | None,
+        make_space: MakeSpace,
+    ) -> None:
+        self.source, self.settings, self.run, self.device = source, settings, run, device
+        self.program = Program.from_cubin(source.cubin)
+        function = self.program.kernel(source.kernel)
+        _check_original(source.cubin, function.name)
+        self.space = make_space(self.program, function)
+        self.measured: GpuObjective | None = None
+        self.objective: Objective[Schedule]
+        if device is None:
+            self.objective = _make_sm_model(self.program, source, settings)
+        else:
+            flops = source.launch.flops if source.launch else None
+            self.objective = self.measured = GpuObjective(self.space, device, flops)
+        if run is not None:
+            run.write("original.cubin", source.cubin)
+
+    def search(
+        self, search: Search, observers: Sequence[Observer], resume: bool
+    ) -> SearchResult[Schedule]:
+        """Run the search, from the last checkpoint if ``resume``."""
+        checkpoint = (
+            load_checkpoint(self.run, self.measured, self._verify_state) if resume else None
+        )
+        verifiers = []
+        if getattr(search, "name", "") in LEARNING_STRATEGIES:
+            verifiers.append(CheckpointVerifier(self.space, self._verify))
+        return search.run(
+            self.space,
+            self.objective,
+            self.settings.budget,
+            seed=self.settings.seed,
+            observers=[*observers, *verifiers, *self._run_observers()],
+            resume=checkpoint,
+        )
+
+    def best_schedule(self, search_result: SearchResult[Schedule]) -> Schedule:
+        """The best schedule; the winner of a race of the finalists if they are measured."""
+        if self.measured is None:
+            return search_result.best
+        ranked = race_schedules(self.measured, self.measured.finalists())
+        return ranked[0] if ranked else self.space.start()
+
+    def evaluate(self, search_result: SearchResult[Schedule], best: Schedule) -> TuningResult:
+        """Verify the best schedule and decide whether it replaces the original."""
+        source, settings = self.source, self.settings
+        candidate = self.space.impose(best).to_cubin()
+        verdict = self._verify(candidate)
+        decision = None
+        if self.device is not None:
+            decision = decide(
+                self.device, candidate, settings.rounds, settings.checks, settings.seed
+            )
+        is_faster = decision.faster if decision is not None else search_result.ratio > 1.0
+        improved = is_faster and candidate != source.cubin
+        reports = self._sanitize(candidate) if improved else {}
+        improved = improved and all(report.answer != "errors" for report in reports.values())
+        start = self.space.start()
+        num_moved, num_retimed = _count_differences(start, best) if improved else (0, 0)
+        return TuningResult(
+            cubin=candidate if improved else source.cubin,
+            search=search_result,
+            verdict=verdict,
+            improved=improved,
+            num_moved=num_moved,
+            num_retimed=num_retimed,
+            decision=decision,
+            sanitizer_reports=reports,
+        )
+
+    def record(self, result: TuningResult, best: Schedule) -> None:
+        """Write the result to the run directory, then the ablation of an improvement."""
+        if self.run is None:
+            return
+        self.run.write("best.cubin", result.cubin)
+        provenance = provenance_record(self.source, self.program.sm, self.settings, result)
+        self.run.write("provenance.json", json.dumps(provenance, indent=1).encode())
+        interrupted = result.search.stopped == "interrupted"
+        record = result_record(result, self.settings, self.measured)
+        self.run.finish("interrupted" if interrupted else "done", record)
+        if result.improved:
+            with suppress(KeyboardInterrupt):  # the result is complete without the ablation
+                start_value = result.search.start_measurement.value
+                ablation = ablate(self.space, self.objective, best, start_value)
+                self.run.write("ablation.json", json.dumps(ablation.to_json(), indent=1).encode())
+
+    def _run_observers(self) -> list[Observer]:
+        """Observers that write the run directory: the finalists, then the checkpoint.
+
+        After a kill between the two writes, the finalists are newer than the checkpoint, and the
+        resumed search finds them again.  Finalists older than the checkpoint would be incomplete.
+        """
+        if self.run is None:
+            return []
+        if self.measured is None:
+            return [self.run]
+        return [_FinalistWriter(self.run, self.measured), self.run]
+
+    def _verify_state(self, state: str) -> Verdict:
+        """The verdict on a schedule in the form of :meth:`Space.dump`."""
+        return verify(self.source.cubin, self.space.impose(self.space.load(state)).to_cubin())
+
+    def _verify(self, candidate: bytes) -> Verdict:
+        """The verdict on a cubin of the search; raises :class:`ContractBroken` if it is unsafe."""
+        verdict = verify(self.source.cubin, candidate)
+        if verdict.safe:
+            return verdict
+        if self.run is not None:
+            self.run.write(UNSAFE_CUBIN_FILE, candidate)
+            self.run.finish("failed", {"verdict": verdict_record(verdict)})
+        raise ContractBroken(
+            f"the verifier rejects the schedule that the search found: {verdict.findings[0]}; the "
+            "result is the original; please report this bug with the run directory"
+        )
+
+    def _sanitize(self, candidate: bytes) -> Mapping[str, SanitizerReport]:
+        """Reports of compute-sanitizer on the candidate, if the settings ask for them."""
+        source = self.source
+        if not self.settings.sanitizer or source.launch is None:
+            return {}
+        kernel = Kernel(source.cubin, source.kernel, source.launch)
+        return sanitize(kernel, candidate, self.settings.measurement_plan)
 
 
-def _explain(
-    run: Run,
-    space: ScheduleSpace,
-    objective: Objective[Schedule],
-    best: Schedule,
-    start: float,
-) -> None:
-    """Keep what carried the gain, beside a result that is kept already: Ctrl-C only ends this."""
-    with suppress(KeyboardInterrupt):
-        parts = ablate(space, objective, best, start)
-        run.write("ablation.json", json.dumps(parts.to_json(), indent=1).encode())
+class _FinalistWriter:
+    """Observer that writes the finalists of a measured search at each checkpoint."""
 
+    def __init__(self, run: Run, objective: GpuObjective) -> None:
+        self.run, self.objective = run, objective
 
-def _judged(
-    search: Search, space: ScheduleSpace, source: Source, run: Run | None
-) -> list[Observer]:
-    """What judges a learning strategy's checkpoints, before they are written."""
-    if getattr(search, "name", "") not in LEARNING:
-        return []
-    return [JudgedCheckpoints(space, lambda candidate: _verified(source, candidate, run))]
+    def on_trial(self, trial: Trial) -> None:
+        """Do nothing."""
 
-
-def _verified(source: Source, candidate: bytes, run: Run | None) -> Verdict:
-    """The verdict on what the search built; it must be safe."""
-    verdict = verify(source.cubin, candidate)
-    if verdict.safe:
-        return verdict
-    if run is not None:
-        run.write("refused.cubin", candidate)
-        run.finish("failed", {"verdict": verdict_of(verdict)})
-    raise ContractBroken(
-        f"the verifier refuses the schedule that the search built: {verdict.findings[0]}; the "
-        "original is kept; please report this with the run directory"
-    )
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.run.write(FINALISTS_FILE, json.dumps(self.objective.snapshot()).encode())
 
 
 def describe(source: Source, settings: Settings) -> dict[str, Any]:
-    """The settings as they go into ``run.json``."""
+    """The source and the settings as recorded in ``run.json``."""
     return {
         "kernel": source.kernel,
         "origin": source.origin,
         "original_sha256": hashlib.sha256(source.cubin).hexdigest(),
-        RULES: rules_digest(),
+        RULES_KEY: rules_digest(),
         "objective": settings.objective,
         "strategy": settings.strategy,
         "seed": settings.seed,
@@ -251,119 +325,31 @@ def describe(source: Source, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _judge_original(data: bytes, kernel: str) -> None:
+def _check_original(data: bytes, kernel: str) -> None:
+    """Raise :class:`BadInput` if the verifier rejects the original kernel."""
     findings = [f for f in validate(data).findings if f.function == kernel]
     if findings:
         raise BadInput(
-            f"kernel {kernel!r} cannot be tuned: nostall's rules do not hold for the original "
-            f"already ({len(findings)} findings, first: {findings[0]}); `nostall inspect` lists "
-            "them"
+            f"kernel {kernel!r} cannot be tuned: the verifier rejects the original "
+            f"({len(findings)} findings, first: {findings[0]}); `nostall inspect` lists them"
         )
 
 
-def _model(program: Program, source: Source, settings: Settings) -> SmModel:
+def _make_sm_model(program: Program, source: Source, settings: Settings) -> SmModel:
     if source.launch is None:
         raise BadInput(
-            f"{source.origin}: the SM model needs to know how {source.kernel!r} is launched; give "
+            f"{source.origin}: the SM model needs the launch of {source.kernel!r}; give "
             "--launch spec.toml (grid, block, shared, ...)"
         )
     function = program.kernel(source.kernel)
     return SmModel(program, function, source.launch, assumed_trips=settings.assumed_trips)
 
 
-class _Finalists:
-    """Observer that keeps the finalists of a measured search beside its checkpoints."""
-
-    def __init__(self, run: Run, measured: MeasuredSchedules) -> None:
-        self.run, self.measured = run, measured
-
-    def on_trial(self, trial: Trial) -> None:
-        """Nothing to keep."""
-
-    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.run.write(FINALISTS, json.dumps(self.measured.saved()).encode())
-
-
-def _kept_in(run: Run | None, measured: MeasuredSchedules | None) -> list[Observer]:
-    """Observers that write the run directory.
-
-    Finalists first: those of a later time than the checkpoint are met again after a resume, those
-    of an earlier time would be lost.
-    """
-    if run is None:
-        return []
-    return [run] if measured is None else [_Finalists(run, measured), run]
-
-
-def _difference(before: Schedule, after: Schedule) -> tuple[int, int]:
-    """(instructions at another position, instructions with another control word)."""
-    moved = int((before.order != after.order).sum())
+def _count_differences(original: Schedule, schedule: Schedule) -> tuple[int, int]:
+    """Number of instructions at another position, and number with another control word."""
+    num_moved = int((original.order != schedule.order).sum())
     changed = sum(
-        (a != b).astype(int) for a, b in zip(before.arrays()[1:], after.arrays()[1:], strict=True)
+        (a != b).astype(int)
+        for a, b in zip(original.arrays()[1:], schedule.arrays()[1:], strict=True)
     )
-    return moved, int((changed > 0).sum())
-
-
-def _keep(
-    run: Run,
-    source: Source,
-    settings: Settings,
-    program: Program,
-    tuned: Tuned,
-    measured: MeasuredSchedules | None,
-) -> None:
-    run.write("best.cubin", tuned.cubin)
-    run.write(
-        "provenance.json",
-        json.dumps(_provenance(source, program, settings, tuned), indent=1).encode(),
-    )
-    found = tuned.search
-    result: dict[str, Any] = {
-        "kind": found.best_measurement.kind,
-        "unit": found.best_measurement.unit,
-        "original": found.start_measurement.value,
-        "best": found.start_measurement.value / tuned.ratio,
-        "ratio": tuned.ratio,
-        "improved": tuned.improved,
-        "moved": tuned.moved,
-        "retimed": tuned.retimed,
-        "evaluations": found.evaluations,
-        "rejected": found.rejected,
-        "seconds": found.seconds,
-        "stopped": found.stopped,
-        "verdict": verdict_of(tuned.verdict),
-        "model": dict(found.start_measurement.provenance),
-    }
-    if measured is not None and tuned.decision is not None:
-        how = compared_how(settings.checks, settings.tolerance)
-        result |= {
-            "comparison": comparison_of(tuned.decision) | how,
-            "fates": dict(measured.fates),
-            "spent": {part: round(s, 3) for part, s in measured.spent.items()},
-            "faults": measured.faults[:100],
-            "sanitizer": {tool: vars(said) for tool, said in tuned.sanitized.items()} or None,
-        }
-    run.finish("interrupted" if found.stopped == "interrupted" else "done", result)
-
-
-def _provenance(
-    source: Source, program: Program, settings: Settings, tuned: Tuned
-) -> Mapping[str, Any]:
-    """Everything needed to know what the optimised bytes are and where they came from."""
-    kind = tuned.search.best_measurement.kind
-    how = compared_how(settings.checks, settings.tolerance)
-    return {
-        "nostall": __version__,
-        "python": platform.python_version(),
-        "nvdisasm": toolchain.version("nvdisasm"),
-        "kernel": source.kernel,
-        "origin": source.origin,
-        "architecture": f"sm_{program.sm}",
-        "original_sha256": hashlib.sha256(source.cubin).hexdigest(),
-        "best_sha256": hashlib.sha256(tuned.cubin).hexdigest(),
-        "source": dict(source.provenance),
-        "verified": verdict_of(tuned.verdict),
-        "compared": how if tuned.decision is not None else None,
-        "gain": {"kind": kind, "ratio": tuned.ratio},
-        "notes": notes_on(program.sm, kind),
-    }
+    return num_moved, int((changed > 0).sum())

@@ -1,4 +1,4 @@
-"""Where an earlier run stood, judged by the rules of today."""
+"""Resume a run: load its checkpoint and finalists, and verify them if the rules have changed."""
 
 from __future__ import annotations
 
@@ -9,45 +9,53 @@ from typing import Any
 from nostall.core import BadRun, Checkpoint, Run
 from nostall.sass import Verdict
 from nostall.sass.safety.identity import rules_digest
-from nostall.tuning.gpu_objective import MeasuredSchedules
+from nostall.tuning.gpu_objective import GpuObjective
 
-FINALISTS = "finalists.json"
-RULES = "rules"
-"""The setting of a run that names the rules it was begun with."""
-Judge = Callable[[str], Verdict]
-"""The verifier's word on a schedule, as a space dumps it."""
+FINALISTS_FILE = "finalists.json"
+RULES_KEY = "rules"
+"""Setting of a run: the digest of the verifier's rules that the run started with."""
+VerifyState = Callable[[str], Verdict]
+"""Verifies a schedule, given as the text of :meth:`Space.dump`."""
 
 
-def resumed(run: Run | None, measured: MeasuredSchedules | None, judge: Judge) -> Checkpoint | None:
-    """Where a run stood when it ended or was killed; None (start anew) before its first checkpoint.
+def load_checkpoint(
+    run: Run | None, objective: GpuObjective | None, verify: VerifyState
+) -> Checkpoint | None:
+    """The last checkpoint of a run, or None before its first one (the run then starts anew).
 
-    Where rules and tables of the verifier have changed since, they may have become stricter:
-    finalists that it refuses now are forgotten.  Raises :class:`BadRun` when there is no run, when
-    its files are not what a run writes, or when the search stood at a schedule that is refused now.
+    Finalists of a measured run are restored into ``objective``.  If the verifier's rules and tables
+    have changed since the run started, all schedules are verified again: unsafe finalists are
+    dropped.  Raises :class:`BadRun` if there is no run, if one of its files cannot be used, or if
+    the current or the best schedule is unsafe now.
     """
     if run is None:
-        raise BadRun("there is no run directory to resume; give the one of an earlier run")
+        raise BadRun("there is no run to resume; give the directory of an earlier run")
     checkpoint = run.checkpoint()
     if checkpoint is None:
         return None
-    changed = run.record.settings.get(RULES) != rules_digest()
-    stood = {"present": checkpoint.current, "best": checkpoint.best} if changed else {}
-    for name, state in stood.items():
-        verdict = judge(state)
-        if not verdict.safe:
-            raise BadRun(
-                f"{run.path}: the {name} schedule of this run is refused by the verifier as it is "
-                f"now ({verdict.findings[0]}), so the run was made with other rules; start the run "
-                "anew in another directory"
-            )
-    path = run.path / FINALISTS
-    if measured is not None and path.exists():
+    rules_changed = run.record.settings.get(RULES_KEY) != rules_digest()
+    if rules_changed:
+        _verify_checkpoint(run, checkpoint, verify)
+    path = run.path / FINALISTS_FILE
+    if objective is not None and path.exists():
         try:
-            saved: dict[str, Any] = json.loads(path.read_text())
-            if changed:
-                kept = [[value, state] for value, state in saved["finalists"] if judge(state).safe]
-                saved = {**saved, "finalists": kept}
-            measured.restore(saved)
+            snapshot: dict[str, Any] = json.loads(path.read_text())
+            if rules_changed:
+                finalists = snapshot["finalists"]
+                safe = [[value, state] for value, state in finalists if verify(state).safe]
+                snapshot = {**snapshot, "finalists": safe}
+            objective.restore(snapshot)
         except (ValueError, KeyError, TypeError) as error:
             raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
     return checkpoint
+
+
+def _verify_checkpoint(run: Run, checkpoint: Checkpoint, verify: VerifyState) -> None:
+    for name, state in (("current", checkpoint.current), ("best", checkpoint.best)):
+        verdict = verify(state)
+        if not verdict.safe:
+            raise BadRun(
+                f"{run.path}: the verifier rejects the {name} schedule of this run "
+                f"({verdict.findings[0]}), because its rules have changed since the run started; "
+                "start the run anew in another directory"
+            )

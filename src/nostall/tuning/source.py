@@ -1,7 +1,7 @@
-"""Where a kernel comes from: a Triton function compiled for an architecture, or a cubin file.
+"""Sources of kernels: compile a Triton function for an architecture, or read a cubin file.
 
-Both give a :class:`Source`: the bytes to optimise, the entry symbol, how it is launched and what
-made it.  No GPU is needed for either.
+Both give a :class:`Source`: the cubin, the kernel's symbol, its launch and its provenance.  No GPU
+is needed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Sca
 from nostall.core.versions import TRITON_VERSIONS, supports_triton
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import Cubin, check_architecture
-from nostall.tuning.kernel_file import imported, jit_function, launch_in, root_cause
-from nostall.tuning.triton_target import told
+from nostall.tuning.kernel_file import find_jit_function, find_launch, import_file, root_cause
+from nostall.tuning.triton_target import pretend_target
+
+Argument = Buffer | Scalar | Constant
 
 TRITON_TYPES = {
     "f16": "fp16",
@@ -33,27 +35,30 @@ TRITON_TYPES = {
     "f8e5m2": "fp8e5",
     **{name: name for name in ("i8", "i16", "i32", "i64", "u8", "u32", "u64")},
 }
+"""Triton's names of the data types of a launch."""
 INTEGERS = frozenset(("i8", "i16", "i32", "i64", "u8", "u32", "u64"))
-# Bytes of shared memory that one block may use, by compute capability.
-_SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+_SHARED_LIMIT_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""Shared memory that one block may use, by compute capability."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One compiled kernel.
-
-    ``launch`` is what the *compiled* kernel takes: ``block``, ``shared`` and ``cluster`` follow
-    from the compilation, values that the compiler folded in are :class:`Constant`, and the two
-    scratch pointers that Triton appends to every kernel are there as the last arguments.
-    ``ptx`` is what the cubin was assembled from, where Triton made it.
-    """
+    """One compiled kernel."""
 
     cubin: bytes = field(repr=False)
     kernel: str
+    """Symbol of the kernel in the cubin."""
     launch: LaunchSpec | None
+    """Launch of the *compiled* kernel, or None if unknown.  For a Triton kernel, ``block``,
+    ``shared`` and ``cluster`` follow from the compilation, values that the compiler folded in are
+    :class:`Constant`, and the last two arguments are the scratch pointers that Triton appends to
+    every kernel."""
     origin: str
+    """File, or file and function, for messages."""
     provenance: Mapping[str, str]
+    """Compiler, architecture and compile options."""
     ptx: str | None = field(default=None, repr=False)
+    """PTX that the cubin was assembled from; None for a cubin file."""
 
 
 def load_cubin(
@@ -64,7 +69,8 @@ def load_cubin(
 ) -> Source:
     """Read a cubin, or the cubin for ``arch`` of a fatbin or a host object.
 
-    ``kernel`` and ``arch`` are needed where the file holds more than one.
+    ``kernel`` and ``arch`` are needed if the file holds several kernels or several images.  Raises
+    :class:`BadInput` if the file cannot be read or does not have the kernel.
     """
     try:
         data = path.read_bytes()
@@ -72,7 +78,7 @@ def load_cubin(
         raise BadInput(
             f"cannot read cubin {path}: {error.strerror}; give the path of a .cubin file"
         ) from error
-    contained = fatbin.is_container(data)
+    is_container = fatbin.is_container(data)
     try:
         data = fatbin.extract(data, arch, kernel)
         cubin = Cubin.parse(data)
@@ -87,8 +93,8 @@ def load_cubin(
         kernel = names[0]
     elif kernel not in names:
         raise BadInput(f"{path} has no kernel {kernel!r}; it holds: {', '.join(names) or '(none)'}")
-    container = "fatbin file" if contained else "cubin file"
-    provenance = {"compiler": container, "arch": f"sm_{cubin.sm}"}
+    file_kind = "fatbin file" if is_container else "cubin file"
+    provenance = {"compiler": file_kind, "arch": f"sm_{cubin.sm}"}
     return Source(data, kernel, launch, str(path), MappingProxyType(provenance))
 
 
@@ -102,21 +108,23 @@ def compile_triton(
 ) -> Source:
     """Compile the ``@triton.jit`` function ``name`` of the file ``path`` for ``arch``.
 
-    ``name`` is ``kernel`` or ``kernel@variant``; without ``launch`` the file's own table
-    ``LAUNCHES[name]`` is used.  Argument types and values are specialised as Triton's own launcher
-    does, so the bytes are those that a call with such arguments runs.  ``options`` are further
-    compile options of Triton (``maxnreg``, ``num_ctas`` ...).
+    ``name`` is ``kernel`` or ``kernel@variant``.  Without ``launch``, the entry ``LAUNCHES[name]``
+    of the file is used.  Argument types and values are specialized as Triton's launcher does, so
+    the cubin is the one that a call with such arguments runs.  ``options`` are further compile
+    options of Triton (``maxnreg``, ``num_ctas`` ...).  Raises :class:`BadInput` if the kernel does
+    not compile, :class:`BadLaunch` if the launch does not fit the kernel or the architecture, and
+    :class:`MissingPart` without a supported Triton.
     """
-    triton = _triton()
-    capability = capability_of(arch)
+    triton = _import_triton()
+    capability = compute_capability(arch)
     path = Path(path).absolute()
     function_name = name.partition("@")[0]
-    what = f"{path.name}:{name} for {arch}"
-    with imported(path) as module:
-        function = jit_function(triton, module, path, function_name)
-        launch = launch_in(module, path, name) if launch is None else launch
-        args = _in_kernel_order(function, launch, f"{path.name}:{name}")
-        chosen = {
+    label = f"{path.name}:{name} for {arch}"
+    with import_file(path) as module:
+        function = find_jit_function(triton, module, path, function_name)
+        launch = find_launch(module, path, name) if launch is None else launch
+        args = _match_arguments(function, launch, f"{path.name}:{name}")
+        compile_options = {
             "num_warps": launch.num_warps,
             "num_stages": launch.num_stages,
             "debug": bool(function.debug or triton.knobs.runtime.debug),
@@ -124,44 +132,41 @@ def compile_triton(
             "enable_fp_fusion": triton.knobs.language.default_fp_fusion,
             **(options or {}),
         }
-        special = _specialised(function, args, what)
-        compiled = _compile(triton, function, special, capability, chosen, what)
+        specialization = _specialize(function, args, label)
+        compiled = _compile(triton, function, specialization, capability, compile_options, label)
     metadata = compiled.metadata
-    limit = _SHARED_LIMIT.get(capability, 227) * 1024
+    limit = _SHARED_LIMIT_KIB.get(capability, 227) * 1024
     if metadata.shared > limit:
         raise BadLaunch(
-            f"{what} needs {metadata.shared} bytes of shared memory; {arch} allows {limit}; "
+            f"{label} needs {metadata.shared} bytes of shared memory; {arch} allows {limit}; "
             f"use smaller tiles or fewer than {launch.num_stages} stages"
         )
     return Source(
         cubin=bytes(compiled.asm["cubin"]),
         kernel=str(metadata.name),
-        launch=resolved(launch, args, special.constants, metadata),
+        launch=compiled_launch(launch, args, specialization.constants, metadata),
         origin=f"{path}:{name}",
         provenance=MappingProxyType(
             {
                 "compiler": f"triton {triton.__version__}",
                 "ptxas": _ptxas_version(capability),
                 "arch": arch,
-                "options": ", ".join(f"{key}={value}" for key, value in sorted(chosen.items())),
+                "options": ", ".join(f"{k}={v}" for k, v in sorted(compile_options.items())),
             }
         ),
         ptx=str(compiled.asm["ptx"]),
     )
 
 
-def launch_of(path: Path, name: str) -> LaunchSpec:
-    """The launch that the file's own table ``LAUNCHES`` has for ``name``."""
+def load_launch(path: Path, name: str) -> LaunchSpec:
+    """The entry ``LAUNCHES[name]`` of a Python file."""
     path = Path(path).absolute()
-    with imported(path) as module:
-        return launch_in(module, path, name)
+    with import_file(path) as module:
+        return find_launch(module, path, name)
 
 
-# -- Triton ----------------------------------------------------------------------------------------
-
-
-def _triton() -> Any:
-    """The installed Triton, if it is one that nostall knows."""
+def _import_triton() -> Any:
+    """Import Triton.  Raises :class:`MissingPart` if it is missing or of an unsupported version."""
     allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"
     try:
         import triton
@@ -180,12 +185,15 @@ def _triton() -> Any:
     return triton
 
 
-def capability_of(arch: str) -> int:
-    """90 of ``sm_90`` or ``sm_90a``.  Raises :class:`BadInput` for what is none, and
-    :class:`UnsupportedArchitecture` before a compiler is asked for one that it does not know."""
+def compute_capability(arch: str) -> int:
+    """The compute capability of an architecture: 90 for ``sm_90`` and ``sm_90a``.
+
+    Raises :class:`BadInput` for other texts, and :class:`UnsupportedArchitecture` for an
+    architecture that nostall does not support (LLVM ends the process for some of them).
+    """
     match = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
     if match is None:
-        raise BadInput(f"architecture {arch!r} is not understood; write it as sm_80, sm_90, ...")
+        raise BadInput(f"architecture {arch!r} is unknown; write it as sm_80, sm_90, ...")
     sm = int(match.group(1))
     check_architecture(sm, "kernels cannot be tuned for")
     return sm
@@ -194,19 +202,19 @@ def capability_of(arch: str) -> int:
 def _ptxas_version(capability: int) -> str:
     from triton.backends.nvidia.compiler import get_ptxas_version
 
-    found = re.search(r"V(\d+\.\d+\.\d+)", str(get_ptxas_version(capability)))
-    return found.group(1) if found else "unknown"
+    match = re.search(r"V(\d+\.\d+\.\d+)", str(get_ptxas_version(capability)))
+    return match.group(1) if match else "unknown"
 
 
 def _compile(
     triton: Any,
     function: Any,
-    special: _Specialisation,
+    specialization: _Specialization,
     capability: int,
     options: Mapping[str, object],
-    what: str,
+    label: str,
 ) -> Any:
-    """Run Triton's compiler without touching the user's cache."""
+    """Run Triton's compiler with a temporary cache, so that the user's cache is not touched."""
     from triton.backends.compiler import GPUTarget
 
     if function.is_gluon():
@@ -219,37 +227,39 @@ def _compile(
         knobs.cache.dir = cache
         knobs.cache.manager_class = None
         knobs.cache.remote_manager_class = None
+        pretended = pretend_target(triton.runtime.driver, target)
         try:
-            with contextlib.redirect_stdout(io.StringIO()), told(triton.runtime.driver, target):
+            with contextlib.redirect_stdout(io.StringIO()), pretended:
                 return triton.compile(
-                    AstSource(function, *special),
+                    AstSource(function, *specialization),
                     target=target,
                     options=dict(options),
                 )
-        except Exception as error:  # Triton raises many kinds; all mean that it did not compile
+        except Exception as error:  # Triton raises many types; all mean that it did not compile
             raise BadInput(
-                f"Triton {triton.__version__} cannot compile {what}: {root_cause(error)}; "
+                f"Triton {triton.__version__} cannot compile {label}: {root_cause(error)}; "
                 "correct the kernel or its arguments, or choose another architecture"
             ) from error
 
 
-class _Specialisation(NamedTuple):
-    """The three things that define a compilation besides the function and the options."""
+class _Specialization(NamedTuple):
+    """Specialization of a kernel on the arguments of a launch, in the form of ``ASTSource``."""
 
     signature: dict[str, str]
+    """Type of each parameter."""
     constants: dict[str, object]
+    """Values of the parameters that are compiled in."""
     attributes: dict[tuple[int, ...], list[list[object]]]
+    """Divisibility by 16, by position of the parameter."""
 
 
-def _specialised(
-    function: Any, args: Mapping[str, Buffer | Scalar | Constant], what: str
-) -> _Specialisation:
-    """What Triton's launcher would derive from a call with these arguments."""
-    signature, constants, attributes = special = _Specialisation({}, {}, {})
+def _specialize(function: Any, args: Mapping[str, Argument], label: str) -> _Specialization:
+    """Specialize a kernel as Triton's launcher does for a call with these arguments."""
+    signature, constants, attributes = specialization = _Specialization({}, {}, {})
     for parameter in function.params:
         name, value = parameter.name, args.get(parameter.name)
-        fixed = bool(parameter.do_not_specialize)
-        alignable = not fixed and not parameter.do_not_specialize_on_alignment
+        generic = bool(parameter.do_not_specialize)
+        alignable = not generic and not parameter.do_not_specialize_on_alignment
         if isinstance(value, Buffer):
             const = "k" if parameter.is_const else ""
             signature[name] = f"*{const}{TRITON_TYPES[value.dtype]}"
@@ -260,11 +270,11 @@ def _specialised(
             annotated = parameter.annotation_type
             if annotated and annotated != kind:
                 raise BadLaunch(
-                    f"{what}: scalar {name!r} is {value.dtype} ({kind}), the kernel annotates it "
-                    f"as {annotated}; give it that type"
+                    f"{label}: scalar {name!r} is {value.dtype} ({kind}), but the kernel declares "
+                    f"{annotated}; give it that type"
                 )
             signature[name] = kind
-            if value.dtype not in INTEGERS or fixed:
+            if value.dtype not in INTEGERS or generic:
                 continue
             if value.value == 1:
                 if not annotated:
@@ -274,67 +284,73 @@ def _specialised(
         else:
             signature[name] = "constexpr"
             constants[name] = parameter.default if value is None else value.constant
-    return special
+    return specialization
 
 
-def _in_kernel_order(
-    function: Any, launch: LaunchSpec, what: str
-) -> dict[str, Buffer | Scalar | Constant]:
-    """The launch's arguments by the kernel's parameters; every mismatch is an error."""
-    given = {arg.name: arg for arg in launch.args}
+def _match_arguments(function: Any, launch: LaunchSpec, label: str) -> dict[str, Argument]:
+    """The arguments of a launch in the order of the kernel's parameters.
+
+    Raises :class:`BadLaunch` for missing, unknown and duplicate arguments, and for a constant that
+    is not ``tl.constexpr`` or the reverse.
+    """
+    args = {arg.name: arg for arg in launch.args}
     parameters = {parameter.name: parameter for parameter in function.params}
-    takes = f"the kernel takes: {', '.join(parameters)}"
-    if len(given) != len(launch.args):
-        twice = sorted(
-            {a.name for a in launch.args if sum(b.name == a.name for b in launch.args) > 1}
+    accepted = f"the kernel takes: {', '.join(parameters)}"
+    if len(args) != len(launch.args):
+        names = [arg.name for arg in launch.args]
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        raise BadLaunch(f"{label}: arguments given twice: {', '.join(duplicates)}; {accepted}")
+    if unknown := [name for name in args if name not in parameters]:
+        raise BadLaunch(
+            f"{label}: arguments that the kernel lacks: {', '.join(unknown)}; {accepted}"
         )
-        raise BadLaunch(f"{what}: arguments given twice: {', '.join(twice)}; {takes}")
-    if unknown := [name for name in given if name not in parameters]:
-        raise BadLaunch(f"{what}: arguments that the kernel lacks: {', '.join(unknown)}; {takes}")
     missing = [
-        n
-        for n, p in parameters.items()
-        if n not in given and not (p.is_constexpr and p.has_default)
+        n for n, p in parameters.items() if n not in args and not (p.is_constexpr and p.has_default)
     ]
     if missing:
-        raise BadLaunch(f"{what}: arguments not given: {', '.join(missing)}; {takes}")
-    for name, arg in given.items():
+        raise BadLaunch(f"{label}: arguments not given: {', '.join(missing)}; {accepted}")
+    for name, arg in args.items():
         if parameters[name].is_constexpr and not isinstance(arg, Constant):
             raise BadLaunch(
-                f"{what}: {name!r} is tl.constexpr but given as a {type(arg).__name__.lower()}; "
+                f"{label}: {name!r} is tl.constexpr but given as a {type(arg).__name__.lower()}; "
                 "give it as a constant"
             )
         if isinstance(arg, Constant) and not parameters[name].is_constexpr:
             raise BadLaunch(
-                f"{what}: {name!r} is given as a constant but is not tl.constexpr in the kernel; "
+                f"{label}: {name!r} is given as a constant but is not tl.constexpr in the kernel; "
                 "give it as a buffer or a scalar"
             )
-    return {name: given[name] for name in parameters if name in given}
+    return {name: args[name] for name in parameters if name in args}
 
 
-def resolved(
+def compiled_launch(
     launch: LaunchSpec,
-    args: Mapping[str, Buffer | Scalar | Constant],
+    args: Mapping[str, Argument],
     constants: Mapping[str, object],
     metadata: Any,
 ) -> LaunchSpec:
-    """The launch of the compiled kernel; see :class:`Source`."""
-    clusters = int(getattr(metadata, "num_ctas", 1))
-    passed: list[Buffer | Scalar | Constant] = [
+    """The launch of a compiled kernel, as described at :attr:`Source.launch`.
+
+    ``launch`` and ``args`` are those of the source, ``constants`` the values that are compiled in,
+    and ``metadata`` is Triton's metadata of the compiled kernel.
+    """
+    cluster_size = int(getattr(metadata, "num_ctas", 1))
+    passed: list[Argument] = [
         Constant(name=arg.name, constant=1)
         if isinstance(arg, Scalar) and arg.name in constants
         else arg
         for arg in args.values()
     ]
     shapes = tuple(
-        _other(shape, launch, args, constants.keys(), clusters) for shape in launch.shapes
+        _compiled_variant(variant, launch, args, constants.keys(), cluster_size)
+        for variant in launch.shapes
     )
     blocks = max([launch.blocks, *(launch.with_variant(shape).blocks for shape in launch.shapes)])
     for kind in ("global", "profile"):
         size = int(getattr(metadata, f"{kind}_scratch_size", 0) or 0)
         name = f"{kind}_scratch"
         if size:
-            count = blocks * clusters * size
+            count = blocks * cluster_size * size
             passed.append(Buffer(name=name, dtype="u8", shape=(count,), role="scratch"))
         else:
             passed.append(Scalar(name=name, dtype="u64", value=0))
@@ -342,34 +358,37 @@ def resolved(
     return launch.model_copy(
         update={
             "args": tuple(passed),
-            "grid": (x * clusters, y, z),
+            "grid": (x * cluster_size, y, z),
             "block": (32 * int(metadata.num_warps), 1, 1),
-            "cluster": (clusters, 1, 1),
+            "cluster": (cluster_size, 1, 1),
             "shared": int(metadata.shared),
             "shapes": shapes,
         }
     )
 
 
-def _other(
-    shape: LaunchVariant,
+def _compiled_variant(
+    variant: LaunchVariant,
     launch: LaunchSpec,
-    args: Mapping[str, Buffer | Scalar | Constant],
+    args: Mapping[str, Argument],
     constants: Set[str],
-    clusters: int,
+    cluster_size: int,
 ) -> LaunchVariant:
-    """A further shape of the compiled kernel.  Raises :class:`BadLaunch` for a value that the
-    compiled code does not allow: Triton specialises on 1 and on multiples of 16."""
-    for name, value in shape.values.items():
-        known = args[name]
-        if not isinstance(known, Scalar) or known.dtype.startswith("f"):
+    """A launch variant of the compiled kernel.
+
+    Raises :class:`BadLaunch` for a value that the compiled code does not allow: Triton specializes
+    on 1 and on multiples of 16.
+    """
+    for name, value in variant.values.items():
+        arg = args[name]
+        if not isinstance(arg, Scalar) or arg.dtype.startswith("f"):
             continue
-        was = known.value
-        if (was == 1) != (value == 1) or (was % 16 == 0 and value % 16 != 0):
+        compiled = arg.value
+        if (compiled == 1) != (value == 1) or (compiled % 16 == 0 and value % 16 != 0):
             raise BadLaunch(
-                f"shapes give {name} = {value}, but the kernel is compiled for {name} = {was} (1 "
-                "and multiples of 16 are compiled in); give a value of the same kind"
+                f"shapes give {name} = {value}, but the kernel is compiled for {name} = {compiled} "
+                "(1 and multiples of 16 are compiled in); give a value of the same kind"
             )
-    x, y, z = shape.grid or launch.grid
-    passed = {name: value for name, value in shape.values.items() if name not in constants}
-    return shape.model_copy(update={"grid": (x * clusters, y, z), "values": passed})
+    x, y, z = variant.grid or launch.grid
+    passed = {name: value for name, value in variant.values.items() if name not in constants}
+    return variant.model_copy(update={"grid": (x * cluster_size, y, z), "values": passed})

@@ -1,4 +1,4 @@
-"""Into the store: what a tuning run found, and what a bundle brings once it is verified here."""
+"""Store records of tuning: record a result, import a bundle, and verify stored records again."""
 
 from __future__ import annotations
 
@@ -16,92 +16,105 @@ from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import Verdict, verify
 from nostall.store import BadBundle, ComparisonRecord, Provenance, Row, Store, Verification, bundle
 from nostall.store.artefacts import content_hash
+from nostall.store.bundle import BundledRecord
 from nostall.store.store import CUBIN
-from nostall.tuning.evidence import notes_on
-from nostall.tuning.job import Settings, Tuned, describe
+from nostall.tuning.job import Settings, TuningResult, describe
+from nostall.tuning.result_records import cubin_notes
 from nostall.tuning.source import Source
 
+_RECORDED_SETTINGS = ("strategy", "seed", "seconds", "evaluations", "clock", "cold")
 
-def record(
-    store: Store, source: Source, settings: Settings, tuned: Tuned, device: Mapping[str, str]
+
+def record_result(
+    store: Store,
+    source: Source,
+    settings: Settings,
+    result: TuningResult,
+    device_info: Mapping[str, str],
 ) -> Row:
-    """Keep an improved schedule.  ``device`` is the GPU as found; unused where none was asked.
+    """Record an improved schedule in the store, with its provenance.
 
-    Raises :class:`BadInput` when nothing was improved: the store holds no originals of their own.
+    ``device_info`` describes the GPU that measured the result; a modelled result ignores it.
+    Raises :class:`BadInput` if nothing was improved, because the store holds no bare originals.
     """
-    if not tuned.improved:
+    if not result.improved:
         raise BadInput(
-            f"{source.kernel}: nothing better than the original was found, so there is nothing to "
-            "record; search longer or with another seed"
+            f"{source.kernel}: the search found nothing better than the original, so there is "
+            "nothing to record; search longer or with another seed"
         )
-    kind: Kind = "measured" if tuned.decision is not None else "modelled"
-    about = dict(device) if kind == "measured" else {}
+    kind: Kind = "measured" if result.decision is not None else "modelled"
+    is_measured = kind == "measured"
+    device = dict(device_info) if is_measured else {}
     described = describe(source, settings)
     sm = Cubin.parse(source.cubin).sm
     provenance = Provenance(
         original=content_hash(source.cubin),
-        optimised=content_hash(tuned.cubin),
+        optimised=content_hash(result.cubin),
         kernel=source.kernel,
         origin=source.origin,
         architecture=f"sm_{sm}",
         kind=kind,
-        ratio=tuned.ratio,
-        gpu=about.get("gpu"),
-        device=about,
-        checks=settings.checks if kind == "measured" else None,
-        tolerance=settings.tolerance if kind == "measured" else None,
+        ratio=result.ratio,
+        gpu=device.get("gpu"),
+        device=device,
+        checks=settings.checks if is_measured else None,
+        tolerance=settings.tolerance if is_measured else None,
         toolchain={
             "nostall": __version__,
             "python": platform.python_version(),
             "nvdisasm": toolchain.version("nvdisasm"),
             **source.provenance,
         },
-        launch=described.pop("launch"),
-        verified=_verification(tuned.verdict),
-        comparison=_compared(tuned),
-        settings={
-            k: described[k] for k in ("strategy", "seed", "seconds", "evaluations", "clock", "cold")
-        },
-        notes=notes_on(sm, kind),
+        launch=described["launch"],
+        verified=_verification(result.verdict),
+        comparison=_comparison(result),
+        settings={key: described[key] for key in _RECORDED_SETTINGS},
+        notes=cubin_notes(sm, kind),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return store.record(source.cubin, tuned.cubin, provenance)
+    return store.record(source.cubin, result.cubin, provenance)
 
 
 def import_bundle(store: Store, path: Path) -> list[Row]:
-    """Take over the records of a bundle; all of them or none.
+    """Import all records of a bundle, or none of them.
 
-    Hashes say that the files arrived as they were sent.  That they are safe is not believed but
-    found out again: each pair goes through this machine's verifier.  What was measured cannot be
-    checked here, and is delivered only on the GPU that the record names.
+    The hashes of a bundle prove that its files are complete and unchanged.  They do not prove that
+    a cubin is safe, so this machine verifies each pair again.  Measurements cannot be repeated
+    here; the store delivers a measured record only on the GPU that it names.  Raises
+    :class:`BadBundle` if a record is invalid or unsafe.
     """
-    packed = bundle.read(path)
-    for one in packed:
-        what = f"bundle {path}, kernel {one.provenance.kernel!r} (record {one.id[:12]})"
-        try:
-            verdict = verify(one.original, one.optimised)
-            sm = Cubin.parse(one.original).sm
-        except BadInput as error:
-            raise BadBundle(f"{what}: {error}") from error
-        if not verdict.safe:
-            raise BadBundle(
-                f"{what}: this version's verifier refuses it ({verdict.findings[0]}); nothing was "
-                "imported; tune the kernel anew"
-            )
-        if one.provenance.architecture != f"sm_{sm}" or not one.provenance.verified.safe:
-            raise BadBundle(
-                f"{what}: its provenance ({one.provenance.architecture}, safe "
-                f"{one.provenance.verified.safe}) does not fit the cubin (sm_{sm}); nothing was "
-                "imported; get the bundle anew from where it was exported"
-            )
-    found = [(one.original, one.optimised, one.provenance) for one in packed]
-    return store.record_all(found, source="imported")
+    records = bundle.read(path)
+    for record in records:
+        _check_record(record, path)
+    contents = [(record.original, record.optimised, record.provenance) for record in records]
+    return store.record_all(contents, source="imported")
 
 
-def refusal(store: Store, row: Row) -> str | None:
-    """Why this version would not keep a record, or None.
+def _check_record(record: BundledRecord, path: Path) -> None:
+    provenance = record.provenance
+    label = f"bundle {path}, kernel {provenance.kernel!r} (record {record.id[:12]})"
+    try:
+        verdict = verify(record.original, record.optimised)
+        sm = Cubin.parse(record.original).sm
+    except BadInput as error:
+        raise BadBundle(f"{label}: {error}") from error
+    if not verdict.safe:
+        raise BadBundle(
+            f"{label}: the verifier of this version rejects the cubin ({verdict.findings[0]}); "
+            "nothing was imported; tune the kernel anew"
+        )
+    if provenance.architecture != f"sm_{sm}" or not provenance.verified.safe:
+        raise BadBundle(
+            f"{label}: its provenance ({provenance.architecture}, safe {provenance.verified.safe}) "
+            f"does not match the cubin (sm_{sm}); nothing was imported; get a new copy of the "
+            "bundle from the machine that exported it"
+        )
 
-    A record was judged by the verifier of its day; a later one may know better.
+
+def rejection_reason(store: Store, row: Row) -> str | None:
+    """Why this version of the verifier rejects a stored record, or None if it is safe.
+
+    The record was verified when it was stored, perhaps by an older version with weaker rules.
     """
     try:
         store.provenance(row)
@@ -121,8 +134,8 @@ def _verification(verdict: Verdict) -> Verification:
     )
 
 
-def _compared(tuned: Tuned) -> ComparisonRecord | None:
-    if tuned.decision is None or tuned.decision.comparison is None:
+def _comparison(result: TuningResult) -> ComparisonRecord | None:
+    if result.decision is None or result.decision.comparison is None:
         return None
-    timing: Any = tuned.decision.outcome.timing
-    return ComparisonRecord.from_comparison(tuned.decision.comparison, len(timing.original))
+    timing: Any = result.decision.outcome.timing
+    return ComparisonRecord.from_comparison(result.decision.comparison, len(timing.original))

@@ -1,6 +1,6 @@
-"""Strategies by name: those over any space, and those that learn on schedules.
+"""Search strategies by name: those for any space, and those that learn to schedule.
 
-The learning ones need the extra ``nostall[rl]``, so they are imported only when asked for.
+The learning strategies need the extra ``nostall[rl]``, so they are imported only when used.
 """
 
 from __future__ import annotations
@@ -11,40 +11,45 @@ from pathlib import Path
 from nostall.core import BadInput, Search
 from nostall.search import make, strategies
 
-LEARNING = {
+LEARNING_STRATEGIES = {
     "cuasmrl": ("nostall.sass.game.cuasmrl", "Cuasmrl"),
     "ppo": ("nostall.sass.game.ppo_search", "PpoSearch"),
 }
-"""Module and class of each strategy that learns."""
+"""Module and class of each learning strategy."""
 
-LOGS = "tensorboard"
-"""Directory of their curves in a run's directory."""
+LOG_FOLDER = "tensorboard"
+"""Folder of a run directory for the curves of a learning strategy."""
 
-
-POLICY = "policy.safetensors"
-"""Name of the policy file in a training's directory, and of the one that a run began with."""
-
-
-def need_learning(name: str) -> type[Search]:
-    """The class of a strategy that learns; :class:`~nostall.core.MissingPart` without the extra."""
-    module, cls = LEARNING[name]
-    found: type[Search] = getattr(import_module(module), cls)
-    return found
+POLICY_FILE = "policy.safetensors"
+"""Policy file of a training, and copy of the policy that a run started with."""
 
 
-def strategy(name: str, *, logs: Path | None = None, policy: Path | None = None) -> Search:
-    """The strategy of that name with its usual parameters; ``logs`` is where a learning one leaves
-    its curves for TensorBoard, ``policy`` the file that ``ppo`` begins with.
+def load_strategy_class(name: str) -> type[Search]:
+    """The class of a learning strategy.
 
-    Raises :class:`BadInput` for an unknown name or a policy that another strategy cannot use,
-    :class:`~nostall.core.MissingPart` where the extra is not installed.
+    Raises :class:`~nostall.core.MissingPart` if the extra ``nostall[rl]`` is not installed.
+    """
+    module, class_name = LEARNING_STRATEGIES[name]
+    strategy_class: type[Search] = getattr(import_module(module), class_name)
+    return strategy_class
+
+
+def make_strategy(name: str, *, logs: Path | None = None, policy: Path | None = None) -> Search:
+    """Create a strategy with its default parameters.
+
+    ``logs`` is the folder for the TensorBoard curves of a learning strategy, ``policy`` the policy
+    file that ``ppo`` starts with.  Raises :class:`BadInput` for an unknown name, or for a policy
+    with another strategy than ``ppo``, and :class:`~nostall.core.MissingPart` if the extra
+    ``nostall[rl]`` is not installed.
     """
     if policy is not None and name != "ppo":
-        raise BadInput(f"strategy {name!r} begins with no policy; leave it out, or choose ppo")
-    if name in LEARNING:
-        given = {} if policy is None else {"policy": policy}
-        return need_learning(name)(logs=logs, **given)  # type: ignore[call-arg]
+        raise BadInput(
+            f"strategy {name!r} cannot use a policy file; leave --policy out, or use ppo"
+        )
+    if name in LEARNING_STRATEGIES:
+        options = {} if policy is None else {"policy": policy}
+        return load_strategy_class(name)(logs=logs, **options)  # type: ignore[call-arg]
     if name not in strategies:
-        known = ", ".join(sorted({*strategies, *LEARNING}))
-        raise BadInput(f"unknown strategy {name!r}; there are {known}; choose one of them")
+        known = ", ".join(sorted({*strategies, *LEARNING_STRATEGIES}))
+        raise BadInput(f"strategy {name!r} is unknown; allowed are {known}")
     return make(name)

@@ -1,4 +1,4 @@
-"""What a Triton kernel hears when it asks for what it is compiled (``tl.target_info``)."""
+"""Override the target that ``tl.target_info`` reports, to compile for a GPU that is not present."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Or one would put back what another one had put there."""
+_LOCK = threading.Lock()
+"""Held while the driver is replaced, because all threads share it."""
 
 
 @contextlib.contextmanager
-def told(driver: Any, target: Any) -> Iterator[None]:
-    """Make it ``target``, whatever GPU is there: Triton would tell of that one, or of none.
+def pretend_target(driver: Any, target: Any) -> Iterator[None]:
+    """Let kernels that are compiled in this context see ``target`` as the current target.
 
-    ``driver`` is ``triton.runtime.driver``, which all threads share: it stays as it is where the
-    GPU that is there is the target.
+    ``driver`` is ``triton.runtime.driver``.  Without this context, ``tl.target_info`` reports the
+    present GPU, or fails without one.  If the present GPU has that target, nothing is replaced.
     """
-    with _ONE_AT_A_TIME:
-        before = _active(driver)
-        if before is None or before.get_current_target() != target:
-            driver.set_active(_Target(target, before))
+    with _LOCK:
+        active = _active_driver(driver)
+        if active is None or active.get_current_target() != target:
+            driver.set_active(_TargetDriver(target, active))
             try:
                 yield
             finally:
-                driver._active = before
+                driver._active = active
             return
     yield
 
 
-def _active(driver: Any) -> Any:
-    """The driver of the GPU that is there; None where there is none."""
+def _active_driver(driver: Any) -> Any:
+    """The driver of the present GPU, or None without a GPU."""
     try:
         return driver.active
-    except RuntimeError:  # Triton's word for it
+    except RuntimeError:  # raised by Triton if there is no active driver
         return None
 
 
 @dataclass(frozen=True)
-class _Target:
-    """A driver that says another target; all else is that of the GPU that is there, if any."""
+class _TargetDriver:
+    """A driver with another target; all other attributes are those of the present GPU's driver."""
 
     target: Any
     real: Any

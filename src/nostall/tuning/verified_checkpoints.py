@@ -1,4 +1,4 @@
-"""The verifier looks at a learning strategy's checkpoints, not only at its result."""
+"""Verify the checkpoints of a learning strategy during the search, not only its result."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from time import monotonic
 from nostall.core import Checkpoint, Trial
 from nostall.sass.schedule import ScheduleSpace
 
-_SHARE = 0.1
+_MAX_TIME_SHARE = 0.1
+"""Share of the search time that verification may take."""
 
 
-class JudgedCheckpoints:
-    """Observer that has the best of each checkpoint judged before the checkpoint is written.
+class CheckpointVerifier:
+    """Observer that verifies the best schedule of a checkpoint before the checkpoint is written.
 
-    ``judge`` raises for a cubin that the verifier refuses, which ends the search.  Judging takes
-    at most a tenth of the time: a best that comes sooner is judged at a later checkpoint, or as
-    the result.
+    A schedule that comes too soon after the last verification, given the time share, is skipped; a
+    later checkpoint or the result is verified.
     """
 
-    def __init__(self, space: ScheduleSpace, judge: Callable[[bytes], object]) -> None:
-        self.space, self.judge = space, judge
-        self._last = space.dump(space.start())
-        self._due = monotonic()
+    def __init__(self, space: ScheduleSpace, verify: Callable[[bytes], object]) -> None:
+        """``verify`` raises an exception for an unsafe cubin, which ends the search."""
+        self.space, self.verify = space, verify
+        self._last_verified = space.dump(space.start())
+        self._next_time = monotonic()
 
     def on_trial(self, trial: Trial) -> None:
-        """Nothing to judge."""
+        """Do nothing."""
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        began = monotonic()
-        if checkpoint.best == self._last or began < self._due:
+        """Verify the best schedule if it is new and if the time share allows it."""
+        start = monotonic()
+        if checkpoint.best == self._last_verified or start < self._next_time:
             return
-        self.judge(self.space.impose(self.space.load(checkpoint.best)).to_cubin())
-        self._last = checkpoint.best
-        ended = monotonic()
-        self._due = ended + (ended - began) * (1 / _SHARE - 1)
+        self.verify(self.space.impose(self.space.load(checkpoint.best)).to_cubin())
+        self._last_verified = checkpoint.best
+        end = monotonic()
+        self._next_time = end + (end - start) * (1 / _MAX_TIME_SHARE - 1)

@@ -16,7 +16,7 @@ from benchmarks.kernels.inductor import Compiled, Launched, taken
 from nostall.core import BadInput
 from nostall.core.launch import Buffer, Constant
 from nostall.sass import Program
-from nostall.tuning.kernel_file import imported, jit_function
+from nostall.tuning.kernel_file import import_file, find_jit_function
 
 KEPT = {"BLOCK": 512}
 
@@ -53,8 +53,8 @@ def compiled() -> Compiled:
 
     path = EXAMPLES / "rmsnorm.py"
     options = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
-    with imported(path) as module:
-        function = jit_function(triton, module, path, "rmsnorm")
+    with import_file(path) as module:
+        function = find_jit_function(triton, module, path, "rmsnorm")
         kinds = ("*fp16", "*fp16", "*fp16", "i32", "i32", "fp32", "constexpr")
         signature = dict(zip(function.arg_names, kinds, strict=True))
         source = ASTSource(function, signature, KEPT)

@@ -18,7 +18,7 @@ from nostall.attach import first_call, launch_capture
 from nostall.core import BadInput, BadLaunch, LaunchSpec
 from nostall.store import Store
 from nostall.tuning.source import load_cubin
-from tests.unit.tuning.test_gpu_objective import Pretended
+from tests.unit.tuning.fake_device import FakeDevice
 
 ROOT = Path(__file__).resolve().parents[3]
 NVCC = ROOT / "examples" / "nvcc"
@@ -126,7 +126,7 @@ def _job(folder: Path) -> bytes:
     return source.cubin
 
 
-class FakeGpu(Pretended):
+class FakeGpu(FakeDevice):
     info: Mapping[str, str] = {"gpu": "A GPU of the tests", "driver_version": "1"}
 
     def __enter__(self) -> FakeGpu:

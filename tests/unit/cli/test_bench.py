@@ -1,4 +1,4 @@
-"""``nostall bench`` on a device that only pretends, and on a machine without a GPU."""
+"""``nostall bench`` with a fake device, and on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -17,49 +17,53 @@ from nostall.core import BadInput, MissingPart
 from nostall.gpu import Kernel, MeasurementPlan, Outcome, Timing, sanitizer
 from nostall.gpu.sanitizer import SanitizerReport
 from nostall.sass.binary.cubin import Cubin
-from tests.e2e.cli import LAUNCH, SMALL, nostall, refused
+from tests.e2e.cli import LAUNCH, SMALL, error_line, nostall
 
 ORIGINAL = SMALL.read_bytes()
 
 
-class Pretended:
-    """A candidate's fate is the last byte of its file; a cold cache costs a microsecond."""
+class FakeGpu:
+    """A device on which the last byte of a cubin decides its outcome.
 
-    info: Mapping[str, str] = {"gpu": "Pretended 9000"}
+    2: 20 % faster than the original; others: wrong outputs. A cold cache costs 1 us.
+    """
+
+    info: Mapping[str, str] = {"gpu": "Fake 9000"}
 
     def __init__(self, kernel: Kernel, plan: MeasurementPlan) -> None:
         if kernel.launch.trips:
             raise BadInput(f"{kernel.name} is not deterministic: 3 words of its outputs differ")
         self.plan = plan
 
-    def __enter__(self) -> Pretended:
+    def __enter__(self) -> FakeGpu:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        raise AssertionError("only the last comparison counts")
+        raise AssertionError("bench only compares")
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         assert checks == self.plan.inputs + 1 or self.plan.tolerance is not None
         if rounds == 3:
             return Outcome("hang", detail="no answer within 11.5 s")
         if cubin == ORIGINAL or cubin.endswith(b"2"):
-            one = (10e-6 + 1e-6 * self.plan.cold) * np.linspace(1.0, 1.001, rounds)
+            original = (10e-6 + 1e-6 * self.plan.cold) * np.linspace(1.0, 1.001, rounds)
             factor = 1.0 if cubin == ORIGINAL else 0.8
-            return Outcome("timed", Timing(*(tuple(one * k) for k in (1.0, factor, 1.0))))
+            samples = (tuple(original * k) for k in (1.0, factor, 1.0))
+            return Outcome("timed", Timing(*samples))
         return Outcome("wrong", detail="3 words of the outputs differ on fresh input 0")
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "LocalGpu", Pretended)
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "LocalGpu", FakeGpu)
 
 
 @pytest.fixture
 def candidate(tmp_path: Path) -> Path:
-    """Bytes that are a cubin, and not the original."""
+    """A cubin that differs from the original."""
     path = tmp_path / "b.cubin"
     path.write_bytes(ORIGINAL + b"2")
     Cubin.parse(path.read_bytes())
@@ -74,39 +78,43 @@ def run(
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as end:
         main()
-    said = capfd.readouterr()
+    output = capfd.readouterr()
     code: Any = end.value.code
-    return int(code or 0), said.out, said.err
+    return int(code or 0), output.out, output.err
 
 
-@pytest.mark.usefixtures("pretended")
-def test_the_unchanged_kernel_with_its_null(monkeypatch: Any, capfd: Any) -> None:
+@pytest.mark.usefixtures("fake_gpu")
+def test_the_original_is_compared_with_itself(monkeypatch: Any, capfd: Any) -> None:
     code, out, err = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH)
     assert (code, err) == (0, "")
-    assert "transpose on Pretended 9000, measured, warm caches" in out
-    assert "10.005" in out and "null: the original against itself gives [1.0000, 1.0000]" in out
+    assert "transpose on Fake 9000, measured, warm caches" in out
+    assert "10.005" in out and "null: original / original is in [1.0000, 1.0000]" in out
     assert "candidate" not in out
 
 
-@pytest.mark.usefixtures("pretended")
-def test_a_candidate_beside_it(monkeypatch: Any, capfd: Any, candidate: Path) -> None:
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_candidate_is_compared_with_the_original(
+    monkeypatch: Any, capfd: Any, candidate: Path
+) -> None:
     args = [SMALL, "--launch", LAUNCH, "--candidate", candidate]
     code, out, _ = run(monkeypatch, capfd, *args)
     assert code == 0 and "original / candidate: 1.2500 [1.2500, 1.2500]: faster" in out
     code, out, _ = run(monkeypatch, capfd, *args, "--format", "json", "--rounds", 20, "--cold")
-    said = json.loads(out)
-    assert code == 0 and said["verdict"] == "faster" and said["kind"] == "measured"
-    assert said["ratio"] == pytest.approx(1.25) and said["cold"] is True
-    assert {name: len(values) for name, values in said["samples"].items()} == {
+    document = json.loads(out)
+    assert code == 0 and document["verdict"] == "faster" and document["kind"] == "measured"
+    assert document["ratio"] == pytest.approx(1.25) and document["cold"] is True
+    assert {name: len(values) for name, values in document["samples"].items()} == {
         "original": 20,
         "candidate": 20,
         "null": 20,
     }
-    assert said["medians"]["original"] == pytest.approx(11.0055e-6)
+    assert document["medians"]["original"] == pytest.approx(11.0055e-6)
 
 
-@pytest.mark.usefixtures("pretended")
-def test_how_it_was_compared_is_said(monkeypatch: Any, capfd: Any, candidate: Path) -> None:
+@pytest.mark.usefixtures("fake_gpu")
+def test_the_output_states_how_outputs_were_compared(
+    monkeypatch: Any, capfd: Any, candidate: Path
+) -> None:
     args = [SMALL, "--launch", LAUNCH, "--candidate", candidate]
     code, out, _ = run(monkeypatch, capfd, *args)
     assert code == 0 and "outputs equal the original's bit by bit on 4 random inputs" in out
@@ -115,14 +123,14 @@ def test_how_it_was_compared_is_said(monkeypatch: Any, capfd: Any, candidate: Pa
     assert code == 0 and "warm caches, by CUPTI" in out
     assert "equal the original's within rtol 0.001, atol 1e-06 on 1000 random inputs" in out
     code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
-    said = json.loads(out)
-    assert (said["checks"], said["timing"]) == (1000, "cupti")
-    assert said["tolerance"] == {"rtol": 1e-3, "atol": 1e-6}
+    document = json.loads(out)
+    assert (document["checks"], document["timing"]) == (1000, "cupti")
+    assert document["tolerance"] == {"rtol": 1e-3, "atol": 1e-6}
 
 
-@pytest.mark.usefixtures("pretended")
+@pytest.mark.usefixtures("fake_gpu")
 @pytest.mark.parametrize(("answer", "expected"), [("clean", 0), ("errors", 1), ("did not run", 0)])
-def test_what_the_sanitizer_says(
+def test_errors_of_the_sanitizer_set_the_exit_code(
     monkeypatch: Any, capfd: Any, candidate: Path, answer: Any, expected: int
 ) -> None:
     monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
@@ -140,8 +148,8 @@ def test_what_the_sanitizer_says(
     assert json.loads(out)["sanitizer"]["racecheck"]["answer"] == answer
 
 
-@pytest.mark.usefixtures("pretended")
-def test_without_the_sanitizer(monkeypatch: Any, capfd: Any) -> None:
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_missing_sanitizer_is_an_error(monkeypatch: Any, capfd: Any) -> None:
     def missing() -> str:
         raise MissingPart("compute-sanitizer is not on the PATH")
 
@@ -150,28 +158,28 @@ def test_without_the_sanitizer(monkeypatch: Any, capfd: Any) -> None:
     assert (code, out) == (3, "") and len(err.splitlines()) == 1
 
 
-@pytest.mark.usefixtures("pretended")
-def test_a_candidate_that_computes_something_else(
-    monkeypatch: Any, capfd: Any, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_candidate_with_wrong_outputs(monkeypatch: Any, capfd: Any, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.cubin"
     wrong.write_bytes(ORIGINAL + b"1")
     args = [SMALL, "--launch", LAUNCH, "--candidate", wrong]
     code, out, err = run(monkeypatch, capfd, *args)
     assert (code, err) == (1, "")
-    assert out.startswith(f"{wrong}: does not compute what the original does: 3 words")
+    assert out.startswith(f"{wrong}: its outputs differ from the original's: 3 words")
     code, out, _ = run(monkeypatch, capfd, *args, "--format", "json")
     assert code == 1 and json.loads(out)["fate"] == "wrong"
 
 
-@pytest.mark.usefixtures("pretended")
-def test_an_original_that_does_not_end(monkeypatch: Any, capfd: Any) -> None:
+@pytest.mark.usefixtures("fake_gpu")
+def test_an_original_that_hangs(monkeypatch: Any, capfd: Any) -> None:
     code, out, _ = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH, "--rounds", 3)
-    assert code == 1 and out.startswith(f"{SMALL}: does not end: no answer")
+    assert code == 1 and out.startswith(f"{SMALL}: it hangs: no answer")
 
 
-@pytest.mark.usefixtures("pretended")
-def test_a_kernel_that_does_not_repeat_itself(monkeypatch: Any, capfd: Any, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_nondeterministic_kernel_is_an_error(
+    monkeypatch: Any, capfd: Any, tmp_path: Path
+) -> None:
     launch = tmp_path / "spec.toml"
     launch.write_text("[trips]\n0 = 2\n")
     code, out, err = run(monkeypatch, capfd, SMALL, "--launch", launch)
@@ -180,7 +188,7 @@ def test_a_kernel_that_does_not_repeat_itself(monkeypatch: Any, capfd: Any, tmp_
 
 
 @pytest.mark.parametrize(
-    ("args", "why"),
+    ("args", "message"),
     [
         ([], "--launch"),
         (["--launch", LAUNCH, "--rounds", 1], "2 or more"),
@@ -194,13 +202,15 @@ def test_a_kernel_that_does_not_repeat_itself(monkeypatch: Any, capfd: Any, tmp_
         (["--launch", LAUNCH, "--tolerance", "1,2,3"], "--tolerance is '1,2,3'"),
     ],
 )
-def test_bad_input_is_one_line(monkeypatch: Any, capfd: Any, args: list[Any], why: str) -> None:
+def test_bad_input_is_reported_on_one_line(
+    monkeypatch: Any, capfd: Any, args: list[Any], message: str
+) -> None:
     code, out, err = run(monkeypatch, capfd, SMALL, *args)
-    assert (code, out) == (2, "") and why in err and len(err.splitlines()) == 1
+    assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
 
 
 def test_without_a_gpu() -> None:
-    """Whatever machine this is: no device is visible, if there are bindings at all."""
+    """No device is visible, whether or not the machine has one."""
     done = nostall("bench", SMALL, "--launch", LAUNCH, CUDA_VISIBLE_DEVICES="-1")
-    line = refused(done, 3)
+    line = error_line(done, 3)
     assert "GPU" in line or "nostall[gpu]" in line

@@ -78,8 +78,8 @@ def test_a_run_prints_kernels_reasons_and_a_line_to_paste(tuned: tuple[str, Path
     (found,) = load_document(place).passes
     assert f"inference: {found.operators} operators in 1 kernel; 0 calls outside" in printed
     assert f"{found.operators} launches, modelled" in printed
-    assert "nostall's rules hold for 1 of 1 kernels compiled for sm_90" in printed
-    assert "the least modelled time of" in printed and "sass:" in printed
+    assert "verifier: accepts 1 of 1 kernels compiled for sm_90" in printed
+    assert "the lowest modelled time of" in printed and "sass:" in printed
     *_, report, following = printed.splitlines()
     assert report == f"report:   {place / 'report.html'}"
     words = shlex.split(following)
@@ -158,7 +158,7 @@ def test_measured_times_stand_beside_the_modelled_ones(
 
     on_a_gpu(monkeypatch, measure)
     printed = command(f"{file}:norm", "--measure", "--out", place)
-    assert "measured: each kernel on its own, on a GPU" in printed
+    assert "measured: each kernel alone, on a GPU" in printed
     document = load_document(place)
     (kernel,) = document.passes[0].kernels
     assert asked == list(kernel.launches) and document.measured_on == "a GPU"
@@ -198,7 +198,7 @@ def test_a_kernel_that_does_not_compile_is_no_failure(file: str, tmp_path: Path)
 
 def test_nothing_to_fuse_is_an_answer(file: str, tmp_path: Path) -> None:
     printed = command(f"{file}:sorted_only", "--explain", "--out", tmp_path / "run")
-    assert "there is nothing to fuse; --explain says why" in printed
+    assert "there is nothing to fuse; --explain prints the reasons" in printed
     assert "1 x aten.sort.default: unsupported operator" in printed
     assert printed.splitlines()[-1] == f"next:     nostall report {tmp_path / 'run'}"
 
@@ -207,7 +207,7 @@ def test_nothing_to_fuse_is_an_answer(file: str, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--dtype", "f17"], "--dtype is 'f17'; allowed are f64, f32, f16, bf16"),
-        (["--arch", "hopper"], "architecture 'hopper' is not understood; write it as sm_80"),
+        (["--arch", "hopper"], "architecture 'hopper' is unknown; write it as sm_80"),
         (["--arch", "sm_999"], "kernels cannot be tuned for sm_999; supported are sm_75"),
         (["--strategy", "best"], "--strategy is 'best'; allowed are explore, refined, "),
     ],

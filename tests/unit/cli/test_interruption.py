@@ -1,4 +1,4 @@
-"""Ctrl-C that was lost on its way is raised again at the next trial."""
+"""Ctrl-C whose exception was lost is raised again at the next trial."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ TRIAL = Trial(1, 1.0, True, 1.0, "move", 0, 0.1)
 
 
 def test_a_lost_interrupt_is_raised_again_once() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with Interruption() as heard:
-        heard.on_trial(TRIAL)
-        with suppress(KeyboardInterrupt):  # as a callback from compiled code would
+    handler = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        interruption.on_trial(TRIAL)
+        with suppress(KeyboardInterrupt):  # as in a callback from compiled code
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            heard.on_trial(TRIAL)
-        heard.on_trial(TRIAL)
-    assert signal.getsignal(signal.SIGINT) is before
+            interruption.on_trial(TRIAL)
+        interruption.on_trial(TRIAL)
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_background_job_stays_deaf() -> None:
-    """A shell starts `nostall tune &` with interrupts ignored: Ctrl-C is not meant for it."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_a_background_job_ignores_interrupts() -> None:
+    """A shell starts `nostall tune &` with interrupts ignored, because Ctrl-C is not for it."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Interruption() as heard:
+        with Interruption() as interruption:
             signal.raise_signal(signal.SIGINT)
-            heard.on_trial(TRIAL)
+            interruption.on_trial(TRIAL)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)

@@ -35,9 +35,9 @@ from nostall.gpu import (
 from nostall.sass import Program
 from nostall.sass.schedule import ScheduleSpace
 from nostall.search import Anneal
-from nostall.tuning.farm_search import Chain, Chains, run_chain, seeds
-from nostall.tuning.gpu_objective import MeasuredSchedules
-from nostall.tuning.job import Settings, Tuned, describe, tune
+from nostall.tuning.farm_search import Chain, ParallelChains, chain_seeds, run_chain
+from nostall.tuning.gpu_objective import GpuObjective
+from nostall.tuning.job import Settings, TuningResult, describe, tune
 from tests.unit.gpu.test_worker import make_fake
 
 distributed = pytest.importorskip("distributed")
@@ -85,21 +85,21 @@ def device_spec(make: Any) -> DeviceSpec:
     return DeviceSpec(Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan(), make)
 
 
-def tune_on(pool: Any, make: Any, run: Run | None = None) -> Tuned:
+def tune_on(pool: Any, make: Any, run: Run | None = None) -> TuningResult:
     spec = device_spec(make)
-    search = Chains(Anneal(), pool, spec)
+    search = ParallelChains(Anneal(), pool, spec)
     return tune(kernel(), search, SETTINGS, run=run, device=FarmDevice(pool, spec))
 
 
-def deterministic_part(tuned: Tuned) -> tuple[Any, ...]:
+def deterministic_part(tuned: TuningResult) -> tuple[Any, ...]:
     """The part of a result that does not depend on the workers and on time."""
     search = tuned.search
     numbers = (search.evaluations, search.start_measurement, search.best_measurement)
-    return (tuned.cubin, tuned.decision, tuned.moved, tuned.retimed, *numbers)
+    return (tuned.cubin, tuned.decision, tuned.num_moved, tuned.num_retimed, *numbers)
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Path]:
+def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuningResult, Path]:
     """The result of both chains on a single device, and the recording of its measurements."""
     folder = tmp_path_factory.mktemp("farm")
     with Run.create(folder / "run", "tune", describe(kernel(), SETTINGS)) as run:
@@ -118,19 +118,21 @@ def process_id(_: object) -> int:
     return os.getpid()
 
 
-def test_chains_equal_single_searches_with_their_seeds(single: tuple[Tuned, Path]) -> None:
-    assert seeds(7, 1) == [7] and len(set(seeds(7, 64))) == 64
+def test_chains_equal_single_searches_with_their_seeds(single: tuple[TuningResult, Path]) -> None:
+    assert chain_seeds(7, 1) == [7] and len(set(chain_seeds(7, 64))) == 64
     source = kernel()
     program = Program.from_cubin(source.cubin)
     space, budget = ScheduleSpace(program, program.kernel(source.kernel)), SETTINGS.budget
     results = []
-    for seed in seeds(SETTINGS.seed, 2):
-        measured = MeasuredSchedules(space, Synthetic(source.cubin))
+    for seed in chain_seeds(SETTINGS.seed, 2):
+        measured = GpuObjective(space, Synthetic(source.cubin))
         results.append(Anneal().run(space, measured, budget, seed=seed))
     pool, spec = InlinePool(), device_spec(make_recording)
-    measured = MeasuredSchedules(space, Synthetic(b""))
+    measured = GpuObjective(space, Synthetic(b""))
     pool.workers = 1
-    one_chain = Chains(Anneal(), pool, spec).run(space, measured, budget, seed=SETTINGS.seed)
+    one_chain = ParallelChains(Anneal(), pool, spec).run(
+        space, measured, budget, seed=SETTINGS.seed
+    )
     assert one_chain.checkpoint.best == results[0].checkpoint.best
     assert one_chain.best_measurement.value == results[0].best_measurement.value
     assert one_chain.evaluations == results[0].evaluations
@@ -140,7 +142,7 @@ def test_chains_equal_single_searches_with_their_seeds(single: tuple[Tuned, Path
 
 
 def test_the_result_does_not_change_if_a_worker_is_killed(
-    single: tuple[Tuned, Path], workers: Farm, tmp_path: Path
+    single: tuple[TuningResult, Path], workers: Farm, tmp_path: Path
 ) -> None:
     expected, path = single
     processes = sorted(set(workers.map(process_id, range(20))))
@@ -172,7 +174,7 @@ def make_replayed_and_report(
     return make_replayed(path, kernel, plan, ordinal)
 
 
-def test_the_run_directory_has_the_trials_of_all_chains(single: tuple[Tuned, Path]) -> None:
+def test_the_run_directory_has_the_trials_of_all_chains(single: tuple[TuningResult, Path]) -> None:
     run = Run.open(single[1].parent / "run")
     trials = list(run.trials())
     assert len(trials) == single[0].search.evaluations == 2 * (SETTINGS.evaluations or 0)
@@ -286,7 +288,7 @@ def test_ctrl_c_keeps_the_results_of_the_chains(workers: Farm, tmp_path: Path) -
     settings = replace(SETTINGS, evaluations=None, seconds=60.0)
     start = time.monotonic()
     with Interruption() as interruption, Run.create(tmp_path / "run", "tune", {}) as run:
-        search, device = Chains(Anneal(), workers, spec), FarmDevice(workers, spec)
+        search, device = ParallelChains(Anneal(), workers, spec), FarmDevice(workers, spec)
         tuned = tune(kernel(), search, settings, run=run, observers=[interruption], device=device)
     assert time.monotonic() - start < 30
     assert tuned.search.stopped == "interrupted" and tuned.decision is not None

@@ -15,7 +15,7 @@ from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
 from nostall.search.prefetch import ProposalPrefetcher
-from nostall.tuning.gpu_objective import MeasuredSchedules
+from nostall.tuning.gpu_objective import GpuObjective
 
 
 class Overlapped:
@@ -79,7 +79,7 @@ def test_a_search_with_overlap_is_the_search_without(
     trials: list[list[tuple[Any, ...]]] = []
     for device in (Synthetic(original), Overlapped(original)):
         recorder = TrialRecorder()
-        objective = MeasuredSchedules(space, device)
+        objective = GpuObjective(space, device)
         patched: list[Schedule] = []
         patch = objective._patcher.patch
         objective._patcher.patch = lambda s, p=patch, out=patched: out.append(s) or p(s)  # type: ignore[method-assign,func-returns-value]
@@ -89,7 +89,7 @@ def test_a_search_with_overlap_is_the_search_without(
             assert sum(prefetched) >= 55, "no proposal was prefetched"
             assert 100 < len(patched) < 130, "each candidate is patched once"
             assert device.prefetch_hits >= 55, "the next candidate was not prefetched"
-        assert objective.spent["patch"] > 0
+        assert objective.phase_seconds["patch"] > 0
         prefetched.clear()
     assert trials[0] == trials[1]
     assert {accepted for _, _, accepted, _, _ in trials[0]} == {True, False}
@@ -97,7 +97,7 @@ def test_a_search_with_overlap_is_the_search_without(
 
 def test_an_interruption_waits_for_the_pending_evaluation(space: ScheduleSpace) -> None:
     device = Overlapped(kernel().cubin)
-    objective = MeasuredSchedules(space, device)
+    objective = GpuObjective(space, device)
 
     def interrupted() -> Iterator[Schedule]:
         raise KeyboardInterrupt
@@ -159,7 +159,7 @@ def test_a_resumed_search_equals_an_uninterrupted_one(space: ScheduleSpace) -> N
     original, budget = kernel().cubin, Budget(evaluations=50)
     full, first, second = TrialRecorder(), Interrupting(23), TrialRecorder()
     for recorder, resume in ((full, None), (first, None), (second, first)):
-        objective = MeasuredSchedules(space, Overlapped(original))
+        objective = GpuObjective(space, Overlapped(original))
         checkpoint = resume.checkpoint if resume is not None else None
         Anneal().run(space, objective, budget, seed=2, observers=[recorder], resume=checkpoint)
     assert first.trials[:23] + second.trials == full.trials

@@ -1,4 +1,4 @@
-"""Several assemblers as starting points, with the real ones that Triton brings."""
+"""Assembly with several versions of ptxas: those that are installed with Triton."""
 
 from __future__ import annotations
 
@@ -16,69 +16,72 @@ from nostall.core import BadInput
 from nostall.gpu import Outcome, Timing
 from nostall.sass import Program, validate
 from nostall.tuning.assemblers import (
-    ASSEMBLER,
+    ASSEMBLER_KEY,
     Assembler,
-    Start,
-    assembled,
-    assemblers,
-    best,
-    by_device,
-    by_model,
-    chosen,
-    starts,
+    StartBinary,
+    assemble,
+    assemble_all,
+    compare_on_device,
+    compare_on_model,
+    fastest,
+    find_assemblers,
+    select_start,
 )
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 
 @pytest.fixture(scope="module")
 def source() -> Source:
-    # Triton 3.9 takes its newest assembler for sm_90, and older ones refuse that one's PTX.
+    # For sm_90 Triton 3.9 uses its newest assembler, whose PTX older ones reject.
     return compile_triton(EXAMPLES / "rmsnorm.py", "rmsnorm", None, "sm_80")
 
 
 @pytest.fixture(scope="module")
-def tools() -> list[Assembler]:
-    return assemblers()
+def installed() -> list[Assembler]:
+    return find_assemblers()
 
 
 @pytest.fixture(scope="module")
-def other(source: Source, tools: list[Assembler]) -> Source:
-    """The kernel by an assembler that the compiler did not use."""
-    return assembled(source, another(source, tools))
+def reassembled(source: Source, installed: list[Assembler]) -> Source:
+    """The kernel, assembled with a version that the compiler did not use."""
+    return assemble(source, other_assembler(source, installed))
 
 
-def another(source: Source, tools: list[Assembler]) -> Assembler:
-    return next(t for t in tools if t.version != source.provenance["ptxas"])
+def other_assembler(source: Source, installed: list[Assembler]) -> Assembler:
+    """An assembler that the compiler did not use."""
+    return next(a for a in installed if a.version != source.provenance["ptxas"])
 
 
-def test_each_version_is_found_once(source: Source, tools: list[Assembler]) -> None:
-    versions = [tool.version for tool in tools]
+def test_each_version_is_found_once(source: Source, installed: list[Assembler]) -> None:
+    versions = [assembler.version for assembler in installed]
     assert len(set(versions)) == len(versions) >= 2
     assert source.provenance["ptxas"] in versions
 
 
-def test_another_assembler_makes_another_legal_start(source: Source, other: Source) -> None:
-    assert other.cubin != source.cubin and validate(other.cubin).safe
-    assert Program.from_cubin(other.cubin).kernel(source.kernel).instructions
-    assert other.provenance[ASSEMBLER].startswith("ptxas ")
-    assert other.launch == source.launch
+def test_another_assembler_makes_another_safe_cubin(source: Source, reassembled: Source) -> None:
+    assert reassembled.cubin != source.cubin and validate(reassembled.cubin).safe
+    assert Program.from_cubin(reassembled.cubin).kernel(source.kernel).instructions
+    assert reassembled.provenance[ASSEMBLER_KEY].startswith("ptxas ")
+    assert reassembled.launch == source.launch
 
 
-def test_the_model_judges_all_and_the_provenance_lists_them(
-    source: Source, tools: list[Assembler]
+def test_the_provenance_lists_all_compared_binaries(
+    source: Source, installed: list[Assembler]
 ) -> None:
     broken = Assembler(Path("/bin/false"), "0.0.0")
-    found = starts(source, by_model(source), [another(source, tools), broken])
-    assert found[0].source is source and [s.kind for s in found] == [None, "modelled", None]
-    assert found[1].ratio is not None and not found[1].failure
-    assert found[2].ratio is None and found[2].version == "0.0.0" and found[2].failure
-    picked = chosen(found)
-    assert picked.cubin == best(found).source.cubin
-    assert picked.provenance["starts"].count("; ") == 2
+    assemblers = [other_assembler(source, installed), broken]
+    binaries = assemble_all(source, compare_on_model(source), assemblers)
+    assert binaries[0].source is source
+    assert [binary.kind for binary in binaries] == [None, "modelled", None]
+    assert binaries[1].ratio is not None and not binaries[1].failure
+    assert binaries[2].ratio is None and binaries[2].version == "0.0.0" and binaries[2].failure
+    start = select_start(binaries)
+    assert start.cubin == fastest(binaries).source.cubin
+    assert start.provenance["starts"].count("; ") == 2
 
 
-class Said:
-    """A device that says how long the other binary takes."""
+class FakeDevice:
+    """A device on which a candidate takes ``factor`` of the original's time; None: it is wrong."""
 
     info: Mapping[str, str] = MappingProxyType({})
 
@@ -86,50 +89,54 @@ class Said:
         self.factor = factor
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        raise AssertionError("a start is compared in a fresh process")
+        raise AssertionError("binaries are compared in a fresh process")
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         if self.factor is None:
             return Outcome("wrong", detail="3 words differ")
-        one = (1e-5,) * rounds
-        return Outcome("timed", Timing(one, (1e-5 * self.factor,) * rounds, one))
+        original = (1e-5,) * rounds
+        candidate = (1e-5 * self.factor,) * rounds
+        return Outcome("timed", Timing(original, candidate, original))
 
 
-@pytest.mark.parametrize(("factor", "changes"), [(0.9, True), (1.0, False), (None, False)])
-def test_a_measured_start_has_to_be_faster_and_right(
-    factor: float | None, changes: bool, source: Source, tools: list[Assembler]
+@pytest.mark.parametrize(("factor", "is_selected"), [(0.9, True), (1.0, False), (None, False)])
+def test_a_measured_binary_must_be_faster_and_correct(
+    factor: float | None, is_selected: bool, source: Source, installed: list[Assembler]
 ) -> None:
-    found = starts(source, by_device(Said(factor)), [another(source, tools)])
-    assert (chosen(found).cubin != source.cubin) == changes
-    assert ("3 words differ" in found[1].failure) == (factor is None)
+    compare = compare_on_device(FakeDevice(factor))
+    binaries = assemble_all(source, compare, [other_assembler(source, installed)])
+    assert (select_start(binaries).cubin != source.cubin) == is_selected
+    assert ("3 words differ" in binaries[1].failure) == (factor is None)
 
 
-def test_the_fastest_start_wins() -> None:
-    def start(ratio: float, faster: bool) -> Start:
-        made = replace(load_cubin(EXAMPLES / "nvcc" / "transpose.sm_90.cubin"), cubin=b"x")
-        return Start(made, str(ratio), ratio, faster)
+def test_the_fastest_binary_is_selected() -> None:
+    def binary(ratio: float, faster: bool) -> StartBinary:
+        source = replace(load_cubin(EXAMPLES / "nvcc" / "transpose.sm_90.cubin"), cubin=b"x")
+        return StartBinary(source, str(ratio), ratio, faster)
 
-    own = start(1.0, False)
-    assert best([own, start(1.2, False), start(1.05, True), start(1.1, True)]).version == "1.1"
-    assert best([own, start(0.9, False)]) is own
+    own = binary(1.0, False)
+    binaries = [own, binary(1.2, False), binary(1.05, True), binary(1.1, True)]
+    assert fastest(binaries).version == "1.1"
+    assert fastest([own, binary(0.9, False)]) is own
 
 
-def test_a_cubin_has_nothing_to_assemble() -> None:
+def test_a_cubin_file_cannot_be_assembled() -> None:
     cubin = load_cubin(EXAMPLES / "nvcc" / "transpose.sm_90.cubin")
     with pytest.raises(BadInput, match="no PTX"):
-        starts(cubin, lambda _: (1.0, False, "modelled"), [])
+        assemble_all(cubin, lambda _: (1.0, False, "modelled"), [])
 
 
-def test_the_command_says_which_starts_it_tried(
+def test_the_command_prints_the_compared_binaries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     target = f"{EXAMPLES / 'rmsnorm.py'}:rmsnorm"
-    words = ["nostall", "tune", target, "--assemblers", "--arch", "sm_80"]
+    command = ["nostall", "tune", target, "--assemblers", "--arch", "sm_80"]
     monkeypatch.setattr(
-        sys, "argv", [*words, "--evaluations", "3", "--quiet", "--out", str(tmp_path / "run")]
+        sys, "argv", [*command, "--evaluations", "3", "--quiet", "--out", str(tmp_path / "run")]
     )
     with pytest.raises(SystemExit) as end:
         main()
-    shown = capfd.readouterr()
-    assert end.value.code in (0, None), shown.err
-    assert "starts:" in shown.out and "the compiler's" in shown.out
+    output = capfd.readouterr()
+    assert end.value.code in (0, None), output.err
+    assert "start:    " in output.out and "(compared: ptxas " in output.out
+    assert "the compiler's" in output.out

@@ -1,4 +1,4 @@
-"""Sources: Triton functions compiled without a GPU."""
+"""Compilation of Triton kernels without a GPU, and their launches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nostall.core import (
 )
 from nostall.tuning import kernel_file
 from nostall.tuning import source as module
-from nostall.tuning.source import Source, compile_triton, launch_of
+from nostall.tuning.source import Source, compile_triton, load_launch
 
 triton = pytest.importorskip("triton")
 
@@ -109,21 +109,22 @@ def kernels(tmp_path: Path) -> Path:
     return path
 
 
-def parameters(source: Source, tmp_path: Path) -> int:
-    """Parameters of the kernel, counted from the cubin's own records (attribute 0x17)."""
+def count_parameters(source: Source, tmp_path: Path) -> int:
+    """Number of parameters of a kernel, from the records of its cubin (attribute 0x17)."""
     path = tmp_path / "counted.cubin"
     path.write_bytes(source.cubin)
     with path.open("rb") as file:
         info = ELFFile(file).get_section_by_name(f".nv.info.{source.kernel}").data()
-    count = place = 0
-    while place < len(info):
-        form, code, size = struct.unpack_from("<BBH", info, place)
-        count += code == 0x17
-        place += 4 + (size if form == 4 else 0)
+    count = offset = 0
+    while offset < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, offset)
+        count += attribute == 0x17
+        offset += 4 + (size if form == 4 else 0)
     return count
 
 
-def passed(launch: LaunchSpec | None) -> list[Buffer | Scalar]:
+def passed_arguments(launch: LaunchSpec | None) -> list[Buffer | Scalar]:
+    """The arguments that are not compiled in."""
     assert launch is not None
     return [arg for arg in launch.args if not isinstance(arg, Constant)]
 
@@ -142,15 +143,13 @@ def test_an_example_compiles(tmp_path: Path) -> None:
     assert "num_stages=4" in source.provenance["options"]
 
 
-def test_the_launch_has_exactly_the_parameters_of_the_machine_code(
-    kernels: Path, tmp_path: Path
-) -> None:
+def test_the_launch_has_the_parameters_of_the_machine_code(kernels: Path, tmp_path: Path) -> None:
     for name in ("scale", "scale@strided", "fixed", "tuned"):
         source = compile_triton(kernels, name, None, "sm_80")
-        assert parameters(source, tmp_path) == len(passed(source.launch)), name
+        assert count_parameters(source, tmp_path) == len(passed_arguments(source.launch)), name
 
 
-def test_a_one_is_folded_and_scratch_is_appended(kernels: Path) -> None:
+def test_a_scalar_of_one_is_folded_and_scratch_is_appended(kernels: Path) -> None:
     launch = compile_triton(kernels, "scale", None, "sm_80").launch
     assert launch is not None
     assert [arg.name for arg in launch.args] == [
@@ -172,15 +171,15 @@ def test_descriptors_get_a_scratch_buffer() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, 2, 15, 16, 17, 32, 1000, -16, -1, 2**20 + 1])
-def test_integers_are_specialised_as_by_the_launcher(kernels: Path, value: int) -> None:
+def test_integers_are_specialized_as_by_the_launcher(kernels: Path, value: int) -> None:
     jit = pytest.importorskip("triton.runtime.jit")
     from triton.backends.nvidia.compiler import CUDABackend
 
     kind, key = jit.native_specialize_impl(CUDABackend, value, False, True, True)
-    with kernel_file.imported(kernels) as loaded:
+    with kernel_file.import_file(kernels) as loaded:
         function = loaded.scale
         args = {arg.name: arg for arg in loaded.launch(n=value).args}
-        signature, constants, attributes = module._specialised(function, args, "scale")
+        signature, constants, attributes = module._specialize(function, args, "scale")
     assert signature["n"] == kind
     assert ("n" in constants) == (kind == "constexpr")
     assert ((2,) in attributes) == (key == "D")
@@ -188,7 +187,7 @@ def test_integers_are_specialised_as_by_the_launcher(kernels: Path, value: int) 
     assert (1,) in attributes
 
 
-def test_a_parameter_may_refuse_specialisation(kernels: Path) -> None:
+def test_do_not_specialize_is_respected(kernels: Path) -> None:
     launch = compile_triton(kernels, "fixed", None, "sm_80").launch
     assert launch is not None
     assert launch.args[2] == Scalar(name="n", dtype="i32", value=1)
@@ -197,31 +196,31 @@ def test_a_parameter_may_refuse_specialisation(kernels: Path) -> None:
 
 def test_divisibility_changes_the_code(kernels: Path) -> None:
     def spec(n: int) -> LaunchSpec:
-        with kernel_file.imported(kernels) as loaded:
-            made: LaunchSpec = loaded.launch(n=n)
-            return made
+        with kernel_file.import_file(kernels) as loaded:
+            launch: LaunchSpec = loaded.launch(n=n)
+            return launch
 
     aligned = compile_triton(kernels, "scale", spec(1024), "sm_80").cubin
     ragged = compile_triton(kernels, "scale", spec(1023), "sm_80").cubin
     assert aligned != ragged
 
 
-def test_variants_and_plain_tables(kernels: Path) -> None:
+def test_variants_and_dict_entries_of_launches(kernels: Path) -> None:
     for name, stride in (("scale@strided", 2), ("scale@dict", 3)):
         launch = compile_triton(kernels, name, None, "sm_80").launch
         assert launch is not None
         assert launch.args[3] == Scalar(name="stride", dtype="i32", value=stride)
 
 
-def test_arguments_may_stand_in_any_order(kernels: Path) -> None:
-    usual = compile_triton(kernels, "scale", None, "sm_80")
-    with kernel_file.imported(kernels) as loaded:
+def test_arguments_may_be_in_any_order(kernels: Path) -> None:
+    source = compile_triton(kernels, "scale", None, "sm_80")
+    with kernel_file.import_file(kernels) as loaded:
         launch = loaded.launch()
-    turned = launch.model_copy(update={"args": launch.args[::-1]})
-    assert compile_triton(kernels, "scale", turned, "sm_80").launch == usual.launch
+    reversed_args = launch.model_copy(update={"args": launch.args[::-1]})
+    assert compile_triton(kernels, "scale", reversed_args, "sm_80").launch == source.launch
 
 
-def test_compiling_is_repeatable_and_leaves_no_trace(
+def test_compilation_is_deterministic_and_has_no_side_effects(
     kernels: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -240,7 +239,7 @@ def test_compiling_is_repeatable_and_leaves_no_trace(
     assert capfd.readouterr() == ("", "")
 
 
-def test_functions_that_are_not_inlined_have_stable_names() -> None:
+def test_functions_that_are_not_inlined_keep_their_names() -> None:
     path = ROOT / "tests" / "corpus" / "kernels" / "control.py"
     first = compile_triton(path, "device_calls", None, "sm_90")
     assert b"control._row_norm" in first.cubin
@@ -254,19 +253,19 @@ def test_a_file_may_have_the_name_of_a_module_in_use(tmp_path: Path) -> None:
         path = tmp_path / folder / "struct.py"
         path.write_text(KERNELS.replace("import triton\n", "import triton, sizes\n", 1))
         (tmp_path / folder / "sizes.py").write_text(f"BLOCK = {block}\n")
-        with kernel_file.imported(path) as loaded:
+        with kernel_file.import_file(path) as loaded:
             assert block == loaded.sizes.BLOCK
         assert compile_triton(path, "scale", None, "sm_80").kernel == "scale"
         assert sys.modules["struct"] is struct
 
 
 def test_compile_options_are_passed_on(kernels: Path) -> None:
-    usual = compile_triton(kernels, "scale", None, "sm_90")
+    single = compile_triton(kernels, "scale", None, "sm_90")
     clustered = compile_triton(kernels, "scale", None, "sm_90", options={"num_ctas": 2})
-    assert usual.launch is not None
+    assert single.launch is not None
     assert clustered.launch is not None
     assert clustered.launch.cluster == (2, 1, 1)
-    assert clustered.launch.grid[0] == 2 * usual.launch.grid[0]
+    assert clustered.launch.grid[0] == 2 * single.launch.grid[0]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +279,7 @@ def test_compile_options_are_passed_on(kernels: Path) -> None:
         ("greedy", BadLaunch, ("shared memory", "166912", "fewer than 8 stages")),
     ],
 )
-def test_what_cannot_be_compiled(
+def test_kernels_that_cannot_be_compiled(
     kernels: Path, name: str, kind: type[NostallError], words: tuple[str, ...]
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -304,7 +303,7 @@ def test_what_cannot_be_compiled(
 def test_arguments_that_do_not_match(
     kernels: Path, change: dict[str, object], words: tuple[str, ...]
 ) -> None:
-    with kernel_file.imported(kernels) as loaded:
+    with kernel_file.import_file(kernels) as loaded:
         launch = loaded.launch()
     args = [arg for arg in launch.args if arg.name != change.get("drop")]
     if "add" in change:
@@ -326,7 +325,7 @@ def test_arguments_that_do_not_match(
         ("x = 1\n", ("no kernel 'scale'", "(none)")),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+def test_files_that_cannot_be_imported(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
     path = tmp_path / "file.py"
     path.write_text(text)
     with pytest.raises(BadInput) as caught:
@@ -340,19 +339,19 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: tuple[str, 
 
 
 @pytest.mark.parametrize("arch", ["sm_999", "sm_103", "sm_70"])
-def test_no_compiler_is_asked_for_an_unknown_architecture(kernels: Path, arch: str) -> None:
-    """LLVM ends the process over some of them."""
+def test_unsupported_architectures_are_not_compiled(kernels: Path, arch: str) -> None:
+    """LLVM ends the process for some of them."""
     with pytest.raises(UnsupportedArchitecture, match=f"for {arch}; supported are sm_75, "):
         compile_triton(kernels, "scale", None, arch)
 
 
 @pytest.mark.parametrize("arch", ["90", "sm90", "sm_9", "ampere", "compute_90", ""])
-def test_architectures_that_are_not_understood(kernels: Path, arch: str) -> None:
+def test_architectures_with_another_syntax(kernels: Path, arch: str) -> None:
     with pytest.raises(BadInput, match="sm_80, sm_90"):
         compile_triton(kernels, "scale", None, arch)
 
 
-def test_triton_is_missing(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingPart, match=r"pip install 'nostall\[triton\]'") as caught:
         compile_triton(kernels, "scale", None, "sm_80")
@@ -360,7 +359,7 @@ def test_triton_is_missing(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0", "2.1.0"])
-def test_triton_is_of_another_version(
+def test_an_unsupported_version_of_triton(
     kernels: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
@@ -368,17 +367,17 @@ def test_triton_is_of_another_version(
         compile_triton(kernels, "scale", None, "sm_80")
 
 
-def test_the_oldest_triton_works_too(kernels: Path) -> None:
+def test_the_oldest_supported_triton(kernels: Path) -> None:
     old = ROOT / ".cache" / "triton-3.6.0"
     if not old.is_dir():
         pytest.skip("no Triton 3.6.0 in .cache (see tests/corpus/build.py)")
-    program = (
+    code = (
         "import sys; from pathlib import Path; from nostall.tuning.source import compile_triton\n"
         "s = compile_triton(Path(sys.argv[1]), 'scale', None, 'sm_90')\n"
         "print(s.provenance['compiler'], s.launch.block[0])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(kernels)],
+        [sys.executable, "-c", code, str(kernels)],
         env=os.environ | {"PYTHONPATH": str(old)},
         capture_output=True,
         text=True,
@@ -387,17 +386,16 @@ def test_the_oldest_triton_works_too(kernels: Path) -> None:
     assert done.stdout == "triton 3.6.0 64\n"
 
 
-def test_further_shapes_follow_the_compiled_kernel(kernels: Path) -> None:
-    """What is folded in is left out; what the compiler took for granted must stay so."""
+def test_variants_of_a_launch_must_fit_the_compiled_kernel(kernels: Path) -> None:
+    """Values that are compiled in are omitted; properties that the compiler used must hold."""
 
     def compiled(**values: int) -> LaunchSpec:
-        base = launch_of(kernels, "scale")
+        base = load_launch(kernels, "scale")
         shape = LaunchVariant(grid=(4, 1, 1), values=dict(values), buffers={"x": (512,)})
-        found = compile_triton(
-            kernels, "scale", base.model_copy(update={"shapes": (shape,)}), "sm_80"
-        )
-        assert found.launch is not None
-        return found.launch
+        launch = base.model_copy(update={"shapes": (shape,)})
+        source = compile_triton(kernels, "scale", launch, "sm_80")
+        assert source.launch is not None
+        return source.launch
 
     launch = compiled(n=999, stride=1)
     assert LaunchSpec.model_validate(launch.model_dump()) == launch

@@ -1,4 +1,4 @@
-"""Sources: cubin files, and files that are none."""
+"""Loading of cubin files, and errors for other files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_cubin_with_several_kernels_needs_a_name() -> None:
         load_cubin(path, "horner")
 
 
-def test_files_that_are_no_cubins(tmp_path: Path) -> None:
+def test_files_that_are_not_cubins(tmp_path: Path) -> None:
     path = tmp_path / "file.cubin"
     with pytest.raises(BadInput, match="cannot read cubin"):
         load_cubin(path)
@@ -47,6 +47,6 @@ def test_files_that_are_no_cubins(tmp_path: Path) -> None:
         load_cubin(path)
     with pytest.raises(BadBinary, match="machine"):
         load_cubin(Path(sys.executable))
-    for refused in ("refused.sm_103.cubin", "refused.sm_121.cubin"):
+    for unsupported in ("refused.sm_103.cubin", "refused.sm_121.cubin"):
         with pytest.raises(UnsupportedArchitecture, match=r"sm_1[02][13].*supported"):
-            load_cubin(NVCC / refused)
+            load_cubin(NVCC / unsupported)

@@ -1,4 +1,4 @@
-"""From a tuning run into the store, and from a bundle once it is verified here."""
+"""Records of tuning results in the store, and records of bundles that are imported."""
 
 from __future__ import annotations
 
@@ -7,151 +7,148 @@ from pathlib import Path
 
 import pytest
 
-from nostall.cli import tune as cli
-from nostall.core import BadInput, LaunchSpec
+from nostall.cli import tune as command
+from nostall.core import BadInput
 from nostall.sass.binary.cubin import Cubin
 from nostall.search import Anneal
 from nostall.store import BadBundle, BadStore, Store, bundle
 from nostall.store.artefacts import content_hash
-from nostall.tuning.job import Settings, Tuned, notes_on, tune
-from nostall.tuning.source import Source, load_cubin
-from nostall.tuning.store_records import import_bundle, record
+from nostall.tuning.job import Settings, TuningResult, tune
+from nostall.tuning.result_records import cubin_notes
+from nostall.tuning.store_records import import_bundle, record_result
 from tests.unit.attach.variants import keep_variant
 from tests.unit.store.records import provenance
-from tests.unit.tuning.test_gpu_objective import SETTINGS, Pretended
+from tests.unit.tuning.fake_device import SETTINGS, FakeDevice, load_example
 
-NVCC = Path(__file__).resolve().parents[3] / "examples" / "nvcc"
-ABOUT = {"gpu": "A GPU", "architecture": "sm_90", "driver_version": "580.1"}
-
-
-def _source(kernel: str = "dot_product") -> Source:
-    launch = LaunchSpec.from_toml(NVCC / f"{kernel}.toml")
-    return load_cubin(NVCC / f"{kernel}.sm_90.cubin", None, launch)
+DEVICE_INFO = {"gpu": "A GPU", "architecture": "sm_90", "driver_version": "580.1"}
 
 
 @pytest.fixture(scope="module")
-def measured() -> Tuned:
-    source = _source()
-    return tune(source, Anneal(), SETTINGS, device=Pretended(0.9, 0.8, source.cubin))
+def measured() -> TuningResult:
+    """A measured gain."""
+    source = load_example()
+    return tune(source, Anneal(), SETTINGS, device=FakeDevice(0.9, 0.8, source.cubin))
 
 
-def test_a_measured_gain_with_all_that_is_known(tmp_path: Path, measured: Tuned) -> None:
-    source, store, tuned = _source(), Store(tmp_path), measured
-    row = record(store, source, SETTINGS, tuned, ABOUT)
-    known = store.provenance(row)
-    assert (known.kind, known.gpu, known.device) == ("measured", "A GPU", ABOUT)
-    assert (known.original, known.optimised) == (
+def test_the_record_of_a_measured_gain(tmp_path: Path, measured: TuningResult) -> None:
+    source, store = load_example(), Store(tmp_path)
+    row = record_result(store, source, SETTINGS, measured, DEVICE_INFO)
+    provenance = store.provenance(row)
+    assert (provenance.kind, provenance.gpu) == ("measured", "A GPU")
+    assert provenance.device == DEVICE_INFO
+    assert (provenance.original, provenance.optimised) == (
         content_hash(source.cubin),
-        content_hash(tuned.cubin),
+        content_hash(measured.cubin),
     )
-    assert known.architecture == "sm_90"
-    assert known.verified.safe
-    assert known.verified.checked == tuned.verdict.checked
-    assert known.comparison is not None
-    assert known.comparison.ratio == pytest.approx(1.25)
-    assert known.comparison.triples == SETTINGS.rounds
-    assert known.launch is not None and known.launch["block"] == list(source.launch.block)  # type: ignore[union-attr]
-    assert known.toolchain["compiler"] == "cubin file"
-    found = store.lookup(source.cubin, gpu="A GPU", architecture="sm_90").cubin
-    assert found is not None and found.data == tuned.cubin
+    assert provenance.architecture == "sm_90"
+    assert provenance.verified.safe
+    assert provenance.verified.checked == measured.verdict.checked
+    assert provenance.comparison is not None
+    assert provenance.comparison.ratio == pytest.approx(1.25)
+    assert provenance.comparison.triples == SETTINGS.rounds
+    assert provenance.launch is not None and provenance.launch["block"] == list(source.launch.block)  # type: ignore[union-attr]
+    assert provenance.toolchain["compiler"] == "cubin file"
+    stored = store.lookup(source.cubin, gpu="A GPU", architecture="sm_90").cubin
+    assert stored is not None and stored.data == measured.cubin
 
 
-def test_what_was_measured_is_not_called_unmeasured() -> None:
-    assert "not measured on this architecture" in notes_on(100, "modelled")
-    assert ".nv.capmerc keeps the original code" in notes_on(100, "measured")
-    assert not any("not measured" in note for note in notes_on(100, "measured"))
-    assert len(notes_on(90, "modelled")) == 1
+def test_notes_depend_on_architecture_and_kind() -> None:
+    assert "not measured on this architecture" in cubin_notes(100, "modelled")
+    assert ".nv.capmerc keeps the original code" in cubin_notes(100, "measured")
+    assert not any("not measured" in note for note in cubin_notes(100, "measured"))
+    assert len(cubin_notes(90, "modelled")) == 1
 
 
-def test_a_modelled_gain_is_marked_so(tmp_path: Path) -> None:
-    source, store = _source("transpose"), Store(tmp_path)
+def test_the_record_of_a_modelled_gain(tmp_path: Path) -> None:
+    source, store = load_example("transpose"), Store(tmp_path)
     settings = Settings(evaluations=300)
-    tuned = tune(source, Anneal(), settings)
-    assert tuned.improved
-    row = record(store, source, settings, tuned, ABOUT)
+    result = tune(source, Anneal(), settings)
+    assert result.improved
+    row = record_result(store, source, settings, result, DEVICE_INFO)
     assert (row.kind, row.gpu) == ("modelled", None)
     assert store.lookup(source.cubin, gpu="A GPU").cubin is None
     assert store.lookup(source.cubin, modelled=True).cubin is not None
 
 
-def test_no_gain_is_no_record(tmp_path: Path, measured: Tuned) -> None:
-    source = _source()
-    same = replace(measured, improved=False, cubin=source.cubin)
+def test_a_result_without_gain_is_not_recorded(tmp_path: Path, measured: TuningResult) -> None:
+    source = load_example()
+    unimproved = replace(measured, improved=False, cubin=source.cubin)
     with pytest.raises(BadInput, match="nothing to record"):
-        record(Store(tmp_path), source, SETTINGS, same, ABOUT)
+        record_result(Store(tmp_path), source, SETTINGS, unimproved, DEVICE_INFO)
     assert not (tmp_path / "index.sqlite").exists()
 
 
 @pytest.mark.parametrize(
-    ("about", "wanted", "kept"),
+    ("device_info", "requested", "num_records"),
     [
-        (ABOUT, None, 1),
-        (ABOUT, True, 1),
-        (ABOUT, False, 0),
+        (DEVICE_INFO, None, 1),
+        (DEVICE_INFO, True, 1),
+        (DEVICE_INFO, False, 0),
         (None, None, 0),
         (None, False, 0),
     ],
 )
-def test_measured_gains_are_kept_unless_refused_and_modelled_ones_when_asked(
+def test_by_default_only_measured_gains_are_recorded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    measured: Tuned,
-    about: dict[str, str] | None,
-    wanted: bool | None,
-    kept: int,
+    measured: TuningResult,
+    device_info: dict[str, str] | None,
+    requested: bool | None,
+    num_records: int,
 ) -> None:
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path))
-    row = cli._keep(_source(), SETTINGS, measured, about, wanted)
-    assert len(Store().rows()) == kept
-    assert (row is not None) == bool(kept)
+    row = command.store_gain(load_example(), SETTINGS, measured, device_info, requested)
+    assert len(Store().rows()) == num_records
+    assert (row is not None) == bool(num_records)
 
 
-def test_a_store_that_does_not_work_spoils_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Tuned
+def test_an_unusable_store_is_an_error_only_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: TuningResult
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "file" / "home"))
-    assert cli._keep(_source(), SETTINGS, measured, ABOUT, None) is None
+    assert command.store_gain(load_example(), SETTINGS, measured, DEVICE_INFO, None) is None
     with pytest.raises(BadStore):
-        cli._keep(_source(), SETTINGS, measured, ABOUT, True)
+        command.store_gain(load_example(), SETTINGS, measured, DEVICE_INFO, True)
 
 
-def test_a_bundle_is_verified_here(tmp_path: Path) -> None:
-    there, here = Store(tmp_path / "there"), Store(tmp_path / "here")
-    keep_variant(there, _source().cubin)
-    bundle.write(there, there.rows(), tmp_path / "b")
-    (row,) = import_bundle(here, tmp_path / "b")
-    assert row == replace(there.rows()[0], source="imported")
-    assert here.lookup(_source().cubin, gpu=row.gpu).cubin is not None
+def test_the_records_of_a_bundle_are_imported(tmp_path: Path) -> None:
+    exporting, importing = Store(tmp_path / "exporting"), Store(tmp_path / "importing")
+    keep_variant(exporting, load_example().cubin)
+    bundle.write(exporting, exporting.rows(), tmp_path / "b")
+    (row,) = import_bundle(importing, tmp_path / "b")
+    assert row == replace(exporting.rows()[0], source="imported")
+    assert importing.lookup(load_example().cubin, gpu=row.gpu).cubin is not None
 
 
-def _swapped(original: bytes) -> bytes:
-    """Two neighbouring instructions exchanged without asking whether they may be."""
+def swap_instructions(original: bytes) -> bytes:
+    """Exchange two neighbouring instructions, which makes the cubin unsafe."""
     text = Cubin.parse(original).texts[0]
     at = text.file_offset + 16 * 4
-    one, two = original[at : at + 16], original[at + 16 : at + 32]
-    return original[:at] + two + one + original[at + 32 :]
+    first, second = original[at : at + 16], original[at + 16 : at + 32]
+    return original[:at] + second + first + original[at + 32 :]
 
 
 @pytest.mark.parametrize("forgery", ["unsafe", "no cubin", "architecture"])
-def test_a_forged_bundle_changes_nothing(tmp_path: Path, forgery: str) -> None:
-    """All hashes are right, and the provenance says that it is safe."""
-    there, here = Store(tmp_path / "there"), Store(tmp_path / "here")
-    original = _source().cubin
-    good = keep_variant(there, original)
+def test_a_forged_bundle_is_not_imported(tmp_path: Path, forgery: str) -> None:
+    """All hashes are right, and the provenance claims that the cubin is safe."""
+    exporting, importing = Store(tmp_path / "exporting"), Store(tmp_path / "importing")
+    original = load_example().cubin
+    good = keep_variant(exporting, original)
     if forgery == "architecture":
-        known = there.provenance(good).model_copy(update={"architecture": "sm_80"})
-        there.record(original, there.artefacts.get(good.optimised, "cubin"), known)
+        changed = exporting.provenance(good).model_copy(update={"architecture": "sm_80"})
+        optimised = exporting.artefacts.get(good.optimised, "cubin")
+        exporting.record(original, optimised, changed)
     else:
-        bad = _swapped(original) if forgery == "unsafe" else b"no cubin"
-        there.record(original, bad, provenance(original, bad))
-    bundle.write(there, there.rows(), tmp_path / "b")
+        bad = swap_instructions(original) if forgery == "unsafe" else b"no cubin"
+        exporting.record(original, bad, provenance(original, bad))
+    bundle.write(exporting, exporting.rows(), tmp_path / "b")
     with pytest.raises(BadBundle) as error:
-        import_bundle(here, tmp_path / "b")
-    wanted = {
-        "unsafe": "verifier refuses it",
+        import_bundle(importing, tmp_path / "b")
+    messages = {
+        "unsafe": "the verifier of this version rejects the cubin",
         "no cubin": "ELF",
-        "architecture": "does not fit the cubin",
+        "architecture": "does not match the cubin",
     }
-    assert wanted[forgery] in str(error.value)
-    assert here.rows() == []
+    assert messages[forgery] in str(error.value)
+    assert importing.rows() == []

@@ -13,8 +13,8 @@ from nostall import __version__
 from nostall.core import Run
 from nostall.core.files import write_atomically
 from nostall.report.fusion.picture import MAX_DRAWN, draw_pass
-from nostall.report.tune.page import NAME
-from nostall.report.units import Scale, amount, several
+from nostall.report.tune.page import REPORT_FILE
+from nostall.report.units import Scale, format_bytes, pluralize
 from nostall.tuning.fusing.document import FILE, Document, Pass, load_document
 
 SCHEMES = {
@@ -41,7 +41,7 @@ def write_page(path: Path) -> Path:
     """
     document = load_document(path)
     page = render(document, Run.open(path).record.command)
-    target = path / NAME
+    target = path / REPORT_FILE
     write_atomically(target, page.encode())
     return target
 
@@ -49,8 +49,8 @@ def write_page(path: Path) -> Path:
 def render(document: Document, command: str) -> str:
     """The HTML text of the page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["bytes"] = amount
-    environment.filters["several"] = several
+    environment.filters["bytes"] = format_bytes
+    environment.filters["several"] = pluralize
     environment.filters["us"] = Scale("s", 1e-6).number
     template = environment.from_string(_read("fusion.html"))
     return template.render(

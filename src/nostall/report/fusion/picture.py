@@ -16,7 +16,7 @@ from html import escape
 from markupsafe import Markup
 
 from nostall.report.fusion.layout import Layout, layered_layout
-from nostall.report.units import Scale, amount, several
+from nostall.report.units import Scale, format_bytes, pluralize
 from nostall.tuning.fusing.document import FusedKernel, GraphNode, Pass
 
 MAX_DRAWN = 1000
@@ -97,7 +97,7 @@ def draw_pass(
         parts.append(
             f'<path class="flow" data-from="{edge[0]}" data-to="{edge[1]}" '
             f'stroke-width="{_line_width(moved_bytes):.1f}" d="{_curve(route)}">'
-            f"<title>{escape(first)} → {escape(second)}: {amount(moved_bytes)}</title></path>"
+            f"<title>{escape(first)} → {escape(second)}: {format_bytes(moved_bytes)}</title></path>"
         )
     for at, (item, place, size) in enumerate(zip(items, layout.places, sizes, strict=True)):
         box = (*place, *size)
@@ -212,10 +212,11 @@ def _head_lines(item: Item) -> tuple[str, str, str]:
     assert kernel is not None
     scale = Scale("s", kernel.seconds_after)
     measured = "" if item.measured is None else f", measured {scale(item.measured)}"
-    saved = f"{amount(kernel.bytes_before)} → {amount(kernel.bytes_after)}"
+    saved = f"{format_bytes(kernel.bytes_before)} → {format_bytes(kernel.bytes_after)}"
     return (
         f"{item.title} {_shortened(kernel.plan)}",
-        f"{several(len(kernel.operators), 'operator')}, {several(len(kernel.launches), 'launch')}",
+        f"{pluralize(len(kernel.operators), 'operator')}, "
+        f"{pluralize(len(kernel.launches), 'launch')}",
         f"{saved}, {scale(kernel.seconds_after)}" + measured,
     )
 

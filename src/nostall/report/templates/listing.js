@@ -1,5 +1,5 @@
 "use strict";
-// The two listings side by side: blocks are drawn when they are opened.
+// Both listings side by side. A block is drawn when it is opened.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const panel = new Panel(data);
@@ -11,17 +11,17 @@ const longest = Math.max(1, ...data.sides.flatMap((s) => s.cycles.map((c) => (c 
 const drawn = new Map(); // block number -> { body, rows: visible positions, lines: position -> line }
 
 function control(side, i) {
-  const mine = data.sides[side].control[i], other = data.sides[1 - side].control[i];
-  if (mine === other) return mine;
-  const theirs = other.split(":");
-  return mine.split(":").map((part, at) => (part === theirs[at] ? part : `<span class=ch>${part}</span>`)).join(":");
+  const word = data.sides[side].control[i], otherWord = data.sides[1 - side].control[i];
+  if (word === otherWord) return word;
+  const otherFields = otherWord.split(":");
+  return word.split(":").map((field, at) => (field === otherFields[at] ? field : `<span class=ch>${field}</span>`)).join(":");
 }
 
 function reuse(side, i) {
-  const mine = data.sides[side].reuse[i];
-  const changed = mine !== data.sides[1 - side].reuse[i];
-  if (!mine && !changed) return "";
-  const text = mine ? `reuse ${[..."abc"].filter((_, s) => (mine >> s) & 1).join("")}` : "no reuse";
+  const flags = data.sides[side].reuse[i];
+  const changed = flags !== data.sides[1 - side].reuse[i];
+  if (!flags && !changed) return "";
+  const text = flags ? `reuse ${[..."abc"].filter((_, s) => (flags >> s) & 1).join("")}` : "no reuse";
   return ` <u class="${changed ? "ch" : ""}">${text}</u>`;
 }
 
@@ -39,12 +39,12 @@ function bar(cycles) {
 function row(side, at) {
   const i = data.sides[side].order[at];
   const cycles = data.sides[side].cycles[i];
-  const waited = cycles ? sum(cycles.slice(1)) : 0;
+  const stalled = cycles ? sum(cycles.slice(1)) : 0;
   const name = `row${moved.has(i) ? " moved" : ""}${state.filter && !state.filter(i) ? " dim" : ""}`;
   return `<div class="${name}" role="option" tabindex="-1" data-i="${i}" data-at="${at}" data-side="${side}">`
     + `<span class=off>${hex(i)}</span><span class=ctl>${control(side, i)}</span>`
     + `<span class=txt title="${esc(data.text[i])}">${colour(data.text[i])}${reuse(side, i)}</span>`
-    + `<span class=cyc>${waited ? waited.toLocaleString("en") : ""}</span><span class=bar>${bar(cycles)}</span></div>`;
+    + `<span class=cyc>${stalled ? stalled.toLocaleString("en") : ""}</span><span class=bar>${bar(cycles)}</span></div>`;
 }
 
 function column(side, rows) {
@@ -65,20 +65,21 @@ function connector(lines, i, name) {
 
 // ---- filtering
 
-function test(text) {
-  const wanted = text.trim().toLowerCase();
-  if (!wanted) return null;
-  if (/^#\d+$/.test(wanted)) return (i) => i === Number(wanted.slice(1));
-  if (/^0x[0-9a-f]+$/.test(wanted)) {
-    const offset = parseInt(wanted, 16);
-    return (i) => i * 16 === offset || data.text[i].toLowerCase().includes(wanted);
+// The filter of a search text: a function of an original index, or null.
+function makeFilter(text) {
+  const query = text.trim().toLowerCase();
+  if (!query) return null;
+  if (/^#\d+$/.test(query)) return (i) => i === Number(query.slice(1));
+  if (/^0x[0-9a-f]+$/.test(query)) {
+    const offset = parseInt(query, 16);
+    return (i) => i * 16 === offset || data.text[i].toLowerCase().includes(query);
   }
-  if (/^u?[rp]\d+$/.test(wanted)) {
-    const name = new RegExp(`\\b${wanted}\\b`, "i");
+  if (/^u?[rp]\d+$/.test(query)) {
+    const name = new RegExp(`\\b${query}\\b`, "i");
     return (i) => name.test(data.text[i]);
   }
-  return (i) => data.text[i].toLowerCase().includes(wanted)
-    || data.sides.some((s) => s.control[i].toLowerCase().includes(wanted));
+  return (i) => data.text[i].toLowerCase().includes(query)
+    || data.sides.some((s) => s.control[i].toLowerCase().includes(query));
 }
 
 const differs = (i) => moved.has(i) || data.sides[0].control[i] !== data.sides[1].control[i]
@@ -113,11 +114,11 @@ function blockSummary(block, n) {
   if (block.moved.length) diff.push(`${block.moved.length} moved`);
   if (block.retimed) diff.push(`${block.retimed} control words changed`);
   const loops = block.loops.length ? `<span>in loop ${block.loops.join(", ")}</span>` : "";
-  const to = block.succ.length ? `<span>→ ${block.succ.map((s) => `B${s}`).join(" ")}</span>` : "<span>leaves</span>";
+  const to = block.succ.length ? `<span>→ ${block.succ.map((s) => `B${s}`).join(" ")}</span>` : "<span>exit</span>";
   const sums = block.cycles
     ? `<span class=sum>modelled warp cycles ${block.cycles[0].toLocaleString("en")} → ${block.cycles[1].toLocaleString("en")}</span>` : "";
   return `<b>B${n}</b><span>${hex(block.start)}–${hex(block.end - 1)}</span><span>${block.end - block.start} instructions</span>${loops}${to}`
-    + `<span class=${diff.length ? "diff" : "same"}>${diff.join(", ") || (block.shifted ? "re-ordered" : "unchanged")}</span>${sums}`;
+    + `<span class=${diff.length ? "diff" : "same"}>${diff.join(", ") || (block.shifted ? "reordered" : "unchanged")}</span>${sums}`;
 }
 
 function build() {
@@ -145,11 +146,11 @@ function redraw() {
   for (const details of blocks()) {
     const n = Number(details.dataset.n);
     const rows = visible(data.blocks[n]).length;
-    const narrowed = Boolean(state.filter || state.only);
+    const filtered = Boolean(state.filter || state.only);
     count += rows;
-    details.hidden = narrowed && !rows;
-    if (narrowed && rows && !details.open) { details.open = true; details.dataset.forced = "1"; }
-    if (!narrowed && details.dataset.forced) { details.open = false; delete details.dataset.forced; }
+    details.hidden = filtered && !rows;
+    if (filtered && rows && !details.open) { details.open = true; details.dataset.forced = "1"; }
+    if (!filtered && details.dataset.forced) { details.open = false; delete details.dataset.forced; }
     if (details.open && !details.hidden) draw(n);
   }
   $("matches").textContent = state.filter || state.only ? `${count} of ${data.text.length} rows` : "";
@@ -158,15 +159,15 @@ function redraw() {
 // ---- selection
 
 function mark(root) {
-  const chosen = state.selected;
+  const selected = state.selected;
   for (const r of root.querySelectorAll(".sel,.prod,.cons")) r.classList.remove("sel", "prod", "cons");
   for (const g of root.querySelectorAll("svg.gutter g")) g.innerHTML = "";
-  if (chosen < 0) return;
+  if (selected < 0) return;
   const paint = (i, name) => root.querySelectorAll(`.row[data-i="${i}"]`).forEach((r) => { r.classList.add(name); if (name === "sel") r.setAttribute("aria-selected", "true"); });
   root.querySelectorAll("[aria-selected]").forEach((r) => r.removeAttribute("aria-selected"));
-  paint(chosen, "sel");
-  panel.producers(chosen).forEach((i) => paint(i, "prod"));
-  panel.consumers(chosen).forEach((i) => paint(i, "cons"));
+  paint(selected, "sel");
+  panel.producers(selected).forEach((i) => paint(i, "prod"));
+  panel.consumers(selected).forEach((i) => paint(i, "cons"));
 }
 
 function select(i, { scroll = false, focus = false } = {}) {
@@ -180,14 +181,14 @@ function select(i, { scroll = false, focus = false } = {}) {
   $("panel").hidden = false;
   $("panel").scrollTop = 0;
   document.body.classList.add("panelled");
-  const chosen = drawn.get(n).body.querySelector(`.row[data-i="${i}"][data-side="${state.side}"]`);
-  if (scroll) chosen.scrollIntoView({ block: "nearest" });
-  if (scroll) reveal(chosen);
-  if (focus) chosen.focus({ preventScroll: true });
-  try { history.replaceState(null, "", `#i=${i}`); } catch { /* a page opened from a file may not */ }
+  const selected = drawn.get(n).body.querySelector(`.row[data-i="${i}"][data-side="${state.side}"]`);
+  if (scroll) selected.scrollIntoView({ block: "nearest" });
+  if (scroll) reveal(selected);
+  if (focus) selected.focus({ preventScroll: true });
+  try { history.replaceState(null, "", `#i=${i}`); } catch { /* not allowed for a page opened from a file */ }
 }
 
-// The panel and the column heads cover a part of the window.
+// Scroll an element out of the part of the window that the panel or the column heads cover.
 function reveal(element) {
   const box = element.getBoundingClientRect(), low = innerHeight * 0.56;
   if (box.bottom > low || box.top < 40) scrollBy(0, box.top - low / 2);
@@ -211,8 +212,8 @@ function clearFilter() {
 function step(by) {
   const n = panel.block[panel.sides[state.side].at[state.selected]];
   const rows = [...document.querySelectorAll(`details.block[open]:not([hidden]) .row[data-side="${state.side}"]`)];
-  const here = rows.findIndex((r) => Number(r.dataset.i) === state.selected);
-  const next = rows[here + by];
+  const current = rows.findIndex((r) => Number(r.dataset.i) === state.selected);
+  const next = rows[current + by];
   if (n >= 0 && next) select(Number(next.dataset.i), { scroll: true, focus: true });
 }
 
@@ -222,21 +223,21 @@ function hover(event) {
   for (const g of document.querySelectorAll("svg.gutter g:not(:empty)")) g.innerHTML = "";
   if (!r) return;
   const i = Number(r.dataset.i), block = drawn.get(Number(r.closest("details").dataset.n));
-  block.body.querySelectorAll(`.row[data-i="${i}"]`).forEach((twin) => twin.classList.add("hot"));
+  block.body.querySelectorAll(`.row[data-i="${i}"]`).forEach((row) => row.classList.add("hot"));
   block.body.querySelector("svg.gutter g").innerHTML = connector(block.lines, i, "hot");
 }
 
 // ---- events
 
 function fromFragment() {
-  const found = /^#i=(\d+)$/.exec(location.hash);
-  if (found) select(Number(found[1]), { scroll: true });
+  const match = /^#i=(\d+)$/.exec(location.hash);
+  if (match) select(Number(match[1]), { scroll: true });
 }
 
 function keys(event) {
-  const typing = /^(INPUT|TEXTAREA)$/.test(event.target.tagName);
-  if (event.key === "Escape") { if (typing) event.target.blur(); else deselect(); return; }
-  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const isTyping = /^(INPUT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.key === "Escape") { if (isTyping) event.target.blur(); else deselect(); return; }
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
   const focused = event.target.closest?.(".row[data-i]");
   if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
   else if ((event.key === "Enter" || event.key === " ") && focused) { event.preventDefault(); choose(focused); }
@@ -251,10 +252,10 @@ function choose(r) {
 }
 
 build();
-let pause = 0;
+let timer = 0;
 $("filter").addEventListener("input", () => {
-  clearTimeout(pause);
-  pause = setTimeout(() => { state.filter = test($("filter").value); redraw(); }, 120);
+  clearTimeout(timer);
+  timer = setTimeout(() => { state.filter = makeFilter($("filter").value); redraw(); }, 120);
 });
 $("only").addEventListener("change", () => { state.only = $("only").checked; redraw(); });
 $("open").addEventListener("click", () => blocks().forEach((d) => { d.open = true; }));

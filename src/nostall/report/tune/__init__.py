@@ -1,0 +1,1 @@
+"""HTML report of a run of ``nostall tune``."""

@@ -1,4 +1,4 @@
-"""How a learning strategy came on: what its episodes earned, as one inline SVG."""
+"""Figure of a learning run: the return of its episodes as an inline SVG."""
 
 from __future__ import annotations
 
@@ -15,61 +15,66 @@ from nostall.report.units import ticks
 from nostall.search.episodes import ANNEALING_MOVE, Episode
 
 _HEIGHT = 230
-MOST_POINTS = 80
-LEAST_EPISODES = 4
-"""Of a point; fewer have no quartiles worth the name."""
+MAX_POINTS = 80
+MIN_EPISODES = 4
+"""Episodes per point; fewer have no meaningful quartiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Episodes of consecutive rollouts; ``evaluations`` when the last of them ended.  What they
-    earned: mean and quartiles, in per cent of the original's throughput."""
+    """Returns of the episodes of consecutive rollouts, in per cent of the original's throughput."""
 
     evaluations: int
+    """Evaluations of the search when the last episode ended."""
     mean: float
     low: float
+    """Lower quartile."""
     high: float
+    """Upper quartile."""
 
 
-def seeded(trials: Sequence[Trial]) -> int:
-    """Evaluations that were annealing, before the strategy played."""
+def count_annealing_trials(trials: Sequence[Trial]) -> int:
+    """Evaluations by annealing, which precede the episodes of a learning strategy."""
     return sum(trial.move == ANNEALING_MOVE for trial in trials)
 
 
-def points(episodes: Sequence[Episode]) -> list[Point]:
-    """At most ``MOST_POINTS``, each of whole rollouts and at least ``LEAST_EPISODES`` episodes (the
-    last may have fewer rollouts than the others, and takes in what is left over)."""
+def group_episodes(episodes: Sequence[Episode]) -> list[Point]:
+    """At most :data:`MAX_POINTS` points of full rollouts, each of at least :data:`MIN_EPISODES`.
+
+    The last rollouts are merged into the previous point if they have too few episodes.
+    """
     rollouts = [list(group) for _, group in groupby(episodes, key=lambda e: e.rollout)]
-    size = max(LEAST_EPISODES, -(-len(episodes) // MOST_POINTS))
+    size = max(MIN_EPISODES, -(-len(episodes) // MAX_POINTS))
     groups: list[list[Episode]] = []
     for rollout in rollouts:
         if groups and len(groups[-1]) < size:
             groups[-1] += rollout
         else:
             groups.append(rollout)
-    if len(groups) > 1 and len(groups[-1]) < LEAST_EPISODES:
+    if len(groups) > 1 and len(groups[-1]) < MIN_EPISODES:
         groups[-2] += groups.pop()
-    found = []
+    points = []
     for group in groups:
-        earned = [e.total_reward for e in group]
-        low, high = np.quantile(earned, (0.25, 0.75))
-        found.append(Point(group[-1].evaluations, float(np.mean(earned)), float(low), float(high)))
-    return found
+        returns = [episode.total_reward for episode in group]
+        low, high = np.quantile(returns, (0.25, 0.75))
+        mean = float(np.mean(returns))
+        points.append(Point(group[-1].evaluations, mean, float(low), float(high)))
+    return points
 
 
-def returns(episodes: Sequence[Episode], kind: str) -> Markup:
-    """The figure; empty where fewer than two points could be drawn."""
-    shown = points(episodes)
-    if len(shown) < 2:
+def draw_returns(episodes: Sequence[Episode], kind: str) -> Markup:
+    """The figure; empty if there are fewer than two points."""
+    points = group_episodes(episodes)
+    if len(points) < 2:
         return Markup("")
-    frame = _frame(shown)
-    upper = [frame.at(p.evaluations, p.high) for p in shown]
-    lower = [frame.at(p.evaluations, p.low) for p in reversed(shown)]
-    means = "L".join(frame.at(p.evaluations, p.mean) for p in shown)
-    values = ((tick, f"{tick:.6g} %") for tick in ticks(frame.low, frame.high, 4))
+    plot = _plot(points)
+    upper = [plot.point(p.evaluations, p.high) for p in points]
+    lower = [plot.point(p.evaluations, p.low) for p in reversed(points)]
+    means = "L".join(plot.point(p.evaluations, p.mean) for p in points)
+    values = ((tick, f"{tick:.6g} %") for tick in ticks(plot.low, plot.high, 4))
     parts = [
-        frame.open(f"{kind} return of the episodes, mean and quartiles"),
-        *frame.axes(f"{kind} return", values, base=0),
+        plot.open(f"{kind} return of the episodes, mean and quartiles"),
+        *plot.axes(f"{kind} return", values, base=0),
         f'<path class="quartiles" d="M{"L".join([*upper, *lower])}Z"/>',
         f'<path class="mean" d="M{means}"/>',
         "</svg>",
@@ -77,9 +82,9 @@ def returns(episodes: Sequence[Episode], kind: str) -> Markup:
     return Markup("".join(parts))
 
 
-def _frame(shown: Sequence[Point]) -> Plot:
-    """0 is always inside."""
-    low = min(0.0, *(min(p.low, p.mean) for p in shown))
-    high = max(0.0, *(max(p.high, p.mean) for p in shown))
-    room = 0.06 * (high - low) or 1.0
-    return Plot(_HEIGHT, 0, max(2, shown[-1].evaluations), low - room, high + room)
+def _plot(points: Sequence[Point]) -> Plot:
+    """A plot whose vertical axis includes 0."""
+    low = min(0.0, *(min(p.low, p.mean) for p in points))
+    high = max(0.0, *(max(p.high, p.mean) for p in points))
+    margin = 0.06 * (high - low) or 1.0
+    return Plot(_HEIGHT, 0, max(2, points[-1].evaluations), low - margin, high + margin)

@@ -1,8 +1,7 @@
-"""Who needs what from whom in one schedule, and how each such pair is protected.
+"""Register dependences of one schedule, and the mechanism that protects each of them.
 
-Links come from reaching definitions over the whole function (:mod:`nostall.report.tune.reaching_definitions`);
-what protects them comes from the verifier's own analysis of what is in flight
-(:mod:`nostall.sass.safety.in_flight`).
+Dependences come from reaching definitions over the function.  Their protection comes from the
+verifier's analysis of what is in flight (:mod:`nostall.sass.safety.in_flight`).
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nostall.report.tune.reaching_definitions import Reaching
+from nostall.report.tune.reaching_definitions import ReachingDefinitions
 from nostall.sass.binary.encoding import SCOREBOARDS
 from nostall.sass.program import Block, Function, Instruction, registers
 from nostall.sass.program.queues import result_scoreboards
-from nostall.sass.safety import in_flight as pending
+from nostall.sass.safety import in_flight
 from nostall.sass.safety.facts import (
     InstructionFacts,
     drained_scoreboards,
@@ -26,69 +25,77 @@ from nostall.sass.safety.facts import (
 from nostall.sass.safety.latency import LatencyTable
 from nostall.sass.safety.pairing import HazardKind
 
-How = tuple[str | int, ...]
-"""A kind of protection and its figures:
+Protection = tuple[str | int, ...]
+"""A kind of protection and its values:
 
-- ``("distance", cycles, least, usual)``: fixed latency, cycles between the two;
-- ``("arrived", cycles)``: fixed latency, and more than ``cycles`` lie between them;
-- ``("board", mask, waiter, setter)``: ``waiter`` waits for a scoreboard of ``mask`` that
-  ``setter`` (-1: not in this block) releases;
-- ``("earlier", waiter ...)``: waited for in another block, by these instructions;
-- ``("queue",)``: both go through one in-order queue;
-- ``("open",)``: nothing was found that protects the pair.
+- ``("distance", cycles, minimum, safe)``: fixed latency; ``cycles`` between the two instructions,
+  the minimum of any code, and the minimum for changed schedules
+- ``("complete", cycles)``: fixed latency, and more than ``cycles`` lie between the two
+- ``("scoreboard", mask, waiter, setter)``: ``waiter`` waits for a scoreboard of ``mask`` that
+  ``setter`` releases (-1: not in this block)
+- ``("other_block", waiter, ...)``: these instructions of other blocks wait for the scoreboard
+- ``("queue",)``: both instructions go through one in-order queue
+- ``("none",)``: no protection was found
 """
 
-MOST = 12
-"""Instructions of other blocks that are named as waiters of one pair."""
+MAX_WAITERS = 12
+"""Waiters of other blocks that are listed for one dependence."""
+_NO_SETTER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """``second`` reads (RAW) or writes (WAW) what ``first`` writes, or writes what it reads (WAR).
+class Dependence:
+    """``second`` reads or overwrites registers that ``first`` writes, or overwrites what it reads.
 
-    Both are original indices.
+    Instructions are named by original index.
     """
 
     first: int
     second: int
     kind: HazardKind
     registers: str
-    how: How
+    """Names of the registers, such as ``R4-R7``."""
+    protection: Protection
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """``waiter`` waits for the scoreboards in ``boards`` and so ends what ``producer`` had in
-    flight: its ``result``, its ``sources``, or its ``completion``."""
+class ScoreboardWait:
+    """An instruction waits for scoreboards, which ends an item in flight of an earlier one."""
 
     waiter: int
     producer: int
-    what: str
-    boards: int
+    role: str
+    """What ends: the producer's ``result``, its ``sources`` or its ``completion``."""
+    scoreboards: int
+    """Bit mask."""
 
 
 @dataclass
-class Protections:
-    """All links and waits of one schedule."""
+class DependenceAnalysis:
+    """All dependences and waits of one schedule."""
 
-    links: list[Link] = field(default_factory=list[Link])
-    waits: list[Wait] = field(default_factory=list[Wait])
-
-
-_WHAT = {pending.RESULT: "result", pending.SOURCES: "sources", pending.COMPLETION: "completion"}
+    dependences: list[Dependence] = field(default_factory=list[Dependence])
+    waits: list[ScoreboardWait] = field(default_factory=list[ScoreboardWait])
 
 
-def protections(function: Function, sm: int) -> Protections:
-    """Analyse the schedule that ``function`` has now."""
-    return _Analysis(function, sm).run()
+_ROLE_NAMES = {
+    in_flight.RESULT: "result",
+    in_flight.SOURCES: "sources",
+    in_flight.COMPLETION: "completion",
+}
 
 
-def names(numbers: list[int]) -> str:
-    """Registers as text, neighbours as ranges: ``R4-R7, P0``."""
+def analyze_dependences(function: Function, sm: int) -> DependenceAnalysis:
+    """Find the dependences in the current schedule of ``function``."""
+    return _Analyzer(function, sm).run()
+
+
+def register_ranges(numbers: list[int]) -> str:
+    """Names of registers, with neighbours as ranges: ``R4-R7, P0``."""
     parts: list[str] = []
     start = 0
     for at in range(1, len(numbers) + 1):
-        if at < len(numbers) and numbers[at] == numbers[at - 1] + 1 and _neighbours(numbers[at]):
+        if at < len(numbers) and numbers[at] == numbers[at - 1] + 1 and _same_file(numbers[at]):
             continue
         first, last = registers.name(numbers[start]), registers.name(numbers[at - 1])
         parts.append(first if start == at - 1 else f"{first}-{last}")
@@ -96,72 +103,83 @@ def names(numbers: list[int]) -> str:
     return ", ".join(parts)
 
 
-def _neighbours(register: int) -> bool:
-    """Whether the number before is in the same register file."""
-    return _file(register) == _file(register - 1)
+def _same_file(register: int) -> bool:
+    """Whether the register with the previous number is in the same register file."""
+    return _register_file(register) == _register_file(register - 1)
 
 
-def _file(register: int) -> str:
+def _register_file(register: int) -> str:
     return registers.name(register).rstrip("0123456789")
 
 
-class _Analysis:
+class _Analyzer:
+    """State of the analysis while it goes through the blocks."""
+
     def __init__(self, function: Function, sm: int) -> None:
         self.function = function
         self.order = function.instructions
-        self.floors = LatencyTable.load(sm)
+        self.latencies = LatencyTable.load(sm)
         self.facts = {
-            i.index: instruction_facts(i, sm, self.floors.max_latency(i)) for i in self.order
+            i.index: instruction_facts(i, sm, self.latencies.max_latency(i)) for i in self.order
         }
         self.position = {i.index: at for at, i in enumerate(self.order)}
-        self.found = Protections()
-        self.waiters: dict[pending.Key, list[int]] = defaultdict(list)
-        self.local: dict[pending.Key, tuple[int, int]] = {}
-        self.start = 0
+        self.result = DependenceAnalysis()
+        self.waiters: dict[in_flight.Key, list[int]] = defaultdict(list)
+        """Instructions that wait for an item in flight, in all blocks."""
+        self.ended_here: dict[in_flight.Key, tuple[int, int]] = {}
+        """Items that a wait has ended in the current block: (waiter, scoreboards)."""
+        self.block_start = 0
 
-    def run(self) -> Protections:
+    def run(self) -> DependenceAnalysis:
         blocks = self.function.blocks
-        late = {i: register_numbers(facts.late_sources) for i, facts in self.facts.items()}
-        reaching = Reaching(self.order, blocks, late)
-        entries = pending.entry_states(blocks, self.order, self.facts)
+        late_sources = {i: register_numbers(facts.late_sources) for i, facts in self.facts.items()}
+        reaching = ReachingDefinitions(self.order, blocks, late_sources)
+        entries = in_flight.entry_states(blocks, self.order, self.facts)
         for number, (block, state) in enumerate(zip(blocks, entries, strict=True)):
-            self._block(block, state, reaching, number)
-        for at, link in enumerate(self.found.links):
-            if link.how == ("earlier",):
-                self.found.links[at] = self._resolved(link)
-        return self.found
+            reaching.enter(number)
+            self._analyze_block(block, state, reaching)
+        dependences = self.result.dependences
+        for at, dependence in enumerate(dependences):
+            if dependence.protection == ("other_block",):
+                dependences[at] = self._with_waiters(dependence)
+        return self.result
 
-    def _block(self, block: Block, state: pending.State, reaching: Reaching, number: int) -> None:
-        self.local, self.start = {}, block.start
-        reaching.enter(number)
-        for here, in_flight, ended in pending.step_through(state, block, self.order, self.facts):
-            control = here.instruction.control
-            mask = control.wait | drained_scoreboards(here.instruction)
-            index = here.instruction.index
+    def _analyze_block(
+        self, block: Block, state: in_flight.State, reaching: ReachingDefinitions
+    ) -> None:
+        self.ended_here, self.block_start = {}, block.start
+        for facts, items, ended in in_flight.step_through(state, block, self.order, self.facts):
+            control = facts.instruction.control
+            mask = control.wait | drained_scoreboards(facts.instruction)
+            index = facts.instruction.index
             for key, item in ended:
-                self.local[key] = (index, item.scoreboards & mask)
+                scoreboards = item.scoreboards & mask
+                self.ended_here[key] = (index, scoreboards)
                 self.waiters[key].append(index)
-                self.found.waits.append(Wait(index, key[0], _WHAT[key[1]], item.scoreboards & mask))
-            self.found.links += self._links(here, in_flight, reaching)
-            for role in _WHAT:
-                self.local.pop((index, role), None)
-            reaching.step(here.instruction)
+                role = _ROLE_NAMES[key[1]]
+                self.result.waits.append(ScoreboardWait(index, key[0], role, scoreboards))
+            self.result.dependences += self._dependences_of(facts, items, reaching)
+            for role_number in _ROLE_NAMES:
+                self.ended_here.pop((index, role_number), None)
+            reaching.step(facts.instruction)
 
-    def _links(
-        self, here: InstructionFacts, state: pending.State, reaching: Reaching
-    ) -> Iterator[Link]:
-        """The links that end at ``here``; registers with one protection share a link."""
-        together: dict[tuple[int, HazardKind, How], list[int]] = defaultdict(list)
-        for first, kind, register in self._pairs(here.instruction, reaching):
-            how = self._how(self.facts[first], here, kind, register, state)
-            if how is not None:
-                together[first, kind, how].append(register)
-        for (first, kind, how), numbers in together.items():
-            yield Link(first, here.instruction.index, kind, names(sorted(numbers)), how)
+    def _dependences_of(
+        self, second: InstructionFacts, items: in_flight.State, reaching: ReachingDefinitions
+    ) -> Iterator[Dependence]:
+        """Dependences that end at an instruction; registers with one protection are grouped."""
+        groups: dict[tuple[int, HazardKind, Protection], list[int]] = defaultdict(list)
+        for first, kind, register in self._pairs(second.instruction, reaching):
+            protection = self._protection(self.facts[first], second, kind, register, items)
+            if protection is not None:
+                groups[first, kind, protection].append(register)
+        for (first, kind, protection), numbers in groups.items():
+            names = register_ranges(sorted(numbers))
+            yield Dependence(first, second.instruction.index, kind, names, protection)
 
     def _pairs(
-        self, instruction: Instruction, reaching: Reaching
+        self, instruction: Instruction, reaching: ReachingDefinitions
     ) -> Iterator[tuple[int, HazardKind, int]]:
+        """(earlier instruction, kind, register) of each dependence of an instruction."""
         for register in instruction.uses:
             for first in reaching.writers(register):
                 yield first, "RAW", register
@@ -173,78 +191,76 @@ class _Analysis:
                 if first != instruction.index:
                     yield first, "WAW", register
 
-    def _how(
+    def _protection(
         self,
         first: InstructionFacts,
-        here: InstructionFacts,
+        second: InstructionFacts,
         kind: HazardKind,
         register: int,
-        state: pending.State,
-    ) -> How | None:
-        """What protects a pair; None when it needs no protection worth a line."""
-        role = pending.SOURCES if kind == "WAR" else pending.RESULT
+        items: in_flight.State,
+    ) -> Protection | None:
+        """The protection of a dependence; None if it needs none, or none that is worth a line."""
+        role = in_flight.SOURCES if kind == "WAR" else in_flight.RESULT
         key = (first.instruction.index, role)
-        item = state.get(key)
+        item = items.get(key)
         if item is not None:
-            return self._in_flight(first, here, kind, register, item)
-        if key in self.local:
-            waiter, boards = self.local[key]
-            return ("board", boards, waiter, self._setter(key, waiter, boards))
+            return self._protection_in_flight(first, second, kind, register, item)
+        if key in self.ended_here:
+            waiter, scoreboards = self.ended_here[key]
+            return ("scoreboard", scoreboards, waiter, self._setter(key, waiter, scoreboards))
         if kind != "RAW":
             return None
         if first.fixed_latency:
-            return ("arrived", first.max_latency)
-        return ("earlier",)
+            return ("complete", first.max_latency)
+        return ("other_block",)
 
-    def _in_flight(
+    def _protection_in_flight(
         self,
         first: InstructionFacts,
-        here: InstructionFacts,
+        second: InstructionFacts,
         kind: HazardKind,
         register: int,
-        item: pending.InFlight,
-    ) -> How | None:
-        if item.guard_literals & negate_literals(here.guard_literals):
+        item: in_flight.InFlight,
+    ) -> Protection | None:
+        """The protection of a dependence on an item that is still in flight at ``second``."""
+        if item.guard_literals & negate_literals(second.guard_literals):
             return None
-        queue = "source_queue" if kind == "WAR" else "result_queue"
-        mine = getattr(first, queue)
-        if kind != "RAW" and mine and mine == getattr(here, queue):
+        attribute = "source_queue" if kind == "WAR" else "result_queue"
+        queue = getattr(first, attribute)
+        if kind != "RAW" and queue and queue == getattr(second, attribute):
             return ("queue",)
         if not first.fixed_latency:
-            return ("open",)
-        one, two = first.instruction, here.instruction
-        least = self.floors.min_distance(one, two, register, kind)
-        return (
-            "distance",
-            item.elapsed,
-            least,
-            self.floors.safe_distance(one, two, register, kind),
-        )
+            return ("none",)
+        pair = (first.instruction, second.instruction, register, kind)
+        minimum = self.latencies.min_distance(*pair)
+        return ("distance", item.elapsed, minimum, self.latencies.safe_distance(*pair))
 
-    def _setter(self, key: pending.Key, waiter: int, boards: int) -> int:
-        """The instruction whose scoreboard was waited for: the producer or one of its queue."""
+    def _setter(self, key: in_flight.Key, waiter: int, scoreboards: int) -> int:
+        """The instruction that set the awaited scoreboard: the producer or one of its queue."""
         index, role = key
-        first = self.facts[index]
-        control = first.instruction.control
-        own = result_scoreboards(first.instruction)
-        if role != pending.RESULT:
+        producer = self.facts[index]
+        control = producer.instruction.control
+        own = result_scoreboards(producer.instruction)
+        if role != in_flight.RESULT:
             own |= sum(1 << b for b in (control.write_sb, control.read_sb) if b in SCOREBOARDS)
-        if own & boards:
+        if own & scoreboards:
             return index
-        for at in range(self.position[waiter] - 1, self.start - 1, -1):
-            other = self.facts[self.order[at].index]
-            fields = other.instruction.control
-            of_sources = role == pending.SOURCES
-            queue = "source_queue" if of_sources else "result_queue"
-            if getattr(other, queue) != getattr(first, queue):
+        of_sources = role == in_flight.SOURCES
+        queue = "source_queue" if of_sources else "result_queue"
+        for at in range(self.position[waiter] - 1, self.block_start - 1, -1):
+            candidate = self.facts[self.order[at].index]
+            fields = candidate.instruction.control
+            if getattr(candidate, queue) != getattr(producer, queue):
                 continue
-            mine = (fields.write_sb, fields.read_sb) if of_sources else (fields.write_sb,)
-            if any(b in SCOREBOARDS and boards >> b & 1 for b in mine):
-                return other.instruction.index
-        return -1
+            set_here = (fields.write_sb, fields.read_sb) if of_sources else (fields.write_sb,)
+            if any(b in SCOREBOARDS and scoreboards >> b & 1 for b in set_here):
+                return candidate.instruction.index
+        return _NO_SETTER
 
-    def _resolved(self, link: Link) -> Link:
-        """Name the waiters of other blocks, now that every block was walked."""
-        found = sorted(set(self.waiters[link.first, pending.RESULT]))[:MOST]
-        how: How = ("earlier", *found) if found else ("open",)
-        return Link(link.first, link.second, link.kind, link.registers, how)
+    def _with_waiters(self, dependence: Dependence) -> Dependence:
+        """Add the waiters of other blocks, which are known after all blocks were analyzed."""
+        waiters = sorted(set(self.waiters[dependence.first, in_flight.RESULT]))[:MAX_WAITERS]
+        protection: Protection = ("other_block", *waiters) if waiters else ("none",)
+        return Dependence(
+            dependence.first, dependence.second, dependence.kind, dependence.registers, protection
+        )

@@ -1,4 +1,4 @@
-"""Reaching definitions: who may have written a register last, and who may still be reading it."""
+"""Reaching definitions and reads: which instructions may have last written or read a register."""
 
 from __future__ import annotations
 
@@ -6,81 +6,87 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nostall.sass.program import Block, Instruction
 
-Sets = dict[int, frozenset[int]]
+RegisterSets = dict[int, frozenset[int]]
+"""Register number -> original indices of instructions."""
 _NONE: frozenset[int] = frozenset()
 
 
-class Reaching:
-    """Walks blocks with the fixpoint of both questions.
+class ReachingDefinitions:
+    """Forward dataflow analysis of a function, and a cursor over its blocks.
 
-    ``late`` gives the registers that an instruction may read after its issue; a read ends with the
-    next certain write of the register.
+    :meth:`enter` moves the cursor to the start of a block, :meth:`step` past an instruction;
+    :meth:`writers` and :meth:`readers` answer for the cursor's position.
     """
 
     def __init__(
         self,
         order: Sequence[Instruction],
         blocks: Sequence[Block],
-        late: Mapping[int, Sequence[int]],
+        late_sources: Mapping[int, Sequence[int]],
     ) -> None:
-        self._late = late
-        self._written: Sets = {}
-        self._read: Sets = {}
-        self._at_entry = self._solve(order, blocks)
+        """``late_sources``: registers that an instruction may still read after it is issued."""
+        self._late_sources = late_sources
+        self._written: RegisterSets = {}
+        self._read: RegisterSets = {}
+        self._entries = self._solve(order, blocks)
 
     def enter(self, block: int) -> None:
-        """Go to the start of a block."""
-        written, read = self._at_entry[block]
+        """Move the cursor to the start of a block."""
+        written, read = self._entries[block]
         self._written, self._read = dict(written), dict(read)
 
     def step(self, instruction: Instruction) -> None:
-        """Go past an instruction."""
-        here = frozenset((instruction.index,))
-        for register in self._late.get(instruction.index, ()):
-            self._read[register] = self._read.get(register, _NONE) | here
+        """Move the cursor past an instruction.
+
+        A write without a guard ends the earlier writes and reads of its register.
+        """
+        only_this = frozenset((instruction.index,))
+        late_sources = self._late_sources.get(instruction.index, ())
+        for register in late_sources:
+            self._read[register] = self._read.get(register, _NONE) | only_this
         for register in instruction.defs:
             if instruction.is_guarded:
-                self._written[register] = self._written.get(register, _NONE) | here
+                self._written[register] = self._written.get(register, _NONE) | only_this
             else:
-                self._written[register] = here
-                mine = register in self._late.get(instruction.index, ())
-                self._read[register] = here if mine else _NONE
+                self._written[register] = only_this
+                self._read[register] = only_this if register in late_sources else _NONE
 
     def writers(self, register: int) -> Iterable[int]:
-        """The instructions whose result may be in the register here."""
+        """Instructions whose result may be in the register."""
         return sorted(self._written.get(register, _NONE))
 
     def readers(self, register: int) -> Iterable[int]:
-        """The instructions since the last certain write that read the register late."""
+        """Instructions that may still be reading the register."""
         return sorted(self._read.get(register, _NONE))
 
     def _solve(
         self, order: Sequence[Instruction], blocks: Sequence[Block]
-    ) -> list[tuple[Sets, Sets]]:
-        entries: list[tuple[Sets, Sets]] = [({}, {}) for _ in blocks]
-        todo = list(range(len(blocks) - 1, -1, -1))
-        waiting = set(todo)
-        while todo:
-            number = todo.pop()
-            waiting.discard(number)
+    ) -> list[tuple[RegisterSets, RegisterSets]]:
+        """(written, read) at the entry of each block, by a worklist until nothing changes."""
+        entries: list[tuple[RegisterSets, RegisterSets]] = [({}, {}) for _ in blocks]
+        worklist = list(range(len(blocks) - 1, -1, -1))
+        queued = set(worklist)
+        while worklist:
+            number = worklist.pop()
+            queued.discard(number)
             self._written, self._read = dict(entries[number][0]), dict(entries[number][1])
-            for at in range(blocks[number].start, blocks[number].end):
-                self.step(order[at])
+            for position in range(blocks[number].start, blocks[number].end):
+                self.step(order[position])
             for successor in blocks[number].succ:
-                written = _merge(entries[successor][0], self._written)
-                read = _merge(entries[successor][1], self._read)
-                if (written or read) and successor not in waiting:
-                    waiting.add(successor)
-                    todo.append(successor)
+                written_grew = _merge(entries[successor][0], self._written)
+                read_grew = _merge(entries[successor][1], self._read)
+                if (written_grew or read_grew) and successor not in queued:
+                    queued.add(successor)
+                    worklist.append(successor)
         return entries
 
 
-def _merge(into: Sets, other: Sets) -> bool:
-    """Unite ``other`` into ``into``; True when that changed it."""
+def _merge(into: RegisterSets, sets: RegisterSets) -> bool:
+    """Add ``sets`` to ``into``; returns whether ``into`` grew."""
     changed = False
-    for register, found in other.items():
-        mine = into.get(register, _NONE)
-        if not found <= mine:
-            into[register] = mine | found
+    for register, instructions in sets.items():
+        known = into.get(register, _NONE)
+        if not instructions <= known:
+            into[register] = known | instructions
             changed = True
     return changed

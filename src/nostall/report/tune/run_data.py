@@ -1,4 +1,4 @@
-"""A run directory as the report needs it: both schedules of the kernel and the run's story."""
+"""Data of a run directory that the report shows: both schedules, trials, settings and result."""
 
 from __future__ import annotations
 
@@ -17,92 +17,101 @@ from nostall.sass import Function, Program
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.schedule import Schedule
 from nostall.search.episodes import Episode, read_episodes
-from nostall.tuning.strategies import LOGS
+from nostall.tuning.job import UNSAFE_CUBIN_FILE
+from nostall.tuning.strategies import LOG_FOLDER
+
+BEST, REJECTED, BEST_SO_FAR = "best", "rejected", "best so far"
+"""Names of candidates: the result, an unsafe cubin, and the best of a search that has not ended."""
 
 
 @dataclass(frozen=True)
-class LoadedRun:
-    """``original`` and ``candidate`` are the same kernel in two schedules; ``what`` names the
-    candidate (``best``, ``best so far`` or ``refused``) and ``file`` is where it lies, if anywhere.
-    ``notes`` are remarks on parts that could not be used."""
+class RunData:
+    """Contents of a run directory; ``original`` and ``candidate`` are schedules of one kernel."""
 
     path: Path
     record: RunRecord
     trials: tuple[Trial, ...]
     episodes: tuple[Episode, ...]
+    """Episodes of a learning strategy."""
     program: Program
     original: Function
     candidate: Function
-    what: str
-    file: str | None
+    candidate_name: str
+    """``BEST``, ``REJECTED`` or ``BEST_SO_FAR``."""
+    candidate_file: str | None
+    """File of the candidate's cubin; None if only its schedule is recorded."""
     launch: LaunchSpec | None
     provenance: Mapping[str, Any]
+    """Contents of ``provenance.json``."""
     hashes: Mapping[str, str]
+    """sha256 of the cubin files, by name."""
     notes: tuple[str, ...]
+    """Remarks on parts that cannot be used."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the run was asked to do."""
+        """Settings of the run."""
         return self.record.settings
 
     @property
     def result(self) -> Mapping[str, Any]:
-        """What the run found; empty as long as it has not ended."""
+        """Result of the run; empty if it has not ended."""
         return self.record.result or {}
 
 
-def load(path: Path) -> LoadedRun:
-    """Read a run directory; whatever is missing or foreign is a :class:`BadRun`.
+def load_run(path: Path) -> RunData:
+    """Read a run directory.
 
-    Optional parts (trials, launch, provenance) may be absent.
+    Trials, launch, episodes and provenance may be missing.  Raises :class:`BadRun` if another part
+    is missing or cannot be used.
     """
     run = Run.open(path)
     notes: list[str] = []
-    data = _bytes(path / "original.cubin")
-    program = _program(data, path / "original.cubin")
-    original = _kernel(program, run.record.settings.get("kernel"), path)
-    candidate, what, file = _candidate(run, program, original)
+    data = _read_bytes(path / "original.cubin")
+    program = _parse(data, path / "original.cubin")
+    original = _find_kernel(program, run.record.settings.get("kernel"), path)
+    candidate, name, file = _load_candidate(run, program, original)
     hashes = {"original.cubin": hashlib.sha256(data).hexdigest()}
     if file is not None:
-        hashes[file] = hashlib.sha256(_bytes(path / file)).hexdigest()
-    recorded = run.record.settings.get("original_sha256")
-    if recorded is not None and recorded != hashes["original.cubin"]:
+        hashes[file] = hashlib.sha256(_read_bytes(path / file)).hexdigest()
+    recorded_hash = run.record.settings.get("original_sha256")
+    if recorded_hash is not None and recorded_hash != hashes["original.cubin"]:
         notes.append("original.cubin is not the file that run.json recorded (another sha256)")
-    return LoadedRun(
+    return RunData(
         path=path,
         record=run.record,
         trials=tuple(run.trials()),
-        episodes=_episodes(path, notes),
+        episodes=_load_episodes(path, notes),
         program=program,
         original=original,
         candidate=candidate,
-        what=what,
-        file=file,
-        launch=_launch(run, notes),
-        provenance=_provenance(path, notes),
+        candidate_name=name,
+        candidate_file=file,
+        launch=_load_launch(run, notes),
+        provenance=_load_provenance(path, notes),
         hashes=hashes,
         notes=tuple(notes),
     )
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise BadRun(
-            f"{path.parent} has no readable {path.name} ({error.strerror}); a run directory made "
-            "by `nostall tune` holds it; run the tuning again"
+            f"{path.parent} has no readable {path.name} ({error.strerror}); a run directory of "
+            "`nostall tune` has it; run the tuning again"
         ) from error
 
 
-def _program(data: bytes, path: Path) -> Program:
+def _parse(data: bytes, path: Path) -> Program:
     try:
         return Program.from_cubin(data)
     except BadInput as error:
         raise BadRun(f"{path} cannot be read: {error}; run the tuning again") from error
 
 
-def _kernel(program: Program, name: object, path: Path) -> Function:
+def _find_kernel(program: Program, name: object, path: Path) -> Function:
     try:
         return program.kernel(name if isinstance(name, str) else None)
     except BadInput as error:
@@ -112,56 +121,61 @@ def _kernel(program: Program, name: object, path: Path) -> Function:
         ) from error
 
 
-def _candidate(run: Run, program: Program, original: Function) -> tuple[Function, str, str | None]:
-    """The schedule to show beside the original: the result, what was refused, or the best yet."""
-    for name, what in (("best.cubin", "best"), ("refused.cubin", "refused")):
-        path = run.path / name
+def _load_candidate(
+    run: Run, program: Program, original: Function
+) -> tuple[Function, str, str | None]:
+    """The schedule to compare with the original, its name and its file.
+
+    It is the result, else the unsafe cubin that the verifier rejected, else the best so far.
+    """
+    for file, name in (("best.cubin", BEST), (UNSAFE_CUBIN_FILE, REJECTED)):
+        path = run.path / file
         if path.exists():
             try:
-                aligned = align(program, _program(_bytes(path), path))
+                aligned = align(program, _parse(_read_bytes(path), path))
             except Mismatch as mismatch:
                 raise BadRun(
                     f"{path} is not a re-scheduling of original.cubin ({mismatch.findings[0]}); "
-                    "the two must come from one run; run the tuning again"
+                    "both files must be of the same run; run the tuning again"
                 ) from mismatch
-            return aligned.function(original.name), what, name
+            return aligned.function(original.name), name, file
     checkpoint = run.checkpoint()
     if checkpoint is None:
         raise BadRun(
-            f"{run.path} holds neither best.cubin nor a checkpoint, so there is nothing to show "
-            f"yet (status: {run.record.status}); let the run get further, or run the tuning again"
+            f"{run.path} has neither best.cubin nor a checkpoint, so there is nothing to show yet "
+            f"(status: {run.record.status}); wait for the first checkpoint, or run the tuning again"
         )
     best = Schedule.load(checkpoint.best, len(original.instructions))
-    return best.impose(original), "best so far", None
+    return best.impose(original), BEST_SO_FAR, None
 
 
-def _episodes(path: Path, notes: list[str]) -> tuple[Episode, ...]:
+def _load_episodes(path: Path, notes: list[str]) -> tuple[Episode, ...]:
     try:
-        return tuple(read_episodes(path / LOGS))
+        return tuple(read_episodes(path / LOG_FOLDER))
     except BadRun as error:
         notes.append(str(error))
         return ()
 
 
-def _launch(run: Run, notes: list[str]) -> LaunchSpec | None:
-    entry = run.record.settings.get("launch")
-    if entry is None:
+def _load_launch(run: Run, notes: list[str]) -> LaunchSpec | None:
+    record = run.record.settings.get("launch")
+    if record is None:
         return None
     try:
-        return LaunchSpec.model_validate(entry)
+        return LaunchSpec.model_validate(record)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "launch"
-        notes.append(f"the recorded launch cannot be used ({where}: {first['msg']})")
+        field = ".".join(str(part) for part in first["loc"]) or "launch"
+        notes.append(f"the recorded launch cannot be used ({field}: {first['msg']})")
         return None
 
 
-def _provenance(path: Path, notes: list[str]) -> Mapping[str, Any]:
-    found = _json(path / "provenance.json", notes)
-    return found if isinstance(found, dict) else {}
+def _load_provenance(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    provenance = _load_json(path / "provenance.json", notes)
+    return provenance if isinstance(provenance, dict) else {}
 
 
-def _json(path: Path, notes: list[str]) -> Any:
+def _load_json(path: Path, notes: list[str]) -> Any:
     if not path.exists():
         return None
     try:

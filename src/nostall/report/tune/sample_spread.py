@@ -1,4 +1,4 @@
-"""What the last comparison measured, as one inline SVG: all samples, and the intervals."""
+"""Figure of the final comparison: measured samples and confidence intervals, as an inline SVG."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nostall.report.tune.run_data import LoadedRun
+from nostall.report.tune.run_data import RunData
 from nostall.report.units import Scale, ticks
 
+# Pixels: the figure, its margins, the height of a violin's row and of an interval's row.
 WIDTH, HEIGHT = 1280, 330
 LEFT, RIGHT = 224, 24
-TOP, ROW = 10, 52
-LINE = 30
-SHOWN = (0.5, 99.5)
-"""Percentiles between which samples are drawn; how many lie outside is said."""
-_STEPS = 96
+TOP, VIOLIN_ROW = 10, 52
+INTERVAL_ROW = 30
+SHOWN_PERCENTILES = (0.5, 99.5)
+"""Samples outside of these percentiles of all samples are counted, not drawn."""
+_DENSITY_POINTS = 96
+"""Points of a violin's outline."""
 
 Samples = tuple[float, ...]
 
 
-class _Samples(BaseModel):
+class SampleSets(BaseModel):
+    """Seconds per launch, in order of measurement."""
+
     original: Samples = Field(min_length=2)
     candidate: Samples = Field(min_length=2)
     null: Samples = Field(min_length=2)
 
 
-class Compared(BaseModel):
-    """The comparison as ``nostall tune`` recorded it; samples in seconds."""
+class ComparisonRecord(BaseModel):
+    """The final comparison in ``run.json``; ratios are original / candidate."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -41,56 +45,60 @@ class Compared(BaseModel):
     null_low: float = Field(gt=0)
     null_high: float = Field(gt=0)
     checks: int | None = None
+    """Random inputs on which the outputs were compared."""
     equal: str = "bit by bit"
-    samples: _Samples
+    """How the outputs were compared."""
+    samples: SampleSets
 
     @property
     def rows(self) -> tuple[tuple[str, Samples], ...]:
-        """Name and samples, from the top."""
-        given = self.samples
-        return (("original", given.original), ("candidate", given.candidate), ("null", given.null))
+        """Names and samples, from the top of the figure."""
+        sets = self.samples
+        return (("original", sets.original), ("candidate", sets.candidate), ("null", sets.null))
 
 
-def compared(run: LoadedRun) -> tuple[Compared | None, str]:
-    """The recorded comparison, or None and why there is none (empty for a modelled run)."""
-    entry = run.result.get("comparison")
-    if not isinstance(entry, Mapping):
+def load_comparison(run: RunData) -> tuple[ComparisonRecord | None, str]:
+    """The recorded comparison, or None and the reason (empty for a modelled run)."""
+    record = run.result.get("comparison")
+    if not isinstance(record, Mapping):
         return None, ""
-    if "samples" not in entry:
-        return None, f"{entry.get('fate', 'no answer')}: {entry.get('detail', 'nothing was timed')}"
+    if "samples" not in record:
+        detail = record.get("detail", "nothing was timed")
+        return None, f"{record.get('fate', 'no outcome')}: {detail}"
     try:
-        return Compared.model_validate(entry), ""
+        return ComparisonRecord.model_validate(record), ""
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return None, f"the recorded samples cannot be used ({where}: {first['msg']})"
+        field = ".".join(str(part) for part in first["loc"])
+        return None, f"the recorded samples cannot be used ({field}: {first['msg']})"
 
 
-def spread(found: Compared) -> Markup:
+def draw_samples(comparison: ComparisonRecord) -> Markup:
     """Violins of original, candidate and null over time, and both ratios with their intervals."""
-    scale = Scale("s", float(np.median(found.samples.original)))
+    scale = Scale("s", float(np.median(comparison.samples.original)))
     parts = [
         f'<svg class="spread" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="measured '
         'samples of original, candidate and null, and intervals of both ratios">',
-        *_violins(found, scale),
-        *_intervals(found),
+        *_violins(comparison, scale),
+        *_intervals(comparison),
         "</svg>",
     ]
     return Markup("".join(parts))
 
 
 class _Axis:
-    """Maps values to the drawing's width."""
+    """Horizontal axis: maps values to pixels."""
 
     def __init__(self, low: float, high: float) -> None:
-        room = 0.03 * (high - low) or 0.001 * abs(high) or 1.0
-        self.low, self.high = low - room, high + room
+        margin = 0.03 * (high - low) or 0.001 * abs(high) or 1.0
+        self.low, self.high = low - margin, high + margin
 
     def x(self, value: float) -> float:
         share = (value - self.low) / (self.high - self.low)
         return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
     def ticks(self, y: float, top: float, factor: float, unit: str) -> Iterator[str]:
+        """Grid lines from ``top`` to ``y`` with labels in ``unit`` (values times ``factor``)."""
         for tick in ticks(self.low * factor, self.high * factor, 8):
             x = self.x(tick / factor)
             yield f'<path class="grid" d="M{x} {top}V{y}"/>'
@@ -98,19 +106,19 @@ class _Axis:
         yield f'<text class="axis" x="{LEFT - 12}" y="{y + 16}" text-anchor="end">{unit}</text>'
 
 
-def _violins(found: Compared, scale: Scale) -> Iterator[str]:
-    pooled = np.concatenate([np.asarray(values) for _, values in found.rows])
-    low, high = np.percentile(pooled, SHOWN)
+def _violins(comparison: ComparisonRecord, scale: Scale) -> Iterator[str]:
+    pooled = np.concatenate([np.asarray(values) for _, values in comparison.rows])
+    low, high = np.percentile(pooled, SHOWN_PERCENTILES)
     axis = _Axis(float(low), float(high))
-    bottom = TOP + ROW * len(found.rows)
+    bottom = TOP + VIOLIN_ROW * len(comparison.rows)
     yield from axis.ticks(bottom, TOP, scale.factor, f"measured {scale.unit}")
-    for number, (name, values) in enumerate(found.rows):
-        middle = TOP + ROW * number + ROW / 2
+    for number, (name, values) in enumerate(comparison.rows):
+        middle = TOP + VIOLIN_ROW * number + VIOLIN_ROW / 2
         shown = np.asarray([v for v in values if axis.low <= v <= axis.high])
-        beyond = len(values) - len(shown)
-        said = f"{scale(float(np.median(values)))}, n = {len(values)}"
-        said += f" ({beyond} outside)" if beyond else ""
-        yield _label(name, said, middle)
+        num_outside = len(values) - len(shown)
+        caption = f"{scale(float(np.median(values)))}, n = {len(values)}"
+        caption += f" ({num_outside} outside)" if num_outside else ""
+        yield _label(name, caption, middle)
         if len(shown) > 1:
             yield f'<path class="violin {name}" d="{_violin(shown, axis, middle)}"/>'
         lower, median, upper = np.percentile(values, (25, 50, 75))
@@ -119,33 +127,39 @@ def _violins(found: Compared, scale: Scale) -> Iterator[str]:
 
 
 def _violin(values: NDArray[np.float64], axis: _Axis, middle: float) -> str:
-    """Outline of a Gaussian density estimate with Silverman's bandwidth."""
-    spread = min(float(values.std()), float(np.subtract(*np.percentile(values, (75, 25)))) / 1.349)
-    width = 0.9 * (spread or float(values.std())) * len(values) ** -0.2
-    # Equal samples have no width: a sliver stands for them.
-    width = width or 0.002 * (axis.high - axis.low)
-    at = np.linspace(
-        max(axis.low, values.min() - 2 * width), min(axis.high, values.max() + 2 * width), _STEPS
+    """Outline of a Gaussian kernel density estimate with Silverman's bandwidth."""
+    deviation = float(values.std())
+    quartile_range = float(np.subtract(*np.percentile(values, (75, 25))))
+    spread = min(deviation, quartile_range / 1.349)
+    bandwidth = 0.9 * (spread or deviation) * len(values) ** -0.2
+    # Equal samples have no spread and are drawn as a thin line.
+    bandwidth = bandwidth or 0.002 * (axis.high - axis.low)
+    points = np.linspace(
+        max(axis.low, values.min() - 2 * bandwidth),
+        min(axis.high, values.max() + 2 * bandwidth),
+        _DENSITY_POINTS,
     )
-    density = np.exp(-0.5 * ((at[:, None] - values[None, :]) / width) ** 2).sum(axis=1)
-    half = density / density.max() * (ROW / 2 - 4)
-    upper = [f"{axis.x(x)} {middle - h:.1f}" for x, h in zip(at, half, strict=True)]
-    lower = [f"{axis.x(x)} {middle + h:.1f}" for x, h in zip(at, half, strict=True)][::-1]
+    distances = (points[:, None] - values[None, :]) / bandwidth
+    density = np.exp(-0.5 * distances**2).sum(axis=1)
+    half = density / density.max() * (VIOLIN_ROW / 2 - 4)
+    upper = [f"{axis.x(x)} {middle - h:.1f}" for x, h in zip(points, half, strict=True)]
+    lower = [f"{axis.x(x)} {middle + h:.1f}" for x, h in zip(points, half, strict=True)][::-1]
     return f"M{'L'.join([*upper, *lower])}Z"
 
 
-def _intervals(found: Compared) -> Iterator[str]:
+def _intervals(comparison: ComparisonRecord) -> Iterator[str]:
     rows = (
-        ("candidate", found.low, found.ratio, found.high),
-        ("null", found.null_low, None, found.null_high),
+        ("candidate", comparison.low, comparison.ratio, comparison.high),
+        ("null", comparison.null_low, None, comparison.null_high),
     )
-    axis = _Axis(min(1.0, found.low, found.null_low), max(1.0, found.high, found.null_high))
-    top = TOP + ROW * len(found.rows) + 50
-    bottom = top + LINE * len(rows)
-    yield from axis.ticks(bottom, top, 1.0, "original / this")
+    low, high = min(row[1] for row in rows), max(row[3] for row in rows)
+    axis = _Axis(min(1.0, low), max(1.0, high))
+    top = TOP + VIOLIN_ROW * len(comparison.rows) + 50
+    bottom = top + INTERVAL_ROW * len(rows)
+    yield from axis.ticks(bottom, top, 1.0, "speed-up")
     yield f'<path class="one" d="M{axis.x(1.0)} {top - 6}V{bottom}"/>'
     for number, (name, low, value, high) in enumerate(rows):
-        y = top + LINE * number + LINE / 2
+        y = top + INTERVAL_ROW * number + INTERVAL_ROW / 2
         yield _label(name, f"{low:.4f} to {high:.4f}", y)
         ends: Sequence[float] = (axis.x(low), axis.x(high))
         yield f'<path class="interval {name}" d="M{ends[0]} {y}H{ends[1]}"/>'
@@ -154,9 +168,9 @@ def _intervals(found: Compared) -> Iterator[str]:
             yield f'<path class="median" d="M{axis.x(value)} {y - 9}v18"/>'
 
 
-def _label(name: str, said: str, y: float) -> str:
+def _label(name: str, caption: str, y: float) -> str:
     x = LEFT - 12
     return (
         f'<text class="axis" x="{x}" y="{y - 2}" text-anchor="end">{name}</text>'
-        f'<text x="{x}" y="{y + 13}" text-anchor="end">{said}</text>'
+        f'<text x="{x}" y="{y + 13}" text-anchor="end">{caption}</text>'
     )

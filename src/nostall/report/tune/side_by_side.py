@@ -1,4 +1,4 @@
-"""Both schedules block by block: what moved, what was re-timed, what stayed."""
+"""Comparison of two schedules block by block: moved and retimed instructions."""
 
 from __future__ import annotations
 
@@ -10,46 +10,51 @@ from nostall.sass.schedule.changes import out_of_order
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLineup:
-    """One basic block.  ``moved`` are the original indices that changed their place among the
-    others; ``shifted`` counts positions that hold another instruction than before; ``retimed``
-    are the instructions whose control word differs."""
+class BlockDiff:
+    """Differences in one basic block.  Instructions are named by original index."""
 
     number: int
     start: int
+    """Position of the first instruction in the function."""
     end: int
-    succ: tuple[int, ...]
+    """Position after the last instruction."""
+    successors: tuple[int, ...]
+    """Numbers of the blocks that may follow."""
     loops: tuple[int, ...]
+    """Numbers of the loops that contain the block."""
     moved: tuple[int, ...]
-    shifted: int
+    """The fewest instructions whose move explains the new order."""
+    num_shifted: int
+    """Positions that hold another instruction than in the original."""
     retimed: tuple[int, ...]
+    """Instructions with another control word."""
 
     @property
     def changed(self) -> bool:
         """Whether anything in the block differs."""
-        return bool(self.shifted or self.retimed)
+        return bool(self.num_shifted or self.retimed)
 
 
-def lineup(original: Function, candidate: Function) -> list[BlockLineup]:
-    """The blocks of two schedules of one function; instructions stay inside their block."""
+def compare_blocks(original: Function, candidate: Function) -> list[BlockDiff]:
+    """The differences of two schedules of one function; instructions stay in their block."""
     loops = natural_loops(original.blocks)
-    before = {i.index: i.control for i in original.instructions}
-    found: list[BlockLineup] = []
+    controls = {i.index: i.control for i in original.instructions}
+    diffs: list[BlockDiff] = []
     for number, block in enumerate(original.blocks):
-        old = [i.index for i in original.instructions[block.start : block.end]]
-        new = candidate.instructions[block.start : block.end]
-        place = {index: at for at, index in enumerate(old)}
-        order = [i.index for i in new]
-        found.append(
-            BlockLineup(
+        old_order = [i.index for i in original.instructions[block.start : block.end]]
+        instructions = candidate.instructions[block.start : block.end]
+        position = {index: at for at, index in enumerate(old_order)}
+        order = [i.index for i in instructions]
+        diffs.append(
+            BlockDiff(
                 number=number,
                 start=block.start,
                 end=block.end,
-                succ=block.succ,
+                successors=block.succ,
                 loops=tuple(loop.number for loop in loops if number in loop.body),
-                moved=tuple(out_of_order(order, [place[i] for i in order])),
-                shifted=sum(a != b for a, b in zip(old, order, strict=True)),
-                retimed=tuple(i.index for i in new if i.control != before[i.index]),
+                moved=tuple(out_of_order(order, [position[i] for i in order])),
+                num_shifted=sum(a != b for a, b in zip(old_order, order, strict=True)),
+                retimed=tuple(i.index for i in instructions if i.control != controls[i.index]),
             )
         )
-    return found
+    return diffs

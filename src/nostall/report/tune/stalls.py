@@ -1,28 +1,30 @@
-"""Where the warps of both schedules wait, by instruction and reason, as the SM model sees it."""
+"""Modelled stall cycles of both schedules, by reason and by instruction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nostall.core import NostallError
-from nostall.report.tune.run_data import LoadedRun
+from nostall.report.tune.run_data import RunData
 from nostall.sass.model import Explanation, SmModel
 from nostall.sass.schedule import Schedule
 
-WORST = 12
-"""Rows of the table of longest waits."""
+MAX_STALLS = 12
+"""Rows of the table of the longest stalls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonRow:
-    """Warp cycles of one reason before and after; the shares are of the larger total."""
+    """Warp cycles of one reason in the original (before) and in the candidate (after)."""
 
     number: int
+    """Column of the reason; selects its colour."""
     name: str
     before: float
     after: float
-    share_before: float
-    share_after: float
+    percent_before: float
+    """Per cent of the larger total of the two schedules."""
+    percent_after: float
 
     @property
     def change(self) -> float:
@@ -30,20 +32,22 @@ class ReasonRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WorstRow:
-    """An instruction that waits long in one of the schedules; ``reason`` is its main one."""
+class StallRow:
+    """Warp cycles that one instruction stalls in the original and in the candidate."""
 
     index: int
     text: str
     reason: str
+    """The reason with most cycles."""
     number: int
+    """Column of the reason."""
     before: float
     after: float
 
 
 @dataclass(frozen=True)
-class Waits:
-    """The model's view of both schedules."""
+class StallComparison:
+    """The model's explanations of both schedules."""
 
     before: Explanation
     after: Explanation
@@ -52,51 +56,52 @@ class Waits:
     def reasons(self) -> tuple[str, ...]:
         return self.before.reasons
 
-    def rows(self) -> list[ReasonRow]:
+    def reason_rows(self) -> list[ReasonRow]:
         """Total warp cycles by reason."""
         totals = [e.cycles.sum(axis=0).tolist() for e in (self.before, self.after)]
-        whole = max(1.0, *(sum(column) for column in totals))
+        largest = max(1.0, *(sum(column) for column in totals))
         return [
-            ReasonRow(number, name, old, new, 100 * old / whole, 100 * new / whole)
+            ReasonRow(number, name, old, new, 100 * old / largest, 100 * new / largest)
             for number, (name, old, new) in enumerate(zip(self.reasons, *totals, strict=True))
         ]
 
-    def worst(self, texts: list[str]) -> list[WorstRow]:
-        """The instructions that wait longest, in either schedule."""
+    def longest_stalls(self, texts: list[str]) -> list[StallRow]:
+        """The instructions that stall longest in either schedule; ``texts`` by original index."""
         old, new = (e.cycles[:, 1:] for e in (self.before, self.after))
-        longest = {i for e in (self.before, self.after) for i, _, _ in e.worst(WORST)}
+        longest = {i for e in (self.before, self.after) for i, _, _ in e.worst(MAX_STALLS)}
         ranked = sorted(longest, key=lambda i: (-max(old[i].sum(), new[i].sum()), i))
-        found: list[WorstRow] = []
-        for index in ranked[:WORST]:
-            waited = old[index] if old[index].sum() >= new[index].sum() else new[index]
-            main = 1 + int(waited.argmax())
+        rows: list[StallRow] = []
+        for index in ranked[:MAX_STALLS]:
+            cycles = old[index] if old[index].sum() >= new[index].sum() else new[index]
+            number = 1 + int(cycles.argmax())
             before, after = float(old[index].sum()), float(new[index].sum())
-            name = self.reasons[main]
-            found.append(WorstRow(index, texts[index], name, main, before, after))
-        return found
+            rows.append(StallRow(index, texts[index], self.reasons[number], number, before, after))
+        return rows
 
-    def facts(self) -> list[tuple[str, str]]:
-        """What the model assumed, for the reader to judge it."""
-        e = self.before
+    def assumptions(self) -> list[tuple[str, str]]:
+        """Names and values of the model's assumptions, and the modelled cycles of a wave."""
+        before = self.before
         trips = ", ".join(
-            f"loop {n}: {count}{' (assumed)' if n in e.assumed_trips else ''}"
-            for n, count in e.trips.items()
+            f"loop {n}: {count}{' (assumed)' if n in before.assumed_trips else ''}"
+            for n, count in before.trips.items()
         )
+        cycles = f"{before.wave_cycles:,.0f} → {self.after.wave_cycles:,.0f}"
         return [
-            ("warps simulated", str(e.simulated_warps)),
+            ("warps simulated", str(before.simulated_warps)),
             ("loop iterations", trips or "no loops"),
-            ("modelled cycles of a wave", f"{e.wave_cycles:,.0f} → {self.after.wave_cycles:,.0f}"),
+            ("modelled cycles of a wave", cycles),
         ]
 
 
-def explain(run: LoadedRun) -> tuple[Waits | None, str]:
-    """The model's view of a run, or None and why there is none."""
+def compare_stalls(run: RunData) -> tuple[StallComparison | None, str]:
+    """The modelled stalls of a run's schedules, or None and the reason."""
     if run.launch is None:
-        return None, "the run records no launch, and without it the SM model cannot tell"
+        return None, "the run records no launch, which the SM model needs"
     trips = run.settings.get("assumed_trips", 8)
     try:
         model = SmModel(run.program, run.original, run.launch, assumed_trips=trips)
         before = model.explain(Schedule.from_function(run.original))
-        return Waits(before, model.explain(Schedule.from_function(run.candidate))), ""
+        after = model.explain(Schedule.from_function(run.candidate))
+        return StallComparison(before, after), ""
     except NostallError as error:
-        return None, f"the SM model has no answer: {error}"
+        return None, f"the SM model fails: {error}"

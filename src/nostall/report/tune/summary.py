@@ -1,4 +1,4 @@
-"""The head of the page: the numbers, the verdict, what to do next, and where it all came from."""
+"""Summary at the top of the page: gain, verdict, next command, counts and provenance."""
 
 from __future__ import annotations
 
@@ -13,50 +13,55 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core import BadRun
 from nostall.core.measurement import Kind
-from nostall.report.tune.episodes import seeded
-from nostall.report.tune.run_data import LoadedRun
-from nostall.report.tune.side_by_side import BlockLineup
+from nostall.report.tune.episodes import count_annealing_trials
+from nostall.report.tune.run_data import BEST_SO_FAR, REJECTED, RunData
+from nostall.report.tune.side_by_side import BlockDiff
 from nostall.report.units import Scale
 from nostall.sass.model.agreement import model_caution
+from nostall.tuning.job import UNSAFE_CUBIN_FILE
 
 Tone = Literal["good", "bad", "plain"]
+"""Colour of the verdict."""
+NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the reader should know first.
-
-    ``kind`` stands next to every number: modelled or measured.  ``verdict_tone`` colours the
-    verifier's answer; ``next_line`` is a command, ``next_why`` says what it is good for.
-    """
+    """Texts at the top of the page."""
 
     kernel: str
     architecture: str
     strategy: str
     status: str
+    """Status of the run: running, done, interrupted or failed."""
     kind: Kind
+    """Whether the times are modelled or measured; shown next to each number."""
     scale: Scale
     original: str
+    """Time of the original."""
     best: str
+    """Time of the candidate."""
     ratio: str
     gained: bool
     verdict: str
     verdict_tone: Tone
     findings: tuple[str, ...]
-    next_line: str
-    next_why: str
+    """Findings of the verifier."""
+    next_command: str
+    next_reason: str
+    """What the next command is for."""
     counts: tuple[tuple[str, str], ...]
     provenance: tuple[tuple[str, str], ...]
 
 
-def summarise(run: LoadedRun, blocks: list[BlockLineup]) -> Summary:
-    """Collect the head of the page from whatever the run recorded."""
+def make_summary(run: RunData, blocks: list[BlockDiff]) -> Summary:
+    """Make the summary from the parts that the run recorded."""
     numbers = _numbers(run)
-    before, after, kind = numbers.original, numbers.best, numbers.kind
-    scale = Scale(numbers.unit, before)
-    ratio = numbers.ratio or (before / after if after > 0 else math.nan)
+    original, best, kind = numbers.original, numbers.best, numbers.kind
+    scale = Scale(numbers.unit, original)
+    ratio = numbers.ratio or (original / best if best > 0 else math.nan)
     verdict, tone, findings = _verdict(run)
-    line, why = _next(run, kind, ratio)
+    command, reason = _next(run, kind, ratio)
     return Summary(
         kernel=run.original.name,
         architecture=f"sm_{run.program.sm}",
@@ -64,22 +69,22 @@ def summarise(run: LoadedRun, blocks: list[BlockLineup]) -> Summary:
         status=run.record.status,
         kind=kind,
         scale=scale,
-        original=scale(before) if math.isfinite(before) else "not recorded",
-        best=scale(after) if math.isfinite(after) else "not recorded",
-        ratio=f"{ratio:.4f}×" if math.isfinite(ratio) else "not recorded",
-        gained=ratio > 1 and run.what != "refused",
+        original=scale(original) if math.isfinite(original) else NOT_RECORDED,
+        best=scale(best) if math.isfinite(best) else NOT_RECORDED,
+        ratio=f"{ratio:.4f}×" if math.isfinite(ratio) else NOT_RECORDED,
+        gained=ratio > 1 and run.candidate_name != REJECTED,
         verdict=verdict,
         verdict_tone=tone,
         findings=findings,
-        next_line=line,
-        next_why=why,
+        next_command=command,
+        next_reason=reason,
         counts=tuple(_counts(run, blocks)),
         provenance=tuple(_provenance(run)),
     )
 
 
 class _Numbers(BaseModel):
-    """What the page needs of the result; NaN when unknown."""
+    """Fields of the result; NaN if unknown."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -90,8 +95,8 @@ class _Numbers(BaseModel):
     ratio: float | None = None
 
 
-def _numbers(run: LoadedRun) -> _Numbers:
-    """From the result, and as long as there is none from the settings and the trials."""
+def _numbers(run: RunData) -> _Numbers:
+    """The numbers of the result; before there is one, those of the settings and the trials."""
     values = [t.value for t in run.trials if t.failure is None]
     so_far = {
         "kind": "measured" if run.settings.get("objective") == "gpu" else "modelled",
@@ -103,65 +108,71 @@ def _numbers(run: LoadedRun) -> _Numbers:
         return _Numbers.model_validate({**so_far, **run.result})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        field = ".".join(str(part) for part in first["loc"])
         raise BadRun(
-            f"{run.path / 'run.json'}: result.{where}: {first['msg']}; run the tuning again"
+            f"{run.path / 'run.json'}: result.{field}: {first['msg']}; run the tuning again"
         ) from error
 
 
-def _verdict(run: LoadedRun) -> tuple[str, Tone, tuple[str, ...]]:
-    recorded = run.result.get("verdict")
-    if not isinstance(recorded, Mapping):
-        return "the verifier has not judged this schedule yet", "plain", ()
-    findings = tuple(str(f) for f in recorded.get("findings", ()))
-    checked = recorded.get("checked")
-    amount = f" ({checked:,} instructions, both halves)" if isinstance(checked, int) else ""
-    if recorded.get("safe"):
+def _verdict(run: RunData) -> tuple[str, Tone, tuple[str, ...]]:
+    """Text, colour and findings of the verifier's verdict."""
+    record = run.result.get("verdict")
+    if not isinstance(record, Mapping):
+        return "verifier: this schedule is not verified yet", "plain", ()
+    findings = tuple(str(finding) for finding in record.get("findings", ()))
+    checked = record.get("checked")
+    amount = f" ({checked:,} instructions checked)" if isinstance(checked, int) else ""
+    if record.get("safe"):
         return f"verifier: safe{amount}", "good", findings
-    return f"verifier: refused, {len(findings)} findings", "bad", findings
+    return f"verifier: unsafe, {len(findings)} findings", "bad", findings
 
 
-def _next(run: LoadedRun, kind: Kind, ratio: float) -> tuple[str, str]:
+def _next(run: RunData, kind: Kind, ratio: float) -> tuple[str, str]:
+    """The command to run next, and what it is for."""
     path = run.path
-    if run.what == "refused":
-        files = [str(path / "original.cubin"), str(path / "refused.cubin")]
-        line = shlex.join(["nostall", "verify", *files])
-        return line, "The candidate was refused and is not used: please report it."
-    if run.what == "best so far":
-        return (
-            shlex.join(["nostall", "tune", "--resume", str(path)]),
-            "The search has not ended; this goes on with it.",
+    if run.candidate_name == REJECTED:
+        return _verify_command(run, UNSAFE_CUBIN_FILE), (
+            "The verifier rejects the candidate, so it is not used. Please report this bug."
         )
-    files = [str(path / "original.cubin"), str(path / "best.cubin")]
-    line = shlex.join(["nostall", "verify", *files])
+    if run.candidate_name == BEST_SO_FAR:
+        command = shlex.join(["nostall", "tune", "--resume", str(path)])
+        return command, "The search has not ended. This command resumes it."
+    command = _verify_command(run, "best.cubin")
     if not ratio > 1:
-        return line, "Nothing better than the original was found, so best.cubin is the original."
+        return command, "Nothing better than the original was found: best.cubin is the original."
     if kind == "modelled":
-        return line, model_caution()
-    return line, "Checks once more, without the search, that the result is a safe re-scheduling."
+        return command, model_caution()
+    return command, "Verifies again, without the search, that the result is a safe re-scheduling."
 
 
-def _counts(run: LoadedRun, blocks: list[BlockLineup]) -> list[tuple[str, str]]:
+def _verify_command(run: RunData, candidate: str) -> str:
+    files = [str(run.path / "original.cubin"), str(run.path / candidate)]
+    return shlex.join(["nostall", "verify", *files])
+
+
+def _counts(run: RunData, blocks: list[BlockDiff]) -> list[tuple[str, str]]:
     result = run.result
     evaluations = result.get("evaluations", len(run.trials))
     rejected = result.get("rejected", run.trials[-1].rejected if run.trials else 0)
     seconds = result.get("seconds", run.trials[-1].seconds if run.trials else None)
-    found = [
+    counts = [
         ("instructions", f"{len(run.original.instructions):,}"),
         ("moved", f"{sum(len(b.moved) for b in blocks):,}"),
-        ("positions changed", f"{sum(b.shifted for b in blocks):,}"),
+        ("positions changed", f"{sum(b.num_shifted for b in blocks):,}"),
         ("control words changed", f"{sum(len(b.retimed) for b in blocks):,}"),
         ("evaluations", f"{evaluations:,}"),
         ("illegal proposals", f"{rejected:,}"),
     ]
-    if annealed := seeded(run.trials):
-        found += [("by annealing", f"{annealed:,}"), ("by play", f"{evaluations - 1 - annealed:,}")]
+    if annealed := count_annealing_trials(run.trials):
+        in_episodes = evaluations - 1 - annealed
+        counts += [("by annealing", f"{annealed:,}"), ("in episodes", f"{in_episodes:,}")]
     if isinstance(seconds, int | float):
-        found.append(("search time", f"{seconds:,.1f} s"))
-    return found
+        counts.append(("search time", f"{seconds:,.1f} s"))
+    return counts
 
 
-def _provenance(run: LoadedRun) -> list[tuple[str, str]]:
+def _provenance(run: RunData) -> list[tuple[str, str]]:
+    """Rows of the provenance table: command, hashes, settings, toolchain, model and launch."""
     rows = [
         ("command", run.record.command),
         ("created", run.record.created),
@@ -170,9 +181,9 @@ def _provenance(run: LoadedRun) -> list[tuple[str, str]]:
     rows += [(f"sha256 of {name}", digest) for name, digest in run.hashes.items()]
     hidden = {"launch", "provenance", "original_sha256"}
     rows += [(k, _text(v)) for k, v in run.settings.items() if k not in hidden and v is not None]
-    made = run.settings.get("provenance")
-    if isinstance(made, Mapping):
-        rows += [(f"source: {k}", _text(v)) for k, v in made.items()]
+    source = run.settings.get("provenance")
+    if isinstance(source, Mapping):
+        rows += [(f"source: {k}", _text(v)) for k, v in source.items()]
     hidden = {"verified", "gain", "source", "kernel", "origin", "architecture"}
     hidden |= {"original_sha256", "best_sha256"}
     rows += [(k, _text(v)) for k, v in run.provenance.items() if k not in hidden]

@@ -255,7 +255,7 @@ def _find_objective(
     if objective != "model":
         raise BadInput(
             f"the game got objective={objective!r}; allowed are 'model' or an Objective over the "
-            "kernel's schedules, such as nostall.tuning.gpu_objective.MeasuredSchedules"
+            "kernel's schedules, such as nostall.tuning.gpu_objective.GpuObjective"
         )
     if launch is None:
         raise BadInput("the game got no launch, which the SM model needs; pass launch=...")

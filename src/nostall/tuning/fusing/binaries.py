@@ -23,7 +23,7 @@ from nostall.tuning.fusing.document import Binary, TunedBinary
 from nostall.tuning.fusing.region_plans import source_file
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.source import Source, compile_triton
-from nostall.tuning.strategies import strategy
+from nostall.tuning.strategies import make_strategy
 
 FOLDER = "sass"
 """Folder inside the run directory that contains the runs of tuned kernels."""
@@ -126,7 +126,7 @@ def tune_kernel(
         with kernel_run:
             outcome = tune(
                 kernel.source,
-                strategy(settings.strategy),
+                make_strategy(settings.strategy),
                 settings,
                 run=kernel_run,
                 observers=observers,

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from nostall.core.errors import BadInput, NostallError
 from nostall.fusion.capture import CapturedGraph, capture, inference_graph, training_graphs
 from nostall.tuning.fusing.inputs import NumberInput, parse_inputs, parse_target
-from nostall.tuning.kernel_file import imported, root_cause
+from nostall.tuning.kernel_file import import_file, root_cause
 
 INPUTS = "inputs"
 """Name of the function in the user's file that returns the inputs by default."""
@@ -70,7 +70,7 @@ def trace_target(request: FusionRequest) -> TracedTarget:
     path, name = parse_target(request.target)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    with imported(Path(path).absolute()) as file, _errors_name_target(request.target):
+    with import_file(Path(path).absolute()) as file, _errors_name_target(request.target):
         function, inputs = _load_function(file, path, name, mode)
         if request.inputs is not None or inputs is None:
             inputs = _load_inputs(file, path, request.inputs, mode)

@@ -19,7 +19,7 @@ from nostall.sass.game.policy import GraphPolicy, load_policy
 from nostall.sass.game.ppo_learner import GraphPpoParameters
 from nostall.sass.game.randomness import isolated_random_state
 from nostall.sass.game.training import Progress, TrainingKernel, train
-from nostall.tuning.corpus import sources
+from nostall.tuning.corpus import load_corpus
 from nostall.tuning.source import Source
 
 TINY = GraphPpoParameters(steps=6, horizon=4, epochs=1, minibatch=4, width=4, rounds=1)
@@ -73,11 +73,11 @@ def test_a_corpus_holds_cubins_with_their_launches(monkeypatch: pytest.MonkeyPat
         return Source(b"", path.stem, None, str(path), {})
 
     monkeypatch.setattr("nostall.tuning.corpus.load_cubin", load)
-    names = [name for name, _ in sources([str(NVCC)], "sm_90")]
+    names = [name for name, _ in load_corpus([str(NVCC)], "sm_90")]
     assert names == ["dot_product.sm_90", "transpose.sm_90"] == [p.stem for p in loaded]
     for wrong in (str(NVCC / "nothing"), str(NVCC.parent)):
-        with pytest.raises(BadInput, match="no kernel to learn on"):
-            list(sources([wrong], "sm_90"))
+        with pytest.raises(BadInput, match="holds no kernel"):
+            list(load_corpus([wrong], "sm_90"))
 
 
 def test_the_command_trains_resumes_and_rejects_wrong_options(
@@ -85,9 +85,9 @@ def test_the_command_trains_resumes_and_rejects_wrong_options(
 ) -> None:
     pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
     monkeypatch.setattr("nostall.sass.game.ppo_learner.GraphPpoParameters", lambda: TINY)
-    monkeypatch.setattr("nostall.cli.train.sources", lambda corpus, arch: [("transpose", None)])
+    monkeypatch.setattr("nostall.cli.train.load_corpus", lambda corpus, arch: [("transpose", None)])
     monkeypatch.setattr(
-        "nostall.cli.train.modelled", lambda _: (KERNELS[0].space, KERNELS[0].objective)
+        "nostall.cli.train.modelled_problem", lambda _: (KERNELS[0].space, KERNELS[0].objective)
     )
     out = tmp_path / "learned"
     command.train(["x"], out, rollouts=1)

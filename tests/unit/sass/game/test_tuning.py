@@ -15,8 +15,8 @@ from nostall.core.search import Checkpoint
 from nostall.sass.schedule import ScheduleSpace
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.source import load_cubin
-from nostall.tuning.strategies import LOGS, strategy
-from nostall.tuning.verified_checkpoints import JudgedCheckpoints
+from nostall.tuning.strategies import LOG_FOLDER, make_strategy
+from nostall.tuning.verified_checkpoints import CheckpointVerifier
 
 
 def checkpoint(space: ScheduleSpace, seed: int) -> Checkpoint:
@@ -35,7 +35,7 @@ def checkpoint(space: ScheduleSpace, seed: int) -> Checkpoint:
 def test_a_checkpoint_is_verified_once_and_a_rejection_ends_the_search() -> None:
     verified: list[bytes] = []
     space = transpose()
-    observer = JudgedCheckpoints(space, verified.append)
+    observer = CheckpointVerifier(space, verified.append)
     start = dataclasses.replace(checkpoint(space, 1), best=space.dump(space.start()))
     observer.on_checkpoint(start)
     assert verified == []
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_verified_once_and_a_rejection_ends_the_search() -> None
         raise ContractBroken("rejected")
 
     with pytest.raises(ContractBroken):
-        JudgedCheckpoints(space, reject).on_checkpoint(checkpoint(space, 2))
+        CheckpointVerifier(space, reject).on_checkpoint(checkpoint(space, 2))
 
 
 def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
     source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch())
     settings = Settings("cuasmrl", 0, None, 40)
     small = dataclasses.replace(
-        strategy("cuasmrl", logs=tmp_path / LOGS), features=8, steps=8, epochs=1
+        make_strategy("cuasmrl", logs=tmp_path / LOG_FOLDER), features=8, steps=8, epochs=1
     )
     with Run.create(tmp_path / "run", "test", describe(source, settings)) as run:
         tuned = tune(source, small, settings, run=run)
@@ -64,7 +64,7 @@ def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
     assert tuned.search.stopped == "budget"
     assert len(list(Run.open(tmp_path / "run").trials())) == 40
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
-    assert list((tmp_path / LOGS).rglob("events.*"))
+    assert list((tmp_path / LOG_FOLDER).rglob("events.*"))
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,12 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MissingPart, match=r"pip install 'nostall\[rl\]'"):
-        strategy("cuasmrl")
+        make_strategy("cuasmrl")
 
 
 def test_an_unknown_strategy_is_rejected_with_the_known_names() -> None:
     with pytest.raises(BadInput, match="anneal, cuasmrl, ppo, random, sip"):
-        strategy("dreaming")
-    assert strategy("sip").name == "sip"
-    with pytest.raises(BadInput, match="begins with no policy"):
-        strategy("anneal", policy=Path("x"))
+        make_strategy("dreaming")
+    assert make_strategy("sip").name == "sip"
+    with pytest.raises(BadInput, match="cannot use a policy file"):
+        make_strategy("anneal", policy=Path("x"))

@@ -94,6 +94,8 @@ def test_ablation_keeps_only_the_change_that_matters() -> None:
             state = after
     assert len(find_changes(space, state)) > 10
     ablation = ablate(space, PrefersOrder(crossed, move.index), state, 1.0)
-    assert ablation.total == len(find_changes(space, state)) and ablation.idle > 5
-    (row,) = [row for row in ablation.rows if row.lost]
-    assert row.lost == pytest.approx(10.0) and row.index in (crossed, move.index)
+    assert (
+        ablation.num_changes == len(find_changes(space, state)) and ablation.num_without_effect > 5
+    )
+    (effect,) = [effect for effect in ablation.effects if effect.loss_percent]
+    assert effect.loss_percent == pytest.approx(10.0) and effect.index in (crossed, move.index)

@@ -18,7 +18,7 @@ from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import compile_triton
-from nostall.tuning.triton_target import told
+from nostall.tuning.triton_target import pretend_target
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.sm90_code import opcodes_of
 from tests.unit.fusion.patterns import (
@@ -182,7 +182,7 @@ def test_who_compiles_at_once_takes_turns_and_the_gpu_can_still_be_asked() -> No
     inside, leave = threading.Event(), threading.Event()
 
     def compile_for(arch: int, *, first: bool) -> None:
-        with told(config, triton.backends.compiler.GPUTarget("cuda", arch, 32)):
+        with pretend_target(config, triton.backends.compiler.GPUTarget("cuda", arch, 32)):
             inside.set()
             if first:
                 leave.wait(10)

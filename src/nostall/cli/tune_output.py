@@ -1,0 +1,82 @@
+"""Terminal output of ``nostall tune``: the gain, the checks, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nostall.cli.console import Format, err, out, show_json
+from nostall.cli.tune_runs import TuneRun
+from nostall.sass.model.agreement import model_caution
+from nostall.store import Row
+from nostall.tuning.assemblers import ASSEMBLER_KEY
+from nostall.tuning.job import Settings, TuningResult
+
+
+def show_result(
+    tune_run: TuneRun, result: TuningResult, page: Path, row: Row | None, format: Format
+) -> None:
+    """Print a result.  ``page`` is its report, ``row`` its row in the store, if any."""
+    run, source = tune_run.run, tune_run.source
+    if format is Format.JSON:
+        assert run.record.result is not None
+        record = {"record": row.id if row is not None else None}
+        show_json({"run": str(run.path), "kernel": source.kernel, **record, **run.record.result})
+        return
+    settings, search = tune_run.settings, result.search
+    out.print(
+        f"{source.kernel} ({settings.strategy}, seed {settings.seed}): "
+        f"{search.evaluations} evaluations, {search.rejected} illegal proposals, "
+        f"{search.seconds:.1f} s, stopped: {search.stopped}"
+    )
+    out.print(_gain(result))
+    if compared := source.provenance.get("starts"):
+        start = source.provenance.get(ASSEMBLER_KEY, "the compiler's own cubin")
+        out.print(f"start:    {start} (compared: {compared})")
+    for line in _checks(settings, result):
+        out.print(line)
+    out.print(f"report:   {page}")
+    if search.start_measurement.kind == "modelled":
+        err.print(model_caution())
+    out.print(f"next:     nostall verify {run.path / 'original.cubin'} {run.path / 'best.cubin'}")
+    if row is not None:
+        option = "--modelled " if row.kind == "modelled" else ""
+        out.print(
+            f"use it:   nostall apply {option}-- python your_program.py  (record {row.id[:12]})"
+        )
+
+
+def _gain(result: TuningResult) -> str:
+    start = result.search.start_measurement
+    if not result.improved:
+        return (
+            f"nothing better than the original was found ({start.kind}{_intervals(result)}); "
+            "the original is kept"
+        )
+    return (
+        f"{start.kind} gain: {result.ratio:.4f}x{_intervals(result)}  ({start.kind} "
+        f"{start.value * 1e6:.3f} us -> {start.value / result.ratio * 1e6:.3f} us; "
+        f"{result.num_moved} positions changed, {result.num_retimed} control words changed)"
+    )
+
+
+def _intervals(result: TuningResult) -> str:
+    """The 95 % confidence intervals of a measured ratio and of the null; empty if modelled."""
+    comparison = result.decision.comparison if result.decision is not None else None
+    if comparison is None:
+        return ""
+    return (
+        f" [{comparison.low:.4f}, {comparison.high:.4f}], null "
+        f"[{comparison.null_low:.4f}, {comparison.null_high:.4f}]"
+    )
+
+
+def _checks(settings: Settings, result: TuningResult) -> Iterator[str]:
+    """Results of the verifier, of the comparison of outputs, and of compute-sanitizer."""
+    yield f"verifier: safe ({result.verdict.checked} instructions checked)"
+    if result.decision is not None and result.decision.comparison is not None:
+        how = f"within {settings.tolerance}" if settings.tolerance else "bit by bit"
+        yield f"outputs:  equal to the original's {how} on {settings.checks} random inputs"
+    for tool, report in result.sanitizer_reports.items():
+        detail = f": {report.detail}" if report.detail else ""
+        yield f"{tool + ':':<9} {report.answer}{detail}"

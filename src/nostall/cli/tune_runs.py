@@ -1,0 +1,139 @@
+"""Run directories of ``nostall tune``: start, resume and discard them."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from nostall.cli.inputs import assemble_fastest, load_source, read_bytes
+from nostall.cli.measuring_options import parse_timing
+from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
+from nostall.tuning.job import Settings, describe
+from nostall.tuning.source import Source
+from nostall.tuning.strategies import POLICY_FILE
+
+ORIGINAL_FILE = "original.cubin"
+RUNS_FOLDER = Path("runs")
+"""Parent of run directories without ``--out``."""
+_MAX_NAME_LENGTH = 40
+_MAX_RUNS_PER_SECOND = 1000
+
+
+@dataclass(frozen=True)
+class TuneRun:
+    """A run directory with its kernel and its settings."""
+
+    run: Run
+    source: Source
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class KernelInput:
+    """The kernel to tune, as given on the command line."""
+
+    target: str
+    kernel: str | None
+    launch: Path | None
+    arch: str | None
+    assemblers: bool
+    """Start from the fastest cubin of all installed assemblers."""
+
+
+def start_run(kernel_input: KernelInput, settings: Settings, out_dir: Path | None) -> TuneRun:
+    """Load the kernel and create a run directory: ``out_dir``, or a new one in ``runs``."""
+    source = load_source(
+        kernel_input.target, kernel_input.kernel, kernel_input.launch, kernel_input.arch
+    )
+    if kernel_input.assemblers:
+        source = assemble_fastest(source, settings)
+    path = out_dir or create_run_folder(source.kernel)
+    command = shlex.join(["nostall", *sys.argv[1:]])
+    files = {ORIGINAL_FILE: source.cubin}
+    if settings.policy is not None:
+        files[POLICY_FILE] = read_bytes(settings.policy)
+    run = Run.create(path, command, describe(source, settings), files)
+    return TuneRun(run, source, settings)
+
+
+def reopen_run(
+    path: Path, seconds: float | None, evaluations: int | None, workers: int | None
+) -> TuneRun:
+    """Open an earlier run to resume it.
+
+    The limits and the number of workers replace those of the run if they are given.  Raises
+    :class:`BadInput` if the directory cannot be resumed.
+    """
+    run = Run.open(path)
+    saved = run.record.settings
+    try:
+        data = (path / ORIGINAL_FILE).read_bytes()
+        if hashlib.sha256(data).hexdigest() != saved["original_sha256"]:
+            raise ValueError(f"{ORIGINAL_FILE} is not the file that the run started with")
+        launch = LaunchSpec.model_validate(saved["launch"]) if saved.get("launch") else None
+        source = Source(data, saved["kernel"], launch, saved["origin"], dict(saved["provenance"]))
+        tolerance = saved.get("tolerance")
+        has_new_limits = seconds is not None or evaluations is not None
+        settings = Settings(
+            saved["strategy"],
+            int(saved["seed"]),
+            seconds if has_new_limits else saved["seconds"],
+            evaluations if has_new_limits else saved["evaluations"],
+            int(saved["assumed_trips"]),
+            saved["objective"],
+            workers=workers or saved.get("workers"),
+            rounds=saved.get("rounds", Settings.rounds),
+            checks=saved.get("checks", Settings.checks),
+            clock=parse_timing(saved.get("clock", Settings.clock)),
+            cold=saved.get("cold", False),
+            tolerance=Tolerance.model_validate(tolerance) if tolerance else None,
+            sanitizer=saved.get("sanitizer", False),
+            policy=path / POLICY_FILE if saved.get("policy") else None,
+        )
+        _ = settings.budget  # raises BadInput if the limits are not positive
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} cannot be resumed ({error}); start the run anew") from error
+    return TuneRun(run, source, settings)
+
+
+@contextmanager
+def discard_if_empty(run: Run, *, is_new: bool) -> Iterator[None]:
+    """Delete a new run directory if the job fails before its first trial."""
+    initial_files = ("run.json", ORIGINAL_FILE, POLICY_FILE)
+    try:
+        yield
+    except BaseException:
+        files = {path.name for path in run.path.iterdir()}
+        if is_new and files <= {*initial_files} and run.record.status == "running":
+            for name in initial_files:
+                (run.path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                run.path.rmdir()
+        raise
+
+
+def create_run_folder(kernel: str) -> Path:
+    """Create a folder for a run, named by time and kernel.
+
+    Processes that start in the same second get folders with different suffixes.
+    """
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in kernel)[:_MAX_NAME_LENGTH]
+    for suffix in ("", *(f"-{n}" for n in range(2, _MAX_RUNS_PER_SECOND))):
+        path = RUNS_FOLDER / f"{stamp}-{name}{suffix}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise BadRun(
+                f"cannot create {path}: {error.strerror}; choose a writable directory with --out"
+            ) from error
+        return path
+    raise BadRun(f"{RUNS_FOLDER} has too many runs of this second; give --out DIRECTORY")

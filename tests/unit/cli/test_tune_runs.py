@@ -1,0 +1,107 @@
+"""Run directories of ``nostall tune``: names of new ones, and resuming of earlier ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from benchmarks.sass.kill_resume import kernel
+
+from nostall.cli import tune_runs
+from nostall.core import BadInput, BadRun, Run, Tolerance
+from nostall.tuning.job import Settings, describe
+from nostall.tuning.source import load_cubin
+
+CUBIN = Path(__file__).resolve().parents[3] / "examples" / "nvcc" / "transpose.sm_90.cubin"
+MEASURED = Settings(evaluations=5, objective="gpu")
+
+
+def test_runs_of_the_same_second_get_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = datetime(2026, 11, 21, 19, 30)
+    monkeypatch.setattr(tune_runs, "datetime", SimpleNamespace(now=lambda: now))
+    folders = [tune_runs.create_run_folder("a::b") for _ in range(3)]
+    assert [path.name for path in folders] == [
+        f"20261121-193000-a__b{suffix}" for suffix in ("", "-2", "-3")
+    ]
+    assert all(path.is_dir() for path in folders)
+
+
+def test_an_unwritable_runs_folder_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(BadRun, match="--out"):
+        tune_runs.create_run_folder("k")
+
+
+def start(path: Path, **changes: Any) -> Run:
+    """Create a run directory; ``changes`` replace settings in its record."""
+    settings = describe(kernel(), Settings(evaluations=5))
+    return Run.create(path, "tune", {**settings, **changes}, {"original.cubin": kernel().cubin})
+
+
+def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    resumed = tune_runs.reopen_run(tmp_path / "run", None, None, None)
+    assert (resumed.source.cubin, resumed.settings) == (kernel().cubin, Settings(evaluations=5))
+    resumed = tune_runs.reopen_run(tmp_path / "run", None, 9, None)
+    assert resumed.settings == Settings(evaluations=9)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        MEASURED,
+        replace(
+            MEASURED,
+            checks=1000,
+            clock="events",
+            cold=True,
+            tolerance=Tolerance(rtol=1e-3, atol=1e-6),
+            sanitizer=True,
+        ),
+    ],
+)
+def test_a_resumed_run_measures_in_the_same_way(tmp_path: Path, settings: Settings) -> None:
+    source = load_cubin(CUBIN)
+    files = {"original.cubin": source.cubin}
+    with Run.create(tmp_path / "run", "nostall tune", describe(source, settings), files):
+        pass
+    resumed = tune_runs.reopen_run(tmp_path / "run", None, None, None)
+    assert resumed.settings == settings and resumed.source.cubin == source.cubin
+    plan = resumed.settings.measurement_plan
+    assert plan == settings.measurement_plan
+    assert (plan.clock, plan.tolerance) == (settings.clock, settings.tolerance)
+
+
+def test_a_run_with_another_original_is_not_resumed(tmp_path: Path) -> None:
+    run = start(tmp_path / "run")
+    run.write("original.cubin", kernel().cubin + b"\0")
+    with pytest.raises(BadInput, match="not the file that the run started with"):
+        tune_runs.reopen_run(tmp_path / "run", None, None, None)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": "x"}, {"seed": None}, {"evaluations": "many"}, {"provenance": 3}]
+)
+def test_a_run_with_invalid_settings_is_not_resumed(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    start(tmp_path / "run", **changes)
+    with pytest.raises(BadInput, match="cannot be resumed"):
+        tune_runs.reopen_run(tmp_path / "run", None, None, None)
+
+
+@pytest.mark.parametrize("limits", [(0.0, None), (None, 0)])
+def test_a_limit_of_zero_is_an_error(tmp_path: Path, limits: tuple[Any, Any]) -> None:
+    start(tmp_path / "run")
+    with pytest.raises(BadInput, match="greater than 0"):
+        tune_runs.reopen_run(tmp_path / "run", *limits, None)
