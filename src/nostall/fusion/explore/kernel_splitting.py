@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.cost.gpu import H200
-from nostall.fusion.codegen.emit.packed import independent_parts, packed_plan
 from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.packing import independent_parts, plan_packed
 from nostall.fusion.evaluate.work import GraphWork
 from nostall.fusion.graph.graph import Graph
 
@@ -63,11 +63,12 @@ def unpack_kernels(graph: Graph, groups: Iterable[Group]) -> list[Group]:
 def _is_faster_unpacked(graph: Graph, parts: list[Group]) -> bool:
     try:
         schedules = [schedule_operators(graph, part) for part in parts]
-        plan = packed_plan(schedules)
+        kernels = plan_packed(schedules)
     except BadInput:
         return False
-    packed = sum(map(modelled_seconds, schedules, plan.plans)) - (len(parts) - 1) * H200.launch_s
-    return sum(modelled_seconds(of, default_plan(of)) for of in schedules) < MAX_TIME_RATIO * packed
+    packed = sum(map(modelled_seconds, kernels)) - (len(parts) - 1) * H200.launch_s
+    unpacked = sum(modelled_seconds(default_plan(schedule)) for schedule in schedules)
+    return unpacked < MAX_TIME_RATIO * packed
 
 
 def _small_operators(work: GraphWork, group: Group) -> frozenset[int]:
@@ -92,5 +93,4 @@ def _is_faster_split(graph: Graph, group: Group, parts: Iterable[Group]) -> bool
 
 def _kernel_seconds(graph: Graph, group: Group) -> float:
     """Modelled seconds of a kernel with its default plan."""
-    of = schedule_operators(graph, group)
-    return modelled_seconds(of, default_plan(of))
+    return modelled_seconds(default_plan(schedule_operators(graph, group)))

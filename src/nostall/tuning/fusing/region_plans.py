@@ -18,7 +18,7 @@ from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seco
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators, stitch
-from nostall.fusion.codegen.tiling.kernel_plan import plans
+from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.explore.default_partition import default_partition
@@ -188,11 +188,11 @@ def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
     """The alternatives of a program's schedule, with modelled times relative to it."""
     unlisted = Schedules(legal=1, next_best=(), refused=())
     try:
-        of = schedule_operators(program.graph, operators)
+        schedule = schedule_operators(program.graph, operators)
     except BadInput:
         return unlisted
-    candidates = plans(of)
-    times = {str(plan): modelled_seconds(of, plan) for plan in candidates.legal}
+    candidates = plans(schedule)
+    times = {str(kernel.plan): modelled_seconds(kernel) for kernel in candidates.legal}
     if (selected := times.pop(str(program.plan), None)) is None:
         return unlisted
     next_best = sorted(times.items(), key=lambda item: (item[1], item[0]))[:MAX_ALTERNATIVES]

@@ -25,7 +25,7 @@ from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seco
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.gpu.clock import Clock
 
@@ -42,8 +42,8 @@ class PlanCandidates:
     """Kernels of one region whose plans are to be measured."""
 
     graph: Graph
-    # (schedule, plans) by the kernel's operators.  The first plan is the modelled best one.
-    kernels: dict[tuple[int, ...], tuple[Schedule, tuple[KernelPlan, ...]]]
+    # The candidates by the kernel's operators.  The first one has the modelled best plan.
+    kernels: dict[tuple[int, ...], tuple[PlannedKernel, ...]]
 
 
 @dataclass
@@ -75,13 +75,13 @@ class PlanTuning:
         for step in steps:
             try:
                 schedule = schedule_operators(graph, step.operators)
-                plans = candidates(schedule, self.max_plans)
+                planned = candidates(schedule, self.max_plans)
             except BadInput:
                 continue  # a packed kernel, whose parts have no common loops
-            if modelled_seconds(schedule, plans[0]) >= MIN_TUNED_S:
-                region.kernels[schedule.mapping.operators] = schedule, plans
-                for plan in plans:
-                    yield store.put(emit(schedule, plan))
+            if modelled_seconds(planned[0]) >= MIN_TUNED_S:
+                region.kernels[schedule.mapping.operators] = planned
+                for kernel in planned:
+                    yield store.put(emit(kernel))
         if region.kernels:
             self.candidates.append(region)
 
@@ -114,13 +114,13 @@ class PlanTuning:
 def _tune_region(region: PlanCandidates, tuner: Autotuner, store: KernelStore) -> None:
     """Tune a region's kernels, and store the region anew if a modelled best plan is not fastest."""
     fastest = {
-        operators: tuner.fastest_of(schedule, plans)
-        for operators, (schedule, plans) in region.kernels.items()
+        operators: tuner.fastest_of(planned) for operators, planned in region.kernels.items()
     }
-    if all(fastest[operators] == plans[0] for operators, (_, plans) in region.kernels.items()):
+    if all(fastest[operators] == planned[0] for operators, planned in region.kernels.items()):
         return
 
-    def choice(schedule: Schedule) -> KernelPlan:
-        return fastest.get(schedule.mapping.operators) or default_plan(schedule)
+    def choice(schedule: Schedule) -> PlannedKernel:
+        kernel = fastest.get(schedule.mapping.operators)
+        return plan_kernel(schedule, kernel.plan) if kernel else default_plan(schedule)
 
     retuned_region(region.graph, store, choice)

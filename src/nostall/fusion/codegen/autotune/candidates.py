@@ -1,4 +1,4 @@
-"""Which plans of a kernel are worth measuring, and what measurements say: nothing is run here."""
+"""Candidates of autotuning: which planned kernels to measure, and which one the samples select."""
 
 from __future__ import annotations
 
@@ -10,121 +10,121 @@ from statistics import median
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason, plans
-from nostall.fusion.codegen.tiling.plan_variants import single_chunk_plans, with_eager_loads
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, with_eager_loads
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 MAX_SLOWDOWN = 1.5
-"""Plans that would take this many times as long as the first choice, *modelled*, do not run."""
-
-
+"""Plans whose modelled time is more than this many times the shortest one are not measured."""
 MIN_GAIN = 1.001
-"""Gains that are smaller are not looked at again."""
+"""Smaller gains are not measured a second time."""
 LAZY_CANDIDATES = 4
-"""In a race of more plans as many as there are more run a second time, as early ones."""
+"""Of more candidates than this, as many as exceed it are measured with eager loads, too."""
 
 
-def candidates(schedule: Schedule, most: int) -> tuple[KernelPlan, ...]:
-    """The :func:`fastest_modelled` of the model, its first choice first, and the first ones again where
-    they can be :func:`~nostall.fusion.codegen.tiling.plan_variants.with_eager_loads`.  Raises :class:`BadInput` where no plan
-    is legal."""
-    times = {plan: modelled_seconds(schedule, plan) for plan in plans(schedule).legal}
+def candidates(schedule: Schedule, most: int) -> tuple[PlannedKernel, ...]:
+    """The kernels to measure first.
+
+    They are the :func:`fastest_modelled` ones, beginning with the default plan, and the first of
+    them again :func:`~nostall.fusion.codegen.tiling.plan_variants.with_eager_loads` if that is
+    legal. Raises :class:`BadInput` if no plan is legal.
+    """
+    times = {kernel: modelled_seconds(kernel) for kernel in plans(schedule).legal}
     if not times:
         return (default_plan(schedule),)
-    found = fastest_modelled(times, most)
-    twins = [twin for plan in found if (twin := with_eager_loads(schedule, plan)) is not None]
-    return (*found, *twins[: max(0, most - LAZY_CANDIDATES)])
+    fastest = fastest_modelled(times, most)
+    eager = [variant for variant in map(with_eager_loads, fastest) if variant is not None]
+    return (*fastest, *eager[: max(0, most - LAZY_CANDIDATES)])
 
 
-def neighbours(schedule: Schedule, plan: KernelPlan) -> tuple[KernelPlan, ...]:
-    """The plans that differ from one in a single respect: half or twice its rows, warps or columns
-    of a turn, the next number of parts, another cut of a row, copied ahead or not, early or not,
-    streamed or not; and the ones of its rows
-    :func:`~nostall.fusion.codegen.tiling.plan_variants.single_chunk_plans`, early or not."""
-    legal = plans(schedule).legal
-    every = (
-        replace(other, eager_loads=is_early, evict_first=is_streamed)
-        for is_streamed, is_early in product((False, True), repeat=2)
-        for other in legal
-    )
-    near = [
-        other
-        for other in every
-        if _plan_distance(plan, other) == 1 and illegal_reason(schedule, other) is None
-    ]
-    for wide in single_chunk_plans(schedule, plan):
-        twins = (replace(wide, eager_loads=False), replace(wide, eager_loads=True))
-        near += [one for one in twins if one not in near and illegal_reason(schedule, one) is None]
-    return tuple(near)
+def neighbours(kernel: PlannedKernel) -> tuple[PlannedKernel, ...]:
+    """The kernels that differ in one respect from a kernel of the same schedule.
+
+    A respect is: half or twice the rows, warps or columns of a loop iteration; the next number of
+    splits; another cut of a row; ``async_copies``; ``eager_loads``; ``evict_first``. The variants of
+    :func:`~nostall.fusion.codegen.tiling.plan_variants.single_chunk_kernels` are neighbours, too.
+    """
+    near = []
+    for evict_first, eager_loads in product((False, True), repeat=2):
+        options = {"evict_first": evict_first, "eager_loads": eager_loads}
+        for other in plans(kernel.schedule).legal:
+            if _plan_distance(kernel.plan, replace(other.plan, **options)) == 1:
+                near.append(other.variant(**options))
+    for single_chunk in single_chunk_kernels(kernel):
+        near += [single_chunk.variant(eager_loads=eager) for eager in (False, True)]
+    return tuple(dict.fromkeys(variant for variant in near if variant is not None))
 
 
-def _plan_distance(one: KernelPlan, other: KernelPlan) -> int:
-    """In how many respects two plans differ; 2 for more than a step in one of them."""
-    kinds = {(_scheme_family(plan), plan.rematerialized, plan.peeled) for plan in (one, other)}
-    if len(kinds) > 1:
+def _plan_distance(first: KernelPlan, second: KernelPlan) -> int:
+    """In how many respects two plans differ; 2 if they differ in one by more than one step."""
+    families = {
+        (_scheme_family(plan), plan.rematerialized, plan.peeled) for plan in (first, second)
+    }
+    if len(families) > 1:
         return 2
-    # Two numbers, and by what factor the next one is another; of parts there are few.
+    # Two numbers, and the factor between neighbouring values. Few numbers of splits are tried.
     counts = [
-        (one.rows, other.rows, 2),
-        (one.num_warps, other.num_warps, 2),
-        (one.splits, other.splits, 4),
+        (first.rows, second.rows, 2),
+        (first.num_warps, second.num_warps, 2),
+        (first.splits, second.splits, 4),
     ]
-    turns = len(one.chunks) == len(other.chunks) == 1
-    if turns:
-        counts.append((one.chunks[0], other.chunks[0], 2))
+    single_chunk = len(first.chunks) == len(second.chunks) == 1
+    if single_chunk:
+        counts.append((first.chunks[0], second.chunks[0], 2))
     if any(max(a, b) > step * min(a, b) for a, b, step in counts):
         return 2
     flags = (
-        not turns and one.chunks != other.chunks,
-        one.async_copies != other.async_copies,
-        one.eager_loads != other.eager_loads,
-        one.evict_first != other.evict_first,
+        not single_chunk and first.chunks != second.chunks,
+        first.async_copies != second.async_copies,
+        first.eager_loads != second.eager_loads,
+        first.evict_first != second.evict_first,
     )
     return sum(a != b for a, b, _ in counts) + sum(flags)
 
 
 def _scheme_family(plan: KernelPlan) -> str:
-    """The scheme; rows in registers are one, whatever has more of them: rows or warps."""
+    """The scheme. ``warp`` and ``block`` are one family: they differ in rows and warps only."""
     return "held" if plan.scheme in ("warp", "block") else plan.scheme
 
 
-def fastest_modelled(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:
-    """The plan with the least time of every scheme and the ``most`` with the least time of all,
-    fastest first.
+def fastest_modelled(times: Mapping[PlannedKernel, float], most: int) -> tuple[PlannedKernel, ...]:
+    """The kernel with the least modelled time of every scheme, and the ``most`` fastest of all.
 
-    Plans that differ in rows, or warps, or parts alone are candidates of their own: which of them
-    is faster the model knows least.
+    ``times``: modelled seconds of each kernel. Fastest first. Plans that differ in rows, warps or
+    splits only are separate candidates, because the model ranks these least reliably.
     """
-    ranked = sorted(times, key=lambda plan: (times[plan], plan.rows, str(plan)))
-    ranked = [plan for plan in ranked if times[plan] <= MAX_SLOWDOWN * times[ranked[0]]]
-    of_schemes = {plan.scheme: plan for plan in reversed(ranked)}
-    kept = {*of_schemes.values(), *ranked[:most]}
-    return tuple(plan for plan in ranked if plan in kept)
+    ranked = sorted(times, key=lambda kernel: (times[kernel], kernel.plan.rows, str(kernel.plan)))
+    ranked = [kernel for kernel in ranked if times[kernel] <= MAX_SLOWDOWN * times[ranked[0]]]
+    of_schemes = {kernel.plan.scheme: kernel for kernel in reversed(ranked)}
+    selected = {*of_schemes.values(), *ranked[:most]}
+    return tuple(kernel for kernel in ranked if kernel in selected)
 
 
 def most_promising(samples: Sequence[Sequence[float]]) -> int:
-    """Which of several candidates is worth a comparison beside the first one alone: the one with
-    the largest gain, if that is :data:`MIN_GAIN` and more than the null's; 0 where none is.
+    """The number of the candidate to compare with the first one alone; 0 if there is none.
 
-    ``samples`` as for :func:`fastest_measured`, whose intervals are wide where many candidates share the
-    time: what they leave open a longer comparison answers.
+    It is the candidate with the largest median gain, if that gain is at least :data:`MIN_GAIN` and
+    larger than the gain of the null. ``samples`` as for :func:`fastest_measured`: with many
+    candidates, each has few samples, so a longer comparison follows.
     """
     first, *others, null = samples
     gains = [median(a / b for a, b in zip(first, other, strict=True)) for other in others]
     best = max(range(len(gains)), key=gains.__getitem__)
-    beside = median(a / b for a, b in zip(first, null, strict=True))
-    return best + 1 if gains[best] > max(MIN_GAIN, beside) else 0
+    null_gain = median(a / b for a, b in zip(first, null, strict=True))
+    return best + 1 if gains[best] > max(MIN_GAIN, null_gain) else 0
 
 
 def fastest_measured(samples: Sequence[Sequence[float]], kind: Kind) -> int:
-    """Which of several candidates runs: the first one, unless another is faster by the rules of all
-    comparisons (its whole interval above 1 and above the null).
+    """The number of the candidate to use: 0, the first one, unless another is faster.
 
-    ``samples`` were taken in turns; the last row is the first candidate once more, the null.
+    Faster means, as in all comparisons: its whole interval is above 1 and above the null.
+    ``samples`` are interleaved; the last row is the first candidate a second time, the null.
     """
     first, *others, null = samples
     best, gain = 0, 1.0
     for at, other in enumerate(others, 1):
-        found = Comparison.from_samples(first, other, null, kind=kind)
-        if found.verdict == "faster" and found.ratio > gain:
-            best, gain = at, found.ratio
+        comparison = Comparison.from_samples(first, other, null, kind=kind)
+        if comparison.verdict == "faster" and comparison.ratio > gain:
+            best, gain = at, comparison.ratio
     return best

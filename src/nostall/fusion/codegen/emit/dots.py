@@ -36,7 +36,7 @@ from nostall.fusion.codegen.loops.addresses import (
 from nostall.fusion.codegen.loops.dot_axes import dot_loops, find_groups
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.tile_sizes import group_lanes
 from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.graph import Node
@@ -55,9 +55,10 @@ class MatrixValue:
     axes: Axes = (None, None)
 
 
-def write_matrices(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
-    """The body for the element number ``pid`` of the batch; returns how many there are."""
-    write_row_block(schedule, plan, lines, "pid")
+def write_matrices(kernel: PlannedKernel, lines: Lines) -> int:
+    """Write the body of the kernel of the scheme ``matrix``; returns the number of programs."""
+    schedule = kernel.schedule
+    write_row_block(kernel, lines, "pid")
     computing = Lines()
     matrices = MatrixWriter(schedule, lines, computing)
     for index in schedule.mapping.operators:

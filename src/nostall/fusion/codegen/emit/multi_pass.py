@@ -37,44 +37,47 @@ from nostall.fusion.codegen.loops.online_softmax import OnlinePair
 from nostall.fusion.codegen.loops.reduction_levels import Pass, passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.loop_peeling import find_peeling, lanes_per_row
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.graph.dynamic_size import Extent
 
 
-def write_looped(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
-    """The body of a kernel whose program is number ``pid``; returns how many programs there are."""
-    rows = write_row_block(schedule, plan, lines, "pid")
-    tile = _make_tile(schedule, plan, rows, lines)
+def write_looped(kernel: PlannedKernel, lines: Lines) -> int:
+    """Write the body of the kernel of the scheme ``looped``; returns the number of programs."""
+    schedule, plan = kernel.schedule, kernel.plan
+    rows = write_row_block(kernel, lines, "pid")
+    tile = _make_tile(kernel, rows, lines)
     for number, part in enumerate(passes(schedule)):
         lines(f"# pass {number}")
         write_row_operators(tile, part)
         if part.has_columns:
-            _write_column_loops(tile, part, "0", _end_lane(schedule, plan), plan.async_copies)
+            _write_column_loops(tile, part, "0", _end_lane(kernel), plan.async_copies)
             _write_results(tile, part, part.reductions)
     return Extent(schedule.row_count, plan.rows)
 
 
-def emit_split(schedule: Schedule, plan: KernelPlan) -> Program:
+def emit_split(kernel: PlannedKernel) -> Program:
+    """The program of the scheme ``split``: one kernel for each level of reductions."""
+    schedule, plan = kernel.schedule, kernel.plan
     kernels = []
     graph = schedule.mapping.graph
     width = plan.chunks[0]
     span = -(-lanes_per_row(schedule, plan.peeled) // (width * plan.splits)) * width
-    name = kernel_name(schedule.mapping, plan)
+    name = kernel_name(kernel)
     for number, part in enumerate(passes(schedule)):
         lines = Lines()
         with lines.block():
             lines("pid = tl.program_id(0)")
             lines("part = tl.program_id(1)")
-            rows = write_row_block(schedule, plan, lines, "pid")
-            tile = _make_tile(schedule, plan, rows, lines)
+            rows = write_row_block(kernel, lines, "pid")
+            tile = _make_tile(kernel, rows, lines)
             for index in part.accumulators(part.finished_reductions):
                 _load_partial(tile, index, plan.splits)
             _write_results(tile, part, part.finished_reductions, plan.splits)
             write_row_operators(tile, part, only=zero_condition("part"))
             if part.has_columns:
                 lines(f"start = part * {span}")
-                stop = f"tl.minimum(start + {span}, {_end_lane(schedule, plan)})"
+                stop = f"tl.minimum(start + {span}, {_end_lane(kernel)})"
                 _write_column_loops(tile, part, "start", stop, plan.async_copies)
                 _store_partials(tile, part, plan.splits)
         arguments = _pass_arguments(schedule, part)
@@ -88,15 +91,17 @@ def emit_split(schedule: Schedule, plan: KernelPlan) -> Program:
         for i in schedule.body
         if i in partial
     )
-    return assemble_program(schedule.mapping, plan, kernels, workspaces)
+    return assemble_program(kernel, kernels, workspaces)
 
 
-def _end_lane(schedule: Schedule, plan: KernelPlan) -> str:
+def _end_lane(kernel: PlannedKernel) -> str:
     """The first column, or lane, that is none."""
-    return f"ahead + {schedule.column_count}" if plan.peeled else str(schedule.column_count)
+    columns = kernel.schedule.column_count
+    return f"ahead + {columns}" if kernel.plan.peeled else str(columns)
 
 
-def _make_tile(schedule: Schedule, plan: KernelPlan, rows: Rows, lines: Lines) -> Tile:
+def _make_tile(kernel: PlannedKernel, rows: Rows, lines: Lines) -> Tile:
+    schedule, plan = kernel.schedule, kernel.plan
     width, lies = plan.chunks[0], find_peeling(schedule) if plan.peeled else None
     if lies:
         lies.write_row_bounds(lines, schedule.column_count, row_limit(schedule))

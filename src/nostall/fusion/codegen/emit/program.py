@@ -10,8 +10,8 @@ from typing import Protocol
 
 from nostall.fusion.codegen.expressions.helpers import used_helpers
 from nostall.fusion.codegen.expressions.lines import Lines
-from nostall.fusion.codegen.loops.mapping import LoopMapping
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph
 
@@ -110,27 +110,28 @@ def find_dynamic_size(graph: Graph, inputs: Sequence[int], tensors: Sequence[Siz
     return None
 
 
-def kernel_name(mapping: LoopMapping, plan: KernelPlan) -> str:
+def kernel_name(kernel: PlannedKernel) -> str:
     """A name for profiles: the first operators that are not trivial, and the scheme."""
+    mapping, plan = kernel.schedule.mapping, kernel.plan
     ops = [mapping.graph[i] for i in mapping.operators]
     telling = [n.op for n in ops if n.kind != "light"] or [n.op for n in ops]
     return "_".join(["stitched", *list(dict.fromkeys(telling))[:4], plan.scheme])
 
 
 def assemble_program(
-    mapping: LoopMapping,
-    plan: KernelPlan,
-    kernels: Sequence[tuple[Lines, Launch]],
+    kernel: PlannedKernel,
+    launches: Sequence[tuple[Lines, Launch]],
     workspaces: Sequence[Workspace] = (),
     language: Language = TRITON,
 ) -> Program:
-    """Put the kernels of one pattern, whose ``Lines`` are their bodies, together as one file."""
+    """Assemble the file of a planned kernel; ``launches`` has the body of each launch."""
+    mapping, plan = kernel.schedule.mapping, kernel.plan
     names = NodeNumbering(mapping.inputs)
-    source, launches = assemble_file(str(plan), kernels, names, language=language)
+    source, named = assemble_file(str(plan), launches, names, language=language)
     spaces = tuple(replace(space, name=names.renumber(space.name)) for space in workspaces)
     inputs, outputs = mapping.inputs, mapping.outputs
     called = names.tensor_arguments((*inputs, *outputs))
-    return Program(mapping.graph, plan, source, inputs, outputs, called, launches, spaces)
+    return Program(mapping.graph, plan, source, inputs, outputs, called, named, spaces)
 
 
 class NodeNumbering:

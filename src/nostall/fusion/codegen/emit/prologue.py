@@ -6,7 +6,7 @@ from nostall.fusion.codegen.emit.tile import Chunk, Rows
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 
 def zero_condition(scalar: str) -> str:
@@ -29,8 +29,9 @@ def row_limit(schedule: Schedule) -> str:
     return f"count * {schedule.inner_row_count}" if schedule.inner_row_count > 1 else "count"
 
 
-def write_row_block(schedule: Schedule, plan: KernelPlan, lines: Lines, block: str) -> Rows:
-    """Rows of the block of rows number ``block``."""
+def write_row_block(kernel: PlannedKernel, lines: Lines, block: str) -> Rows:
+    """Write the row indices of a program; ``block`` is the number of its block of rows."""
+    schedule, plan = kernel.schedule, kernel.plan
     if plan.rows == 1:
         lines(f"r = {block} + {ZERO_TENSOR}")
         return Rows(schedule.rows, 1, "r", None, zero_condition(block))
@@ -41,9 +42,9 @@ def write_row_block(schedule: Schedule, plan: KernelPlan, lines: Lines, block: s
     )
 
 
-def write_row_chunks(schedule: Schedule, plan: KernelPlan, lines: Lines) -> tuple[Chunk, ...]:
-    """All columns, in one or several chunks; only the last chunk can have too many lanes."""
-    columns = schedule.column_count
+def write_row_chunks(kernel: PlannedKernel, lines: Lines) -> tuple[Chunk, ...]:
+    """Write the column indices of all chunks of a row; only the last chunk can have a mask."""
+    plan, columns = kernel.plan, kernel.schedule.column_count
     chunks = []
     first = 0
     for at, width in enumerate(plan.chunks):

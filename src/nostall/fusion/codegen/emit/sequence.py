@@ -20,25 +20,17 @@ from nostall.fusion.codegen.expressions.templates import (
 )
 from nostall.fusion.codegen.loops.dot_axes import find_groups
 from nostall.fusion.codegen.loops.mapping import Operand
-from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import (
-    KernelPlan,
-    positions_per_tile,
-    sequence_tiling,
-)
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.sequence_tiles import SequenceTiling, has_positions
 from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.graph import Node
 
 
-def write_sequence(schedule: Schedule, plan: KernelPlan, lines: Lines) -> int:
-    """The body for the element number ``pid`` of the batch; returns how many there are."""
-    found = sequence_tiling(schedule)
-    places, count = (
-        positions_per_tile(schedule, plan),
-        schedule.count(schedule.loop_groups[found.group]),
-    )
-    write_row_block(schedule, plan, lines, "pid")
+def write_sequence(kernel: PlannedKernel, lines: Lines) -> int:
+    """Write the body of the kernel of the scheme ``turned``; returns the number of programs."""
+    schedule, found, places = kernel.schedule, kernel.sequence_tiling, kernel.positions_per_tile
+    count = schedule.count(schedule.loop_groups[found.group])
+    write_row_block(kernel, lines, "pid")
     reading, before, after = Lines(), Lines(), Lines()
     around = MatrixWriter(schedule, reading, before)
     _write_operators(around, found.before_loop)

@@ -38,31 +38,32 @@ from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.templates import TRITON_DTYPES, compute_dtype
 from nostall.fusion.codegen.expressions.templates import Value as Named
 from nostall.fusion.codegen.loops.reduction_levels import Pass, ValueKey
-from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import WARP_SIZE, KernelPlan
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.loop_peeling import Peeling, find_peeling
 from nostall.fusion.codegen.tiling.on_chip import (
     OnChipValues,
     rematerialization_options,
     storage_dtype,
 )
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
+from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
 from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
 
-def emit_shared(schedule: Schedule, plan: KernelPlan, reuse: Reuse = "order") -> Program:
-    """The kernel of a plan of the scheme ``shared``; ``reuse`` other than the default is there to
-    be compared with it."""
+def emit_shared(kernel: PlannedKernel, reuse: Reuse = "order") -> Program:
+    """The program of the scheme ``shared``; other values of ``reuse`` serve for comparisons."""
+    schedule, plan = kernel.schedule, kernel.plan
     kept = rematerialization_options(schedule, plan.async_copies, plan.peeled)[plan.rematerialized]
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")
-        _SharedRowWriter(kept, plan, reuse, lines).write()
+        _SharedRowWriter(kept, kernel, reuse, lines).write()
     tensors = tuple(f"p{i}" for i in (*schedule.mapping.inputs, *schedule.mapping.outputs))
     grid = (Extent(schedule.row_count, 1), 1)
     told = (
-        kernel_name(schedule.mapping, plan),
+        kernel_name(kernel),
         tensors,
         (schedule.outer_row_count,),
         grid,
@@ -70,20 +71,23 @@ def emit_shared(schedule: Schedule, plan: KernelPlan, reuse: Reuse = "order") ->
     )
     launch = Launch(*told, specializes_counts(schedule), aligned=plan.async_copies)
     language = GLUON_WITH_COPIES if plan.async_copies else GLUON
-    return assemble_program(schedule.mapping, plan, [(lines, launch)], language=language)
+    return assemble_program(kernel, [(lines, launch)], language=language)
 
 
 class _SharedRowWriter:
     """Writes the passes over one row."""
 
-    def __init__(self, kept: OnChipValues, plan: KernelPlan, reuse: Reuse, lines: Lines) -> None:
+    def __init__(
+        self, kept: OnChipValues, kernel: PlannedKernel, reuse: Reuse, lines: Lines
+    ) -> None:
+        plan = kernel.plan
         self.on_chip = kept
         self.schedule = kept.schedule
         self.lines = lines
         self.width = plan.chunks[0]
         self.arena = kept.arena(self.width, reuse)
         self._declare(plan)
-        rows = write_row_block(self.schedule, plan, lines, "pid")
+        rows = write_row_block(kernel, lines, "pid")
         lies = find_peeling(self.schedule) if plan.peeled else None
         if lies:
             lies.write_row_bounds(lines, self.schedule.column_count, row_limit(self.schedule))

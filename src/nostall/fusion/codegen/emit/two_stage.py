@@ -29,32 +29,21 @@ from nostall.fusion.codegen.expressions.templates import (
 from nostall.fusion.codegen.loops.addresses import ZERO_TENSOR
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import loop_range
-from nostall.fusion.codegen.tiling.kernel_plan import WARP_SIZE, KernelPlan
-from nostall.fusion.codegen.tiling.tile_sizes import next_power_of_two
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.tile_sizes import finish_tile
 from nostall.fusion.graph.dynamic_size import Extent
 
-FINISH_TILE = 4096
-"""Partial results that one program of the second kernel loads at once."""
-MIN_FINISH_WIDTH = 8
-"""Its columns: fewer would not fill the 32 bytes that L2 gives at once."""
-MIN_FINISH_WARPS, MAX_FINISH_ELEMENTS = 4, 64
-"""Its warps, and what a thread has at most of the tile."""
 
-
-def finish_tile(parts: int, results: int) -> tuple[int, int]:
-    """Columns and warps of a program of the second kernel."""
-    width = min(next_power_of_two(results), max(MIN_FINISH_WIDTH, FINISH_TILE // parts))
-    return width, max(MIN_FINISH_WARPS, width * parts // (WARP_SIZE * MAX_FINISH_ELEMENTS))
-
-
-def emit_two_stage(schedule: Schedule, plan: KernelPlan) -> Program:
+def emit_two_stage(kernel: PlannedKernel) -> Program:
+    """The program of the scheme ``column``: the kernels of both stages."""
+    schedule, plan = kernel.schedule, kernel.plan
     tails = [_RowReduction(schedule, index) for index in schedule.row_reductions]
-    first, last = _first_stage(schedule, plan, tails), _second_stage(schedule, plan, tails)
+    first, last = _first_stage(kernel, tails), _second_stage(kernel, tails)
     workspaces = tuple(
         Workspace(f"w{tail.index}", tail.reduction.dtype, plan.splits * tail.results)
         for tail in tails
     )
-    return assemble_program(schedule.mapping, plan, [first, last], workspaces)
+    return assemble_program(kernel, [first, last], workspaces)
 
 
 class _RowReduction:
@@ -75,9 +64,8 @@ def _result_rows(schedule: Schedule) -> tuple[int, ...]:
     return schedule.rows[: len(schedule.rows) - len(schedule.reduced_rows)]
 
 
-def _first_stage(
-    schedule: Schedule, plan: KernelPlan, tails: list[_RowReduction]
-) -> tuple[Lines, Launch]:
+def _first_stage(kernel: PlannedKernel, tails: list[_RowReduction]) -> tuple[Lines, Launch]:
+    schedule, plan = kernel.schedule, kernel.plan
     lines = Lines()
     summed = schedule.count(schedule.reduced_rows)
     span = Extent(summed, plan.rows * plan.splits, plan.rows)
@@ -85,7 +73,7 @@ def _first_stage(
     with lines.block():
         lines("kept = tl.program_id(0)")
         lines("group = tl.program_id(1)")
-        chunks = write_row_chunks(schedule, plan, lines)
+        chunks = write_row_chunks(kernel, lines)
         for tail in tails:
             for chunk in chunks if tail.keeps_columns else (None,):
                 shape = f"({plan.rows}, {chunk.width if chunk else 1})"
@@ -102,7 +90,7 @@ def _first_stage(
         with lines.block(
             f"for first in {loop_range('start', stop, plan.rows, plan.async_copies)}:"
         ):
-            tile = above.with_rows(_rows_of_group(schedule, plan, lines))
+            tile = above.with_rows(_rows_of_group(kernel, lines))
             tile.write(schedule.body)
             for tail in tails:
                 _accumulate(tile, tail)
@@ -114,12 +102,13 @@ def _first_stage(
     stores = [i for i in schedule.body if i in schedule.mapping.outputs]
     reads = schedule.mapping.inputs_of((*schedule.body, *schedule.row_reductions))
     arguments = (*(f"p{i}" for i in [*reads, *stores]), *(f"w{t.index}" for t in tails))
-    name = f"{kernel_name(schedule.mapping, plan)}_0"
+    name = f"{kernel_name(kernel)}_0"
     return lines, Launch(name, arguments, (summed, span), (kept, plan.splits), plan.num_warps)
 
 
-def _rows_of_group(schedule: Schedule, plan: KernelPlan, lines: Lines) -> Rows:
+def _rows_of_group(kernel: PlannedKernel, lines: Lines) -> Rows:
     """``count`` rows are summed for each kept one."""
+    schedule, plan = kernel.schedule, kernel.plan
     if plan.rows == 1:
         lines(f"r = kept * count + first + {ZERO_TENSOR}")
         return Rows(schedule.rows, 1, "r", None, zero_condition("kept + first"))
@@ -175,9 +164,8 @@ def _store_partial(
     lines(f"tl.store(w{tail.index} + {group} * {columns} + {chunk.counter}, {text}{mask})")
 
 
-def _second_stage(
-    schedule: Schedule, plan: KernelPlan, tails: list[_RowReduction]
-) -> tuple[Lines, Launch]:
+def _second_stage(kernel: PlannedKernel, tails: list[_RowReduction]) -> tuple[Lines, Launch]:
+    schedule, plan = kernel.schedule, kernel.plan
     kept = _result_rows(schedule)
     # Results are walked over as one long row: kept rows, and columns where a tail has them.
     loops = kept + (schedule.columns if any(tail.keeps_columns for tail in tails) else ())
@@ -199,7 +187,7 @@ def _second_stage(
     ]
     reads = schedule.mapping.inputs_of(schedule.epilogue)
     arguments = (*(f"p{i}" for i in [*reads, *outputs]), *(f"w{t.index}" for t in tails))
-    name = f"{kernel_name(schedule.mapping, plan)}_1"
+    name = f"{kernel_name(kernel)}_1"
     grid = (-(-results // width), 1)
     return lines, Launch(name, arguments, (), grid, warps)
 

@@ -26,7 +26,7 @@ from nostall.fusion.codegen.tiling.tile_sizes import (
 from nostall.fusion.hardware import H200
 
 REGISTERS_PER_SM = H200.registers
-MAX_REGISTERS_PER_THREAD = H200.most_registers
+MAX_REGISTERS_PER_THREAD = H200.max_registers
 BASE_REGISTERS = 24
 """Registers of a thread for addresses, row values and other things besides the tile's values."""
 MIN_LIVE_SHARE, MAX_LIVE_SHARE = 0.25, 0.8
@@ -156,7 +156,10 @@ def _sequence_reason(schedule: Schedule, plan: KernelPlan) -> str | None:
     if isinstance(tiling, str):
         return tiling
     length = schedule.count(schedule.loop_groups[tiling.group])
-    positions, least = positions_per_tile(schedule, tiling.group, plan.chunks[0]), MIN_TILE_POSITIONS
+    positions, least = (
+        positions_per_tile(schedule, tiling.group, plan.chunks[0]),
+        MIN_TILE_POSITIONS,
+    )
     if positions < least or positions != next_power_of_two(positions) or positions >= length:
         return f"{positions} places at once of {length}; powers of two from {least} on, and fewer"
     if (elements := plan.elements_per_thread) > MAX_SEQUENCE_ELEMENTS:
