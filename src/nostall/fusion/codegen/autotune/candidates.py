@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import median
+from typing import Any
 
 from nostall.core.measurement import Comparison, Kind
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
@@ -47,7 +48,7 @@ def neighbours(kernel: PlannedKernel) -> tuple[PlannedKernel, ...]:
     """
     near = []
     for evict_first, eager_loads in product((False, True), repeat=2):
-        options = {"evict_first": evict_first, "eager_loads": eager_loads}
+        options: dict[str, Any] = {"evict_first": evict_first, "eager_loads": eager_loads}
         for other in plans(kernel.schedule).legal:
             if _plan_distance(kernel.plan, replace(other.plan, **options)) == 1:
                 near.append(other.variant(**options))
