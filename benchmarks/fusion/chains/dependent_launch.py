@@ -28,6 +28,7 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel, load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 
 ROWS, COLUMNS, FEW = 4096, 4096, 64
@@ -47,7 +48,7 @@ def kernel(rows: int, folder: Path, *, waits: bool = True) -> StitchedKernel:
     moved = build("add", build("sub", x, half), build.constant(0.25))
     graph = build.graph(moved)
     of = schedule_operators(graph, graph.operators)
-    program = emit(of, KernelPlan("block", 1, (COLUMNS,), 4))
+    program = emit(plan_kernel(of, KernelPlan("block", 1, (COLUMNS,), 4)))
     if not waits:
         assert WAIT in program.source
         program = replace(program, source=program.source.replace(WAIT, "pass"))

@@ -42,8 +42,10 @@ from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
@@ -92,11 +94,19 @@ class Case:
         return [*schemes.values(), *kept]
 
     def _ranked(self) -> list[KernelPlan]:
-        time = {plan: modelled_seconds(self.of, plan) for plan in plans(self.of).legal}
+        time = {
+            plan: modelled_seconds(PlannedKernel(self.of, plan))
+            for plan in plans(self.of).legal_plans
+        }
         return sorted(time, key=lambda plan: (time[plan], str(plan)))
 
     def stitched(self, plan: KernelPlan, folder: Path) -> StitchedGraph:
-        return stitch(self.graph, [self.graph.operators], choice=lambda _: plan, folder=folder)
+        return stitch(
+            self.graph,
+            [self.graph.operators],
+            choice=lambda of: plan_kernel(of, plan),
+            folder=folder,
+        )
 
 
 # -- without a GPU ---------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ def bytes_of(case: Case) -> list[dict[str, Any]]:
 
 def cubin(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
     """What a plan takes with one kind of reuse, in bytes; 0 blocks where it is too much."""
-    program = emit_shared(case.of, plan, reuse)
+    program = emit_shared(plan_kernel(case.of, plan), reuse)
     arena = (
         rematerialization_options(case.of, plan.async_copies)[plan.rematerialized]
         .arena(plan.chunks[0], reuse)

@@ -21,8 +21,8 @@ from nostall.fusion.codegen.autotune.autotuner import Autotuner
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, grow_partition, stitch
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.gpu.clock import ReplayClock
@@ -129,10 +129,10 @@ def as_told(told: Sequence[str]) -> list[str]:
     return [plan for plan in reversed(told) if not re.match(r"packed \(", plan)]
 
 
-def _next(left: list[str], of: Schedule) -> KernelPlan:
+def _next(left: list[str], of: Schedule) -> PlannedKernel:
     """The plan that is next in ``left``, from its end, where the schedule has it."""
-    for plan in plans_with_variants(of):
-        if left and str(plan) == left[-1]:
+    for kernel in plans_with_variants(of):
+        if left and str(kernel) == left[-1]:
             left.pop()
-            return plan
+            return kernel
     return default_plan(of)

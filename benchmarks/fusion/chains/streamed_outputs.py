@@ -29,8 +29,8 @@ from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.generate import PlanChooser
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants, with_evict_first
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 
 LOADS = 3
 """How many times memory is laid out anew."""
@@ -54,9 +54,9 @@ def readers(columns: int) -> dict[str, Reader]:
 def chosen(plan: str, is_streamed: bool) -> PlanChooser:
     """The plan of that name, streamed or not."""
 
-    def choice(of: Schedule) -> KernelPlan:
+    def choice(of: Schedule) -> PlannedKernel:
         (found,) = [one for one in plans_with_variants(of) if str(one) == plan]
-        return replace(found, evict_first=is_streamed)
+        return plan_kernel(of, replace(found.plan, evict_first=is_streamed))
 
     return choice
 
@@ -76,7 +76,7 @@ def is_judged(whole: StitchedGraph) -> bool:
         return False
     of = schedule_operators(whole.graph, whole.graph.operators)
     (plan,) = plans_of(whole)
-    return any(str(one) == plan and with_evict_first(of, one) for one in plans_with_variants(of))
+    return any(str(one) == plan and with_evict_first(one) for one in plans_with_variants(of))
 
 
 def before(whole: StitchedGraph, reader: Reader | None) -> Run:

@@ -32,6 +32,7 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
 
@@ -86,7 +87,9 @@ def checked(job: tuple[str, int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         graph = of.graph(min(AT_ONCE, PATTERNS // every))
         program = emit(
-            schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (ROW,), 4)
+            plan_kernel(
+                schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (ROW,), 4)
+            )
         )
         whole = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
         for x in numbers(every, device):

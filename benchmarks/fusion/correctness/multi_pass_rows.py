@@ -36,7 +36,9 @@ from nostall.fusion.codegen.loops.online_softmax import online_pairs
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 
 COLUMNS = (603, 1001, 1100, 2048, 2501, 4099, 5000, 12287, 32000, 50257, 131073)
@@ -64,7 +66,7 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
     else:
         graph = kind(shape, draw.choice(dtypes()[0]))  # type: ignore[operator]
     of = schedule_operators(graph, graph.operators)
-    legal = [plan for plan in plans(of).legal if plan.scheme in ("looped", "split", "column")]
+    legal = [plan for plan in plans(of).legal_plans if plan.scheme in ("looped", "split", "column")]
     for told in ("peeled", "async_copies", "scheme"):  # what is rare is not rare here
         chosen = draw.choice(sorted({getattr(plan, told) for plan in legal}) or [None])
         legal = [plan for plan in legal if getattr(plan, told) == chosen]
@@ -80,7 +82,9 @@ def checked(seed: int) -> dict[str, Any]:
     graph, of, plan = made
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        whole = StitchedGraph(graph, (load_kernel(emit(of, plan), Path(folder)),), Counter())
+        whole = StitchedGraph(
+            graph, (load_kernel(emit(plan_kernel(of, plan)), Path(folder)),), Counter()
+        )
         found = wrong(whole, seed, _strange if online_pairs(of) and seed % 2 else None)
     record = {"seed": seed, "plan": str(plan), "online": len(online_pairs(of)), "wrong": found}
     record["seconds"] = round(time.monotonic() - began, 1)

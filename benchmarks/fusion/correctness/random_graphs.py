@@ -43,8 +43,10 @@ from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling import kernel_plan as planning
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.graph.graph import Graph
@@ -59,30 +61,31 @@ MOST_INTERPRETED = 64
 """Programs of one kernel that the interpreter should run."""
 
 
-def drawn(of: Schedule, draw: random.Random) -> KernelPlan:
+def drawn(of: Schedule, draw: random.Random) -> PlannedKernel:
     """A legal plan: first its scheme by chance, so that rare ones are not rare here."""
-    legal = plans(of).legal
+    legal = plans(of).legal_plans
     if not ON_GPU:
         few = [p for p in legal if of.row_count / p.rows * p.splits <= MOST_INTERPRETED]
         legal = tuple(few) or legal
     schemes: dict[tuple[str, bool], list[KernelPlan]] = {}
     for plan in legal:
         schemes.setdefault((plan.scheme, len(plan.chunks) > 1), []).append(plan)
-    plan = draw.choice(schemes[draw.choice(sorted(schemes))])
+    kernel = PlannedKernel(of, draw.choice(schemes[draw.choice(sorted(schemes))]))
     for way in (with_eager_loads, with_evict_first):
-        twin = way(of, plan)
-        plan = twin if twin is not None and draw.random() < 0.5 else plan
-    return plan
+        twin = way(kernel)
+        kernel = twin if twin is not None and draw.random() < 0.5 else kernel
+    return kernel
 
 
 def one(made: Made, folder: Path, seen: Counter[str]) -> list[str]:
     """What is wrong with one graph; counts schemes, kernels and refusals."""
     draw = random.Random(made.seed)
 
-    def choice(of: Schedule) -> KernelPlan:
-        plan = drawn(of, draw)
+    def choice(of: Schedule) -> PlannedKernel:
+        kernel = drawn(of, draw)
+        plan = kernel.plan
         seen[f"{plan.scheme}, chunks" if len(plan.chunks) > 1 else plan.scheme] += 1
-        return plan
+        return kernel
 
     graph = made.graph
     patterns = explore(DeltaEvaluator(graph)).partition.kernels if made.seed % 2 else None

@@ -39,8 +39,10 @@ from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerialization_options
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -90,7 +92,7 @@ def drawn(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
     else:
         graph = wide_rows(seed, columns, *dtypes(), rows)
     of = schedule_operators(graph, graph.operators)
-    legal = [plan for plan in plans(of).legal if plan.scheme == "shared"]
+    legal = [plan for plan in plans(of).legal_plans if plan.scheme == "shared"]
     if not legal:
         return None
     for told in ("peeled", "async_copies", "rematerialized"):  # what is rare is not rare here
@@ -114,7 +116,7 @@ def checked(seed: int) -> dict[str, Any]:
         return {"seed": seed, "plan": None}
     graph, of, plan, reuse = made
     began = time.monotonic()
-    program = emit_shared(of, plan, reuse)
+    program = emit_shared(plan_kernel(of, plan), reuse)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         whole = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
         found = wrong(whole, seed, _labels(seed) if seed % LABELLED == 1 else None)

@@ -38,6 +38,7 @@ from benchmarks.fusion.cost_model.timing import ROUNDS, Here, ablation, kernel_t
 from benchmarks.harness import gpu_pool
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.store.folder import home
 
 EXPECTED = 12.0
@@ -166,7 +167,9 @@ def listed(names: Sequence[str], options: argparse.Namespace) -> None:
         for kernel in work.kernels:
             print(f"  {len(kernel.plans)} of {kernel.legal} plans ({kernel.of.kind})")
             for plan in kernel.plans:
-                print(f"    modelled {1e6 * modelled_seconds(kernel.of, plan):9.1f} us: {plan}")
+                print(
+                    f"    modelled {1e6 * modelled_seconds(PlannedKernel(kernel.of, plan)):9.1f} us: {plan}"
+                )
     print(f"{programs} programs")
 
 

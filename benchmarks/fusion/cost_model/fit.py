@@ -31,12 +31,15 @@ from benchmarks.fusion.cost_model.sample import plan_of
 from benchmarks.fusion.cost_model.summary import first, ran, regret, spread, tau_of, us
 from benchmarks.harness.result_file import load, results, save
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds, max_registers
+from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficients
+from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
-from nostall.fusion.codegen.cost.tile import COEFFICIENTS, CostCoefficients
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.legality import max_registers
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 MEASURED = results("fusion") / "cost_model.json.gz"
 FITTED = results("fusion") / "cost_model_fit.json"
@@ -147,12 +150,15 @@ def fit_counts(found: Sequence[Kernel]) -> CostCoefficients:
         wrong = []
         for point in points:
             # Of several kernels the first does what the others wait for.
-            used, demand = point.row["kernels"][0], kernel_costs(point.of, point.plan, counts)[0]
+            used, demand = (
+                point.row["kernels"][0],
+                kernel_costs(PlannedKernel(point.of, point.plan), counts)[0],
+            )
             straight = point.plan.scheme in ("thread", "warp", "block")
             if straight and not used["stack_bytes"]:
                 wrong.append(np.log(demand.instructions / used["instructions"]))
             # What does not fit at all is sometimes given hardly any: that says nothing.
-            most = max_registers(demand)
+            most = max_registers(demand.warps)
             taken = most if used["stack_bytes"] else used["registers"]
             wrong.append(np.log(min(demand.registers, most) / taken))
         return np.array(wrong)
@@ -169,7 +175,7 @@ def fit_counts(found: Sequence[Kernel]) -> CostCoefficients:
 def fit_machine(found: Sequence[Kernel], counts: CostCoefficients) -> Gpu:
     """From measured times, every kernel with the same weight."""
     points = [point for kernel in found for point in kernel.points]
-    asked = [kernel_costs(point.of, point.plan, counts) for point in points]
+    asked = [kernel_costs(PlannedKernel(point.of, point.plan), counts) for point in points]
     measured = np.array([us(point.row) for point in points])
     plans = [len(kernel.points) for kernel in found]
     kernel, weight = np.repeat(np.arange(len(found)), plans), np.repeat(plans, plans) ** -0.5
@@ -208,7 +214,8 @@ def model(counts: CostCoefficients, machine: Gpu) -> Model:
 
     def modelled(point: Point) -> float:
         return sum(
-            kernel_seconds(one, machine) for one in kernel_costs(point.of, point.plan, counts)
+            kernel_seconds(one, machine)
+            for one in kernel_costs(PlannedKernel(point.of, point.plan), counts)
         )
 
     return modelled
@@ -241,7 +248,7 @@ def judged(kernel: Kernel, modelled: Model) -> dict[str, Any]:
 def raced(kernel: Kernel, modelled: Model) -> dict[str, Any]:
     """As :func:`judged`, and what a race of this model's favourites would have taken."""
     of = kernel.points[0].of
-    times = {plan: modelled(Point(of, plan, {})) for plan in plans(of).legal}
+    times = {plan: modelled(Point(of, plan, {})) for plan in plans(of).legal_plans}
     samples = {point.plan: point.row["samples_us"] for point in kernel.points}
     return {**judged(kernel, modelled), "races": races(times, samples)}
 

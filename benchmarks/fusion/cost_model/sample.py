@@ -23,7 +23,9 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import grow_partition, schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.evaluate import DeltaEvaluator, LatencyEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.explore.greedy import greedy_partition
@@ -46,7 +48,7 @@ class Sampled:
     legal: int
 
     def programs(self) -> list[Program]:
-        return [emit(self.of, plan) for plan in self.plans]
+        return [emit(plan_kernel(self.of, plan)) for plan in self.plans]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Work:
         for group in sorted(groups):
             of = schedule_of(self.graph, group)
             if of is not None:
-                found += [emit(of, plan) for plan in candidates(of, MAX_CANDIDATES)]
+                found += [emit(candidate) for candidate in candidates(of, MAX_CANDIDATES)]
         return list({program.key: program for program in found}.values())
 
 
@@ -86,7 +88,14 @@ def work_of(chain: Chain, most: int = MOST, seed: int = 0) -> Work:
         if of is None:
             packed.append(group)
         else:
-            kernels.append(Sampled(group, of, sample(of, most, seed), len(plans(of).legal)))
+            kernels.append(
+                Sampled(
+                    group,
+                    of,
+                    sample(of, most, seed),
+                    len(plans(of).legal_plans),
+                )
+            )
     return Work(chain, graph, partitions, kernels, packed)
 
 
@@ -100,11 +109,14 @@ def schedule_of(graph: Graph, group: Group) -> Schedule | None:
 
 def sample(of: Schedule, most: int, seed: int) -> tuple[KernelPlan, ...]:
     """At most ``most`` legal plans, or those that race where these are more."""
-    ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))
-    kept = set(candidates(of, MAX_CANDIDATES)).intersection(ranked)
+    ranked = sorted(
+        plans(of).legal_plans,
+        key=lambda plan: (modelled_seconds(PlannedKernel(of, plan)), str(plan)),
+    )
+    kept = {kernel.plan for kernel in candidates(of, MAX_CANDIDATES)}.intersection(ranked)
     rest = [plan for plan in ranked if plan not in kept]
     room = min(len(rest), max(0, most - len(kept)))
-    draw = random.Random(f"{seed} {emit(of, ranked[0]).key}")
+    draw = random.Random(f"{seed} {emit(plan_kernel(of, ranked[0])).key}")
     for at in range(room):
         kept.add(draw.choice(rest[at * len(rest) // room : (at + 1) * len(rest) // room]))
     return tuple(plan for plan in ranked if plan in kept)

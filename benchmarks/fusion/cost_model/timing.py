@@ -31,6 +31,7 @@ from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seco
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel, empty_tensor, load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.gpu.clock import ReplayClock
 from nostall.gpu.timing import round_orders
 
@@ -65,7 +66,7 @@ def kernel_times(
     sets = _sets(programs[0], here.device)
     rows, graphs, reference = [], [], None
     for plan, program in zip(kernel.plans, programs, strict=True):
-        row = told(plan) | {"modelled_us": 1e6 * modelled_seconds(kernel.of, plan)}
+        row = told(plan) | {"modelled_us": 1e6 * modelled_seconds(PlannedKernel(kernel.of, plan))}
         rows.append(row)
         row.update(compiled.get(program.key, {"error": "it was not compiled in time"}))
         if "error" in row:

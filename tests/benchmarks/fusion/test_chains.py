@@ -36,7 +36,8 @@ from nostall.fusion.codegen.runtime.stitched_graph import (
     schedule_operators,
     stitch,
 )
-from nostall.fusion.codegen.tiling.kernel_plan import plans
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.testing.reference import interpret
 
@@ -159,7 +160,7 @@ def test_a_chain_is_one_kernel_with_the_expected_scheme(name: str) -> None:
     graph = graph_of(CHAINS[name])
     (group,) = grow_partition(graph)
     of = schedule_operators(graph, group)
-    program = emit(of, default_plan(of))
+    program = emit(default_plan(of))
     assert str(program.plan).startswith(FIRST[name])
     assert program.outputs == tuple(sorted(graph.results))
 
@@ -167,7 +168,7 @@ def test_a_chain_is_one_kernel_with_the_expected_scheme(name: str) -> None:
 def test_a_sum_down_strided_columns_takes_many_of_them_at_once() -> None:
     graph = graph_of(CHAINS["bias + gelu backward 16384x3072"])
     (group,) = grow_partition(graph)
-    assert default_plan(schedule_operators(graph, group)).rows >= 16
+    assert default_plan(schedule_operators(graph, group)).plan.rows >= 16
 
 
 def test_equal_partitions_are_measured_once() -> None:
@@ -185,8 +186,8 @@ def test_a_row_that_is_read_again_stays_in_the_cache() -> None:
     """Many rows in a program would fill L2 and have every pass go to memory."""
     graph = graph_of(CHAINS["log-sum-exp + softmax 8192x32000"])
     of = schedule_operators(graph, graph.operators)
-    looped = [plan for plan in plans(of).legal if plan.scheme == "looped"]
-    assert min(looped, key=lambda plan: sort_key(of, plan)).rows == 1
+    looped = [plan for plan in plans(of).legal_plans if plan.scheme == "looped"]
+    assert min(looped, key=lambda plan: sort_key(PlannedKernel(of, plan))).rows == 1
 
 
 # -- time ------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import plans
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from tests.unit.fusion.codegen.process import in_the_interpreter
 
 FLAT = "SwiGLU 16384x5504"
@@ -38,9 +39,12 @@ def test_a_sample_has_what_races_and_the_whole_range() -> None:
     graph = graph_of(CHAINS["residual + RMSNorm 16384x4096"])
     of = schedule_operators(graph, graph.operators)
     found = sample(of, 20, seed=0)
-    ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))
+    ranked = sorted(
+        plans(of).legal_plans,
+        key=lambda plan: (modelled_seconds(PlannedKernel(of, plan)), str(plan)),
+    )
     assert len(found) == len(set(found)) == 20
-    race = {plan for plan in candidates(of, MAX_CANDIDATES) if not plan.eager_loads}
+    race = {k.plan for k in candidates(of, MAX_CANDIDATES) if not k.plan.eager_loads}
     assert race <= set(found) <= set(ranked)
     places = [ranked.index(plan) for plan in found]
     assert places == sorted(places)

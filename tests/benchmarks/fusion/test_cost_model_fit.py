@@ -33,11 +33,12 @@ from benchmarks.fusion.cost_model.sample import told as told_plan
 from benchmarks.fusion.cost_model.summary import summary
 
 from nostall.fusion.codegen.autotune.candidates import candidates
+from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS
 from nostall.fusion.codegen.cost.gpu import H200, Gpu, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
-from nostall.fusion.codegen.cost.tile import COEFFICIENTS
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 FIT, HELD = "softmax + mask 16384x3000", "residual + RMSNorm 16384x4096"
 
@@ -49,7 +50,8 @@ def chain_on(machine: Gpu, name: str) -> dict[str, Any]:
     rows = []
     for plan in sample(of, 16, seed=0):
         time = 1e6 * sum(
-            kernel_seconds(demand, machine) for demand in kernel_costs(of, plan, COEFFICIENTS)
+            kernel_seconds(demand, machine)
+            for demand in kernel_costs(PlannedKernel(of, plan), COEFFICIENTS)
         )
         used = {"registers": 32, "stack_bytes": 0, "instructions": 200}
         before = {"modelled_us": 1.0 / time, "samples_us": [time], "kernels": [used]}
@@ -155,7 +157,7 @@ def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -
     assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in page
     graphs = [graph_of(CHAINS[name]) for name in (FIT, HELD)]
     every = [candidates(schedule_operators(graph, graph.operators), 8) for graph in graphs]
-    counts = [sum(not plan.eager_loads for plan in plans) for plans in every]
+    counts = [sum(not kernel.plan.eager_loads for kernel in kernels_) for kernels_ in every]
     told_counts = f"{sum(counts) / 2:.1f} ({max(counts)})"
     assert f"| 8 | {told_counts} | 0.0 | 0.0 % (0.0 %) | 0.0 % (0.0 %) |" in page
     bad = {**rows[0]["today"], "tau": 0.5, "regret": 0.2}

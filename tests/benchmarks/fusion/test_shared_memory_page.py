@@ -15,7 +15,7 @@ from benchmarks.fusion.chains.shared_memory_section import FILE, NOT_MEASURED, t
 from benchmarks.fusion.chains.wide_row_programs import WIDE
 from benchmarks.fusion.correctness.shared_memory_rows import drawn, summary
 
-from nostall.fusion.codegen.tiling.kernel_plan import illegal_reason
+from nostall.fusion.codegen.tiling.legality import illegal_reason
 
 
 @pytest.mark.parametrize("name", list(WIDE)[::3])

@@ -26,8 +26,10 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
 from nostall.fusion.codegen.tiling import kernel_plan as planning
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
-from nostall.fusion.codegen.tiling.plan_variants import single_chunk_plans, with_evict_first
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, with_evict_first
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
@@ -51,13 +53,21 @@ def different(schedule: Schedule) -> list[KernelPlan]:
     """A plan of every scheme, with one and several chunks and parts: those of each kind that run
     the fewest programs, which is what takes time here."""
     kinds: dict[object, KernelPlan] = {}
-    for plan in sorted(plans(schedule).legal, key=lambda plan: programs(schedule, plan)):
+    for plan in sorted(plans(schedule).legal_plans, key=lambda plan: programs(schedule, plan)):
         ahead = plan.async_copies and plan.scheme != "shared"
         kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.splits > 1, ahead), plan)
     early = [replace(plan, eager_loads=True) for plan in kinds.values()]
-    twins = [one for plan in early if (one := with_evict_first(schedule, plan)) is not None]
-    wide = [one for plan in kinds.values() for one in single_chunk_plans(schedule, plan)]
-    return [*kinds.values(), *twins[:1], *wide[:1]]
+    streamed = [
+        kernel.plan
+        for plan in early
+        if (kernel := with_evict_first(PlannedKernel(schedule, plan))) is not None
+    ]
+    wide = [
+        kernel.plan
+        for plan in kinds.values()
+        for kernel in single_chunk_kernels(PlannedKernel(schedule, plan))
+    ]
+    return [*kinds.values(), *streamed[:1], *wide[:1]]
 
 
 def programs(schedule: Schedule, plan: KernelPlan) -> float:
@@ -79,7 +89,9 @@ def chains(folder: Path) -> Iterator[tuple[str, list[str]]]:
         graph = make()
         found: list[str] = []
         for at, plan in enumerate(different(schedule_operators(graph, graph.operators))):
-            whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
+            whole = stitch(
+                graph, [graph.operators], choice=lambda s, p=plan: plan_kernel(s, p), folder=folder
+            )
             found += [f"refused: {reason}" for reason in whole.illegal_reasons]
             # NaN stays in its row: other rows show the numbers.
             found += [f"{plan}: {text}" for text in wrong(graph, whole, PLAIN if at else STRANGE)]
@@ -105,7 +117,9 @@ def dynamic(folder: Path) -> Iterator[tuple[str, list[str]]]:
         graph = DYNAMIC[name]()
         found: list[str] = []
         for plan in different(schedule_operators(graph, graph.operators)):
-            whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
+            whole = stitch(
+                graph, [graph.operators], choice=lambda s, p=plan: plan_kernel(s, p), folder=folder
+            )
             found += [f"refused: {reason}" for reason in whole.illegal_reasons]
             found += [f"{plan}, {text}" for text in wrong_at_sizes(graph, whole)]
         yield name, found
@@ -233,7 +247,7 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     for name, (chain, pattern, damaged) in DAMAGES.items():
         graph = PATTERNS[chain]()
         schedule = schedule_operators(graph, graph.operators)
-        right = [emit(schedule, plan) for plan in different(schedule)]
+        right = [emit(plan_kernel(schedule, plan)) for plan in different(schedule)]
         program, match = next(
             (program, found[-1])
             for program in right

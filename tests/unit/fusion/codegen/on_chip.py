@@ -10,7 +10,9 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.legality import illegal_reason
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import Source, compile_triton
@@ -19,7 +21,7 @@ from nostall.tuning.source import Source, compile_triton
 def program_of(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
     schedule = schedule_operators(graph, graph.operators)
     assert illegal_reason(schedule, plan) is None
-    return emit_shared(schedule, plan, reuse)
+    return emit_shared(plan_kernel(schedule, plan), reuse)
 
 
 def compiled(program: Program, folder: Path) -> Source:

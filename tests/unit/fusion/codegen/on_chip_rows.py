@@ -15,9 +15,11 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.loop_peeling import find_peeling
 from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
@@ -37,7 +39,7 @@ def programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
         for demoted in range(len(rematerialization_options(schedule, ahead))):
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead)
             if illegal_reason(schedule, plan) is None:
-                yield emit_shared(schedule, plan, draw.choice(get_args(Reuse)))
+                yield emit_shared(plan_kernel(schedule, plan), draw.choice(get_args(Reuse)))
 
 
 def odd_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
@@ -52,7 +54,7 @@ def odd_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
         for demoted in sorted({0, ways // 2}) if ways else ():
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, demoted, ahead, True)
             if illegal_reason(schedule, plan) is None:
-                yield emit_shared(schedule, plan, draw.choice(get_args(Reuse)))
+                yield emit_shared(plan_kernel(schedule, plan), draw.choice(get_args(Reuse)))
 
 
 def wrong(program: Program, seed: int, folder: Path) -> list[str]:
@@ -116,7 +118,7 @@ def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
     graph = softmax_norm((3, COLUMNS), "float32")
     schedule = schedule_operators(graph, graph.operators)
-    right = emit_shared(schedule, KernelPlan("shared", 1, (64,), 1), "none")
+    right = emit_shared(plan_kernel(schedule, KernelPlan("shared", 1, (64,), 1)), "none")
     for name, (pattern, damaged) in DAMAGES.items():
         match = list(re.finditer(pattern, right.source))[-1]
         source = right.source[: match.start()] + match.expand(damaged)

@@ -19,7 +19,9 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.loops.online_softmax import online_pairs
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.legality import illegal_reason
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -152,7 +154,7 @@ def random_rows(folder: Path, examples: int) -> tuple[list[str], int]:
         few = (PLANS[1], PLANS[3], PLANS[4 + seed % 4])
         for at, plan in enumerate(PLANS if seed < len(graphs) else few):
             if illegal_reason(schedule, plan) is None:
-                found += wrong(emit(schedule, plan), (seed + at) // 2, folder)
+                found += wrong(emit(plan_kernel(schedule, plan)), (seed + at) // 2, folder)
     return found, paired
 
 
@@ -167,7 +169,7 @@ def odd_rows(folder: Path, examples: int) -> tuple[list[str], int]:
         plan = PLANS[4 + seed % 2]
         if illegal_reason(schedule, plan) is None:
             kernels += 1
-            found += wrong(emit(schedule, plan), 1, folder)
+            found += wrong(emit(plan_kernel(schedule, plan)), 1, folder)
     return found, kernels
 
 
@@ -200,7 +202,7 @@ def broken(
     folder: Path, graph: Graph, plan: KernelPlan, seed: int, damages: dict[str, tuple[str, str]]
 ) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
-    right = emit(schedule_operators(graph, graph.operators), plan)
+    right = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
     for name, (pattern, damaged) in damages.items():
         source, times = re.subn(pattern, damaged, right.source)
         assert times, name

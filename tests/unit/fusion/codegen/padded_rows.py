@@ -16,6 +16,7 @@ from nostall.fusion.codegen.emit.shared import emit_shared
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen.accuracy import Stray, guarded, inputs_for, judge
@@ -48,7 +49,7 @@ def programs() -> Iterator[Program]:
     for columns, dtype in ROWS:
         graph = labelled((len(LABELS), columns), dtype)
         plan = KernelPlan("shared", 1, (WIDTH,), 1, async_copies=True, peeled=columns % 2 == 1)
-        yield emit_shared(schedule_operators(graph, graph.operators), plan)
+        yield emit_shared(plan_kernel(schedule_operators(graph, graph.operators), plan))
 
 
 def wrong(program: Program, folder: Path) -> list[str]:

@@ -12,7 +12,9 @@ import torch
 from nostall.fusion import Builder
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators, stitch
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.shapes import Shape
 from nostall.fusion.testing.reference import interpret
@@ -135,7 +137,9 @@ def drawn_numbers(folder: Path, device: str = "cpu") -> Iterator[tuple[str, list
 
 def _wrong(graph: Graph, folder: Path, sizes: Sequence[int | None], device: str) -> Iterator[str]:
     for plan in _plans(schedule_operators(graph, graph.operators)):
-        whole = stitch(graph, [graph.operators], choice=lambda _, p=plan: p, folder=folder)
+        whole = stitch(
+            graph, [graph.operators], choice=lambda s, p=plan: plan_kernel(s, p), folder=folder
+        )
         yield from (f"{plan}: refused: {reason}" for reason in whole.illegal_reasons)
         for size in sizes:
             found = _unequal(graph, whole, size, device)
@@ -152,7 +156,7 @@ def _plans(schedule: Schedule) -> list[KernelPlan]:
         return count < 2, count
 
     kinds: dict[object, KernelPlan] = {}
-    for plan in sorted(plans(schedule).legal, key=programs):
+    for plan in sorted(plans(schedule).legal_plans, key=programs):
         held = "held" if plan.scheme in ("warp", "block") else plan.scheme
         kinds.setdefault((held, len(plan.chunks) > 1, plan.has_equal_chunks, plan.splits > 1), plan)
     return list(kinds.values())

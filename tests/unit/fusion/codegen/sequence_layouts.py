@@ -18,7 +18,9 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
@@ -126,7 +128,7 @@ def turned(graph: Graph) -> list[KernelPlan]:
     """A plan for each number of places at once; warps change nothing here."""
     found = {
         plan.chunks: plan
-        for plan in plans(schedule_operators(graph, graph.operators)).legal
+        for plan in plans(schedule_operators(graph, graph.operators)).legal_plans
         if plan.scheme == "turned"
     }
     return list(found.values())
@@ -157,7 +159,7 @@ def sequences(folder: Path, examples: int) -> tuple[list[str], int]:
         for at, plan in enumerate(turned(graph)):
             kernels += 1
             schedule = schedule_operators(graph, graph.operators)
-            found += wrong(emit(schedule, plan), seed + at, folder)
+            found += wrong(emit(plan_kernel(schedule, plan)), seed + at, folder)
     return found, kernels
 
 
@@ -185,7 +187,7 @@ DAMAGES = {
 def broken(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """What is found when a right kernel is damaged."""
     graph = attended(17, 24, "float32", told=True)
-    right = emit(schedule_operators(graph, graph.operators), turned(graph)[0])
+    right = emit(plan_kernel(schedule_operators(graph, graph.operators), turned(graph)[0]))
     for name, (pattern, damaged) in DAMAGES.items():
         source, times = re.subn(pattern, damaged, right.source)
         assert times, name

@@ -26,7 +26,7 @@ def attention_pooling(features: int) -> Graph:
 
 def seconds(graph: Graph, group: tuple[int, ...]) -> float:
     of = schedule_operators(graph, group)
-    return modelled_seconds(of, default_plan(of))
+    return modelled_seconds(default_plan(of))
 
 
 def test_weights_of_many_features_become_a_kernel() -> None:

@@ -31,10 +31,10 @@ def candidates(schedule: Schedule, most: int) -> tuple[PlannedKernel, ...]:
     them again :func:`~nostall.fusion.codegen.tiling.plan_variants.with_eager_loads` if that is
     legal. Raises :class:`BadInput` if no plan is legal.
     """
-    times = {kernel: modelled_seconds(kernel) for kernel in plans(schedule).legal}
+    times = {kernel.plan: modelled_seconds(kernel) for kernel in plans(schedule).legal}
     if not times:
         return (default_plan(schedule),)
-    fastest = fastest_modelled(times, most)
+    fastest = [PlannedKernel(schedule, plan) for plan in fastest_modelled(times, most)]
     eager = [variant for variant in map(with_eager_loads, fastest) if variant is not None]
     return (*fastest, *eager[: max(0, most - LAZY_CANDIDATES)])
 
@@ -89,17 +89,17 @@ def _scheme_family(plan: KernelPlan) -> str:
     return "held" if plan.scheme in ("warp", "block") else plan.scheme
 
 
-def fastest_modelled(times: Mapping[PlannedKernel, float], most: int) -> tuple[PlannedKernel, ...]:
-    """The kernel with the least modelled time of every scheme, and the ``most`` fastest of all.
+def fastest_modelled(times: Mapping[KernelPlan, float], most: int) -> tuple[KernelPlan, ...]:
+    """The plan with the least modelled time of every scheme, and the ``most`` fastest of all.
 
-    ``times``: modelled seconds of each kernel. Fastest first. Plans that differ in rows, warps or
+    ``times``: modelled seconds of each plan. Fastest first. Plans that differ in rows, warps or
     splits only are separate candidates, because the model ranks these least reliably.
     """
-    ranked = sorted(times, key=lambda kernel: (times[kernel], kernel.plan.rows, str(kernel.plan)))
-    ranked = [kernel for kernel in ranked if times[kernel] <= MAX_SLOWDOWN * times[ranked[0]]]
-    of_schemes = {kernel.plan.scheme: kernel for kernel in reversed(ranked)}
+    ranked = sorted(times, key=lambda plan: (times[plan], plan.rows, str(plan)))
+    ranked = [plan for plan in ranked if times[plan] <= MAX_SLOWDOWN * times[ranked[0]]]
+    of_schemes = {plan.scheme: plan for plan in reversed(ranked)}
     selected = {*of_schemes.values(), *ranked[:most]}
-    return tuple(kernel for kernel in ranked if kernel in selected)
+    return tuple(plan for plan in ranked if plan in selected)
 
 
 def most_promising(samples: Sequence[Sequence[float]]) -> int:

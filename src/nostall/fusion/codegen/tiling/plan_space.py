@@ -52,6 +52,11 @@ class Plans:
     legal: tuple[PlannedKernel, ...]
     illegal: tuple[IllegalPlan, ...]
 
+    @property
+    def legal_plans(self) -> tuple[KernelPlan, ...]:
+        """The plans of the legal kernels, without their common schedule."""
+        return tuple(kernel.plan for kernel in self.legal)
+
 
 def plans(schedule: Schedule) -> Plans:
     """All candidate plans of a schedule, each of them legal or illegal with a reason."""

@@ -26,6 +26,7 @@ from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.runtime.kernel import clear_source_cache  # noqa: E402
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel  # noqa: E402
 from tests.unit.fusion.patterns import layer_norm  # noqa: E402
 
 
@@ -95,7 +96,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
 @pytest.fixture
 def kernel(gpu: Gpu) -> str:
     graph = layer_norm((64, 768), "float16")
-    program = emit(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    program = emit(
+        plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    )
     name = KernelStore().put(program)
     outputs = KernelStore().load_kernel(name)[0].outputs
     shapes = [(output.shape, getattr(torch, output.dtype)) for output in outputs]

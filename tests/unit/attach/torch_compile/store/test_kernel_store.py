@@ -21,7 +21,7 @@ from nostall.attach.torch_compile.store.regions import (  # noqa: E402
 from nostall.fusion.codegen.cost.default_plan import default_plan  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators  # noqa: E402
-from nostall.fusion.codegen.tiling.kernel_plan import plans  # noqa: E402
+from nostall.fusion.codegen.tiling.plan_space import plans  # noqa: E402
 from nostall.store.errors import BadStore  # noqa: E402
 from tests.unit.fusion.patterns import PATTERNS, layer_norm  # noqa: E402
 
@@ -40,7 +40,7 @@ def test_a_damaged_kernel_is_not_loaded(tmp_path: Path) -> None:
     graph = PATTERNS["gated"]()
     schedule = schedule_operators(graph, graph.operators)
     store = KernelStore(tmp_path)
-    kernel = store.put(emit(schedule, default_plan(schedule)))
+    kernel = store.put(emit(default_plan(schedule)))
     path = store.artefacts.path(kernel, "json")
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(BadStore, match="was changed"):

@@ -23,7 +23,9 @@ from nostall.fusion.codegen.cost.default_plan import default_plan  # noqa: E402
 from nostall.fusion.codegen.emit.emit import emit  # noqa: E402
 from nostall.fusion.codegen.emit.program import Program  # noqa: E402
 from nostall.fusion.codegen.runtime.stitched_graph import generate, schedule_operators  # noqa: E402
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans  # noqa: E402
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan  # noqa: E402
+from nostall.fusion.codegen.tiling.plan_space import plans  # noqa: E402
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel  # noqa: E402
 from nostall.fusion.graph.dynamic_size import resized  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
 from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, layer_norm  # noqa: E402
@@ -33,7 +35,7 @@ from tests.unit.fusion.patterns import DYNAMIC, PACKED, PATTERNS, layer_norm  # 
 def test_a_stored_kernel_is_loaded_unchanged(name: str, tmp_path: Path) -> None:
     graph = PATTERNS[name]()
     schedule = schedule_operators(graph, graph.operators)
-    program = emit(schedule, default_plan(schedule))
+    program = emit(default_plan(schedule))
     store = KernelStore(tmp_path)
     record, source = store.load_kernel(store.put(program))
     assert record == KernelRecord.from_program(program)
@@ -59,7 +61,7 @@ def programs(name: str) -> list[Program]:
         return [generate(graph, graph.operators)]
     graph = DYNAMIC[name]()
     schedule = schedule_operators(graph, graph.operators)
-    return [emit(schedule, plan) for plan in plans(schedule).legal[::5]]
+    return [emit(plan_kernel(schedule, plan)) for plan in plans(schedule).legal_plans[::5]]
 
 
 @pytest.mark.parametrize("name", [*DYNAMIC, "pack"])
@@ -89,14 +91,18 @@ def test_a_record_contains_whether_inputs_have_to_be_aligned() -> None:
     graph = layer_norm((64, 12288), "float16")
     schedule = schedule_operators(graph, graph.operators)
     for ahead in (False, True):
-        program = emit(schedule, KernelPlan("shared", 1, (4096,), 16, async_copies=ahead))
+        program = emit(
+            plan_kernel(schedule, KernelPlan("shared", 1, (4096,), 16, async_copies=ahead))
+        )
         (launch,) = KernelRecord.from_program(program).launches
         assert launch.aligned == ahead
 
 
 def test_a_record_contains_dependent_launches_and_older_records_have_none() -> None:
     graph = layer_norm((64, 768), "float16")
-    program = emit(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    program = emit(
+        plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("looped", 1, (1024,), 4))
+    )
     record = KernelRecord.from_program(program)
     assert [launch.follows for launch in record.launches] == [True]
     older = json.loads(record.launches[0].json)

@@ -76,7 +76,10 @@ def test_the_users_process_finds_kernels_in_the_store_and_binaries_in_tritons_ca
     kernels = {kernel for graph in graphs for kernel in local.prepare(graph)}
     assert len(kernels) > 2
     regions = (*candidates, *local.candidates)
-    plans = [[plans for _, plans in region.kernels.values()] for region in regions]
+    plans = [
+        [[candidate.plan for candidate in each] for each in region.kernels.values()]
+        for region in regions
+    ]
     assert plans[:2] == plans[2:]
     monkeypatch.setenv("NOSTALL_HOME", str(tmp_path / "NOSTALL_HOME"))
     monkeypatch.setattr(triton.runtime.driver, "_active", TargetOnlyDriver(HOPPER))

@@ -23,7 +23,9 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.tuning.source import compile_triton
 
 
@@ -81,12 +83,12 @@ COMPILED = (
 def test_instructions_and_registers_are_near_those_of_the_binary(
     name: str, plan: KernelPlan, tmp_path: Path
 ) -> None:
-    program = emit(of(name), plan)
+    program = emit(plan_kernel(of(name), plan))
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     ((kernel, launch),) = launch_specs(program).items()
     found = use(compile_triton(path, kernel, launch, "sm_90").cubin)
-    (demand,) = kernel_costs(of(name), plan)
+    (demand,) = kernel_costs(PlannedKernel(of(name), plan))
     assert demand.instructions == pytest.approx(found["instructions"], rel=0.4)
     assert demand.registers == pytest.approx(found["registers"], rel=0.4, abs=8)
 
@@ -94,15 +96,15 @@ def test_instructions_and_registers_are_near_those_of_the_binary(
 def test_bytes_move_once_and_again_where_rows_are_walked_over() -> None:
     kernel = of("softmax + mask 16384x3000")
     moved = sum(kernel.mapping.graph[i].bytes for i in (0, 1, *kernel.mapping.outputs))
-    (held,) = kernel_costs(kernel, KernelPlan("block", 1, (2048, 1024), 4))
+    (held,) = kernel_costs(PlannedKernel(kernel, KernelPlan("block", 1, (2048, 1024), 4)))
     assert held.programs * held.memory_bytes == pytest.approx(moved)
     assert held.reread_bytes == 0
-    (looped,) = kernel_costs(kernel, KernelPlan("looped", 1, (1024,), 4))
+    (looped,) = kernel_costs(PlannedKernel(kernel, KernelPlan("looped", 1, (1024,), 4)))
     assert looped.programs * looped.memory_bytes == pytest.approx(moved)
     # Scores and mask are read for the maximum with its sum, and for the result.
     read = sum(kernel.mapping.graph[i].bytes for i in (0, 1))
     assert looped.programs * looped.reread_bytes == pytest.approx(read)
-    every = kernel_costs(kernel, KernelPlan("split", 1, (256,), 1, 4))
+    every = kernel_costs(PlannedKernel(kernel, KernelPlan("split", 1, (256,), 1, 4)))
     assert len(every) == 2
     assert sum(one.programs * one.memory_bytes for one in every) > moved + read
 
@@ -121,8 +123,8 @@ def test_small_dots_take_what_their_binaries_do(
     name: str, warps: int, registers: int, shared: int
 ) -> None:
     kernel = of(name)
-    (plan,) = (plan for plan in plans(kernel).legal if plan.num_warps == warps)
-    (demand,) = kernel_costs(kernel, plan)
+    (plan,) = (plan for plan in plans(kernel).legal_plans if plan.num_warps == warps)
+    (demand,) = kernel_costs(PlannedKernel(kernel, plan))
     assert demand.programs == 64 * 12 and demand.shared_bytes == shared
     assert demand.registers == pytest.approx(registers, rel=0.35)
     moved = sum(
@@ -133,8 +135,8 @@ def test_small_dots_take_what_their_binaries_do(
 
 def test_two_chunks_in_two_layouts_go_through_shared_memory() -> None:
     kernel = of("norm + gelu + mask 16384x3000")
-    (alike,) = kernel_costs(kernel, KernelPlan("block", 1, (2048, 1024), 4))
-    (apart,) = kernel_costs(kernel, KernelPlan("block", 1, (2048, 1024), 8))
+    (alike,) = kernel_costs(PlannedKernel(kernel, KernelPlan("block", 1, (2048, 1024), 4)))
+    (apart,) = kernel_costs(PlannedKernel(kernel, KernelPlan("block", 1, (2048, 1024), 8)))
     assert alike.shared_bytes == 0 < apart.shared_bytes
 
 
@@ -221,6 +223,6 @@ def test_warps_begin_one_after_the_other_too() -> None:
 
 def test_the_first_choice_is_the_best_modelled_one() -> None:
     kernel = of("double norm 16384x2048")
-    times = {plan: modelled_seconds(kernel, plan) for plan in plans(kernel).legal}
+    times = {planned: modelled_seconds(planned) for planned in plans(kernel).legal}
     assert times[default_plan(kernel)] == min(times.values())
     assert json.dumps(sorted(times.values()))  # numbers, not numpy's

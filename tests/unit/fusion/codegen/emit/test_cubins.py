@@ -17,6 +17,7 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import generate, schedule_operators
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
@@ -68,7 +69,7 @@ CASES = {
 
 def _program(name: str) -> Program:
     graph, plan = CASES[name]
-    return emit(schedule_operators(graph, graph.operators), plan)
+    return emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,7 +116,7 @@ def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
     found = {}
     for words in (1, 4, 8):
         graph = _softmax_dropout(words)
-        program = emit(schedule_operators(graph, graph.operators), plan)
+        program = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
         path = tmp_path / f"kernels_{words}.py"
         path.write_text(program.source)
         ((name, launch),) = launch_specs(program).items()
@@ -137,7 +138,7 @@ def test_neighbours_share_a_counter(plan: KernelPlan, tmp_path: Path) -> None:
 def test_softmax_and_dropout_take_few_instructions(tmp_path: Path) -> None:
     """For each element.  With words of 32 bits and two products by what is kept they were 28.3."""
     graph, plan = _softmax_dropout(8), KernelPlan("block", 1, (2048,), 2)
-    program = emit(schedule_operators(graph, graph.operators), plan)
+    program = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
     elements = 2048 / (32 * plan.num_warps)
     for codes in by_each_triton(program, tmp_path):
         assert sum(not code.startswith("NOP") for code in codes) <= 21.7 * elements
@@ -150,7 +151,7 @@ def test_flat_kernels_load_several_elements_at_once(tmp_path: Path) -> None:
     """For every number of rows: the mask ends at a multiple of the row, and the text says so."""
     graph = DYNAMIC["bias and gelu"]()
     schedule = schedule_operators(graph, graph.operators)
-    program = emit(schedule, KernelPlan("thread", 1, (512,), 2))
+    program = emit(plan_kernel(schedule, KernelPlan("thread", 1, (512,), 2)))
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     ((name, launch),) = launch_specs(program).items()
@@ -185,8 +186,9 @@ def test_odd_rows_are_read_as_widely_as_they_are_aligned_and_stay_in_their_threa
     graph = _odd_rows(columns)
     scheme = "warp" if warps == 1 else "block"
     program = emit(
-        schedule_operators(graph, graph.operators),
-        KernelPlan(scheme, 1, chunks, warps),  # type: ignore[arg-type]
+        plan_kernel(
+            schedule_operators(graph, graph.operators), KernelPlan(scheme, 1, chunks, warps)
+        ),  # type: ignore[arg-type]
     )
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
@@ -216,7 +218,9 @@ def test_functions_have_no_branches_and_few_instructions(tmp_path: Path) -> None
     for op in ("neg", *MOST_OF_AN_ELEMENT):
         graph = build.graph(build(op, x))
         program = emit(
-            schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (4096,), 8)
+            plan_kernel(
+                schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (4096,), 8)
+            )
         )
         codes = opcodes(program, tmp_path)
         counts[op] = sum(not code.startswith("NOP") for code in codes)
@@ -247,7 +251,9 @@ def test_gelu_takes_half_of_the_time_that_memory_takes(
 ) -> None:
     """An H200 has time for 42 instructions while it copies the 6 bytes of an element."""
     graph = _gelu_times(op)
-    program = emit(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4))
+    program = emit(
+        plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4))
+    )
     for codes in by_each_triton(program, tmp_path):
         assert len(codes) <= 8 * each
         assert sum(code == "MUFU.EX2" for code in codes) == 8
@@ -274,7 +280,9 @@ def _less_than_0_or_0(case: str) -> Graph:
 def test_minus_1_stays_minus_1_in_pairs_of_bf16(case: str, tmp_path: Path) -> None:
     """LLVM of Triton 3.6 makes 1 of it where it converts a pair of bools to signed bf16."""
     graph = _less_than_0_or_0(case)
-    program = emit(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (512,), 4))
+    program = emit(
+        plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (512,), 4))
+    )
     for codes in by_each_triton(program, tmp_path):
         assert "LDG.E.64" in codes  # pairs
         assert not any(code.startswith("I2F.BF16") for code in codes)
@@ -290,7 +298,10 @@ def test_row_values_of_partial_results_are_in_every_thread(tmp_path: Path) -> No
 
     graph = lse_and_softmax((64, 131072), "float16")
     program = emit(
-        schedule_operators(graph, graph.operators), KernelPlan("split", 1, (4096,), 16, splits=16)
+        plan_kernel(
+            schedule_operators(graph, graph.operators),
+            KernelPlan("split", 1, (4096,), 16, splits=16),
+        )
     )
     *_, (last, _) = oldest_triton.compiled(program, tmp_path)
     codes = opcodes_of(last)
@@ -307,7 +318,9 @@ def test_casts_to_fp8_are_instructions(dtype: str, kind: str, tmp_path: Path) ->
 
     build = Builder()
     graph = build.graph(build("cast", build.input((8, 64)), dtype=dtype))
-    program = emit(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    program = emit(
+        plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    )
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     (function,) = imported(path, program)
@@ -340,7 +353,9 @@ def test_launches_know_fp8_and_int16(tmp_path: Path) -> None:
     x, y = build.input((8, 64), dtype="float8_e5m2"), build.input((8, 64), dtype="int16")
     both = build("mul", build("cast", x, dtype="float32"), build("cast", y, dtype="float32"))
     graph = build.graph(build("cast", both, dtype="float8_e4m3fn"))
-    program = emit(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    program = emit(
+        plan_kernel(schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (128,), 1))
+    )
     path = tmp_path / "kernels.py"
     path.write_text(program.source)
     ((name, launch),) = launch_specs(program).items()
@@ -369,7 +384,7 @@ def _softmax_of_a_product(columns: int) -> Graph:
 def test_a_product_less_its_maximum_is_no_fused_operation(plan: KernelPlan, tmp_path: Path) -> None:
     """As an FMA it is the product less its own rounding: 1e30 for 1e37, and exp of that."""
     graph = _softmax_of_a_product(4096)
-    program = emit(schedule_operators(graph, graph.operators), plan)
+    program = emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
     fused = []
     as_it_was = re.sub(r"libdevice\.sub_rn\(([^,()]+), ([^,()]+)\)", r"(\1 - \2)", program.source)
     assert as_it_was != program.source
@@ -396,7 +411,7 @@ def test_large_outputs_are_stored_to_leave_l2_first(tmp_path: Path) -> None:
     graph = build.graph(build("exp", build.input((16384, 2048), "float16")))
     schedule, plan = schedule_operators(graph, graph.operators), KernelPlan("thread", 1, (1024,), 4)
     for streamed in (False, True):
-        program = emit(schedule, replace(plan, evict_first=streamed))
+        program = emit(plan_kernel(schedule, replace(plan, evict_first=streamed)))
         for codes in by_each_triton(program, tmp_path):
             stores = [code for code in codes if code.startswith("STG.")]
             assert stores and {".EF" in code for code in stores} == {streamed}

@@ -16,6 +16,7 @@ from nostall.fusion.codegen.generate import generate, schedule_operators
 from nostall.fusion.codegen.runtime.kernel import launch_options
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.source import compile_triton
 from nostall.tuning.triton_target import pretend_target
@@ -71,7 +72,7 @@ def program_of(name: str) -> Program:
         graph = PACKED["three"]()
         return generate(graph, graph.operators)
     graph, plan = PLANS[name]
-    return emit(schedule_operators(graph, graph.operators), plan)
+    return emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
 
 
 def cubins(program: Program, folder: Path, arch: str) -> Iterator[bytes]:

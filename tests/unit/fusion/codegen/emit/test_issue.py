@@ -12,6 +12,7 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.async_copies import NUM_STAGES, async_copy_bytes
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.online_rows import cross_entropy
@@ -23,7 +24,7 @@ pytest.importorskip("torch")
 
 
 def written(graph: Graph, plan: KernelPlan) -> Program:
-    return emit(schedule_operators(graph, graph.operators), plan)
+    return emit(plan_kernel(schedule_operators(graph, graph.operators), plan))
 
 
 def count(codes: list[str], *starts: str) -> int:
@@ -76,7 +77,7 @@ def test_rows_of_the_next_turns_are_copied(tmp_path: Path) -> None:
 def test_what_rows_of_a_block_share_is_read_once(width: int, once: bool, tmp_path: Path) -> None:
     graph = weighed_history((64, 200, width), "float16")
     pool = [index for index in graph.operators if graph[index].op in ("mul", "sum")][-2:]
-    program = emit(schedule_operators(graph, pool), KernelPlan("warp", 32, (256,), 4))
+    program = emit(plan_kernel(schedule_operators(graph, pool), KernelPlan("warp", 32, (256,), 4)))
     codes = opcodes(program, tmp_path)
     # Blocks of 32 rows are within one sequence of 128, not of 48.
     values, weights = 32 * 200 // (32 * 4 * 8) + 1, 256 // (32 * 4)

@@ -19,7 +19,7 @@ import torch
 from nostall.fusion.capture import inference_graph
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.fuse import stitch_module
 
@@ -33,7 +33,7 @@ def _without_a_collector() -> Iterator[None]:
     gc.enable()
 
 
-def none(schedule: Schedule) -> KernelPlan:
+def none(schedule: Schedule) -> PlannedKernel:
     """No kernel: operators run in PyTorch, one by one."""
     raise BadFusion("no plan")
 

@@ -10,6 +10,7 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.patterns import cross_entropy
 
@@ -18,7 +19,7 @@ SHAPE = (4, 600)
 
 
 def source(graph: Graph, plan: KernelPlan = WALK) -> str:
-    return emit(schedule_operators(graph, graph.operators), plan).source
+    return emit(plan_kernel(schedule_operators(graph, graph.operators), plan)).source
 
 
 def test_whole_turns_take_the_value_of_the_label() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nostall.fusion import BadFusion, Graph
-from nostall.fusion.codegen.emit.packed import independent_parts, packed_plan
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import generate, no_kernel_reason, schedule_operators
+from nostall.fusion.codegen.packing import independent_parts, plan_packed
 from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
 from nostall.fusion.evaluate import DeltaEvaluator
 from nostall.fusion.explore import explore
@@ -57,7 +57,7 @@ def test_parts_with_second_kernels_are_not_packed() -> None:
     """Rows that are only reachable through partial results in memory need two launches."""
     graph = disjoint_union(layer_norm((5, 100), "float32"), PACKED["three"]())
     parts = [schedule_operators(graph, part) for part in independent_parts(graph, graph.operators)]
-    assert all(plan.scheme != "split" for plan in packed_plan(parts).plans)
+    assert all(kernel.plan.scheme != "split" for kernel in plan_packed(parts))
 
 
 def test_the_explorer_packs_what_can_be_packed() -> None:

@@ -15,12 +15,10 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.tiling.kernel_plan import (
-    KernelPlan,
-    illegal_reason,
-    plans,
-    positions_per_tile,
-)
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.legality import illegal_reason
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.codegen.tiling.sequence_tiles import SequenceTiling, find_sequence_tiling
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Graph
@@ -74,11 +72,11 @@ def _reason(graph: Graph) -> str:
     schedule = _of(graph)
     found = find_sequence_tiling(schedule)
     assert isinstance(found, str)
-    assert {plan.scheme for plan in plans(schedule).legal} == {"matrix"}
+    assert {plan.scheme for plan in plans(schedule).legal_plans} == {"matrix"}
     (refused,) = (one for one in plans(schedule).illegal if one.plan.scheme == "turned")
     assert refused.reason == found
     with pytest.raises(BadFusion, match="does not fit"):
-        emit(schedule, refused.plan)
+        emit(plan_kernel(schedule, refused.plan))
     return found
 
 
@@ -99,9 +97,10 @@ def test_a_softmax_is_taken_apart() -> None:
 def test_turns_have_fewer_places_than_there_are(places: int, turns: list[int]) -> None:
     graph = attended(places, 24, "float16")
     schedule = _of(graph)
-    assert [positions_per_tile(schedule, plan) for plan in turned(graph)] == turns
-    assert any(plan.scheme == "matrix" for plan in plans(schedule).legal)
-    assert sum(plan.scheme == "turned" for plan in plans(schedule).legal) <= 9
+    tiles = [PlannedKernel(schedule, plan).positions_per_tile for plan in turned(graph)]
+    assert tiles == turns
+    assert any(plan.scheme == "matrix" for plan in plans(schedule).legal_plans)
+    assert sum(plan.scheme == "turned" for plan in plans(schedule).legal_plans) <= 9
 
 
 def test_the_sequence_is_walked_over_also_where_it_is_short() -> None:
@@ -138,7 +137,7 @@ def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
 @pytest.mark.parametrize("count", [1, 8])
 def test_what_is_read_with_places_and_without_has_two_names(count: int, tmp_path: Path) -> None:
     schedule = _of(among_places(count))
-    program = emit(schedule, turned(schedule.mapping.graph)[0])
+    program = emit(plan_kernel(schedule, turned(schedule.mapping.graph)[0]))
     assert opcodes(program, tmp_path)
     assert {"x0 = ", "x0at1 = "} <= set(re.findall(r"x0\w* = ", program.source))
 
@@ -159,14 +158,14 @@ def test_powers_without_a_sum_are_not_taken_by_turns() -> None:
 
 def test_the_model_and_the_race_know_of_them() -> None:
     schedule = _of(attended(100, 64, "float16"))
-    assert "turned" in {plan.scheme for plan in candidates(schedule, 1)}
+    assert "turned" in {kernel.plan.scheme for kernel in candidates(schedule, 1)}
     for plan in turned(schedule.mapping.graph):
         assert illegal_reason(schedule, plan) is None
-        assert 0 < modelled_seconds(schedule, plan) < 1
+        assert 0 < modelled_seconds(PlannedKernel(schedule, plan)) < 1
         assert str(plan) == f"turned 1x{plan.chunks[0]}, {plan.num_warps} warps"
     few, many = _of(attended(16, 64, "float16")), _of(attended(128, 64, "float16"))
     plan = KernelPlan("turned", 1, (512,), 1)
-    assert modelled_seconds(few, plan) < modelled_seconds(many, plan)
+    assert modelled_seconds(PlannedKernel(few, plan)) < modelled_seconds(PlannedKernel(many, plan))
 
 
 def _in_the_loop(cubin: bytes) -> list[str]:
@@ -181,7 +180,7 @@ def _in_the_loop(cubin: bytes) -> list[str]:
 def test_a_turn_of_one_warp_needs_no_shared_memory(tmp_path: Path) -> None:
     """By both Tritons; the query is laid out before the loop, the result behind it."""
     schedule = _of(attended(100, 64, "float16"))
-    program = emit(schedule, KernelPlan("turned", 1, (512,), 1))
+    program = emit(plan_kernel(schedule, KernelPlan("turned", 1, (512,), 1)))
     ((name, launch),) = launch_specs(program).items()
     path = tmp_path / "kernels.py"
     path.write_text(program.source)

@@ -10,7 +10,8 @@ import pytest
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.generate import schedule_operators
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, illegal_reason
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerialization_options
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.sass import validate

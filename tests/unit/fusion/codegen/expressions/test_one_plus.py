@@ -8,6 +8,7 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 
 FLAT = KernelPlan("thread", 1, (128,), 1)
@@ -15,7 +16,7 @@ SHAPE = (4, 96)
 
 
 def source(graph: Graph, plan: KernelPlan = FLAT, operators: tuple[int, ...] = ()) -> str:
-    return emit(schedule_operators(graph, operators or graph.operators), plan).source
+    return emit(plan_kernel(schedule_operators(graph, operators or graph.operators), plan)).source
 
 
 @pytest.mark.parametrize("op", ["tanh", "erf"])

@@ -10,6 +10,7 @@ from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.runtime.stitched_graph import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.patterns import as_int8, quantised
@@ -19,7 +20,7 @@ SHAPE = (4, 96)
 
 
 def source(graph: Graph, operators: tuple[int, ...] = ()) -> str:
-    return emit(schedule_operators(graph, operators or graph.operators), FLAT).source
+    return emit(plan_kernel(schedule_operators(graph, operators or graph.operators), FLAT)).source
 
 
 def test_what_becomes_a_clamped_integer_is_rounded_once() -> None:
@@ -85,7 +86,7 @@ def test_a_kernel_that_ends_before_the_cast_rounds() -> None:
 def test_quantising_takes_no_instruction_to_round_or_for_the_sign(tmp_path: Path) -> None:
     graph = quantised((512, 4096), "float16")
     plan = KernelPlan("block", 1, (4096,), 4)
-    code = opcodes(emit(schedule_operators(graph, graph.operators), plan), tmp_path)
+    code = opcodes(emit(plan_kernel(schedule_operators(graph, graph.operators), plan)), tmp_path)
     assert not [one for one in code if one.startswith("FRND")]
     assert sum(one.startswith("F2I") for one in code) == 32
     assert sum(one.startswith("LOP3") for one in code) < 32

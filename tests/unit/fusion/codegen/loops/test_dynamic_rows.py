@@ -13,7 +13,9 @@ from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.loops.dynamic_rows import check_dynamic_size
 from nostall.fusion.codegen.loops.mapping import map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.dynamic_size import Extent, placeholder_prime, resized
 from tests.unit.fusion.codegen.random_graphs import Made, operator_graphs
 from tests.unit.fusion.patterns import DYNAMIC, layer_norm
@@ -66,8 +68,8 @@ def test_the_source_of_every_plan_is_the_same_for_all_numbers_of_rows(name: str)
     graph = DYNAMIC[name]()
     other = at(graph, 1009)
     one, two = scheduled(graph, graph.operators), scheduled(other, other.operators)
-    for plan in plans(one).legal[::3]:
-        here, there = emit(one, plan), emit(two, plan)
+    for plan in plans(one).legal_plans[::3]:
+        here, there = emit(plan_kernel(one, plan)), emit(plan_kernel(two, plan))
         assert here.source == there.source
         for launch, elsewhere in zip(here.launches, there.launches, strict=True):
             moved = [resized(n, graph.varying, 1009) for n in (*launch.counts, *launch.grid)]
@@ -83,20 +85,20 @@ def test_what_is_not_refused_does_not_depend_on_the_number(made: Made) -> None:
             one, two = scheduled(graph, operators), scheduled(other, operators)
         except BadFusion:
             continue
-        for plan in plans(one).legal[:: max(1, len(plans(one).legal) // 5)]:
-            assert emit(one, plan).source == emit(two, plan).source
+        for plan in plans(one).legal_plans[:: max(1, len(plans(one).legal_plans) // 5)]:
+            assert emit(plan_kernel(one, plan)).source == emit(plan_kernel(two, plan)).source
 
 
 def test_masks_of_flat_kernels_end_at_multiples_of_the_row() -> None:
     """Otherwise Triton loads element by element."""
     graph = DYNAMIC["bias and gelu"]()
     schedule = scheduled(graph, graph.operators)
-    program = emit(schedule, KernelPlan("thread", 1, (128,), 1))
+    program = emit(plan_kernel(schedule, KernelPlan("thread", 1, (128,), 1)))
     assert "inside = c < count * 48" in program.source
     assert 'do_not_specialize=["count"]' in program.source
     build = Builder(varying=ONE)
     flat = build.graph(build("exp", build.input((ONE,))))
-    program = emit(scheduled(flat, flat.operators), KernelPlan("thread", 1, (128,), 1))
+    program = emit(plan_kernel(scheduled(flat, flat.operators), KernelPlan("thread", 1, (128,), 1)))
     assert "@triton.jit\ndef" in program.source  # one kernel for multiples of 16, one for others
 
 
@@ -132,6 +134,6 @@ def test_what_depends_on_the_number_is_refused(make: object, reason: str) -> Non
 def test_workspaces_grow_with_the_rows() -> None:
     graph = replace(layer_norm((ONE, 3000), "float16"), varying=ONE)
     schedule = scheduled(graph, graph.operators)
-    split = next(plan for plan in plans(schedule).legal if plan.scheme == "split")
-    (first, *_) = emit(schedule, split).workspaces
+    split = next(plan for plan in plans(schedule).legal_plans if plan.scheme == "split")
+    (first, *_) = emit(plan_kernel(schedule, split)).workspaces
     assert resized(first.elements, ONE, 2 * ONE) == 2 * first.elements

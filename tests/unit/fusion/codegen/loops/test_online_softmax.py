@@ -18,8 +18,10 @@ from nostall.fusion.codegen.loops.online_softmax import online_pairs
 from nostall.fusion.codegen.loops.reduction_levels import passes
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.loop_peeling import Peeling, find_peeling
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass import validate
@@ -80,10 +82,10 @@ def test_rows_are_read_twice(make: Callable[..., Graph]) -> None:
     assert _walks(schedule) == 2
     (pair,) = online_pairs(schedule)
     assert len(pair.maxima) == len(pair.sums) == (1 if make is cross_entropy else 2)
-    split = emit(schedule, KernelPlan("split", 1, (1024,), 4, 16))
+    split = emit(plan_kernel(schedule, KernelPlan("split", 1, (1024,), 4, 16)))
     assert len(split.launches) == len(passes(schedule))
     assert _walks(replace(schedule, allow_online_softmax=False)) == 3
-    looped = emit(schedule, KernelPlan("looped", 1, (1024,), 4)).source
+    looped = emit(plan_kernel(schedule, KernelPlan("looped", 1, (1024,), 4))).source
     assert looped.count("for first in range(0, ") == 2
     assert looped.count("for first in") == 4  # whole turns, and what is left of the columns
     assert looped.count("_online(") == 3  # its definition, and one call in each loop of a walk
@@ -129,7 +131,7 @@ def test_two_softmaxes_need_each_other_to_save_a_walk() -> None:
 )
 def test_they_compile(plan: KernelPlan, tmp_path: Path) -> None:
     path = tmp_path / "kernels.py"
-    program = emit(_of(lse_and_softmax(WIDE, "float16")), plan)
+    program = emit(plan_kernel(_of(lse_and_softmax(WIDE, "float16")), plan))
     path.write_text(program.source)
     for kernel, launch in launch_specs(program).items():
         verdict = validate(compile_triton(path, kernel, launch, "sm_90").cubin)
@@ -141,7 +143,9 @@ def test_rows_at_odd_places_are_accessed_16_bytes_at_a_time(tmp_path: Path) -> N
     accesses = {}
     for is_peeled in (False, True):
         path = tmp_path / f"{is_peeled}.py"
-        program = emit(schedule, KernelPlan("looped", 1, (4096,), 16, peeled=is_peeled))
+        program = emit(
+            plan_kernel(schedule, KernelPlan("looped", 1, (4096,), 16, peeled=is_peeled))
+        )
         path.write_text(program.source)
         ((name, launch),) = launch_specs(program).items()
         cubin = compile_triton(path, name, launch, "sm_90").cubin
@@ -162,7 +166,7 @@ def test_whole_turns_have_no_masks(scheme: str, is_peeled: bool) -> None:
         "looped": KernelPlan("looped", 1, (1024,), 4, peeled=is_peeled),
         "split": KernelPlan("split", 1, (1024,), 4, 16, peeled=is_peeled),
     }
-    source = emit(schedule, plans_[scheme]).source
+    source = emit(plan_kernel(schedule, plans_[scheme])).source
     loops = re.findall(r"^( +)for first in .*:\n((?:\1 +.*\n)+)", source, re.MULTILINE)
     masked = ["mask=" in body for _, body in loops]
     assert masked == [True, False, True][not is_peeled :] * 2
@@ -171,8 +175,8 @@ def test_whole_turns_have_no_masks(scheme: str, is_peeled: bool) -> None:
 def test_aligned_rows_are_not_peeled() -> None:
     even = _of(cross_entropy((64, 50304), "float16"))
     assert find_peeling(even) is None
-    assert not any(plan.peeled for plan in plans(even).legal)
+    assert not any(plan.peeled for plan in plans(even).legal_plans)
     odd = _of(cross_entropy(WIDE, "float16"))
     assert find_peeling(odd) == Peeling(50257, 8)
-    assert {plan.rows for plan in plans(odd).legal if plan.peeled} == {1}
+    assert {plan.rows for plan in plans(odd).legal_plans if plan.peeled} == {1}
     assert str(KernelPlan("looped", 1, (4096,), 16, peeled=True)).endswith("16 warps, peeled")

@@ -18,24 +18,24 @@ from nostall.fusion.codegen.loops.axes import Axis, AxisMismatch, factors, new_a
 from nostall.fusion.codegen.loops.mapping import map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
 from nostall.fusion.codegen.loops.views import AccessDraft, _merge_axes
-from nostall.fusion.codegen.tiling.kernel_plan import (
-    MAX_IDLE_SHARE,
-    MIN_CHUNK,
-    VECTOR_ELEMENTS,
-    KernelPlan,
-    equal_chunks,
-    first_illegal_reason,
-    idle_share,
-    mixed_chunks,
-    plans,
-)
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import first_illegal_reason, plans
 from nostall.fusion.codegen.tiling.plan_variants import (
+    VECTOR_ELEMENTS,
     plans_with_variants,
-    single_chunk_plans,
+    single_chunk_kernels,
     with_eager_loads,
     with_evict_first,
 )
-from nostall.fusion.codegen.tiling.tile_sizes import next_power_of_two
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
+from nostall.fusion.codegen.tiling.tile_sizes import (
+    MAX_IDLE_SHARE,
+    MIN_CHUNK,
+    equal_chunks,
+    idle_share,
+    mixed_chunks,
+    next_power_of_two,
+)
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.patterns import (
     PATTERNS,
@@ -90,7 +90,7 @@ def test_rows_are_in_the_order_of_memory() -> None:
     build = Builder()
     x = build.input((8, 16, 4), strides=(4, 32, 1))
     graph = build.graph(build("relu", x, strides=(4, 32, 1)))
-    program = emit(scheduled(graph), KernelPlan("thread", 1, (128,), 1))
+    program = emit(plan_kernel(scheduled(graph), KernelPlan("thread", 1, (128,), 1)))
     assert "tl.load(p0 + c)" in program.source
 
 
@@ -98,7 +98,9 @@ def test_rows_are_in_the_order_of_memory() -> None:
 def test_only_elements_that_may_not_exist_are_asked_for(columns: int, varying: int | None) -> None:
     build = Builder(varying)
     x = build.input((varying or 16, columns))
-    program = emit(scheduled(build.graph(build("relu", x))), KernelPlan("thread", 1, (128,), 1))
+    program = emit(
+        plan_kernel(scheduled(build.graph(build("relu", x))), KernelPlan("thread", 1, (128,), 1))
+    )
     masked = varying is not None or columns == 100
     assert ("mask=inside" in program.source) == ("inside = " in program.source) == masked
 
@@ -108,13 +110,13 @@ def test_an_early_thread_reads_all_it_needs_before_it_lets_the_next_kernel_begin
     x, y = build.input((64, 128)), build.input((64, 128))
     schedule = scheduled(build.graph(build("mul", build("tanh", build("exp", x)), y)))
     plain = KernelPlan("thread", 1, (128,), 1)
-    twin = with_eager_loads(schedule, plain)
+    twin = with_eager_loads(PlannedKernel(schedule, plain))
     assert twin is not None and str(twin) == "thread 1x128, 1 warps, early"
-    lines = emit(schedule, twin).source.splitlines()
+    lines = emit(twin).source.splitlines()
     body = [line.strip() for line in lines[lines.index("    _behind()") :]]
     reads = [at for at, line in enumerate(body) if "tl.load(" in line]
     assert reads == [3, 4] and body[5] == "_release()"
-    assert "_release" not in emit(schedule, plain).source
+    assert "_release" not in emit(plan_kernel(schedule, plain)).source
 
 
 def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:
@@ -122,7 +124,7 @@ def test_dots_in_fp32_are_smaller_than_those_of_tensor_cores() -> None:
     wide = scheduled(attention_backward((64, 8, 64, 64), "float32"))
     assert "products in fp32" in str(first_illegal_reason(wide))
     narrow = scheduled(attention_backward((64, 8, 64, 64), "float16"))
-    assert {plan.scheme for plan in plans(narrow).legal} == {"matrix"}
+    assert {plan.scheme for plan in plans(narrow).legal_plans} == {"matrix"}
 
 
 AXES = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 2), st.integers(1, 4))
@@ -226,7 +228,7 @@ def test_a_sum_over_rows_of_what_is_in_memory_is_a_tail() -> None:
     dx = build("mul", x, along)
     schedule = scheduled(build.graph(dx, build("sum", dy, dims=(0,), keepdim=False)))
     assert schedule.kind == "dual"
-    assert plans(schedule).legal
+    assert plans(schedule).legal_plans
 
 
 # -- plans -----------------------------------------------------------------------------------------
@@ -263,8 +265,8 @@ def test_cuts_leave_few_lanes_idle_and_mask_the_last_chunk_only(columns: int) ->
 
 def test_equal_chunks_are_put_together_before_threads_meet() -> None:
     schedule = scheduled(layer_norm((64, 3000), "float16"))
-    source = emit(schedule, KernelPlan("block", 1, (1024,) * 3, 4)).source
-    mixed = emit(schedule, KernelPlan("block", 1, (2048, 1024), 4)).source
+    source = emit(plan_kernel(schedule, KernelPlan("block", 1, (1024,) * 3, 4))).source
+    mixed = emit(plan_kernel(schedule, KernelPlan("block", 1, (2048, 1024), 4))).source
     assert source.count("tl.sum(") == 2 and mixed.count("tl.sum(") == 4
 
 
@@ -288,20 +290,20 @@ def test_one_chunk_of_a_wide_odd_row_is_refused_with_the_share() -> None:
     found = plans(scheduled(layer_norm((64, 3000), "float16")))
     reasons = {r.reason for r in found.illegal if r.plan.chunks == (4096,)}
     assert "27% of the lanes would be masked; 6.2% are possible" in reasons
-    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal}
+    assert {(2048, 1024), (1024,) * 3} <= {plan.chunks for plan in found.legal_plans}
 
 
 def test_a_row_in_one_chunk_is_a_plan_that_only_a_race_takes() -> None:
     schedule = scheduled(layer_norm((64, 3000), "float16"))
     plan = KernelPlan("block", 1, (1024,) * 3, 4, eager_loads=True)
-    wide, half = single_chunk_plans(schedule, plan)
+    wide, half = (kernel.plan for kernel in single_chunk_kernels(PlannedKernel(schedule, plan)))
     assert wide == KernelPlan("block", 1, (4096,), 16, eager_loads=True)
     assert wide.elements_per_thread == VECTOR_ELEMENTS
     assert half == replace(wide, num_warps=8)
-    assert replace(wide, eager_loads=False) not in plans(schedule).legal
-    assert "mask=inside" in emit(schedule, wide).source
-    assert single_chunk_plans(schedule, wide) == ()
-    assert single_chunk_plans(schedule, KernelPlan("looped", 1, (1024,), 4)) == ()
+    assert replace(wide, eager_loads=False) not in plans(schedule).legal_plans
+    assert "mask=inside" in emit(plan_kernel(schedule, wide)).source
+    assert single_chunk_kernels(PlannedKernel(schedule, wide)) == ()
+    assert single_chunk_kernels(PlannedKernel(schedule, KernelPlan("looped", 1, (1024,), 4))) == ()
 
 
 def test_only_what_is_larger_than_l2_is_streamed() -> None:
@@ -310,17 +312,17 @@ def test_only_what_is_larger_than_l2_is_streamed() -> None:
     total = build("sum", x, dims=(1,), keepdim=True)
     graph = build.graph(total, build("add", x, total))
     schedule, plan = scheduled(graph), KernelPlan("block", 1, (2048,), 4)
-    twin = with_evict_first(schedule, plan)
+    twin = with_evict_first(PlannedKernel(schedule, plan))
     assert twin is not None and str(twin) == "block 1x2048, 4 warps, streamed"
     assert twin not in plans(schedule).legal and twin in plans_with_variants(schedule)
-    stores = [line for line in emit(schedule, twin).source.splitlines() if "tl.store(" in line]
+    stores = [line for line in emit(twin).source.splitlines() if "tl.store(" in line]
     assert ["evict_first" in line for line in stores] == [False, True]
-    assert "evict_first" not in emit(schedule, plan).source
-    assert with_evict_first(schedule, KernelPlan("looped", 1, (1024,), 4)) is None
+    assert "evict_first" not in emit(plan_kernel(schedule, plan)).source
+    assert with_evict_first(PlannedKernel(schedule, KernelPlan("looped", 1, (1024,), 4))) is None
     fewer = scheduled(layer_norm((8192, 2048), "float16"))
-    assert with_evict_first(fewer, plan) is None
+    assert with_evict_first(PlannedKernel(fewer, plan)) is None
     with pytest.raises(BadFusion, match="outputs of more than 37 MB"):
-        emit(fewer, replace(plan, evict_first=True))
+        emit(plan_kernel(fewer, replace(plan, evict_first=True)))
 
 
 def test_warps_without_rows_write_large_outputs_together() -> None:
@@ -329,18 +331,19 @@ def test_warps_without_rows_write_large_outputs_together() -> None:
     graph = build.graph(build("exp", x), build("relu", x))
     schedule, plan = scheduled(graph), KernelPlan("thread", 1, (1024,), 4, eager_loads=True)
     lines = [
-        line.strip() for line in emit(schedule, replace(plan, evict_first=True)).source.splitlines()
+        line.strip()
+        for line in emit(plan_kernel(schedule, replace(plan, evict_first=True))).source.splitlines()
     ]
     at = lines.index("tl.debug_barrier()")
     stores = [number for number, line in enumerate(lines) if line.startswith("tl.store(")]
     assert stores == [at + 1, at + 2]
     assert all("evict_first" in lines[number] for number in stores)
-    assert "debug_barrier" not in emit(schedule, plan).source
+    assert "debug_barrier" not in emit(plan_kernel(schedule, plan)).source
 
 
 def test_a_row_of_32000_can_be_held_by_a_block() -> None:
     found = plans(scheduled(layer_norm((64, 32000), "float16")))
-    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal)
+    assert any((p.scheme, p.chunks) == ("block", (32768,)) for p in found.legal_plans)
     reasons = [r.reason for r in found.illegal if r.plan == KernelPlan("block", 1, (32768,), 2)]
     assert len(reasons) == 1
     assert "255 at 64 threads" in reasons[0]
@@ -350,7 +353,7 @@ def test_a_plan_that_was_refused_is_not_emitted() -> None:
     schedule = scheduled(layer_norm((64, 3000), "float16"))
     (plan,) = [r.plan for r in plans(schedule).illegal if str(r.plan) == "warp 64x1024x3, 1 warps"]
     with pytest.raises(BadFusion, match="take one of"):
-        emit(schedule, plan)
+        emit(plan_kernel(schedule, plan))
 
 
 # -- source ----------------------------------------------------------------------------------------
@@ -359,40 +362,40 @@ def test_a_plan_that_was_refused_is_not_emitted() -> None:
 def test_what_all_rows_share_may_be_read_with_the_row() -> None:
     schedule = scheduled(layer_norm((64, 128), "float16"))
     plan = KernelPlan("block", 1, (128,), 4)
-    twin = with_eager_loads(schedule, plan)
+    twin = with_eager_loads(PlannedKernel(schedule, plan))
     assert twin is not None and str(twin) == "block 1x128, 4 warps, early"
-    lines = emit(schedule, twin).source.splitlines()
+    lines = emit(twin).source.splitlines()
     at = [number for number, line in enumerate(lines) if "tl.load(" in line]
     assert lines[at[0]].lstrip().startswith("x0 = ") and len(at) == 3
     assert at[-1] < next(number for number, line in enumerate(lines) if "tl.sum(" in line)
-    late = emit(schedule, plan).source
+    late = emit(plan_kernel(schedule, plan)).source
     assert late.rfind("tl.load(") > late.rfind("tl.sum(")
 
 
 @pytest.mark.parametrize("scheme", ["looped", "shared", "split"])
 def test_rows_that_are_not_in_registers_have_nothing_early(scheme: str) -> None:
     schedule = scheduled(layer_norm((64, 1024), "float16"))
-    assert with_eager_loads(schedule, KernelPlan(scheme, 1, (256,), 4)) is None  # type: ignore[arg-type]
+    assert with_eager_loads(PlannedKernel(schedule, KernelPlan(scheme, 1, (256,), 4))) is None  # type: ignore[arg-type]
 
 
 def test_rows_that_share_nothing_are_read_before_the_next_kernel_may_begin() -> None:
     schedule = scheduled(softmax_outer((2, 24, 32), "float32"))
     plan = KernelPlan("warp", 8, (32,), 1)
-    twin = with_eager_loads(schedule, plan)
+    twin = with_eager_loads(PlannedKernel(schedule, plan))
     assert twin is not None
-    lines = [line.strip() for line in emit(schedule, twin).source.splitlines()]
+    lines = [line.strip() for line in emit(twin).source.splitlines()]
     at = lines.index("_release()")
     assert "_behind()" in lines[:at]
     loads = [place for place, line in enumerate(lines) if "tl.load(" in line]
     assert loads and max(loads) < at < next(n for n, line in enumerate(lines) if "_max" in line[8:])
-    assert "_release" not in emit(schedule, plan).source
+    assert "_release" not in emit(plan_kernel(schedule, plan)).source
 
 
 def test_equal_patterns_and_plans_give_equal_bytes() -> None:
     schedule, again = (scheduled(layer_norm((64, 3000), "float16")) for _ in range(2))
-    sources = {emit(schedule, plan).source for plan in plans(schedule).legal}
-    assert len(sources) == len(plans(schedule).legal)
-    assert sources == {emit(again, plan).source for plan in plans(again).legal}
+    sources = {emit(plan_kernel(schedule, plan)).source for plan in plans(schedule).legal_plans}
+    assert len(sources) == len(plans(schedule).legal_plans)
+    assert sources == {emit(plan_kernel(again, plan)).source for plan in plans(again).legal_plans}
 
 
 def test_the_source_of_a_small_chain() -> None:
@@ -400,7 +403,7 @@ def test_the_source_of_a_small_chain() -> None:
     x, bias = build.input((32, 256), "float16"), build.input((256,), "float16")
     total = build("sum", build("add", x, bias), dims=(1,), keepdim=True)
     schedule = scheduled(build.graph(total))
-    source = emit(schedule, KernelPlan("warp", 4, (256,), 4)).source
+    source = emit(plan_kernel(schedule, KernelPlan("warp", 4, (256,), 4))).source
     body = source[source.index("    pid") :]
     assert (
         body

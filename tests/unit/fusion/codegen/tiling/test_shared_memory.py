@@ -16,7 +16,7 @@ from nostall.fusion.codegen.cost.occupancy import blocks_per_sm
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, plans
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.on_chip import (
     MAX_SHARED_BYTES,
     OnChipValues,
@@ -24,6 +24,8 @@ from nostall.fusion.codegen.tiling.on_chip import (
     rematerialization_options,
     storage_dtype,
 )
+from nostall.fusion.codegen.tiling.plan_space import plans
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import (
     Arena,
     Buffer,
@@ -200,7 +202,7 @@ def test_what_is_read_is_copied_ahead_where_the_hardware_can(
     schedule = of(layer_norm((64, columns), dtype))
     assert can_copy_async(schedule, schedule.mapping.memory_operands[0]) is ahead
     assert bool(rematerialization_options(schedule, ahead=True)) is ahead
-    found = [plan for plan in plans(schedule).legal if plan.async_copies]
+    found = [plan for plan in plans(schedule).legal_plans if plan.async_copies]
     assert any(not plan.peeled for plan in found) is ahead
     # Where rows are peeled, whole turns begin at multiples of 16 bytes.
     assert any(plan.peeled for plan in found) is (columns % 2 == 1)
@@ -216,20 +218,24 @@ def test_nothing_is_kept_where_one_pass_does() -> None:
 
 def test_plans_keep_all_or_less() -> None:
     schedule = of(layer_norm((64, 50000), "float16"))
-    found = [p for p in plans(schedule).legal if p.scheme == "shared"]
+    found = [p for p in plans(schedule).legal_plans if p.scheme == "shared"]
     assert {plan.rematerialized for plan in found} == {0, 1}
 
 
 def test_rows_at_odd_places_are_kept_by_lanes_and_race() -> None:
     """A row of 50,257 fp16 takes 25 chunks of 2,048 lanes, whichever place it begins at."""
     schedule = of(cross_entropy((4096, 50257), "float16"))
-    found = [p for p in plans(schedule).legal if p.scheme == "shared" and p.peeled]
+    found = [p for p in plans(schedule).legal_plans if p.scheme == "shared" and p.peeled]
     assert {plan.async_copies for plan in found} == {False, True}
     (kept, *_) = rematerialization_options(schedule, True, is_peeled=True)
     assert kept.arena(2048).total_bytes == 25 * 2048 * 2
     assert [buffer.is_prefetched for buffer in kept.buffers] == [True]
-    assert default_plan(schedule) in found
-    assert {plan.scheme for plan in candidates(schedule, 8)} >= {"looped", "shared", "split"}
+    assert default_plan(schedule).plan in found
+    assert {kernel.plan.scheme for kernel in candidates(schedule, 8)} >= {
+        "looped",
+        "shared",
+        "split",
+    }
     # Four lanes are left in nine chunks; a row may begin behind seven.
     other = of(layer_norm((64, 9 * 1024 - 4), "float16"))
     assert [
@@ -244,7 +250,9 @@ def test_rows_are_kept_by_lanes_where_that_makes_accesses_wider() -> None:
     neighbours = [
         kept.vector_elements for kept in rematerialization_options(schedule, is_peeled=True)
     ]
-    legal = [plan for plan in plans(schedule).legal if plan.scheme == "shared" and plan.peeled]
+    legal = [
+        plan for plan in plans(schedule).legal_plans if plan.scheme == "shared" and plan.peeled
+    ]
     assert {4, 8} == set(neighbours)
     assert {neighbours[plan.rematerialized] for plan in legal if not plan.async_copies} == {8}
 
@@ -252,13 +260,13 @@ def test_rows_are_kept_by_lanes_where_that_makes_accesses_wider() -> None:
 def test_rows_that_are_too_wide_say_so() -> None:
     schedule = of(layer_norm((64, 200000), "float32"))
     found = plans(schedule)
-    assert not any(plan.scheme == "shared" for plan in found.legal)
+    assert not any(plan.scheme == "shared" for plan in found.legal_plans)
     reasons = {r.reason for r in found.illegal if r.plan.scheme == "shared"}
     assert any(f"at most {MAX_SHARED_BYTES}" in reason for reason in reasons)
     with pytest.raises(BadFusion, match="bytes of shared memory"):
-        emit(schedule, KernelPlan("shared", 1, (4096,), 16))
+        emit(plan_kernel(schedule, KernelPlan("shared", 1, (4096,), 16)))
     with pytest.raises(BadFusion, match="7 demotions"):
-        emit(schedule, KernelPlan("shared", 1, (4096,), 16, rematerialized=7))
+        emit(plan_kernel(schedule, KernelPlan("shared", 1, (4096,), 16, rematerialized=7)))
 
 
 def test_values_are_demoted_until_enough_blocks_share_an_sm() -> None:
@@ -267,10 +275,12 @@ def test_values_are_demoted_until_enough_blocks_share_an_sm() -> None:
     everything, less = (KernelPlan("shared", 1, (4096,), 16, rematerialized=n) for n in (0, 1))
     held = [kept.arena(4096).total_bytes for kept in rematerialization_options(schedule)]
     assert [blocks_per_sm(16, 32, size) for size in held] == [1, 3]
-    assert modelled_seconds(schedule, less) < modelled_seconds(schedule, everything)
+    assert modelled_seconds(PlannedKernel(schedule, less)) < modelled_seconds(
+        PlannedKernel(schedule, everything)
+    )
     best = min(
-        (p for p in plans(schedule).legal if p.scheme == "shared"),
-        key=lambda plan: modelled_seconds(schedule, plan),
+        (p for p in plans(schedule).legal_plans if p.scheme == "shared"),
+        key=lambda plan: modelled_seconds(PlannedKernel(schedule, plan)),
     )
     assert (
         rematerialization_options(schedule, best.async_copies)[best.rematerialized].values
