@@ -213,7 +213,10 @@ def document(*passes: Pass) -> Document:
         ),
         tuned=(
             TunedBinary(name="stitched_a", folder="sass/a", ratio=1.02, improved=True),
-            TunedBinary(name="stitched_b", note="nostall's rules do not know 2 places of it"),
+            TunedBinary(
+                name="stitched_b",
+                note="the verifier reports 2 findings in the compiler's own order",
+            ),
         ),
     )
 
@@ -225,8 +228,8 @@ def test_page_needs_only_the_run_directory(tmp_path: Path) -> None:
     page = write_page(run.path).read_text()
     assert is_fusion(run.path)
     assert page.count("<svg") == 2 and "<f>" not in page and "random &lt;numbers&gt;" in page
-    assert "every time on this page is modelled" in page
-    assert "2 places are not known" in page and "not compiled: no fp8" in page
+    assert "all times on this page are modelled" in page
+    assert "2 findings, such as operations" in page and "not compiled: no fp8" in page
     assert 'href="sass/a/report.html">modelled 1.0200×' in page
     assert not re.search(r'(src|href)="(?!sass/)', page)
 
