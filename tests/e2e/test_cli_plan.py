@@ -68,7 +68,7 @@ def test_the_table_states_that_times_are_modelled_and_memory_is_a_bound(
     assert "modelled iteration" in done.out and "modelled speed-up" in done.out
     assert "memory is a lower bound" in done.out
     text = page.read_text()
-    assert text.startswith("<!doctype html>") and "every time on this page is modelled" in text
+    assert text.startswith("<!doctype html>") and "all times on this page are modelled" in text
     assert "memory is a lower bound" in text and "<th>stage</th>" in text and "<svg" in text
 
 

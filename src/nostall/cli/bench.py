@@ -1,4 +1,4 @@
-"""The command ``nostall bench``: measure a kernel, itself again (the null), and a candidate."""
+"""The command ``nostall bench``: measure a kernel, itself as the null, and a candidate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SeedOption = Annotated[int, typer.Option(help="Random seed of the inputs.")]
 
 @dataclass(frozen=True)
 class _Measurement:
-    """What was measured, how, and the results."""
+    """A measured kernel, the conditions of the measurement, and its results."""
 
     source: Source
     candidate: Path | None
@@ -190,7 +190,7 @@ def _show_times(measurement: _Measurement, comparison: Comparison, timing: Timin
     )
     out.print(
         f"null: original / original is in [{comparison.null_low:.4f}, {comparison.null_high:.4f}]; "
-        "a ratio in this interval cannot be told from noise"
+        "a ratio in this interval is within the noise"
     )
     if candidate is not None:
         out.print(

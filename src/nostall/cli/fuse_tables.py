@@ -23,7 +23,7 @@ def show_document(document: Document) -> None:
     for line in _tuning_lines(document):
         out.print(line)
     if document.status == "interrupted":
-        out.print("interrupted: these are the results until then")
+        out.print("interrupted: results are incomplete")
 
 
 def _show_pass(document: Document, traced_pass: Pass) -> None:

@@ -1,4 +1,4 @@
-"""The command ``nostall inspect``: a kernel's instructions, its mobility and its verdict."""
+"""The command ``nostall inspect``: a kernel's instructions, how many can move, and its verdict."""
 
 from __future__ import annotations
 

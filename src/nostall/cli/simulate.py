@@ -1,4 +1,4 @@
-"""The command ``nostall simulate``: simulate a plan file, also in another order, or export it."""
+"""The command ``nostall simulate``: simulate a plan file, optionally in another order."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def reopen_run(
         )
         _ = settings.budget  # raises BadInput if the limits are not positive
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path} cannot be resumed ({error}); start the run anew") from error
+        raise BadInput(f"{path} cannot be resumed ({error}); start a new run") from error
     return TuneRun(run, source, settings)
 
 

@@ -91,7 +91,7 @@ class ParallelChains(Search):
         """Run all chains and merge their results.  Ctrl-C stops each chain at its next trial.
 
         ``resume`` is ignored: chains live in the workers, and a killed parent process leaves no
-        state of them, so a resumed run starts its chains anew.  Raises :class:`BadInput` if the
+        state of them, so a resumed run restarts its chains.  Raises :class:`BadInput` if the
         objective is modelled.
         """
         if not isinstance(objective, GpuObjective):

@@ -278,7 +278,7 @@ class _TuningJob:
         )
 
     def _sanitize(self, candidate: bytes) -> Mapping[str, SanitizerReport]:
-        """Reports of compute-sanitizer on the candidate, if the settings ask for them."""
+        """Reports of compute-sanitizer on the candidate, if the settings require them."""
         source = self.source
         if not self.settings.sanitizer or source.launch is None:
             return {}

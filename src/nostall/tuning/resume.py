@@ -21,7 +21,7 @@ VerifyState = Callable[[str], Verdict]
 def load_checkpoint(
     run: Run | None, objective: GpuObjective | None, verify: VerifyState
 ) -> Checkpoint | None:
-    """The last checkpoint of a run, or None before its first one (the run then starts anew).
+    """The last checkpoint of a run, or None before its first one (the search then starts anew).
 
     Finalists of a measured run are restored into ``objective``.  If the verifier's rules and tables
     have changed since the run started, all schedules are verified again: unsafe finalists are
@@ -46,7 +46,7 @@ def load_checkpoint(
                 snapshot = {**snapshot, "finalists": safe}
             objective.restore(snapshot)
         except (ValueError, KeyError, TypeError) as error:
-            raise BadRun(f"{path} cannot be used ({error}); start the run anew") from error
+            raise BadRun(f"{path} cannot be used ({error}); start a new run") from error
     return checkpoint
 
 
@@ -57,5 +57,5 @@ def _verify_checkpoint(run: Run, checkpoint: Checkpoint, verify: VerifyState) ->
             raise BadRun(
                 f"{run.path}: the verifier rejects the {name} schedule of this run "
                 f"({verdict.findings[0]}), because its rules have changed since the run started; "
-                "start the run anew in another directory"
+                "start a new run in another directory"
             )

@@ -308,7 +308,7 @@ def _match_arguments(function: Any, launch: LaunchSpec, label: str) -> dict[str,
         n for n, p in parameters.items() if n not in args and not (p.is_constexpr and p.has_default)
     ]
     if missing:
-        raise BadLaunch(f"{label}: arguments not given: {', '.join(missing)}; {accepted}")
+        raise BadLaunch(f"{label}: missing arguments: {', '.join(missing)}; {accepted}")
     for name, arg in args.items():
         if parameters[name].is_constexpr and not isinstance(arg, Constant):
             raise BadLaunch(

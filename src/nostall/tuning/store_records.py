@@ -101,7 +101,7 @@ def _check_record(record: BundledRecord, path: Path) -> None:
     if not verdict.safe:
         raise BadBundle(
             f"{label}: the verifier of this version rejects the cubin ({verdict.findings[0]}); "
-            "nothing was imported; tune the kernel anew"
+            "nothing was imported; tune the kernel again"
         )
     if provenance.architecture != f"sm_{sm}" or not provenance.verified.safe:
         raise BadBundle(

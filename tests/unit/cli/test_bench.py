@@ -1,4 +1,4 @@
-"""``nostall bench`` with a fake device, and on a machine without a GPU."""
+"""Tests of ``nostall bench`` with a fake device, and without a GPU."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def run(
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_the_original_is_compared_with_itself(monkeypatch: Any, capfd: Any) -> None:
+def test_without_candidate_the_original_is_compared_with_itself(
+    monkeypatch: Any, capfd: Any
+) -> None:
     code, out, err = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH)
     assert (code, err) == (0, "")
     assert "transpose on Fake 9000, measured, warm caches" in out
@@ -150,16 +152,18 @@ def test_errors_of_the_sanitizer_set_the_exit_code(
 
 @pytest.mark.usefixtures("fake_gpu")
 def test_a_missing_sanitizer_is_an_error(monkeypatch: Any, capfd: Any) -> None:
-    def missing() -> str:
+    def raise_missing() -> str:
         raise MissingPart("compute-sanitizer is not on the PATH")
 
-    monkeypatch.setattr(sanitizer, "find", missing)
+    monkeypatch.setattr(sanitizer, "find", raise_missing)
     code, out, err = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH, "--sanitizer")
     assert (code, out) == (3, "") and len(err.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_a_candidate_with_wrong_outputs(monkeypatch: Any, capfd: Any, tmp_path: Path) -> None:
+def test_candidate_with_wrong_outputs_exits_with_1(
+    monkeypatch: Any, capfd: Any, tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong.cubin"
     wrong.write_bytes(ORIGINAL + b"1")
     args = [SMALL, "--launch", LAUNCH, "--candidate", wrong]
@@ -171,7 +175,7 @@ def test_a_candidate_with_wrong_outputs(monkeypatch: Any, capfd: Any, tmp_path: 
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_an_original_that_hangs(monkeypatch: Any, capfd: Any) -> None:
+def test_hang_exits_with_1(monkeypatch: Any, capfd: Any) -> None:
     code, out, _ = run(monkeypatch, capfd, SMALL, "--launch", LAUNCH, "--rounds", 3)
     assert code == 1 and out.startswith(f"{SMALL}: it hangs: no answer")
 
@@ -209,7 +213,7 @@ def test_bad_input_is_reported_on_one_line(
     assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
 
 
-def test_without_a_gpu() -> None:
+def test_missing_gpu_is_an_error() -> None:
     """No device is visible, whether or not the machine has one."""
     done = nostall("bench", SMALL, "--launch", LAUNCH, CUDA_VISIBLE_DEVICES="-1")
     line = error_line(done, 3)

@@ -1,4 +1,4 @@
-"""Ctrl-C whose exception was lost is raised again at the next trial."""
+"""Tests of Ctrl-C: an interrupt whose exception was lost is raised at the next trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of ``nostall tune`` that contradict each other or cannot work."""
+"""Tests of the checks of the options of ``nostall tune`` before a search."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_measuring_options_need_a_measured_objective(settings: Settings) -> None
 
 
 def test_a_missing_sanitizer_is_reported_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> str:
+    def raise_missing() -> str:
         raise MissingPart("compute-sanitizer is not on the PATH")
 
-    monkeypatch.setattr(sanitizer, "find", missing)
+    monkeypatch.setattr(sanitizer, "find", raise_missing)
     command.check_settings(MEASURED, None)
     with pytest.raises(MissingPart):
         command.check_settings(replace(MEASURED, sanitizer=True), None)

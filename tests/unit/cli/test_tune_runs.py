@@ -1,4 +1,4 @@
-"""Run directories of ``nostall tune``: names of new ones, and resuming of earlier ones."""
+"""Tests of the run directories of ``nostall tune``: names of new runs, resuming of old runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command group: help page, version, shell completion, and lazy imports of commands."""
+"""Tests of the command group: help page, version, shell completion and lazy imports."""
 
 from __future__ import annotations
 

@@ -108,5 +108,5 @@ def test_a_checkpoint_with_an_unsafe_schedule_is_an_error(
     path = run.path / "checkpoint.json"
     unsafe = space.dump(unsafe_schedule(space))
     path.write_text(json.dumps({**json.loads(path.read_text()), name: unsafe}))
-    with pytest.raises(BadRun, match=f"rejects the {name} schedule .* start the run anew"):
+    with pytest.raises(BadRun, match=f"rejects the {name} schedule .* start a new run"):
         resume(run, source)

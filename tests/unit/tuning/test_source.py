@@ -293,7 +293,7 @@ def test_kernels_that_cannot_be_compiled(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"drop": "x"}, ("not given: x", "the kernel takes: y, x, n")),
+        ({"drop": "x"}, ("missing arguments: x", "the kernel takes: y, x, n")),
         ({"add": Scalar(name="z", dtype="i32", value=3)}, ("lacks: z",)),
         ({"add": Scalar(name="n", dtype="i32", value=3)}, ("given twice: n",)),
         ({"swap": Scalar(name="BLOCK", dtype="i32", value=64)}, ("'BLOCK' is tl.constexpr",)),

@@ -167,26 +167,26 @@ def _assign_centers(cells: list[_Cell], layers: Sequence[Sequence[int]], gap: fl
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for layer in layers if down else reversed(layers):
-            wanted = []
+            targets = []
             for index in layer:
                 cell = cells[index]
                 near = (cell.above if down else cell.below) or cell.above + cell.below
                 centers = [cells[n].center for n in near]
-                wanted.append(sum(centers) / len(centers) if centers else cell.center)
+                targets.append(sum(centers) / len(centers) if centers else cell.center)
             widths = [cells[index].width for index in layer]
-            for index, center in zip(layer, _separated(wanted, widths, gap), strict=True):
+            for index, center in zip(layer, _separate(targets, widths, gap), strict=True):
                 cells[index].center = center
 
 
-def _separated(wanted: Sequence[float], widths: Sequence[float], gap: float) -> list[float]:
-    """The centers closest to the wanted ones (least squares) that keep order and distances."""
+def _separate(targets: Sequence[float], widths: Sequence[float], gap: float) -> list[float]:
+    """The centers closest to ``targets`` (least squares) that keep order and distances."""
     offsets = [0.0]
     for left, right in pairwise(widths):
         offsets.append(offsets[-1] + left / 2 + gap + right / 2)
-    # Pool adjacent violators: a block is a run of touching cells at the mean of what they want,
-    # stored as (sum, count).
+    # Pool adjacent violators: a block is a run of touching cells at the mean of their
+    # targets, stored as (sum, count).
     blocks: list[tuple[float, int]] = []
-    for center, offset in zip(wanted, offsets, strict=True):
+    for center, offset in zip(targets, offsets, strict=True):
         total, count = center - offset, 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
             previous_total, previous_count = blocks.pop()

@@ -214,14 +214,14 @@ def _head_lines(item: Item) -> tuple[str, str, str]:
     measured = "" if item.measured is None else f", measured {scale(item.measured)}"
     saved = f"{format_bytes(kernel.bytes_before)} → {format_bytes(kernel.bytes_after)}"
     return (
-        f"{item.title} {_shortened(kernel.plan)}",
+        f"{item.title} {_shorten(kernel.plan)}",
         f"{pluralize(len(kernel.operators), 'operator')}, "
         f"{pluralize(len(kernel.launches), 'launch')}",
         f"{saved}, {scale(kernel.seconds_after)}" + measured,
     )
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= MAX_PLAN_LETTERS else f"{text[: MAX_PLAN_LETTERS - 1]}…"
 
 

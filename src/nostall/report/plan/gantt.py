@@ -35,12 +35,17 @@ Floats = NDArray[np.float64]
 
 
 class _Bar(NamedTuple):
+    """A bar of the chart: an operation or a transfer."""
+
     top: float
+    """Pixels."""
     height: float
+    """Pixels."""
     start_s: float
     seconds: float
     colour: str
     text: str
+    """Tooltip."""
 
 
 def write_gantt(evaluation: PlanEvaluation, path: Path) -> Path:
@@ -62,12 +67,12 @@ def write_gantt(evaluation: PlanEvaluation, path: Path) -> Path:
 def _page(evaluation: PlanEvaluation, figure: str) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     columns, rows = stage_table(evaluation)
-    first, *others = sentences(evaluation)
+    first, *further = sentences(evaluation)
     return environment.from_string(_template("plan.html")).render(
         style=Markup(_template("page.css")),
         title=f"{evaluation.workload.profile.name} on {evaluation.workload.cluster.name}",
         first=first,
-        sentences=others,
+        sentences=further,
         columns=columns,
         rows=rows,
         figure=Markup(figure),
@@ -149,17 +154,17 @@ def _draw(bar: _Bar, iteration_s: float) -> str:
 def _row_names(evaluation: PlanEvaluation, workers: int) -> Iterator[str]:
     stages = evaluation.plan.stages
     for w in range(workers):
-        own = [s for s, worker in enumerate(evaluation.timeline.costs.worker) if worker == w]
-        gpus = stages[own[0]].gpus
-        name = f"stage {ranges(own)}: GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
-        yield f'<text x="8" y="{TOP + ROW * w + 16}">{_shortened(name)}</text>'
+        worker_stages = [s for s, v in enumerate(evaluation.timeline.costs.worker) if v == w]
+        gpus = stages[worker_stages[0]].gpus
+        name = f"stage {ranges(worker_stages)}: GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
+        yield f'<text x="8" y="{TOP + ROW * w + 16}">{_shorten(name)}</text>'
     for row, (name, _, _) in enumerate(_transfers(evaluation)):
         y = TOP + ROW * workers + TRANSFER_ROW * row + TRANSFER_ROW - 4
         position = f'x="{LEFT - 8}" y="{y}"'
         yield f'<text {position} font-size="9" text-anchor="end" fill="#666">{name}</text>'
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     return escape(name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…")
 
 

@@ -10,14 +10,14 @@ const moved = new Set(data.blocks.flatMap((b) => b.moved));
 const longest = Math.max(1, ...data.sides.flatMap((s) => s.cycles.map((c) => (c ? sum(c) : 0))));
 const drawn = new Map(); // block number -> { body, rows: visible positions, lines: position -> line }
 
-function control(side, i) {
+function controlHtml(side, i) {
   const word = data.sides[side].control[i], otherWord = data.sides[1 - side].control[i];
   if (word === otherWord) return word;
   const otherFields = otherWord.split(":");
   return word.split(":").map((field, at) => (field === otherFields[at] ? field : `<span class=ch>${field}</span>`)).join(":");
 }
 
-function reuse(side, i) {
+function reuseHtml(side, i) {
   const flags = data.sides[side].reuse[i];
   const changed = flags !== data.sides[1 - side].reuse[i];
   if (!flags && !changed) return "";
@@ -25,38 +25,38 @@ function reuse(side, i) {
   return ` <u class="${changed ? "ch" : ""}">${text}</u>`;
 }
 
-function colour(text) {
+function highlightOpcode(text) {
   const parts = /^(@\S+ )?(\S+)(.*)$/.exec(text);
   return parts ? `${parts[1] ? `<u>${esc(parts[1])}</u>` : ""}<b>${esc(parts[2])}</b>${esc(parts[3])}` : esc(text);
 }
 
-function bar(cycles) {
+function barHtml(cycles) {
   if (!cycles) return "";
   const total = sum(cycles), scale = (BAR * Math.sqrt(total / longest)) / total;
   return cycles.map((c, r) => (c ? `<i class=r${r} style="width:${(c * scale).toFixed(1)}px" title="${data.reasons[r]} ${c}"></i>` : "")).join("");
 }
 
-function row(side, at) {
+function rowHtml(side, at) {
   const i = data.sides[side].order[at];
   const cycles = data.sides[side].cycles[i];
   const stalled = cycles ? sum(cycles.slice(1)) : 0;
   const name = `row${moved.has(i) ? " moved" : ""}${state.filter && !state.filter(i) ? " dim" : ""}`;
   return `<div class="${name}" role="option" tabindex="-1" data-i="${i}" data-at="${at}" data-side="${side}">`
-    + `<span class=off>${hex(i)}</span><span class=ctl>${control(side, i)}</span>`
-    + `<span class=txt title="${esc(data.text[i])}">${colour(data.text[i])}${reuse(side, i)}</span>`
-    + `<span class=cyc>${stalled ? stalled.toLocaleString("en") : ""}</span><span class=bar>${bar(cycles)}</span></div>`;
+    + `<span class=off>${hex(i)}</span><span class=ctl>${controlHtml(side, i)}</span>`
+    + `<span class=txt title="${esc(data.text[i])}">${highlightOpcode(data.text[i])}${reuseHtml(side, i)}</span>`
+    + `<span class=cyc>${stalled ? stalled.toLocaleString("en") : ""}</span><span class=bar>${barHtml(cycles)}</span></div>`;
 }
 
-function column(side, rows) {
+function columnHtml(side, rows) {
   const chunks = [];
   for (let k = 0; k < rows.length; k += CHUNK) {
     const part = rows.slice(k, k + CHUNK);
-    chunks.push(`<div class=chunk style="contain-intrinsic-size:auto ${part.length * ROW}px">${part.map((at) => row(side, at)).join("")}</div>`);
+    chunks.push(`<div class=chunk style="contain-intrinsic-size:auto ${part.length * ROW}px">${part.map((at) => rowHtml(side, at)).join("")}</div>`);
   }
   return `<div role="listbox" aria-label="${esc(data.names[side])}">${chunks.join("")}</div>`;
 }
 
-function connector(lines, i, name) {
+function connectorPath(lines, i, name) {
   const y1 = lines.get(panel.sides[0].at[i]), y2 = lines.get(panel.sides[1].at[i]);
   if (y1 === undefined || y2 === undefined) return "";
   const a = y1 * ROW + ROW / 2, b = y2 * ROW + ROW / 2, m = GUTTER / 2;
@@ -82,15 +82,15 @@ function makeFilter(text) {
     || data.sides.some((s) => s.control[i].toLowerCase().includes(query));
 }
 
-const differs = (i) => moved.has(i) || data.sides[0].control[i] !== data.sides[1].control[i]
+const isChanged = (i) => moved.has(i) || data.sides[0].control[i] !== data.sides[1].control[i]
   || data.sides[0].reuse[i] !== data.sides[1].reuse[i];
 
-function visible(block) {
+function visibleRows(block) {
   const rows = [];
   for (let at = block.start; at < block.end; at++) {
     const pair = data.sides.map((s) => s.order[at]);
     if (state.filter && !pair.some(state.filter)) continue;
-    if (state.only && !pair.some(differs)) continue;
+    if (state.only && !pair.some(isChanged)) continue;
     rows.push(at);
   }
   return rows;
@@ -100,13 +100,13 @@ function visible(block) {
 
 function draw(number) {
   const block = data.blocks[number], body = $(`b${number}`);
-  const rows = visible(block), lines = new Map(rows.map((at, k) => [at, k]));
-  const paths = block.moved.map((i) => connector(lines, i, "")).join("");
-  body.innerHTML = column(0, rows)
-    + `<svg class="gutter" height="${rows.length * ROW}" aria-hidden="true">${paths}<g></g></svg>` + column(1, rows);
+  const rows = visibleRows(block), lines = new Map(rows.map((at, k) => [at, k]));
+  const paths = block.moved.map((i) => connectorPath(lines, i, "")).join("");
+  body.innerHTML = columnHtml(0, rows)
+    + `<svg class="gutter" height="${rows.length * ROW}" aria-hidden="true">${paths}<g></g></svg>` + columnHtml(1, rows);
   body.querySelector(".row")?.setAttribute("tabindex", "0");
   drawn.set(number, { body, lines });
-  mark(body);
+  markSelection(body);
 }
 
 function blockSummary(block, n) {
@@ -121,7 +121,7 @@ function blockSummary(block, n) {
     + `<span class=${diff.length ? "diff" : "same"}>${diff.join(", ") || (block.shifted ? "reordered" : "unchanged")}</span>${sums}`;
 }
 
-function build() {
+function buildListing() {
   $("listing").innerHTML = data.blocks.map((b, n) =>
     `<details class="block" data-n="${n}"><summary>${blockSummary(b, n)}</summary><div class="body" id="b${n}"></div></details>`).join("");
   for (const details of blocks()) {
@@ -145,7 +145,7 @@ function redraw() {
   drawn.clear();
   for (const details of blocks()) {
     const n = Number(details.dataset.n);
-    const rows = visible(data.blocks[n]).length;
+    const rows = visibleRows(data.blocks[n]).length;
     const filtered = Boolean(state.filter || state.only);
     count += rows;
     details.hidden = filtered && !rows;
@@ -158,7 +158,7 @@ function redraw() {
 
 // ---- selection
 
-function mark(root) {
+function markSelection(root) {
   const selected = state.selected;
   for (const r of root.querySelectorAll(".sel,.prod,.cons")) r.classList.remove("sel", "prod", "cons");
   for (const g of root.querySelectorAll("svg.gutter g")) g.innerHTML = "";
@@ -176,7 +176,7 @@ function select(i, { scroll = false, focus = false } = {}) {
   const n = panel.block[panel.sides[0].at[i]];
   open(n);
   if (!drawn.get(n).lines.has(panel.sides[state.side].at[i])) { clearFilter(); open(n); }
-  mark($("listing"));
+  markSelection($("listing"));
   $("panel").innerHTML = panel.html(i);
   $("panel").hidden = false;
   $("panel").scrollTop = 0;
@@ -198,7 +198,7 @@ function deselect() {
   state.selected = -1;
   $("panel").hidden = true;
   document.body.classList.remove("panelled");
-  mark($("listing"));
+  markSelection($("listing"));
 }
 
 function clearFilter() {
@@ -209,7 +209,7 @@ function clearFilter() {
   redraw();
 }
 
-function step(by) {
+function moveSelection(by) {
   const n = panel.block[panel.sides[state.side].at[state.selected]];
   const rows = [...document.querySelectorAll(`details.block[open]:not([hidden]) .row[data-side="${state.side}"]`)];
   const current = rows.findIndex((r) => Number(r.dataset.i) === state.selected);
@@ -217,41 +217,41 @@ function step(by) {
   if (n >= 0 && next) select(Number(next.dataset.i), { scroll: true, focus: true });
 }
 
-function hover(event) {
+function onHover(event) {
   const r = event.target.closest?.(".row[data-i]");
   for (const old of document.querySelectorAll(".row.hot")) old.classList.remove("hot");
   for (const g of document.querySelectorAll("svg.gutter g:not(:empty)")) g.innerHTML = "";
   if (!r) return;
   const i = Number(r.dataset.i), block = drawn.get(Number(r.closest("details").dataset.n));
   block.body.querySelectorAll(`.row[data-i="${i}"]`).forEach((row) => row.classList.add("hot"));
-  block.body.querySelector("svg.gutter g").innerHTML = connector(block.lines, i, "hot");
+  block.body.querySelector("svg.gutter g").innerHTML = connectorPath(block.lines, i, "hot");
 }
 
 // ---- events
 
-function fromFragment() {
+function selectFromFragment() {
   const match = /^#i=(\d+)$/.exec(location.hash);
   if (match) select(Number(match[1]), { scroll: true });
 }
 
-function keys(event) {
+function onKey(event) {
   const isTyping = /^(INPUT|TEXTAREA)$/.test(event.target.tagName);
   if (event.key === "Escape") { if (isTyping) event.target.blur(); else deselect(); return; }
   if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
   const focused = event.target.closest?.(".row[data-i]");
   if (event.key === "/") { event.preventDefault(); $("filter").focus(); }
-  else if ((event.key === "Enter" || event.key === " ") && focused) { event.preventDefault(); choose(focused); }
-  else if (/^Arrow(Up|Down)$/.test(event.key) && focused && state.selected >= 0) { event.preventDefault(); step(event.key === "ArrowDown" ? 1 : -1); }
+  else if ((event.key === "Enter" || event.key === " ") && focused) { event.preventDefault(); selectRow(focused); }
+  else if (/^Arrow(Up|Down)$/.test(event.key) && focused && state.selected >= 0) { event.preventDefault(); moveSelection(event.key === "ArrowDown" ? 1 : -1); }
   else if (/^Arrow(Left|Right)$/.test(event.key) && focused) { state.side = event.key === "ArrowRight" ? 1 : 0; select(Number(focused.dataset.i), { scroll: true, focus: true }); }
 }
 
-function choose(r) {
+function selectRow(r) {
   state.side = Number(r.dataset.side);
   select(Number(r.dataset.i), { focus: true });
   reveal(r);
 }
 
-build();
+buildListing();
 let timer = 0;
 $("filter").addEventListener("input", () => {
   clearTimeout(timer);
@@ -261,11 +261,11 @@ $("only").addEventListener("change", () => { state.only = $("only").checked; red
 $("open").addEventListener("click", () => blocks().forEach((d) => { d.open = true; }));
 $("close").addEventListener("click", () => blocks().forEach((d) => { d.open = false; }));
 $("copy").addEventListener("click", () => { navigator.clipboard?.writeText($("next").textContent); $("copy").textContent = "copied"; });
-$("listing").addEventListener("click", (event) => { const r = event.target.closest(".row[data-i]"); if (r) choose(r); });
-$("listing").addEventListener("mouseover", hover);
+$("listing").addEventListener("click", (event) => { const r = event.target.closest(".row[data-i]"); if (r) selectRow(r); });
+$("listing").addEventListener("mouseover", onHover);
 $("panel").addEventListener("click", (event) => { if (event.target.closest("[data-close]")) deselect(); });
 document.querySelectorAll(".move").forEach((cell) => { cell.innerHTML = esc(cell.textContent).replace(/#(\d+)(?!;)/, (all, i) => `<a href="#i=${i}">${all}</a>`); });
-addEventListener("keydown", keys);
-addEventListener("hashchange", fromFragment);
-fromFragment();
+addEventListener("keydown", onKey);
+addEventListener("hashchange", selectFromFragment);
+selectFromFragment();
 document.body.dataset.ready = "1";

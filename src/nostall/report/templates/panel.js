@@ -13,18 +13,18 @@ class Panel {
     this.block = new Int32Array(data.text.length);
     data.blocks.forEach((b, n) => this.block.fill(n, b.start, b.end));
     const [before, after] = data.sides;
-    for (const name of ["dependences", "waits"]) after[name] = this.patched(before[name], after[name]);
-    this.sides = data.sides.map((side) => this.indexed(side));
+    for (const name of ["dependences", "waits"]) after[name] = this.applyDifference(before[name], after[name]);
+    this.sides = data.sides.map((side) => this.addIndexes(side));
   }
 
   // The lists of the second schedule are stored as differences from those of the first.
-  patched(before, { removed, added }) {
+  applyDifference(before, { removed, added }) {
     const isRemoved = new Set(removed);
     return before.filter((_, at) => !isRemoved.has(at)).concat(added);
   }
 
   // Dependences by first and by second instruction, waits by waiter, positions by index.
-  indexed(side) {
+  addIndexes(side) {
     const size = this.data.text.length;
     const index = { from: new Map(), to: new Map(), waits: new Map(), at: new Int32Array(size), cycle: new Int32Array(size) };
     const add = (map, key, item) => (map.has(key) ? map.get(key).push(item) : map.set(key, [item]));
@@ -34,16 +34,16 @@ class Panel {
     return { ...side, ...index };
   }
 
-  ref(i) {
+  linkTo(i) {
     return `<a href="#i=${i}" title="#${i}: ${esc(this.data.text[i])}">${hex(i)}</a>`;
   }
 
-  named(i) {
-    return `${this.ref(i)} ${esc(this.data.text[i])}`;
+  linkWithText(i) {
+    return `${this.linkTo(i)} ${esc(this.data.text[i])}`;
   }
 
   // The protection of a dependence as text; the kinds are those of protections.py.
-  protection(dependence) {
+  protectionText(dependence) {
     const [first, second, , , kind, a, b, c] = dependence;
     if (kind === "distance") {
       const slack = a - b;
@@ -52,25 +52,25 @@ class Panel {
     }
     if (kind === "complete") return `complete: more than ${a} cycles apart`;
     if (kind === "scoreboard") {
-      const waiter = b === second ? "waits itself for" : `${this.ref(b)} waits for`;
-      const setter = c === first ? "" : c >= 0 ? `, released by ${this.ref(c)} of the same queue` : ", released by a later instruction of its queue";
+      const waiter = b === second ? "waits for" : `${this.linkTo(b)} waits for`;
+      const setter = c === first ? "" : c >= 0 ? `, released by ${this.linkTo(c)} of the same queue` : ", released by a later instruction of its queue";
       return `${waiter} <b>${boards(a)}</b>${setter}`;
     }
-    if (kind === "other_block") return `waited for in another block: ${dependence.slice(5).map((i) => this.ref(i)).join(" ")}`;
+    if (kind === "other_block") return `waited for in another block: ${dependence.slice(5).map((i) => this.linkTo(i)).join(" ")}`;
     if (kind === "queue") return "both use the same in-order queue";
     return "<b class=open>no protection found</b>";
   }
 
   // A table of dependences; ``end`` (0 or 1) selects the instruction that is named.
-  table(title, dependences, end) {
+  tableHtml(title, dependences, end) {
     if (!dependences || !dependences.length) return "";
     const rows = dependences.slice(0, MAX_LINES).map((d) =>
-      `<tr><td class=code>${this.named(d[end])}</td><td>${d[3]} <span class=kind>${d[2]}</span></td><td>${this.protection(d)}</td></tr>`);
+      `<tr><td class=code>${this.linkWithText(d[end])}</td><td>${d[3]} <span class=kind>${d[2]}</span></td><td>${this.protectionText(d)}</td></tr>`);
     const rest = dependences.length > MAX_LINES ? `<p>… and ${dependences.length - MAX_LINES} more</p>` : "";
     return `<h4>${title}</h4><table>${rows.join("")}</table>${rest}`;
   }
 
-  stalls(cycles) {
+  stallsHtml(cycles) {
     if (!cycles) return this.data.reasons.length ? "<p>not issued on the modelled path</p>" : "";
     const total = sum(cycles) || 1;
     const parts = cycles.map((c, r) => [c, r]).filter(([c]) => c > 0);
@@ -78,25 +78,25 @@ class Panel {
       + `<p class=parts>modelled warp cycles: ${parts.map(([c, r]) => `<span><i class="chip r${r}"></i>${this.data.reasons[r]} ${c.toLocaleString("en")}</span>`).join("")}</p>`;
   }
 
-  half(n, i) {
+  sideHtml(n, i) {
     const side = this.sides[n];
     const raw = (dependences) => (dependences || []).filter((d) => d[2] === "RAW");
     const overwriting = (dependences) => (dependences || []).filter((d) => d[2] !== "RAW");
     const to = side.to.get(i), from = side.from.get(i);
-    const waits = (side.waits.get(i) || []).map((w) => `<li>${boards(w[3])}: ${w[2]} of ${this.named(w[1])}</li>`);
+    const waits = (side.waits.get(i) || []).map((w) => `<li>${boards(w[3])}: ${w[2]} of ${this.linkWithText(w[1])}</li>`);
     const body = [
-      this.table("reads the results of", raw(to), 0),
-      this.table("its results are read by", raw(from), 1),
-      this.table("overwrites registers of", overwriting(to), 0),
-      this.table("its registers are overwritten by", overwriting(from), 1),
+      this.tableHtml("reads the results of", raw(to), 0),
+      this.tableHtml("its results are read by", raw(from), 1),
+      this.tableHtml("overwrites registers of", overwriting(to), 0),
+      this.tableHtml("its registers are overwritten by", overwriting(from), 1),
       waits.length ? `<h4>waits for</h4><ul>${waits.slice(0, MAX_LINES).join("")}</ul>` : "",
     ].join("");
     const place = n ? this.moveText(i) : `position ${side.at[i]} in the kernel, block B${this.block[side.at[i]]}`;
-    return `<div><h3>${esc(this.data.names[n])}</h3><p><code>${side.control[i]}</code>${this.reuse(side, i)} · ${place}</p>`
-      + this.stalls(side.cycles[i]) + (body || "<p>no register dependences</p>") + "</div>";
+    return `<div><h3>${esc(this.data.names[n])}</h3><p><code>${side.control[i]}</code>${this.reuseText(side, i)} · ${place}</p>`
+      + this.stallsHtml(side.cycles[i]) + (body || "<p>no register dependences</p>") + "</div>";
   }
 
-  reuse(side, i) {
+  reuseText(side, i) {
     return side.reuse[i] ? ` · reuse ${[..."abc"].filter((_, s) => (side.reuse[i] >> s) & 1).join(", ")}` : "";
   }
 
@@ -110,7 +110,7 @@ class Panel {
     const pinned = this.pinned(i) ? " · pinned" : "";
     return `<div class=top><b>${esc(this.data.text[i])}</b><span class=muted>#${i} · offset in the original ${hex(i)} · ${this.data.pipe[i]} pipe, ${latency}${pinned}</span>`
       + `<button type=button data-close>close (Esc)</button></div>`
-      + `<div class=halves>${this.half(0, i)}${this.half(1, i)}</div>`;
+      + `<div class=halves>${this.sideHtml(0, i)}${this.sideHtml(1, i)}</div>`;
   }
 
   pinned(i) {

@@ -43,7 +43,7 @@ class CompiledKernel:
         """Why the kernel cannot be tuned; empty if it can."""
         binary = self.binary
         if binary.findings:
-            return f"nostall's rules do not know {binary.findings} places of it"
+            return f"the verifier reports {binary.findings} findings in the compiler's own order"
         return binary.failure or binary.not_judged
 
 
@@ -147,5 +147,5 @@ def tune_kernel(
 def _message(error: Exception) -> str:
     """An error's text on one line, at most 300 characters."""
     if isinstance(error, ValidationError):
-        return f"its launch cannot be written down: {error.errors()[0]['msg']}"
+        return f"its launch is invalid: {error.errors()[0]['msg']}"
     return " ".join(str(error).split())[:300]

@@ -1,7 +1,8 @@
 """Schema of ``fusion.json``: the partition of a run of ``nostall fuse`` and its kernels.
 
-The command line and the report show nothing that is not in this file. Sizes are bytes; times are
-seconds. *Before* means one kernel for each operator.
+The command line and the report get all their values from this file. Sizes are bytes; times are
+seconds. *Before* means without fusion: one
+kernel for each operator.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FILE = "fusion.json"
 
 
 class ReasonCount(StrictModel):
-    """How often a reason occurred."""
+    """A reason and how often it occurred."""
 
     reason: str
     count: int
@@ -31,7 +32,7 @@ class ReasonCount(StrictModel):
 
 
 class GraphNode(StrictModel):
-    """A node of the captured graph that is no view and no constant."""
+    """A node of the captured graph, except views and constants."""
 
     index: int
     name: str
@@ -54,7 +55,7 @@ class Binary(StrictModel):
     failure: str = ""
     """Why the kernel was not compiled."""
     not_judged: str = ""
-    """Why the verifier did not check it. Such a kernel runs, but it is not tuned."""
+    """Why the verifier could not check the kernel, which is then not tuned."""
     instructions: int = 0
     findings: int = 0
     """Places where the compiler's own order violates nostall's rules."""
@@ -70,16 +71,16 @@ class AlternativeSchedule(StrictModel):
 
     plan: str
     ratio: float
-    """Its modelled time divided by that of the selected schedule."""
+    """Its modelled time / the modelled time of the selected schedule."""
 
 
 class Schedules(StrictModel):
-    """The schedules that a kernel's schedule was selected from."""
+    """Summary of the schedules from which a kernel's schedule was selected."""
 
     legal: int
     next_best: tuple[AlternativeSchedule, ...]
     refused: tuple[ReasonCount, ...]
-    """Why others are illegal, counted."""
+    """Why other schedules are illegal, counted."""
 
 
 class FusedKernel(StrictModel):
@@ -220,11 +221,11 @@ def load_document(folder: Path) -> Document:
     try:
         return Document.model_validate_json(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRun(f"{path} cannot be read: {error}; `nostall fuse` makes it") from error
+        raise BadRun(f"{path} cannot be read: {error}; run `nostall fuse` to create it") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise BadRun(f"{path}: {where}: {first['msg']}; run `nostall fuse` again") from error
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise BadRun(f"{path}: {field}: {first['msg']}; run `nostall fuse` again") from error
 
 
 def _identity(kernel: FusedKernel) -> object:

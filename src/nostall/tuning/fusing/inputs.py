@@ -1,6 +1,7 @@
-"""Parser of ``nostall fuse`` arguments: ``path.py:name`` and ``4096x5000:f16,5000:f16,=0.1``.
+"""Parsers of the target and the inputs of ``nostall fuse``, as given on the command line.
 
-Imports no PyTorch, so that errors in arguments are reported without delay.
+A target is ``path.py:name``; inputs are ``4096x5000:f16,5000:f16,=0.1``.  The module does not
+import PyTorch, so that errors in arguments are reported without delay.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def _parse_input(part: str) -> TensorInput | NumberInput:
     match = _TENSOR.fullmatch(part)
     if match is None:
         raise BadInput(
-            f"input {part!r} is not understood; write 4096x5000:f16 for a tensor, scalar:f32 for "
-            "one without axes, =0.1 for a number, and commas between"
+            f"input {part!r} is invalid; write 4096x5000:f16 for a tensor, scalar:f32 for a tensor "
+            "without axes, =0.1 for a number, and commas between inputs"
         )
     sizes, dtype = match.groups()
     shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
@@ -108,4 +109,4 @@ def _parse_number(part: str) -> int | float | bool:
             return kind(text)
         except ValueError:
             continue
-    raise BadInput(f"input {part!r} is no number; write =3, =0.1 or =True")
+    raise BadInput(f"input {part!r} is not a number; write =3, =0.1 or =True")

@@ -38,7 +38,7 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FusionSettings:
-    """How to fuse a function."""
+    """Settings of a fusion job."""
 
     strategy: str = "explore"
     """A key of :data:`~nostall.tuning.fusing.region_plans.STRATEGIES`."""

@@ -35,7 +35,7 @@ INPUTS = "inputs"
 
 @dataclass(frozen=True)
 class FusionRequest:
-    """What to fuse."""
+    """Target, inputs and options of ``nostall fuse``."""
 
     target: str
     """``path.py:name``"""
@@ -45,8 +45,8 @@ class FusionRequest:
     dtype: str | None = None
     """PyTorch's name of the dtype to convert floating-point inputs and parameters to, if any."""
     backward: bool = False
-    """Whether to trace the backward pass, too. Gradients are computed of parameters, and of the
-    inputs that require them in the file, or of all floating-point inputs if none does."""
+    """Whether to trace the backward pass, too. Gradients are those of the parameters and of the
+    inputs that require gradients in the file, or of all floating-point inputs if none does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +123,8 @@ def _load_function(file: ModuleType, path: str, name: str, mode: FakeTensorMode)
         function, inputs = function
     if function is not named and not isinstance(function, nn.Module):
         raise BadInput(
-            f"{path}:{name} takes nothing and returned a {type(function).__name__}; allowed is a "
-            "function of tensors, or one that returns a module, or (module, inputs)"
+            f"{path}:{name} takes no parameters and returned a {type(function).__name__}; allowed "
+            "is a function of tensors, or one that returns a module, or (module, inputs)"
         )
     return function, inputs
 
@@ -136,14 +136,14 @@ def _has_no_parameters(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _call_user_code(function: Callable[[], Any], what: str) -> Any:
+def _call_user_code(function: Callable[[], Any], label: str) -> Any:
     """Call a function of the user's file; raises :class:`BadInput` if it fails."""
     try:
         return function()
     except Exception as error:  # the user's code may raise anything
         raise BadInput(
-            f"{what} failed: {type(error).__name__}: {root_cause(error)}; correct it (it runs with "
-            "fake tensors, which have shapes and no values)"
+            f"{label} failed: {type(error).__name__}: {root_cause(error)}; correct it (it runs "
+            "with fake tensors, which have shapes and no values)"
         ) from error
 
 
@@ -156,7 +156,7 @@ def _load_inputs(file: ModuleType, path: str, text: str | None, mode: FakeTensor
             return _call_user_code(function, f"{path}:{name}")
     if text is None:
         raise BadInput(
-            f"{path} does not say what the inputs are; give --inputs 4096x5000:f16,5000:f16, or "
+            f"{path} defines no inputs; give --inputs 4096x5000:f16,5000:f16, or "
             f"write a function {INPUTS}() that returns them"
         )
     with mode:
@@ -176,7 +176,7 @@ def _to_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _check_signature(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], label: str
 ) -> None:
     """Raise :class:`BadInput` if the number or the names of the inputs are wrong."""
     called = function.forward if isinstance(function, nn.Module) else function
@@ -190,8 +190,8 @@ def _check_signature(
         named = (f"{key}: {_input_text(value)}" for key, value in kwargs.items())
         inputs = ", ".join([*map(_input_text, args), *named])
         raise BadInput(
-            f"{what} takes {signature}, and the inputs are ({inputs}): {error}; give others with "
-            "--inputs"
+            f"{label} takes {signature}, and the inputs are ({inputs}): {error}; give other inputs "
+            "with --inputs"
         ) from error
 
 
@@ -211,7 +211,7 @@ class _Converter:
 
 
 def _convert_module(module: nn.Module, convert: _Converter) -> None:
-    """Convert parameters and buffers in place; shared tensors stay shared.
+    """Convert the parameters and buffers of a module in place; shared tensors stay shared.
 
     ``Module.to`` cannot do this, because it cannot swap real tensors for fake ones.
     """

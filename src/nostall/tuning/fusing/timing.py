@@ -21,9 +21,9 @@ Measure = Callable[[Source], tuple[float | None, str]]
 
 
 def time_kernel(kernel: CompiledKernel, measure: Measure) -> tuple[CompiledKernel, str]:
-    """The kernel with its measured time or the reason of the failure in its record.
+    """Measure a kernel; its record gets the measured time, or the reason of the failure.
 
-    Also returns the text of ``measure``: the GPU's name, or the reason.
+    Returns the kernel and the text of ``measure``: the GPU's name, or the reason.
     """
     assert kernel.source is not None
     seconds, text = measure(kernel.source)
@@ -35,8 +35,8 @@ def check_gpu() -> None:
     """Raise :class:`MissingPart` if PyTorch sees no GPU."""
     if not torch.cuda.is_available():
         raise MissingPart(
-            "--measure times kernels on a GPU, and PyTorch sees none here; `nostall doctor` shows "
-            "what is there; without --measure times are modelled"
+            "--measure needs a GPU, and PyTorch sees none; `nostall doctor` checks this machine; "
+            "without --measure, times are modelled"
         )
 
 

@@ -39,6 +39,7 @@ MAX_WIDTH = 300.0
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[tuple[int, int]]]:
+    """Box sizes and edges of a random acyclic graph."""
     rng = random.Random(draw(st.integers(0, 2**32)))
     count = draw(st.integers(1, 25))
     sizes = [(rng.uniform(5, 120), rng.uniform(5, 60)) for _ in range(count)]
@@ -162,6 +163,7 @@ def chain_of_kernels(kernels: int, operators: int) -> Pass:
 
 
 def drawn_names(figure: str) -> list[str]:
+    """Names of the operators that a figure shows."""
     root = ElementTree.fromstring(figure)
     return [text.text or "" for text in root.iter() if text.get("class") == "name"]
 
@@ -193,6 +195,7 @@ def test_large_graphs_show_only_cards() -> None:
 
 
 def document(*passes: Pass) -> Document:
+    """A document with a compiled, an unknown and a failed kernel."""
     return Document(
         target="<f>.py:f",
         inputs=("float16[64, 500]",),
@@ -210,7 +213,10 @@ def document(*passes: Pass) -> Document:
         ),
         tuned=(
             TunedBinary(name="stitched_a", folder="sass/a", ratio=1.02, improved=True),
-            TunedBinary(name="stitched_b", note="nostall's rules do not know 2 places of it"),
+            TunedBinary(
+                name="stitched_b",
+                note="the verifier reports 2 findings in the compiler's own order",
+            ),
         ),
     )
 
@@ -222,21 +228,21 @@ def test_page_needs_only_the_run_directory(tmp_path: Path) -> None:
     page = write_page(run.path).read_text()
     assert is_fusion(run.path)
     assert page.count("<svg") == 2 and "<f>" not in page and "random &lt;numbers&gt;" in page
-    assert "every time on this page is modelled" in page
-    assert "2 places are not known" in page and "not compiled: no fp8" in page
+    assert "all times on this page are modelled" in page
+    assert "2 findings, such as operations" in page and "not compiled: no fp8" in page
     assert 'href="sass/a/report.html">modelled 1.0200×' in page
     assert not re.search(r'(src|href)="(?!sass/)', page)
 
 
 def test_measured_times_are_marked(tmp_path: Path) -> None:
-    found = document(SMALL)
+    fusion = document(SMALL)
     timed = tuple(
         binary.model_copy(update={"measured": 4e-6 if binary.name == "stitched_a" else None})
-        for binary in found.binaries
+        for binary in fusion.binaries
     )
-    found = found.model_copy(update={"binaries": timed, "measured_on": "NVIDIA H200"})
+    fusion = fusion.model_copy(update={"binaries": timed, "measured_on": "NVIDIA H200"})
     with Run.create(tmp_path / "run", "nostall fuse f.py:f", {}) as run:
-        run.write(FILE, found.model_dump_json().encode())
+        run.write(FILE, fusion.model_dump_json().encode())
     page = write_page(run.path).read_text()
     assert "unless marked as measured (NVIDIA H200)" in page
     assert "1 kB → 100 B, 3 µs, measured 4 µs" in page and "measured 4</td>" in page
@@ -269,12 +275,12 @@ def test_reasons_that_differ_only_in_numbers_are_merged() -> None:
 
 def test_equal_kernels_are_grouped() -> None:
     names = (("stitched_a", (1, 2)), ("stitched_a", (3, 5)), ("stitched_b", (6,)))
-    found = make_pass(SMALL.nodes, tuple(kernel(name, members) for name, members in names))
-    assert [(group.name, times) for group, times in found.groups] == [
+    traced_pass = make_pass(SMALL.nodes, tuple(kernel(name, members) for name, members in names))
+    assert [(group.name, times) for group, times in traced_pass.groups] == [
         ("stitched_a", 2),
         ("stitched_b", 1),
     ]
-    assert found.launches == 3 and found.seconds == pytest.approx(9e-6)
+    assert traced_pass.launches == 3 and traced_pass.seconds == pytest.approx(9e-6)
 
 
 def test_documentation_shows_the_output_of_the_committed_run(
@@ -282,9 +288,9 @@ def test_documentation_shows_the_output_of_the_committed_run(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     text = (ROOT / "benchmarks" / "fusion" / "results" / "layernorm_gelu.json").read_text()
-    found = Document.model_validate_json(text)
-    show_document(found)
-    show_explanation(found)
+    fusion = Document.model_validate_json(text)
+    show_document(fusion)
+    show_explanation(fusion)
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     page = (ROOT / "docs" / "fusion.md").read_text()
     shown = page.partition("--explain --out runs/layernorm\n")[2].partition("```")[0].splitlines()

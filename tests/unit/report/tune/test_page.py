@@ -1,4 +1,4 @@
-"""The report page: what it says, what it is made from, and what it does with odd runs."""
+"""Tests of the report page of a tuning run: contents, data and incomplete or invalid runs."""
 
 import json
 import math
@@ -10,15 +10,16 @@ import pytest
 
 from nostall.core import BadRun, Run, Trial
 from nostall.report import write_report
-from nostall.report.tune.ablation import carried
-from nostall.report.tune.protections import names, protections
-from nostall.report.tune.run_data import load
-from nostall.report.tune.search_curve import curve, improvements
-from nostall.report.tune.side_by_side import lineup, out_of_order
-from nostall.report.tune.summary import Summary, summarise
+from nostall.report.tune.ablation import load_ablation
+from nostall.report.tune.protections import analyze_dependences, register_ranges
+from nostall.report.tune.run_data import load_run
+from nostall.report.tune.search_curve import draw_search_curve, find_improvements
+from nostall.report.tune.side_by_side import compare_blocks
+from nostall.report.tune.summary import Summary, make_summary
 from nostall.report.units import Scale, ticks
 from nostall.sass.program import registers
 from nostall.sass.safety.hazards import HazardValidator
+from nostall.sass.schedule.changes import out_of_order
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
 from nostall.tuning.source import compile_triton
@@ -27,7 +28,7 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "softmax.py"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def modelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 250 evaluations."""
     pytest.importorskip("triton", reason="the run is made from a Triton example")
     path = tmp_path_factory.mktemp("report") / "run"
@@ -39,13 +40,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
+def run(modelled_run: Path, tmp_path: Path) -> Path:
     """A copy that a test may change."""
-    return Path(shutil.copytree(made, tmp_path / "run"))
+    return Path(shutil.copytree(modelled_run, tmp_path / "run"))
 
 
-def edit(run: Path, **changes: object) -> None:
-    """Replace keys of the record's result; ``settings_x`` those of its settings; None deletes."""
+def edit_record(run: Path, **changes: object) -> None:
+    """Set keys of the result, or of the settings if prefixed by ``settings_``; None deletes."""
     record = json.loads((run / "run.json").read_text())
     for key, value in changes.items():
         part = "settings" if key.startswith("settings_") else "result"
@@ -56,22 +57,24 @@ def edit(run: Path, **changes: object) -> None:
     (run / "run.json").write_text(json.dumps(record))
 
 
-def page(run: Path) -> str:
+def page_text(run: Path) -> str:
+    """The HTML text of the report."""
     return write_report(run).read_text()
 
 
-def head(run: Path) -> Summary:
-    """The head of the page, without the rest."""
-    return summarise(load(run), [])
+def summary(run: Path) -> Summary:
+    """The summary at the top of the page."""
+    return make_summary(load_run(run), [])
 
 
-def data(text: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found
-    return json.loads(found[1])
+def embedded_data(text: str) -> dict:
+    """The JSON data in a page."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert match
+    return json.loads(match[1])
 
 
-def test_the_page_is_one_file_without_any_address(run: Path) -> None:
+def test_page_is_one_file_without_external_addresses(run: Path) -> None:
     before = set(run.iterdir())
     target = write_report(run)
     assert target == run / "report.html"
@@ -82,23 +85,23 @@ def test_the_page_is_one_file_without_any_address(run: Path) -> None:
     assert write_report(run).read_text() == text
 
 
-def test_what_carried_the_gain(run: Path) -> None:
-    kept = json.loads((run / "ablation.json").read_text())
-    assert kept["kind"] == "modelled" and kept["rows"]
-    assert len(kept["rows"]) + kept["idle"] == kept["total"]
-    found, text = carried(run), page(run)
-    assert found is not None and found.shown and "What carried the gain" in text
-    assert all(row.text in text for row in found.shown)
-    for odd in ("", "{}", json.dumps({**kept, "rows": [{"text": 1}]})):
-        (run / "ablation.json").write_text(odd)
-        assert carried(run) is None
-    text = page(run)
-    assert "What carried the gain" not in text and "ablation.json cannot be read" in text
+def test_changes_that_save_time_are_listed(run: Path) -> None:
+    record = json.loads((run / "ablation.json").read_text())
+    assert record["kind"] == "modelled" and record["rows"]
+    assert len(record["rows"]) + record["idle"] == record["total"]
+    ablation, text = load_ablation(run), page_text(run)
+    assert ablation is not None and ablation.shown and "Changes that save time" in text
+    assert all(effect.text in text for effect in ablation.shown)
+    for invalid in ("", "{}", json.dumps({**record, "rows": [{"text": 1}]})):
+        (run / "ablation.json").write_text(invalid)
+        assert load_ablation(run) is None
+    text = page_text(run)
+    assert "Changes that save time" not in text and "ablation.json cannot be read" in text
 
 
-def test_the_head_says_what_was_found_and_what_to_do(run: Path) -> None:
-    text = page(run)
-    for said in (
+def test_summary_has_times_verdict_next_command_and_provenance(run: Path) -> None:
+    text = page_text(run)
+    for expected in (
         "<h1>softmax</h1>",
         "sm_90 · anneal · done",
         "original, modelled",
@@ -110,256 +113,262 @@ def test_the_head_says_what_was_found_and_what_to_do(run: Path) -> None:
         "sha256 of original.cubin",
         "nvdisasm",
     ):
-        assert said in text, said
+        assert expected in text, expected
 
 
-def test_every_total_is_called_modelled(run: Path) -> None:
-    text = page(run)
+def test_modelled_values_are_labelled(run: Path) -> None:
+    text = page_text(run)
     assert "Modelled warp cycles by reason" in text
-    assert "Longest modelled waits" in text
+    assert "Longest modelled stalls" in text
     assert re.search(r"original, modelled [\d.]+ (ns|µs|ms)</text>", text)
 
 
-def test_the_data_describe_both_schedules(run: Path) -> None:
-    found = data(page(run))
-    loaded = load(run)
-    count = len(loaded.original.instructions)
-    first, second = found["sides"]
+def test_embedded_data_describe_both_schedules(run: Path) -> None:
+    page = embedded_data(page_text(run))
+    data = load_run(run)
+    count = len(data.original.instructions)
+    first, second = page["sides"]
     assert first["order"] == list(range(count))
     assert sorted(second["order"]) == first["order"]
-    assert second["order"] == [i.index for i in loaded.candidate.instructions]
-    assert first["control"] == [str(i.control) for i in loaded.original.instructions]
-    assert [b["start"] for b in found["blocks"]] == [b.start for b in loaded.original.blocks]
-    assert len(found["text"]) == len(first["cycles"]) == count
-    assert not any(".reuse" in text for text in found["text"])
+    assert second["order"] == [i.index for i in data.candidate.instructions]
+    assert first["control"] == [str(i.control) for i in data.original.instructions]
+    assert [b["start"] for b in page["blocks"]] == [b.start for b in data.original.blocks]
+    assert len(page["text"]) == len(first["cycles"]) == count
+    assert not any(".reuse" in text for text in page["text"])
     issued = [row[0] for row in first["cycles"] if row]
     assert issued and min(issued) > 0
 
 
-def test_the_second_schedule_is_told_as_a_difference(run: Path) -> None:
-    first, second = data(page(run))["sides"]
-    loaded = load(run)
-    for name in ("links", "waits"):
-        gone = set(second[name]["without"])
-        kept = [item for at, item in enumerate(first[name]) if at not in gone]
-        rebuilt = {tuple(item) for item in kept + second[name]["added"]}
-        analysed = protections(loaded.candidate, loaded.program.sm)
-        if name == "links":
-            wanted = {(k.first, k.second, k.kind, k.registers, *k.how) for k in analysed.links}
-        else:
-            wanted = {(w.waiter, w.producer, w.what, w.boards) for w in analysed.waits}
-        assert rebuilt == wanted
+def test_candidate_is_stored_as_a_difference(run: Path) -> None:
+    first, second = embedded_data(page_text(run))["sides"]
+    data = load_run(run)
+    analysis = analyze_dependences(data.candidate, data.program.sm)
+    expected = {
+        "dependences": {
+            (d.first, d.second, d.kind, d.registers, *d.protection) for d in analysis.dependences
+        },
+        "waits": {(w.waiter, w.producer, w.role, w.scoreboards) for w in analysis.waits},
+    }
+    for name, items in expected.items():
+        removed = set(second[name]["removed"])
+        common = [item for at, item in enumerate(first[name]) if at not in removed]
+        assert {tuple(item) for item in common + second[name]["added"]} == items
 
 
-def test_links_agree_with_the_verifier(made: Path) -> None:
-    loaded = load(made)
-    sm = loaded.program.sm
-    for function in (loaded.original, loaded.candidate):
+def test_dependences_agree_with_the_verifier(modelled_run: Path) -> None:
+    data = load_run(modelled_run)
+    sm = data.program.sm
+    for function in (data.original, data.candidate):
         observed = HazardValidator(sm).analyse(function)
         assert not observed.findings
-        links = protections(function, sm).links
-        assert not [link for link in links if link.how[0] == "open"]
-        close = {
-            (link.first, link.second, link.kind): link
-            for link in links
-            if link.how[0] == "distance"
+        dependences = analyze_dependences(function, sm).dependences
+        assert not [d for d in dependences if d.protection[0] == "none"]
+        fixed_latency = {
+            (d.first, d.second, d.kind): d for d in dependences if d.protection[0] == "distance"
         }
         for (first, second, kind, register), cycles in observed.distances.items():
-            link = close.get((first, second, kind))
-            if link is not None and registers.name(register) == link.registers:
-                assert link.how[1] == cycles
+            dependence = fixed_latency.get((first, second, kind))
+            if dependence is not None and registers.name(register) == dependence.registers:
+                assert dependence.protection[1] == cycles
         assert {key[:3] for key in observed.distances} >= {
-            key for key in close if key[2] != "RAW" or key[0] != key[1]
+            key for key in fixed_latency if key[2] != "RAW" or key[0] != key[1]
         }
 
 
-def test_a_lost_wait_shows_as_no_protection(made: Path) -> None:
-    loaded = load(made)
-    found = protections(loaded.original, loaded.program.sm)
+def test_removed_wait_leaves_no_protection(modelled_run: Path) -> None:
+    data = load_run(modelled_run)
+    analysis = analyze_dependences(data.original, data.program.sm)
     waiter = next(
-        link.how[2] for link in found.links if link.kind == "RAW" and link.how[0] == "board"
+        d.protection[2]
+        for d in analysis.dependences
+        if d.kind == "RAW" and d.protection[0] == "scoreboard"
     )
-    broken = loaded.original.reordered(
+    broken = data.original.reordered(
         [
             i.with_control(i.control.with_(wait=0)) if i.index == waiter else i
-            for i in loaded.original.instructions
+            for i in data.original.instructions
         ]
     )
-    links = protections(broken, loaded.program.sm).links
-    assert [link for link in links if link.how == ("open",)]
+    dependences = analyze_dependences(broken, data.program.sm).dependences
+    assert [d for d in dependences if d.protection == ("none",)]
 
 
-def test_a_run_that_has_not_ended_is_shown_as_far_as_it_got(run: Path) -> None:
+def test_running_search_shows_its_best_so_far(run: Path) -> None:
     (run / "best.cubin").unlink()
     (run / "provenance.json").unlink()
     record = json.loads((run / "run.json").read_text())
     record.update(result=None, status="running")
     (run / "run.json").write_text(json.dumps(record))
-    text = page(run)
+    text = page_text(run)
     assert "best so far, modelled" in text
-    assert "has not judged" in text
+    assert "not verified yet" in text
     assert f"nostall tune --resume {run}" in text
 
 
-def test_a_refused_candidate_is_shown_with_the_reasons(run: Path) -> None:
+def test_rejected_candidate_is_shown_with_its_findings(run: Path) -> None:
     (run / "best.cubin").rename(run / "refused.cubin")
     finding = "short-latency at k+0x0010: IADD3 <R0>: 1 cycle </script><b>"
-    edit(run, verdict={"safe": False, "findings": [finding]})
-    text = page(run)
-    assert "verifier: refused, 1 findings" in text
+    edit_record(run, verdict={"safe": False, "findings": [finding]})
+    text = page_text(run)
+    assert "verifier: unsafe, 1 findings" in text
     assert "short-latency at k+0x0010: IADD3 &lt;R0&gt;" in text
     assert "</script><b>" not in text
     assert f"{run / 'refused.cubin'}" in text
-    assert data(text)["names"] == ["original", "refused"]
+    assert embedded_data(text)["names"] == ["original", "rejected"]
 
 
-def test_optional_parts_may_be_missing(run: Path) -> None:
+def test_optional_parts_can_be_missing(run: Path) -> None:
     for name in ("trials.csv", "provenance.json", "checkpoint.json"):
         (run / name).unlink()
-    edit(run, settings_launch=None, settings_strategy=None, settings_provenance=None, model=None)
-    text = page(run)
-    assert "logged no evaluation" in text
-    assert "No timeline: the run records no launch" in text
-    assert data(text)["reasons"] == []
+    edit_record(
+        run, settings_launch=None, settings_strategy=None, settings_provenance=None, model=None
+    )
+    text = page_text(run)
+    assert "has no logged evaluations" in text
+    assert "Not available: the run records no launch" in text
+    assert embedded_data(text)["reasons"] == []
 
 
-def test_a_launch_may_be_wrong(run: Path) -> None:
-    edit(run, settings_launch={"grid": [0, 1, 1]})
-    assert "the recorded launch cannot be used" in page(run)
+def test_invalid_optional_parts_give_a_note(run: Path) -> None:
+    edit_record(run, settings_launch={"grid": [0, 1, 1]})
+    assert "the recorded launch cannot be used" in page_text(run)
     (run / "provenance.json").write_text("{")
-    assert "provenance.json cannot be read" in page(run)
+    assert "provenance.json cannot be read" in page_text(run)
 
 
-def test_values_are_shown_with_a_fitting_unit(run: Path) -> None:
-    edit(run, original=12.5e-6, best=10e-6, ratio=1.25)
-    said = head(run)
-    assert (said.original, said.best, said.ratio) == ("12.5 µs", "10 µs", "1.2500×")
+def test_times_have_a_suitable_unit(run: Path) -> None:
+    edit_record(run, original=12.5e-6, best=10e-6, ratio=1.25)
+    texts = summary(run)
+    assert (texts.original, texts.best, texts.ratio) == ("12.5 µs", "10 µs", "1.2500×")
 
 
-@pytest.mark.parametrize("odd", [{"kind": "guessed"}, {"best": "low"}, {"ratio": []}])
-def test_numbers_that_are_none_are_refused(run: Path, odd: dict[str, object]) -> None:
-    edit(run, **odd)
-    with pytest.raises(BadRun, match=f"result.{next(iter(odd))}"):
-        head(run)
+@pytest.mark.parametrize("invalid", [{"kind": "guessed"}, {"best": "low"}, {"ratio": []}])
+def test_invalid_results_are_rejected(run: Path, invalid: dict[str, object]) -> None:
+    edit_record(run, **invalid)
+    with pytest.raises(BadRun, match=f"result.{next(iter(invalid))}"):
+        summary(run)
 
 
-def test_a_unit_is_text_and_no_markup(run: Path) -> None:
-    edit(run, unit="<script>")
-    assert "<script></text>" not in page(run)
+def test_unit_is_escaped(run: Path) -> None:
+    edit_record(run, unit="<script>")
+    assert "<script></text>" not in page_text(run)
 
 
-def test_numbers_of_a_run_under_way_are_called_what_they_are(run: Path) -> None:
+def test_objective_decides_the_kind_of_a_running_search(run: Path) -> None:
     for name, kind in (("model", "modelled"), ("gpu", "measured")):
-        edit(run, settings_objective=name, **dict.fromkeys(("kind", "original", "best", "ratio")))
-        assert head(run).kind == kind
+        edit_record(
+            run, settings_objective=name, **dict.fromkeys(("kind", "original", "best", "ratio"))
+        )
+        assert summary(run).kind == kind
 
 
-def test_a_refused_candidate_is_no_gain(run: Path) -> None:
-    assert head(run).gained
+def test_rejected_candidate_is_no_gain(run: Path) -> None:
+    assert summary(run).gained
     (run / "best.cubin").rename(run / "refused.cubin")
-    said = head(run)
-    assert not said.gained
-    assert said.next_line.endswith(f"{run / 'original.cubin'} {run / 'refused.cubin'}")
+    texts = summary(run)
+    assert not texts.gained
+    assert texts.next_command.endswith(f"{run / 'original.cubin'} {run / 'refused.cubin'}")
 
 
-def test_measured_numbers_are_called_measured(run: Path) -> None:
-    edit(run, kind="measured")
-    text = page(run)
+def test_measured_values_are_labelled(run: Path) -> None:
+    edit_record(run, kind="measured")
+    text = page_text(run)
     assert "original, measured" in text
     assert "A model ranks" not in text
 
 
-def test_another_original_is_noted(run: Path) -> None:
-    edit(run, settings_original_sha256="0" * 64)
-    assert "is not the file that run.json recorded" in page(run)
+def test_changed_original_gives_a_note(run: Path) -> None:
+    edit_record(run, settings_original_sha256="0" * 64)
+    assert "is not the file that run.json recorded" in page_text(run)
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("file", "message"),
     [
         ("run.json", "is not a run directory"),
         ("original.cubin", "no readable original.cubin"),
     ],
 )
-def test_an_essential_file_is_missing(run: Path, missing: str, said: str) -> None:
-    (run / missing).unlink()
-    with pytest.raises(BadRun, match=said):
+def test_missing_required_file_is_an_error(run: Path, file: str, message: str) -> None:
+    (run / file).unlink()
+    with pytest.raises(BadRun, match=message):
         write_report(run)
 
 
-def test_nothing_to_show_yet(run: Path) -> None:
+def test_run_without_checkpoint_is_an_error(run: Path) -> None:
     (run / "best.cubin").unlink()
     (run / "checkpoint.json").unlink()
     with pytest.raises(BadRun, match=r"neither best\.cubin nor a checkpoint"):
         write_report(run)
 
 
-def test_foreign_files_are_refused(run: Path) -> None:
-    whole = (run / "best.cubin").read_bytes()
-    text = load(run).original.text
-    other = bytearray(whole)
-    other[text.file_offset : text.file_offset + 16] = other[
-        text.file_offset + 16 : text.file_offset + 32
-    ]
-    (run / "best.cubin").write_bytes(other)
+def test_files_of_another_kernel_are_rejected(run: Path) -> None:
+    original = (run / "best.cubin").read_bytes()
+    text = load_run(run).original.text
+    changed = bytearray(original)
+    start = text.file_offset
+    changed[start : start + 16] = changed[start + 16 : start + 32]
+    (run / "best.cubin").write_bytes(changed)
     with pytest.raises(BadRun, match="is not a re-scheduling"):
         write_report(run)
     (run / "best.cubin").write_bytes(b"junk")
     with pytest.raises(BadRun, match=r"best\.cubin cannot be read"):
         write_report(run)
-    (run / "best.cubin").write_bytes(whole)
-    edit(run, settings_kernel="other")
+    (run / "best.cubin").write_bytes(original)
+    edit_record(run, settings_kernel="other")
     with pytest.raises(BadRun, match=r"settings\.kernel is 'other'"):
         write_report(run)
 
 
-def test_only_the_slid_instruction_counts_as_moved() -> None:
+def test_only_the_displaced_instruction_counts_as_moved() -> None:
     assert out_of_order([0, 1, 2, 3], [0, 1, 2, 3]) == []
     assert out_of_order([3, 0, 1, 2], [3, 0, 1, 2]) == [3]
     assert len(out_of_order([5, 4, 3], [5, 4, 3])) == 2
     assert out_of_order([], []) == []
 
 
-def test_the_lineup_finds_every_change(made: Path) -> None:
-    loaded = load(made)
-    same = lineup(loaded.original, loaded.original)
-    assert not any(block.changed or block.moved for block in same)
-    blocks = lineup(loaded.original, loaded.candidate)
-    pairs = zip(loaded.original.instructions, loaded.candidate.instructions, strict=True)
-    assert sum(b.shifted for b in blocks) == sum(a.index != b.index for a, b in pairs)
+def test_block_comparison_finds_all_changes(modelled_run: Path) -> None:
+    data = load_run(modelled_run)
+    unchanged = compare_blocks(data.original, data.original)
+    assert not any(block.changed or block.moved for block in unchanged)
+    blocks = compare_blocks(data.original, data.candidate)
+    pairs = zip(data.original.instructions, data.candidate.instructions, strict=True)
+    assert sum(b.num_shifted for b in blocks) == sum(a.index != b.index for a, b in pairs)
     assert all(set(b.moved) <= set(range(b.start, b.end)) for b in blocks)
 
 
-def test_registers_are_named_as_ranges() -> None:
-    assert names([4, 5, 6, 7]) == "R4-R7"
-    assert names([9, 10, 12]) == "R9-R10, R12"
-    assert names([254, 256, 257]) == "R254, UR0-UR1"
-    assert names([390, 392]) == "P6, UP0"
-    assert names([382, 384]) == "UR126, P0"
+def test_neighbouring_registers_form_ranges() -> None:
+    assert register_ranges([4, 5, 6, 7]) == "R4-R7"
+    assert register_ranges([9, 10, 12]) == "R9-R10, R12"
+    assert register_ranges([254, 256, 257]) == "R254, UR0-UR1"
+    assert register_ranges([390, 392]) == "P6, UP0"
+    assert register_ranges([382, 384]) == "UR126, P0"
 
 
-def trial(index: int, value: float, *, accepted: bool = True, failure: str | None = None) -> Trial:
+def make_trial(
+    index: int, value: float, *, accepted: bool = True, failure: str | None = None
+) -> Trial:
     return Trial(index, value, accepted, value, f"move {index}", 0, 0.1 * index, failure)
 
 
-def test_improvements_and_curve() -> None:
+def test_search_curve_shows_all_kinds_of_trials() -> None:
     trials = [
-        trial(0, 2e-6),
-        trial(1, 3e-6, accepted=False),
-        trial(2, math.inf, accepted=False, failure="fault"),
-        trial(3, 1e-6),
+        make_trial(0, 2e-6),
+        make_trial(1, 3e-6, accepted=False),
+        make_trial(2, math.inf, accepted=False, failure="fault"),
+        make_trial(3, 1e-6),
     ]
-    assert [i.index for i in improvements(trials)] == [0, 3]
-    drawn = curve(trials, Scale("s", 2e-6), "modelled")
+    assert [i.index for i in find_improvements(trials)] == [0, 3]
+    svg = draw_search_curve(trials, Scale("s", 2e-6), "modelled")
     for name in ("tried", "accepted", "failed", "best", "start"):
-        assert f'class="dot {name}"' in drawn or f'class="{name}"' in drawn
-    assert "modelled µs" in drawn
-    assert "inf" not in drawn and "nan" not in drawn
-    assert curve([], Scale("s", 1.0), "modelled") == ""
-    assert "<svg" in curve([trial(0, 5.0)], Scale("cycles", 5.0), "modelled")
+        assert f'class="dot {name}"' in svg or f'class="{name}"' in svg
+    assert "modelled µs" in svg
+    assert "inf" not in svg and "nan" not in svg
+    assert draw_search_curve([], Scale("s", 1.0), "modelled") == ""
+    assert "<svg" in draw_search_curve([make_trial(0, 5.0)], Scale("cycles", 5.0), "modelled")
 
 
-def test_units_and_ticks() -> None:
+def test_formatted_units_and_ticks() -> None:
     assert Scale("s", 9e-6)(8.75e-6) == "8.75 µs"
     assert Scale("s", 2e-3)(2e-3) == "2 ms"
     assert Scale("us", 3.0)(12.0) == "12 µs"

@@ -1,4 +1,4 @@
-"""The samples of the last comparison on the report page."""
+"""Tests of the figure with the samples and intervals of the final comparison."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.sass.kill_resume import Synthetic, kernel
 
 from nostall.core import Run
 from nostall.report import write_report
-from nostall.report.tune.run_data import load
-from nostall.report.tune.sample_spread import Compared, compared, spread
+from nostall.report.tune.run_data import load_run
+from nostall.report.tune.sample_spread import ComparisonRecord, draw_samples, load_comparison
 from nostall.search import make
 from nostall.tuning.job import Settings, describe, tune
 
@@ -23,7 +23,8 @@ SETTINGS = Settings(evaluations=20, objective="gpu", rounds=60, checks=2)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a synthetic device, which measures without a GPU."""
     path = tmp_path_factory.mktemp("measured") / "run"
     source = kernel()
     with Run.create(path, "nostall tune k.cubin", describe(source, SETTINGS)) as run:
@@ -32,87 +33,94 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "run"))
+def run(measured_run: Path, tmp_path: Path) -> Path:
+    """A copy of the run that a test may change."""
+    return Path(shutil.copytree(measured_run, tmp_path / "run"))
 
 
-def edit(run: Path, comparison: Any) -> None:
+def replace_comparison(run: Path, comparison: Any) -> None:
+    """Replace the comparison in the result of ``run.json``."""
     record = json.loads((run / "run.json").read_text())
     record["result"]["comparison"] = comparison
     (run / "run.json").write_text(json.dumps(record))
 
 
-def example(original: list[float], candidate: list[float]) -> Compared:
+def make_comparison(original: list[float], candidate: list[float]) -> ComparisonRecord:
+    """A comparison with these samples; the null repeats those of the original."""
     samples = {"original": original, "candidate": candidate, "null": original}
     numbers = {"ratio": 1.1, "low": 1.08, "high": 1.12, "null_low": 0.99, "null_high": 1.01}
-    return Compared.model_validate({"verdict": "faster", **numbers, "samples": samples})
+    return ComparisonRecord.model_validate({"verdict": "faster", **numbers, "samples": samples})
 
 
-def paths(svg: str, name: str) -> list[list[float]]:
-    """The numbers of each path of that class."""
-    found = re.findall(rf'<path class="{name}" d="([^"]*)"', svg)
-    return [[float(x) for x in re.findall(r"-?\d+\.?\d*", path)] for path in found]
+def path_numbers(svg: str, name: str) -> list[list[float]]:
+    """The numbers in each path of a CSS class."""
+    paths = re.findall(rf'<path class="{name}" d="([^"]*)"', svg)
+    return [[float(x) for x in re.findall(r"-?\d+\.?\d*", path)] for path in paths]
 
 
-def test_a_measured_run_shows_all_samples(run: Path) -> None:
+def test_measured_run_shows_all_samples(run: Path) -> None:
     text = write_report(run).read_text()
-    found, reason = compared(load(run))
-    assert found is not None and reason == ""
-    assert "The last comparison" in text
-    assert f"faster: original / candidate {found.ratio:.4f}" in text
+    comparison, reason = load_comparison(load_run(run))
+    assert comparison is not None and reason == ""
+    assert "Final comparison" in text
+    assert f"faster: original / candidate {comparison.ratio:.4f}" in text
     assert text.count("n = 60") == 3
     for name in ("original", "candidate", "null"):
         assert text.count(f'class="violin {name}"') == 1
     assert not re.search(r"https?:|\bsrc=|<link|@import|url\(", text)
 
 
-def test_the_drawing_is_to_scale() -> None:
+def test_samples_and_intervals_are_drawn_to_scale() -> None:
     low, high = [10e-6 + k * 1e-9 for k in range(100)], [11e-6 + k * 1e-9 for k in range(100)]
-    svg = str(spread(example(high, low)))
-    original, candidate = paths(svg, "violin original")[0], paths(svg, "violin candidate")[0]
-    assert max(candidate[::2]) < min(original[::2])  # the faster one lies to the left
-    one = paths(svg, "one")[0][0]
-    ratio, null = paths(svg, "interval candidate")[0], paths(svg, "interval null")[0]
-    assert one < ratio[0] < ratio[2]
-    assert null[0] < one < null[2]
-    first, second, _ = paths(svg, "middle")
-    assert candidate[0] < second[0] < second[2] < first[0] < first[2]
+    svg = str(draw_samples(make_comparison(high, low)))
+    original, candidate = (
+        path_numbers(svg, "violin original")[0],
+        path_numbers(svg, "violin candidate")[0],
+    )
+    assert max(candidate[::2]) < min(original[::2])  # less time is further left
+    line_at_1 = path_numbers(svg, "one")[0][0]
+    ratio, null = path_numbers(svg, "interval candidate")[0], path_numbers(svg, "interval null")[0]
+    assert line_at_1 < ratio[0] < ratio[2]
+    assert null[0] < line_at_1 < null[2]
+    quartiles_original, quartiles_candidate, _ = path_numbers(svg, "middle")
+    assert candidate[0] < quartiles_candidate[0] < quartiles_candidate[2]
+    assert quartiles_candidate[2] < quartiles_original[0] < quartiles_original[2]
 
 
-def test_outliers_do_not_flatten_the_rest_and_are_counted() -> None:
+def test_outliers_are_counted_and_do_not_compress_the_axis() -> None:
     values = [10e-6 + k * 1e-9 for k in range(400)]
-    svg = str(spread(example([*values, 1.0], values)))
+    svg = str(draw_samples(make_comparison([*values, 1.0], values)))
     assert svg.count("(1 outside)") == 2  # the original and the null
-    xs = paths(svg, "violin candidate")[0][::2]
+    xs = path_numbers(svg, "violin candidate")[0][::2]
     assert max(xs) - min(xs) > 600
 
 
-def test_equal_samples_are_drawn() -> None:
-    svg = str(spread(example([1e-5] * 4, [1e-5] * 4)))
-    numbers = [x for path in paths(svg, "violin candidate") for x in path]
+def test_equal_samples_have_an_outline() -> None:
+    svg = str(draw_samples(make_comparison([1e-5] * 4, [1e-5] * 4)))
+    numbers = [x for path in path_numbers(svg, "violin candidate") for x in path]
     assert numbers and all(map(math.isfinite, numbers)) and "nan" not in svg
 
 
-def test_a_winner_that_failed_says_so(run: Path) -> None:
-    edit(run, {"fate": "wrong", "detail": "3 words of the outputs differ"})
+def test_failure_replaces_the_samples(run: Path) -> None:
+    replace_comparison(run, {"fate": "wrong", "detail": "3 words of the outputs differ"})
     text = write_report(run).read_text()
     assert "No samples: wrong: 3 words of the outputs differ." in text
     assert "violin" not in text.partition("</style>")[2]
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "comparison",
     [
         {"samples": {"original": [1.0]}},
-        {**example([1e-5] * 3, [1e-5] * 3).model_dump(), "ratio": -1.0},
-        {**example([1e-5] * 3, [1e-5] * 3).model_dump(), "low": "no number"},
+        {**make_comparison([1e-5] * 3, [1e-5] * 3).model_dump(), "ratio": -1.0},
+        {**make_comparison([1e-5] * 3, [1e-5] * 3).model_dump(), "low": "no number"},
     ],
 )
-def test_broken_samples_are_a_remark_and_no_crash(run: Path, broken: Any) -> None:
-    edit(run, broken)
+def test_invalid_samples_give_a_note(run: Path, comparison: Any) -> None:
+    replace_comparison(run, comparison)
     assert "the recorded samples cannot be used" in write_report(run).read_text()
 
 
-def test_a_modelled_run_has_no_such_section(run: Path) -> None:
-    edit(run, None)
-    assert "The last comparison" not in write_report(run).read_text()
+def test_modelled_run_has_no_samples(run: Path) -> None:
+    replace_comparison(run, None)
+    assert "Final comparison" not in write_report(run).read_text()

@@ -1,4 +1,4 @@
-"""Plots of the workload pages: labels of axes, corners of distributions, short names."""
+"""Tests of the plots of the workload pages: axis labels, distributions and short names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from nostall.report.workload.plots import Line, cdf_corners, line_plot
 
 
 def tick_labels(svg: str) -> list[str]:
+    """Texts of the tick labels of a plot."""
     return re.findall(r'<text class="tick"[^>]*>([^<]+)</text>', svg)
 
 

@@ -33,11 +33,11 @@ def test_tensors_and_numbers_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "input '' is not understood"),
-        ("8y8", "'8y8' is not understood; write 4096x5000:f16"),
+        ("", "input '' is invalid"),
+        ("8y8", "'8y8' is invalid; write 4096x5000:f16"),
         ("8x8:f17", "dtype 'f17' is unknown; allowed are f64, "),
-        ("=x", "'=x' is no number"),
-        ("-3x4", "'-3x4' is not understood"),
+        ("=x", "'=x' is not a number"),
+        ("-3x4", "'-3x4' is invalid"),
         ("4294967296x4294967296", "more than 2\\^62 elements"),
     ],
 )

@@ -157,12 +157,12 @@ def test_input_mutated_in_place_is_an_output(file: str) -> None:
     ("name", "inputs", "message"),
     [
         ("missing", None, "has no function 'missing'; it has: inputs, named, norm, "),
-        ("norm", "8x64", "missing a required argument: 'weight'; give others with --inputs"),
+        ("norm", "8x64", "missing a required argument: 'weight'; give other inputs with --inputs"),
         ("norm", "8x64,5", "PyTorch cannot trace norm: "),
-        ("norm", "named2", "input 'named2' is not understood"),
+        ("norm", "named2", "input 'named2' is invalid"),
         ("branch", "8x64", "no branches on values of tensors"),
         ("broken", None, "failed: RuntimeError: not today"),
-        ("nothing", None, "takes nothing and returned a int"),
+        ("nothing", None, "takes no parameters and returned a int"),
     ],
 )
 def test_untraceable_targets_are_rejected(
