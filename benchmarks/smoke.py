@@ -1,0 +1,141 @@
+"""Run the shortest slice of every benchmark that needs a GPU: does each script still start and end?
+
+    python -m benchmarks.smoke --out FOLDER [--only PART ...] [--workers N] [--limit S]
+
+The results are no measurements: slices run side by side on the same GPU. The last lines are a table
+with the exit code and the duration of each slice; ``smoke.json`` in the folder has all output ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.registry import BENCHMARKS, ROOT
+
+BASELINE = str(ROOT / "sass" / "results" / "compiler_baseline.json")
+KERNEL = ("--kernel", "dot_product*")
+"""A pattern of one small kernel of the SASS suite."""
+
+SLICES: Mapping[str, tuple[str, ...]] = {
+    "kernels.inductor": (),
+    "sass.compiler_baseline": (*KERNEL, "--limit", "30"),
+    "sass.suite": (
+        *KERNEL, "--baseline", BASELINE, "--seconds", "2", "--seeds", "1",
+        "--strategy", "anneal", "--limit", "30",
+    ),
+    "sass.stall_reasons": (*KERNEL, "--baseline", BASELINE, "--limit", "30"),
+    "sass.random_walks_on_gpu": ("--walks", "1", "--moves", "60", "--match", "dot_product",
+                                 "--seconds", "30"),
+    "sass.soak": ("--folder", "{folder}/soak", *KERNEL, "--baseline", BASELINE, "--rounds", "1",
+                  "--limit", "30"),
+    "sass.measurement_checks": ("--part", "inputs"),
+    "sass.load_overlap": (*KERNEL, "--baseline", BASELINE, "--seconds", "2"),
+    "sass.farm_throughput": ("--gpus", "1", "2", "--seconds", "5"),
+    "attach.attach_points": ("--seconds", "2"),
+    "fusion.host_cost": ("--device", "cuda", "--rounds", "5"),
+    "fusion.chains": ("--chains", "softmax + mask 16384x3000", "--rounds", "4", "--race", "2",
+                      "--inductor", "5"),
+    "fusion.copy_bandwidth": (),
+    "fusion.dram_traffic": ("--limit", "30"),
+    "fusion.dropout_seeds": ("--rounds", "4", "--times", "4"),
+    "fusion.streamed_outputs": ("--times", "4"),
+    "fusion.shared_memory_reuse": ("--chains", "50257", "--rounds", "4", "--limit", "60",
+                                   "--workers", "4"),
+    "fusion.program_start_rate": ("--rounds", "2"),
+    "fusion.dependent_launch": ("--rounds", "4"),
+    "fusion.cost_model": ("--chains", "softmax + mask 16384x3000", "--most", "4", "--rounds", "4",
+                          "--limit", "60"),
+    "fusion.random_graphs": ("--graphs", "8"),
+    "fusion.shared_memory_rows": ("--graphs", "8", "--limit", "40", "--workers", "4"),
+    "fusion.multi_pass_rows": ("--graphs", "8", "--limit", "40", "--workers", "4"),
+    "fusion.all_fp32_values": ("--every", "65536", "--limit", "60"),
+    "fusion.opinfo": ("--each", "1", "--processes", "4"),
+    "torch_compile.models": ("--models", "bert", "--small", "--pairs", "1", "--measured", "0.5",
+                             "--limit", "90"),
+    "torch_compile.guarantees": ("--limit", "90"),
+    "parallel.predicted_vs_measured": ("--tiny", "--steps", "3", "--seconds", "30",
+                                       "--links", "fast"),
+    "workload.gpu": ("--tiny", "--seconds", "30"),
+}  # fmt: skip
+"""Options of the shortest slice of each benchmark; ``{folder}`` is the output folder."""
+FOLDERS = ("kernels.inductor", "fusion.chains", "torch_compile.models")
+"""Benchmarks whose ``--out`` is a folder."""
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one slice ended."""
+
+    name: str
+    exit_code: int | None
+    """None if the slice was stopped at the time limit."""
+    seconds: float
+    output: str
+    """The last lines of stdout and stderr."""
+
+
+def gpu_benchmarks() -> list[str]:
+    """Names of the benchmarks that need a GPU."""
+    return [benchmark.name for benchmark in BENCHMARKS if "GPU" in benchmark.needs]
+
+
+def run_slice(name: str, folder: Path, limit: float) -> Outcome:
+    """Run one slice in a process of its own, for at most ``limit`` seconds."""
+    out = folder / (name if name in FOLDERS else f"{name}.json")
+    options = [option.format(folder=folder) for option in SLICES[name]]
+    command = [sys.executable, "-m", "benchmarks", "run", name, "--out", str(out), *options]
+    start = time.monotonic()
+    with (folder / f"{name}.log").open("w+") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT.parent, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            exit_code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            exit_code = None
+        log.seek(0)
+        tail = "\n".join(log.read().splitlines()[-TAIL_LINES:])
+    return Outcome(name, exit_code, round(time.monotonic() - start, 1), tail)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 if all slices ended with exit code 0, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for results and logs")
+    parser.add_argument("--only", nargs="*", default=[""], help="names that contain one of these")
+    parser.add_argument("--skip", nargs="*", default=[], help="names to leave out")
+    parser.add_argument("--workers", type=int, default=4, help="slices at a time")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds for each slice")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = [
+        name
+        for name in SLICES
+        if any(part in name for part in options.only) and name not in options.skip
+    ]
+    with ThreadPoolExecutor(options.workers) as pool:
+        outcomes = list(pool.map(lambda name: run_slice(name, options.out, options.limit), names))
+    (options.out / "smoke.json").write_text(json.dumps(list(map(asdict, outcomes)), indent=1))
+    for outcome in outcomes:
+        if outcome.exit_code != 0:
+            print(f"--- {outcome.name}\n{outcome.output}")
+    for outcome in outcomes:
+        state = "time limit" if outcome.exit_code is None else f"exit code {outcome.exit_code}"
+        print(f"{outcome.name:32}  {state:12}  {outcome.seconds:6.1f} s")
+    return int(any(outcome.exit_code != 0 for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
