@@ -1,7 +1,7 @@
 """Work on several GPUs of one or more machines, distributed with Dask.
 
 A worker runs a whole search, not single candidates: proposing takes a good part of a search's time
-(docs/measuring.md has the figures), so one process that proposes for several GPUs would keep them
+(docs/explanation/measuring.md has the figures), so one process that proposes for several GPUs would keep them
 waiting.
 """
 
