@@ -6,7 +6,7 @@ Each (kernel, strategy, seed) is one record, written when it is done; a second r
 missing.  ``--jobs`` runs so many at a time, each with one thread.  ``ppo-trained`` begins with a
 policy that learned on the kernels of the other half, for ``--rollouts`` rollouts each; those turns
 are not in its evaluations.  ``sip`` is restarted when its one published run ends.
-``python -m benchmarks page learning`` writes docs/learning.md from the records.
+``python -m benchmarks page learning`` writes docs/results/learning.md from the records.
 """
 
 from __future__ import annotations
