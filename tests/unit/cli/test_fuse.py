@@ -96,7 +96,7 @@ def test_the_page_shows_what_its_example_prints(tmp_path: Path) -> None:
     # What is modelled and why; the tables, and what ptxas makes of it, are not the same everywhere.
     beginnings = ("  ", "inference: ", "stitched_")
     lines = [line for line in printed.splitlines() if line.startswith(beginnings)]
-    page = (ROOT / "docs" / "fusion.md").read_text().splitlines()
+    page = (ROOT / "docs" / "how-to" / "fuse-a-function.md").read_text().splitlines()
     assert len(lines) >= 14 and [line for line in lines if line not in page] == []
 
 
