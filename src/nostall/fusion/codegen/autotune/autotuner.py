@@ -37,8 +37,8 @@ from nostall.store.folder import home
 from nostall.store.result_files import write_result_file
 
 MAX_CANDIDATES = 8
-"""Modelled best plans that race, beside the best of every scheme (docs/fusion_evaluator.md says
-what fewer or more would be worth)."""
+"""Modelled best plans that race, beside the best of every scheme (docs/results/fusion-cost-model.md
+says what fewer or more would be worth)."""
 MAX_ROUNDS = 3
 """Races of one kernel: of the candidates, and of a winner with its neighbours."""
 COMPARISON_SECONDS = 0.2

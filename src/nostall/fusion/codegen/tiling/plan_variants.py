@@ -53,7 +53,7 @@ def with_evict_first(schedule: Schedule, plan: KernelPlan) -> KernelPlan | None:
     """The plan whose outputs larger than L2 leave it first; None where it has none.
 
     Whoever reads such an output next begins with what is there no more: what a kernel gained alone,
-    it also gained with its reader behind it (docs/fusion_codegen.md, "The race").
+    it also gained with its reader behind it (docs/explanation/codegen.md).
     """
     found = replace(plan, evict_first=True)
     return found if illegal_reason(schedule, found) is None else None
