@@ -37,8 +37,8 @@ def fuse(
     """Compile a function or module with ``torch.compile(function, backend="nostall", …)``.
 
     The arguments are those of ``torch.compile``, which accepts either ``mode`` or ``options``; this
-    function accepts both. Options that start with ``nostall.`` are nostall's (docs/compile.md), and
-    others are Inductor's.
+    function accepts both. Options that start with ``nostall.`` are nostall's
+    (docs/reference/torch-compile-options.md), and others are Inductor's.
 
     Raises :class:`MissingPart` without PyTorch or Triton.
     """

@@ -193,7 +193,7 @@ def test_the_committed_judgement_is_that_of_todays_model() -> None:
 
 @committed
 def test_the_order_of_measured_plans_is_mostly_the_models() -> None:
-    """What the model is there for; the figures stand in docs/fusion_evaluator.md."""
+    """What the model is there for; the figures stand in docs/results/fusion-cost-model.md."""
     means = load(FITTED)["summary"]
     held, today, before = means["held out"], means["today"], means["before"]
     assert held["tau"]["mean"] > 0.7 and held["regret"]["mean"] < 0.05

@@ -98,7 +98,7 @@ def test_documentation_shows_the_output_of_the_example(tmp_path: Path) -> None:
     # Modelled values and reasons. Tables and the results of ptxas depend on the machine.
     beginnings = ("  ", "inference: ", "stitched_")
     lines = [line for line in printed.splitlines() if line.startswith(beginnings)]
-    page = (ROOT / "docs" / "fusion.md").read_text().splitlines()
+    page = (ROOT / "docs" / "how-to" / "fuse-a-function.md").read_text().splitlines()
     assert len(lines) >= 14 and [line for line in lines if line not in page] == []
 
 

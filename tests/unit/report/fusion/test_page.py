@@ -292,6 +292,6 @@ def test_documentation_shows_the_output_of_the_committed_run(
     show_document(fusion)
     show_explanation(fusion)
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    page = (ROOT / "docs" / "fusion.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "fuse-a-function.md").read_text()
     shown = page.partition("--explain --out runs/layernorm\n")[2].partition("```")[0].splitlines()
     assert shown[:-2] == printed

@@ -28,7 +28,7 @@ def with_evict_first(kernel: PlannedKernel) -> PlannedKernel | None:
     """The kernel with outputs larger than L2 stored as ``evict_first``; None if that is illegal.
 
     The next kernel that reads such an output from its start finds that part evicted otherwise. What
-    a kernel gained alone, it also gained together with its reader (docs/fusion_codegen.md).
+    a kernel gained alone, it also gained together with its reader (docs/explanation/codegen.md).
     """
     return kernel.variant(evict_first=True)
 

@@ -271,7 +271,7 @@ def test_equal_chunks_are_put_together_before_threads_meet() -> None:
 
 
 def test_the_table_in_the_docs_is_what_cut_does() -> None:
-    text = (Path(__file__).parents[5] / "docs" / "fusion_codegen.md").read_text()
+    text = (Path(__file__).parents[5] / "docs" / "explanation" / "codegen.md").read_text()
     cell, percent = r"([\d +x]+) \| ", r"([\d.]+) % \|"
     row = rf"^\| (\d+) \| {percent} {cell}{percent} {cell}{percent}$"
     rows = re.findall(row, text, re.M)
