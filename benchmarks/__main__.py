@@ -25,7 +25,7 @@ PAGES = {
     "parallel": "parallel.page",
     "workload": "workload.page",
 }
-"""Modules with ``write()``: pages of ``docs/results``, the tables of the two READMEs, the schema."""
+"""Modules with ``write()``: pages of ``docs/results``, tables of two READMEs, the JSON Schema."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

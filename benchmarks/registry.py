@@ -1,4 +1,4 @@
-"""The benchmarks: one row each. ``python -m benchmarks`` and ``benchmarks/README.md`` read this table."""
+"""The table of all benchmarks; ``python -m benchmarks`` and ``benchmarks/README.md`` use it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
     _row("sass.kill_resume", "CPU", "Does a killed search resume to the same result?",
          "kill_resume.json"),
-    _row("kernels.inductor", "GPU", "Which kernel does torch.compile write for a layer norm + GELU?"),
+    _row("kernels.inductor", "GPU",
+         "Which kernel does torch.compile write for a layer norm + GELU?"),
     _row("sass.compiler_baseline", "GPU", "What is the fastest compiler configuration of a kernel?",
          "compiler_baseline.json", "sass.md"),
     _row("sass.suite", "GPU", "How much faster do searched schedules run?",

@@ -1,6 +1,7 @@
-"""The measured part of the learning page: strategies that learn beside those that do not, on a GPU.
+"""Section of the learning page: learning strategies compared with annealing, measured on a GPU.
 
-``python -m benchmarks run sass.suite --strategy anneal sip cuasmrl ppo ppo-trained`` writes the file.
+The result file is written by
+``python -m benchmarks run sass.suite --strategy anneal sip cuasmrl ppo ppo-trained``.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def _origin(records: Sequence[Record]) -> str:
     return (
         f"*Measured* on {gpus}, {max(r.date for r in records):%Y-%m-%d}: {seeds} seeds of "
         f"{' or '.join(map(str, seconds))} seconds of search each, from the fastest compiler "
-        f"configuration of each kernel ({link(RESULT, 'JSON with samples and nulls')}; intervals of "
-        f"the nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` starts from a policy that "
-        f"was trained on the SM model, on kernels that are not in this table (`{TRAINED}`). The "
-        "table has the original's time divided by the deployed one's, 1 if the original is kept: "
-        "median over seeds with the lowest and the highest."
+        f"configuration of each kernel ({link(RESULT, 'JSON with samples and nulls')}; intervals "
+        f"of the nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` starts from a "
+        "policy that was trained on the SM model, on kernels that are not in this table "
+        f"(`{TRAINED}`). The table has the original's time divided by the deployed one's, 1 if "
+        "the original is kept: median over seeds with the lowest and the highest."
     )
 
 

@@ -1,6 +1,7 @@
 """Steps per second of the assembly game on the model, one core, random legal play.
 
-python -m benchmarks run learning.steps_per_second --out benchmarks/learning/results/steps_per_second.json
+python -m benchmarks run learning.steps_per_second \\
+    --out benchmarks/learning/results/steps_per_second.json
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ PARTS = (0.5, 0.8, 0.95)
 
 
 def reached(curve: Sequence[Sequence[float]], ratio: float) -> int | None:
-    """Evaluations until the curve reaches ``ratio``; None if it never does or ``ratio`` is no gain."""
+    """Evaluations until the curve reaches ``ratio``; None if it never does or ``ratio`` <= 1."""
     return next((int(at) for at, value in curve if value >= ratio > 1.0), None)
 
 

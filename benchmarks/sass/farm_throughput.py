@@ -1,6 +1,7 @@
 """Candidates per second on one, two and more GPUs of this machine.
 
-    python -m benchmarks run sass.farm_throughput --gpus 1 2 4 --out benchmarks/sass/results/farm_throughput.json
+    python -m benchmarks run sass.farm_throughput --gpus 1 2 4 \\
+        --out benchmarks/sass/results/farm_throughput.json
 
 One search per GPU for ``--seconds`` each, then race and decision on one GPU, all through Dask as
 ``nostall tune --workers`` does it.  Needs as many GPUs, and ``nostall[farm,gpu]``.

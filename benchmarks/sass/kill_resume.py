@@ -1,6 +1,7 @@
 """``kill -9`` of the tuning process at random moments: does the run end as if nothing had happened?
 
-    python -m benchmarks run sass.kill_resume --kills 60 --out benchmarks/sass/results/kill_resume.json
+    python -m benchmarks run sass.kill_resume --kills 60 \\
+        --out benchmarks/sass/results/kill_resume.json
 
 A search on a recorded device (measurements played back, with the time that they take) is killed at
 random moments of its life and resumed until it ends; then its run directory is compared with that

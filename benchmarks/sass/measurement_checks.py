@@ -1,6 +1,7 @@
 """Does the measuring itself hold on a GPU?  Inputs, comparisons, clocks, nulls, overlap, refusals.
 
-    python -m benchmarks run sass.measurement_checks --out benchmarks/sass/results/measurement_checks.json
+    python -m benchmarks run sass.measurement_checks \\
+        --out benchmarks/sass/results/measurement_checks.json
 
 Each part is done once and kept; a second run does only what is missing or failed, so ``--limit``
 seconds are enough at a time.  ``--part`` names parts; ``million`` (ten million samples of one

@@ -1,6 +1,7 @@
 """Random walks over every corpus kernel: is each schedule reached accepted by the verifier?
 
-    python -m benchmarks run sass.random_walks --moves 1000 --out benchmarks/sass/results/random_walks.json
+    python -m benchmarks run sass.random_walks --moves 1000 \\
+        --out benchmarks/sass/results/random_walks.json
 
 One line of progress per cubin; the result file is written after each, and a second run does only
 what is missing or was made with other code or another cubin.  ``--every N`` takes every N-th

@@ -1,6 +1,7 @@
 """Does a GPU agree with the verifier?  Random schedules, executed and compared bit by bit.
 
-    python -m benchmarks run sass.random_walks_on_gpu --out benchmarks/sass/results/random_walks_on_gpu.json
+    python -m benchmarks run sass.random_walks_on_gpu \\
+        --out benchmarks/sass/results/random_walks_on_gpu.json
 
 For each kernel of the corpus (Triton, sm_90) random walks over offered moves, and walks that only
 tighten: every step keeps the schedule at most as long as before, so that distances shrink to what

@@ -1,6 +1,7 @@
 """Soak: long searches with moves that break kernels on purpose.
 
-    python -m benchmarks run sass.soak --baseline gpu_baseline.json --folder soak --out gpu_soak.json
+    python -m benchmarks run sass.soak --baseline gpu_baseline.json --folder soak \\
+        --out gpu_soak.json
 
 Searches over the suite's kernels, one after the other and again, on all visible GPUs (``--abreast``
 of them at a time on each); about one proposal in a hundred is illegal and runs without the verifier

@@ -1,6 +1,7 @@
 """Strategies at equal numbers of evaluations on the example kernels, modelled objective.
 
-    python -m benchmarks run sass.strategies_on_model --evaluations 5000 --seeds 8 --out benchmarks/sass/results/strategies_on_model.json
+    python -m benchmarks run sass.strategies_on_model --evaluations 5000 --seeds 8 \\
+        --out benchmarks/sass/results/strategies_on_model.json
 
 ``sip`` is the published annealing; its one run ends after 998 steps, so it is restarted from the
 original until the evaluations are used up (``restarts=True``), which can only help it.

@@ -35,12 +35,12 @@ def _strategies() -> str:
     record = load(FOLDER / "strategies_on_model.json")
     evaluations = {r["evaluations"] for r in record["records"]}
     intro = wrapped(
-        "*Modelled* time of the original divided by that of the best schedule, mean over the seeds "
-        f"with its standard error, sm_90, {max(evaluations):,} evaluations (`python -m benchmarks run "
-        f"sass.strategies_on_model`, {link(FOLDER / 'strategies_on_model.json')}). The SM model ranks "
-        "schedules only roughly: these figures compare strategies, they are not speed-ups. `sip` "
-        "restarts when its one published run ends, which can only help it. It accepts moves by "
-        "TFLOPS, so it has no value for a kernel without floating-point work."
+        "*Modelled* time of the original divided by that of the best schedule, mean over the "
+        f"seeds with its standard error, sm_90, {max(evaluations):,} evaluations (`python -m "
+        f"benchmarks run sass.strategies_on_model`, {link(FOLDER / 'strategies_on_model.json')}). "
+        "The SM model ranks schedules only roughly: these figures compare strategies, they are "
+        "not speed-ups. `sip` restarts when its one published run ends, which can only help it. "
+        "It accepts moves by TFLOPS, so it has no value for a kernel without floating-point work."
     )
     return f"## Strategies at equal evaluations\n\n{intro}\n\n{search(record['records'])}"
 
@@ -49,8 +49,8 @@ def _speed() -> str:
     path = FOLDER / "static_speed.json"
     record = load(path)
     intro = wrapped(
-        "Seconds of processor time of nostall's own code on one core; the time of nvdisasm is in the "
-        f"file (`python -m benchmarks run sass.static_speed`, {link(path)})."
+        "Seconds of processor time of nostall's own code on one core; the time of nvdisasm is in "
+        f"the file (`python -m benchmarks run sass.static_speed`, {link(path)})."
     )
     second = wrapped(
         "One kernel in three sizes. A step is compared with n log n: 1 or less grows no faster."
@@ -62,8 +62,8 @@ def _speed() -> str:
 def _mobility() -> str:
     path = FOLDER / "mobility.json"
     intro = wrapped(
-        "Instructions with at least one legal move, sm_90 (`python -m benchmarks run sass.mobility`, "
-        f"{link(path)})."
+        "Instructions with at least one legal move, sm_90 (`python -m benchmarks run "
+        f"sass.mobility`, {link(path)})."
     )
     return f"## Mobility\n\n{intro}\n\n{mobility(load(path)['records'])}"
 

@@ -16,7 +16,7 @@ from benchmarks.kernels.inductor import Compiled, Launched, taken
 from nostall.core import BadInput
 from nostall.core.launch import Buffer, Constant
 from nostall.sass import Program
-from nostall.tuning.kernel_file import import_file, find_jit_function
+from nostall.tuning.kernel_file import find_jit_function, import_file
 
 KEPT = {"BLOCK": 512}
 
