@@ -17,12 +17,12 @@ class Benchmark:
     """One benchmark: a module with ``add_options(parser)`` and ``main(options)``."""
 
     name: str
-    """``LEVEL.NAME``, as ``python -m benchmarks run`` takes it."""
+    """``LEVEL.NAME``, the argument of ``python -m benchmarks run``."""
     module: str
     """Module below ``benchmarks``."""
     needs: Needs
     question: str
-    """What the result answers, in one sentence."""
+    """Question that the result answers, in one sentence."""
     results: tuple[str, ...] = ()
     """Committed result files or folders below ``benchmarks``."""
     page: str = ""
@@ -153,7 +153,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark of that name; raises KeyError with the known names."""
+    """The benchmark with this name; raises KeyError with the allowed names."""
     for benchmark in BENCHMARKS:
         if benchmark.name == name:
             return benchmark

@@ -40,12 +40,12 @@ from nostall.tuning.source import Source, compile_triton
 from nostall.tuning.store_records import record_result
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(__file__).with_name("user_program.py")
+USER_PROGRAM = Path(__file__).with_name("user_program.py")
 APPLY = [sys.executable, "-m", "nostall", "apply", "--modelled", "--"]
 
 
 @dataclass(frozen=True)
-class Way:
+class AttachCheck:
     """One attachment point and what was found there.  ``asked``: the optimised cubins that had to
     be loaded; ``loaded``: all that were."""
 
@@ -61,17 +61,17 @@ class Way:
         return set(self.asked) <= set(self.loaded) and self.equal and self.cache_clean
 
 
-class Bench:
+class AttachRuns:
     """A store, a Triton cache and a folder for each run, all temporary."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.store = Store(place / "home")
+    def __init__(self, folder: Path) -> None:
+        self.root = folder
+        self.store = Store(folder / "home")
         self.environment = {
             **os.environ,
             "NOSTALL_HOME": str(self.store.root),
-            "TRITON_CACHE_DIR": str(place / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "PYTHONPATH": os.pathsep.join(
                 filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])
             ),
@@ -84,14 +84,14 @@ class Bench:
         mode: str,
         *,
         apply: bool = False,
-        told: bool = True,
+        allow_modelled: bool = True,
         changes: dict[str, str] | None = None,
     ) -> Path:
-        """Run the program; the folder it wrote to.  ``told``: modelled records count."""
+        """Run the program; the folder it wrote to.  ``allow_modelled``: modelled records count."""
         folder = self.folder(way)
-        modelled = {"NOSTALL_MODELLED": "1" if told else "0"}
+        modelled = {"NOSTALL_MODELLED": "1" if allow_modelled else "0"}
         changed = {**self.environment, **modelled, **(changes or {})}
-        command = [sys.executable, str(PROGRAM), mode, str(folder)]
+        command = [sys.executable, str(USER_PROGRAM), mode, str(folder)]
         done = subprocess.run(
             [*APPLY, *command] if apply else command,
             env=changed,
@@ -105,13 +105,13 @@ class Bench:
         return folder
 
     def folder(self, way: str) -> Path:
-        folder = self.place / "runs" / way.replace(" ", "-")
+        folder = self.root / "runs" / way.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def cubins(self) -> set[Path]:
         """All cubins in Triton's and Inductor's caches."""
-        caches = (self.place / "triton", self.place / "inductor")
+        caches = (self.root / "triton", self.root / "inductor")
         return {file for cache in caches for file in cache.rglob("*.cubin")}
 
     def clean(self) -> bool:
@@ -119,15 +119,19 @@ class Bench:
         optimised = {row.optimised for row in self.store.rows()}
         return not any(_sha256(file) in optimised for file in self.cubins())
 
-    def judge(self, way: str, folder: Path, plain: Path, asked: list[str]) -> Way:
+    def check(self, way: str, folder: Path, plain: Path, asked: list[str]) -> AttachCheck:
         equal = False
         if (folder / "result.npy").exists() and (plain / "result.npy").exists():
             one, two = (np.load(path / "result.npy").tobytes() for path in (folder, plain))
             equal = one == two
-        return Way(way, asked, _loaded(folder), equal, self.clean(), self.errors.get(way, ""))
+        return AttachCheck(
+            way, asked, _loaded(folder), equal, self.clean(), self.errors.get(way, "")
+        )
 
 
-def measured(bench: Bench, source: Source, seconds: float) -> tuple[Row | None, dict[str, str]]:
+def record_measured(
+    runs: AttachRuns, source: Source, seconds: float
+) -> tuple[Row | None, dict[str, str]]:
     """The record of a measured gain, if one of three seeds finds any; the GPU as found."""
     assert source.launch is not None
     with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
@@ -135,11 +139,11 @@ def measured(bench: Bench, source: Source, seconds: float) -> tuple[Row | None, 
             settings = Settings("anneal", seed, seconds, objective="gpu")
             tuned = tune(source, Anneal(), settings, device=gpu)
             if tuned.improved:
-                return record_result(bench.store, source, settings, tuned, gpu.info), dict(gpu.info)
+                return record_result(runs.store, source, settings, tuned, gpu.info), dict(gpu.info)
         return None, dict(gpu.info)
 
 
-def walked(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
+def record_random_schedule(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
     """A random legal schedule, verified and recorded as modelled (with no gain)."""
     program = Program.from_cubin(original)
     function = program.kernels[0]
@@ -180,54 +184,58 @@ def walked(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
     )
 
 
-def ways(bench: Bench, source: Source, row: Row) -> list[Way]:
+def run_all(runs: AttachRuns, source: Source, row: Row) -> list[AttachCheck]:
     """All attachment points; the plain run comes first, its result is what is right."""
     assert source.launch is not None
-    told, twin = row.kind == "modelled", [row.optimised]
-    plain = bench.run("plain", "plain", told=False)
-    found = [bench.judge("plain", plain, plain, [row.original])]
+    allow_modelled, twin = row.kind == "modelled", [row.optimised]
+    plain = runs.run("plain", "plain", allow_modelled=False)
+    found = [runs.check("plain", plain, plain, [row.original])]
 
     def add(way: str, folder: Path, asked: list[str] | None = None) -> None:
-        found.append(bench.judge(way, folder, plain, twin if asked is None else asked))
+        found.append(runs.check(way, folder, plain, twin if asked is None else asked))
 
-    add("apply", bench.run("apply", "plain", apply=True))
-    cold = {"TRITON_CACHE_DIR": str(bench.place / "triton" / "cold")}
-    add("apply, cold cache", bench.run("apply, cold cache", "plain", apply=True, changes=cold))
-    add("apply, worker process", bench.run("apply, worker process", "worker", apply=True))
-    add("decorator", bench.run("decorator", "decorated", told=told))
-    add("decorator, autotune", bench.run("decorator, autotune", "autotune", told=told))
+    add("apply", runs.run("apply", "plain", apply=True))
+    cold = {"TRITON_CACHE_DIR": str(runs.root / "triton" / "cold")}
+    add("apply, cold cache", runs.run("apply, cold cache", "plain", apply=True, changes=cold))
+    add("apply, worker process", runs.run("apply, worker process", "worker", apply=True))
+    add("decorator", runs.run("decorator", "decorated", allow_modelled=allow_modelled))
+    add(
+        "decorator, autotune",
+        runs.run("decorator, autotune", "autotune", allow_modelled=allow_modelled),
+    )
     for host in filter(_installed, ("cuda.core", "cupy")):
         way = f"load, {host}"
-        (bench.folder(way) / "original").write_bytes(source.cubin)
-        (bench.folder(way) / "shared").write_text(str(source.launch.shared))
-        add(way, bench.run(way, host, told=told))
-    other = {"NOSTALL_HOME": str(bench.place / "empty")}
-    folder = bench.run("decorator, first call", "first-call", told=False, changes=other)
-    kept = [r.optimised for r in Store(bench.place / "empty").rows()]
+        (runs.folder(way) / "original").write_bytes(source.cubin)
+        (runs.folder(way) / "shared").write_text(str(source.launch.shared))
+        add(way, runs.run(way, host, allow_modelled=allow_modelled))
+    other = {"NOSTALL_HOME": str(runs.root / "empty")}
+    folder = runs.run("decorator, first call", "first-call", allow_modelled=False, changes=other)
+    kept = [r.optimised for r in Store(runs.root / "empty").rows()]
     add("decorator, first call", folder, [row.original, *kept])
-    found += torch_compiled(bench)
-    add("plain again", bench.run("plain again", "plain", told=False), [row.original])
+    found += run_torch_compile(runs)
+    add("plain again", runs.run("plain again", "plain", allow_modelled=False), [row.original])
     return found
 
 
-def torch_compiled(bench: Bench) -> list[Way]:
+def run_torch_compile(runs: AttachRuns) -> list[AttachCheck]:
     """An unchanged program with torch.compile, run as usual first (with Inductor's static launcher,
     past which nothing is seen); then with every kernel that it compiled exchanged."""
-    before = bench.cubins()
-    plain = bench.run("torch.compile", "compiled", told=False)
-    new = {_sha256(file): file.read_bytes() for file in bench.cubins() - before}
-    found = [bench.judge("torch.compile", plain, plain, [])]
-    twins = {
-        sha256: walked(bench.store, data, "torch.compile").optimised for sha256, data in new.items()
+    before = runs.cubins()
+    plain = runs.run("torch.compile", "compiled", allow_modelled=False)
+    new = {_sha256(file): file.read_bytes() for file in runs.cubins() - before}
+    found = [runs.check("torch.compile", plain, plain, [])]
+    optimised_of = {
+        sha256: record_random_schedule(runs.store, data, "torch.compile").optimised
+        for sha256, data in new.items()
     }
     way = "apply, torch.compile"
-    after = bench.run(way, "compiled", apply=True)
+    after = runs.run(way, "compiled", apply=True)
     loaded = set(_loaded(after))
     # Of several configurations Inductor launches one; whatever it launches has to be exchanged.
-    asked = [twin for twin in twins.values() if twin in loaded]
-    if not asked or loaded & set(twins):
-        asked = list(twins.values()) or ["a kernel of torch.compile"]
-    return [*found, bench.judge(way, after, plain, asked)]
+    asked = [twin for twin in optimised_of.values() if twin in loaded]
+    if not asked or loaded & set(optimised_of):
+        asked = list(optimised_of.values()) or ["a kernel of torch.compile"]
+    return [*found, runs.check(way, after, plain, asked)]
 
 
 def _installed(module: str) -> bool:
@@ -249,7 +257,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _table(found: list[Way]) -> None:
+def _table(found: list[AttachCheck]) -> None:
     print(f"{'way':24} {'optimised bytes loaded':24} {'result':10} {'cache':8}")
     for way in found:
         hit = len(set(way.asked) & set(way.loaded))
@@ -266,12 +274,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="nostall-attach-") as place:
-        bench = Bench(Path(place))
+    with tempfile.TemporaryDirectory(prefix="nostall-attach-") as folder:
+        runs = AttachRuns(Path(folder))
         source = compile_triton(ROOT / "examples" / "rmsnorm.py", "rmsnorm", None, "sm_90")
-        row, gpu = measured(bench, source, options.seconds)
-        row = row or walked(bench.store, source.cubin, source.origin)
-        found = ways(bench, source, row)
+        row, gpu = record_measured(runs, source, options.seconds)
+        row = row or record_random_schedule(runs.store, source.cubin, source.origin)
+        found = run_all(runs, source, row)
     _table(found)
     body = [{**asdict(way), "good": way.good} for way in found]
     save(options.out, gpu=gpu, record={"kind": row.kind, "ratio": row.ratio}, ways=body)

@@ -22,7 +22,7 @@ TABLE = ROOT / "README.md"
 
 
 def readme(text: str) -> str:
-    """README.md with the agreement of the SM model and the headline results."""
+    """README.md with new regions: the rank agreement of the SM model and the headline results."""
     agreement = load_agreement()
     sentence = "How well it ranks what a GPU measures is not recorded yet."
     if agreement is not None:
@@ -33,7 +33,7 @@ def readme(text: str) -> str:
 
 
 def benchmark_table(text: str) -> str:
-    """benchmarks/README.md with one row for each benchmark."""
+    """benchmarks/README.md with a new table: one row for each benchmark."""
     head = ("benchmark", "question", "needs", "results", "page")
     return region(text, "benchmarks", table(head, [_row(b) for b in BENCHMARKS]))
 
@@ -76,7 +76,7 @@ def _chains() -> tuple[str, ...]:
 
 
 def _models() -> tuple[str, ...]:
-    """Models that run the stitched version, with the ratio of their steps; the others by number."""
+    """Step-time ratio of each model that runs stitched kernels; the other models are counted."""
     ratios, unchanged, gpus = [], 0, set()
     for path in sorted((results("torch_compile") / "models").glob("*.steady.json*")):
         record = load(path)

@@ -1,4 +1,4 @@
-"""``docs/results/learning.md``: strategies that learn beside those that do not.
+"""Write ``docs/results/learning.md``: learning strategies compared with annealing.
 
 python -m benchmarks page learning
 """
@@ -47,7 +47,7 @@ def write() -> None:
 
 
 def compared(result: Mapping[str, Any], rows: Rows) -> str:
-    """Modelled comparison: gains, evaluations to parts of the best gain, what training saves."""
+    """Modelled comparison: gains, evaluations to parts of the best gain, savings by training."""
     evaluations = result["evaluations"]
     parts = ["## On the SM model, at equal evaluations", wrapped(_origin(result, rows))]
     parts += [_gains(rows), f"![learning curves]({FIGURE.name})"]
@@ -120,8 +120,8 @@ def _gains(rows: Rows) -> str:
         lines.append([kernel, *(_gain(r, best, seeds) if r else "–" for r in cells)])
     costs = []
     for strategy in strategies:
-        mine = [r for r in rows if r["strategy"] == strategy]
-        costs.append(f"{median(r['processor_s'] for r in mine):.0f} s")
+        strategy_rows = [r for r in rows if r["strategy"] == strategy]
+        costs.append(f"{median(r['processor_s'] for r in strategy_rows):.0f} s")
     return table(["kernel", *(f"`{s}`" for s in strategies)], [*lines, ["processor", *costs]])
 
 
@@ -163,7 +163,7 @@ def _number(evaluations: float) -> str:
 
 
 def saved(rows: Rows, part: float, evaluations: int) -> dict[str, float]:
-    """How many times fewer evaluations ``ppo-trained`` needs than ``ppo``, by kernel.
+    """Evaluations of ``ppo`` divided by those of ``ppo-trained`` to a part of the gain, by kernel.
 
     A strategy that never reaches the part counts with all its evaluations. Kernels on which neither
     reaches it are left out.

@@ -17,8 +17,11 @@ def reached(curve: Sequence[Sequence[float]], ratio: float) -> int | None:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per kernel and strategy: gains, evaluations to parts of the best known gain (by part, one
-    number per seed, None where it was not reached), the median curve with its quartiles, cost."""
+    """One row for each kernel and strategy: gains, evaluations to parts of the best gain, cost.
+
+    ``evaluations_to`` has one number for each part and seed, None if the seed never reaches it;
+    ``curve`` has the quartiles over the seeds; the best gain is that of any strategy and seed.
+    """
     rows = []
     for kernel in sorted({r["kernel"] for r in records}):
         mine = [r for r in records if r["kernel"] == kernel]

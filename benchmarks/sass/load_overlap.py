@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.suite import Entry, entries
-from benchmarks.sass.compiler_baseline import fastest, load, wanted
-from benchmarks.sass.suite_cell import built
+from benchmarks.sass.compiler_baseline import fastest, is_selected, load
+from benchmarks.sass.suite_cell import cached_build
 from nostall.core import Budget
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.sass import Program
@@ -37,13 +37,13 @@ KERNELS = (
     "batched_gemm-4x512x512x2048@mma",
     "fused_attention-1x4x2048x64@mma",
 )
-TURNS = 2
-NULLS = 400
-"""Evaluations of the original, each way."""
+REPETITIONS = 2
+NULL_EVALUATIONS = 400
+"""Evaluations of the original, each mode."""
 
 
 @contextmanager
-def device(source: Source, ahead: bool) -> Iterator[Any]:
+def open_device(source: Source, ahead: bool) -> Iterator[Any]:
     assert source.launch is not None
     with LocalGpu(
         Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan(prefetch=ahead)
@@ -52,8 +52,8 @@ def device(source: Source, ahead: bool) -> Iterator[Any]:
         yield gpu
 
 
-def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) -> dict[str, Any]:
-    with device(source, ahead) as gpu:
+def run_search(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) -> dict[str, Any]:
+    with open_device(source, ahead) as gpu:
         objective = GpuObjective(space, gpu)
         began = monotonic()
         found = Anneal().run(space, objective, Budget(seconds=seconds), seed=0)
@@ -70,13 +70,13 @@ def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) 
     }
 
 
-def nulls(source: Source, space: ScheduleSpace, ahead: bool) -> list[float]:
+def null_ratios(source: Source, space: ScheduleSpace, ahead: bool) -> list[float]:
     """Ratios of the original to itself, one for each evaluation; in between others are loaded."""
     patcher, rng = Patcher(space.program, space.function), np.random.default_rng(0)
     others = [patcher.patch(take_random_moves(space, space.start(), rng, 5)[0]) for _ in range(8)]
     ratios = []
-    with device(source, ahead) as gpu:
-        for number in range(NULLS):
+    with open_device(source, ahead) as gpu:
+        for number in range(NULL_EVALUATIONS):
             pending = gpu.start(source.cubin)
             pending.prefetch(others[number % 8])
             pending.prefetch(others[(number + 1) % 8])
@@ -88,15 +88,15 @@ def nulls(source: Source, space: ScheduleSpace, ahead: bool) -> list[float]:
     return ratios
 
 
-def measured(entry: Entry, source: Source, seconds: float) -> dict[str, Any]:
+def measure(entry: Entry, source: Source, seconds: float) -> dict[str, Any]:
     program = Program.from_cubin(source.cubin)
     space = ScheduleSpace(program, program.kernel(source.kernel))
-    ways = [bool(turn % 2) for turn in range(2 * TURNS)]
-    searched(source, space, False, 1.0)  # what a first search compiles is nobody's loss
+    modes = [bool(turn % 2) for turn in range(2 * REPETITIONS)]
+    run_search(source, space, False, 1.0)  # what a first search compiles is nobody's loss
     return {
         "kernel": entry.name,
-        "searches": [searched(source, space, ahead, seconds) for ahead in ways],
-        "null_ratios": {str(way): nulls(source, space, way) for way in (False, True)},
+        "searches": [run_search(source, space, ahead, seconds) for ahead in modes],
+        "null_ratios": {str(mode): null_ratios(source, space, mode) for mode in (False, True)},
     }
 
 
@@ -114,18 +114,18 @@ def main(options: argparse.Namespace) -> None:
     baselines, found = load(options.baseline), []
     for entry in entries():
         best = fastest(baselines.get(entry.name, ()))
-        if best is None or not wanted(entry.name, options):
+        if best is None or not is_selected(entry.name, options):
             continue
-        source = built(entry, best.options)
-        found.append(measured(entry, source, options.seconds))
+        source = cached_build(entry, best.options)
+        found.append(measure(entry, source, options.seconds))
         save(options.out, kind="measured", kernels=found)
-        print(line(found[-1]), flush=True)
+        print(summary_line(found[-1]), flush=True)
 
 
-def line(row: dict[str, Any]) -> str:
-    said = [f"{'ahead' if s['ahead'] else 'late'} {s['per_second']}/s" for s in row["searches"]]
-    for way, ratios in row["null_ratios"].items():
+def summary_line(row: dict[str, Any]) -> str:
+    words = [f"{'ahead' if s['ahead'] else 'late'} {s['per_second']}/s" for s in row["searches"]]
+    for mode, ratios in row["null_ratios"].items():
         with suppress(ValueError):
             low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95))
-            said.append(f"null {way} {middle:.5f} ({low:.4f}-{high:.4f})")
-    return f"{row['kernel']}: {', '.join(said)}"
+            words.append(f"null {mode} {middle:.5f} ({low:.4f}-{high:.4f})")
+    return f"{row['kernel']}: {', '.join(words)}"

@@ -32,8 +32,8 @@ from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = (".cache/corpus/*/*.cubin", "tests/corpus/nvcc/*.cubin", "examples/nvcc/*.cubin")
-STOPS = (0.1, 0.4, 1.0)
+CUBIN_PATTERNS = (".cache/corpus/*/*.cubin", "tests/corpus/nvcc/*.cubin", "examples/nvcc/*.cubin")
+VERIFIED_FRACTIONS = (0.1, 0.4, 1.0)
 """Parts of the walk after which the state is verified."""
 
 Row = dict[str, Any]
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 def cubins(every: int) -> list[Path]:
     """Every N-th cubin of the corpus, in a fixed order."""
-    found = sorted(path for place in PLACES for path in ROOT.glob(place))
+    found = sorted(path for place in CUBIN_PATTERNS for path in ROOT.glob(place))
     return [path for path in found if not path.name.startswith("refused")][::every]
 
 
@@ -56,12 +56,12 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def judge(program: Program, space: ScheduleSpace, state: Schedule) -> Verdict:
+def verify_state(program: Program, space: ScheduleSpace, state: Schedule) -> Verdict:
     """The verdict on a state after it became bytes and was disassembled again."""
     return verify_program(program, Program.from_cubin(space.impose(state).to_cubin()))
 
 
-def steps(
+def random_walk(
     space: ScheduleSpace, seed: int, moves: int
 ) -> Iterator[tuple[ScheduleMove | None, Schedule]]:
     """The states of one walk, the first included; shorter when nothing is offered any more."""
@@ -76,19 +76,19 @@ def steps(
         yield move, state
 
 
-def first_refused(
+def find_refused_move(
     program: Program, space: ScheduleSpace, walk: list[tuple[ScheduleMove | None, Schedule]]
 ) -> Row:
     """A move whose state before is accepted and after is refused (by bisection)."""
-    original = judge(program, space, walk[0][1])
+    original = verify_state(program, space, walk[0][1])
     if not original.safe:
         found = [f"{finding.part}: {finding}" for finding in original.findings[:4]]
         return {"step": 0, "move": "the original itself", "findings": found}
     low, high = 0, len(walk) - 1
-    verdict = judge(program, space, walk[high][1])
+    verdict = verify_state(program, space, walk[high][1])
     while high - low > 1:
         middle = (low + high) // 2
-        found = judge(program, space, walk[middle][1])
+        found = verify_state(program, space, walk[middle][1])
         if found.safe:
             low = middle
         else:
@@ -103,7 +103,7 @@ def walk_function(program: Program, function: Function, seed: int, moves: int) -
     """Walk through the schedules of one function and verify three of the states."""
     space = ScheduleSpace(program, function)
     began = time.perf_counter()
-    walk = list(steps(space, seed, moves))
+    walk = list(random_walk(space, seed, moves))
     row: Row = {
         "function": function.name,
         "instructions": len(function.instructions),
@@ -112,9 +112,9 @@ def walk_function(program: Program, function: Function, seed: int, moves: int) -
         "walk_s": round(time.perf_counter() - began, 3),
     }
     began = time.perf_counter()
-    for stop in sorted({round(part * (len(walk) - 1)) for part in STOPS}):
-        if not judge(program, space, walk[stop][1]).safe:
-            row["failure"] = first_refused(program, space, walk[: stop + 1])
+    for stop in sorted({round(part * (len(walk) - 1)) for part in VERIFIED_FRACTIONS}):
+        if not verify_state(program, space, walk[stop][1]).safe:
+            row["failure"] = find_refused_move(program, space, walk[: stop + 1])
             break
     row["verify_s"] = round(time.perf_counter() - began, 3)
     row["passed"] = "failure" not in row

@@ -30,7 +30,7 @@ from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 
 CORPUS = Path(__file__).resolve().parents[2] / ".cache" / "corpus" / "triton-3.6.0"
-INPUTS = 4
+NUM_INPUTS = 4
 
 
 class Task(NamedTuple):
@@ -42,7 +42,7 @@ class Task(NamedTuple):
     moves: int
 
 
-class Walked(NamedTuple):
+class WalkEnd(NamedTuple):
     """Where a walk ended."""
 
     task: Task
@@ -53,7 +53,7 @@ class Walked(NamedTuple):
 def walk(task: Task) -> Iterator[tuple[ScheduleSpace, Schedule, str]]:
     """The states of a walk, and the move that led to each."""
     program = Program.from_cubin((CORPUS / f"{task.name}.cubin").read_bytes())
-    space = ScheduleSpace(program, program.kernel(entry(task.name)["kernel"]))
+    space = ScheduleSpace(program, program.kernel(corpus_entry(task.name)["kernel"]))
     state, rng = space.start(), np.random.default_rng(task.seed)
     yield space, state, "start"
     length = int(state.stall.sum())
@@ -68,20 +68,20 @@ def walk(task: Task) -> Iterator[tuple[ScheduleSpace, Schedule, str]]:
         yield space, state, str(move)
 
 
-def end(task: Task) -> Walked:
+def walk_to_end(task: Task) -> WalkEnd:
     """The last state of a walk as bytes, and the sum of stalls before and after."""
     states = [(space, state) for space, state, _ in walk(task)]
     space, last = states[-1]
     cycles = (int(states[0][1].stall.sum()), int(last.stall.sum()))
-    return Walked(task, space.impose(last).to_cubin(), cycles)
+    return WalkEnd(task, space.impose(last).to_cubin(), cycles)
 
 
-def entry(name: str) -> dict[str, Any]:
+def corpus_entry(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((CORPUS / "index.json").read_text())[name]
     return found
 
 
-def culprit(task: Task, gpu: LocalGpu) -> tuple[int, str]:
+def find_wrong_move(task: Task, gpu: LocalGpu) -> tuple[int, str]:
     """(number, text) of the first move after which the kernel is wrong, by bisection."""
     steps = [(space.impose(state).to_cubin(), move) for space, state, move in walk(task)]
     good, bad = 0, len(steps) - 1
@@ -94,9 +94,9 @@ def culprit(task: Task, gpu: LocalGpu) -> tuple[int, str]:
     return bad, steps[bad][1]
 
 
-def try_kernel(name: str, ends: list[Walked], plan: MeasurementPlan) -> dict[str, Any]:
+def run_kernel(name: str, ends: list[WalkEnd], plan: MeasurementPlan) -> dict[str, Any]:
     """Run the ends of all walks of one kernel."""
-    about = entry(name)
+    about = corpus_entry(name)
     kernel = Kernel(
         (CORPUS / f"{name}.cubin").read_bytes(),
         about["kernel"],
@@ -109,13 +109,13 @@ def try_kernel(name: str, ends: list[Walked], plan: MeasurementPlan) -> dict[str
         return {**row, "walks": 0, "skipped": str(error)[:200]}
     with gpu:
         row["about"] = dict(gpu.info)
-        for walked in ends:
-            outcome = gpu.evaluate(walked.cubin)
+        for walk_end in ends:
+            outcome = gpu.evaluate(walk_end.cubin)
             if outcome.status != "timed":
-                number, move = culprit(walked.task, gpu)
+                number, move = find_wrong_move(walk_end.task, gpu)
                 row["wrong"].append(
                     {
-                        **walked.task._asdict(),
+                        **walk_end.task._asdict(),
                         "fate": outcome.status,
                         "detail": outcome.detail,
                         "step": number,
@@ -144,7 +144,7 @@ def main(options: argparse.Namespace) -> None:
         path.stem
         for path in sorted(CORPUS.glob("*.sm_90.cubin"))
         if path.stat().st_size <= options.largest
-        and entry(path.stem).get("launch")
+        and corpus_entry(path.stem).get("launch")
         and options.match in path.stem
     ]
     tasks = [
@@ -153,17 +153,17 @@ def main(options: argparse.Namespace) -> None:
         for tighten in (False, True)
         for k in range(options.walks)
     ]
-    plan = MeasurementPlan(rounds=1, inputs=INPUTS, batch_us=20.0)
+    plan = MeasurementPlan(rounds=1, inputs=NUM_INPUTS, batch_us=20.0)
     rows: list[dict[str, Any]] = []
-    ready: dict[str, list[Walked]] = {}
+    ready: dict[str, list[WalkEnd]] = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        for walked in pool.map(end, tasks, chunksize=options.walks):
-            mine = ready.setdefault(walked.task.name, [])
-            mine.append(walked)
+        for walk_end in pool.map(walk_to_end, tasks, chunksize=options.walks):
+            mine = ready.setdefault(walk_end.task.name, [])
+            mine.append(walk_end)
             if len(mine) < 2 * options.walks:
                 continue
-            rows.append(try_kernel(walked.task.name, mine, plan))
+            rows.append(run_kernel(walk_end.task.name, mine, plan))
             print(json.dumps({k: v for k, v in rows[-1].items() if k != "about"}), flush=True)
             _save(options, rows)
             if monotonic() - started > options.seconds:

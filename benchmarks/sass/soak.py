@@ -26,16 +26,16 @@ from benchmarks.harness import gpu_pool
 from benchmarks.harness.result_file import save
 from benchmarks.harness.schema import Options
 from benchmarks.kernels.suite import Entry, entries
-from benchmarks.sass.compiler_baseline import fastest, load, wanted
-from benchmarks.sass.illegal_moves import SHARE, Broken, Gate
-from benchmarks.sass.suite_cell import Open, built
+from benchmarks.sass.compiler_baseline import fastest, is_selected, load
+from benchmarks.sass.illegal_moves import ILLEGAL_SHARE, BrokenCandidate, VerifyingDevice
+from benchmarks.sass.suite_cell import OpenDevice, cached_build
 from nostall.core import Run
 from nostall.core.errors import ContractBroken
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
 from nostall.search import Anneal
 from nostall.tuning.job import Settings, describe, tune
 
-SLICE = 20.0
+SLICE_SECONDS = 20.0
 """Seconds of a run in one go; its search is resumed by the next one."""
 _OVERHEAD = 15.0
 DEADLINE = 3.0
@@ -43,43 +43,43 @@ DEADLINE = 3.0
 
 
 @dataclass(frozen=True)
-class Piece:
+class SoakSlice:
     """One run's next slice: search until ``seconds`` of it are spent in all."""
 
     entry: Entry
     options: Options | None
     folder: Path
     seconds: float
-    open: Open = LocalGpu
-    share: float = SHARE
+    open: OpenDevice = LocalGpu
+    share: float = ILLEGAL_SHARE
 
     @property
     def path(self) -> Path:
         return self.folder / self.entry.name.replace("/", "_")
 
 
-def soak(piece: Piece) -> dict[str, Any]:
+def run_slice(job: SoakSlice) -> dict[str, Any]:
     """In the process of one GPU: go on with a run, and append what happened to its log."""
-    source = built(piece.entry, piece.options)
+    source = cached_build(job.entry, job.options)
     assert source.launch is not None
-    settings = Settings("anneal", seconds=piece.seconds, objective="gpu", rounds=40, checks=4)
-    began, resume = monotonic(), (piece.path / "run.json").exists()
+    settings = Settings("anneal", seconds=job.seconds, objective="gpu", rounds=40, checks=4)
+    began, resume = monotonic(), (job.path / "run.json").exists()
     if resume:
-        run = Run.open(piece.path)
+        run = Run.open(job.path)
     else:
         files = {"original.cubin": source.cubin}
-        run = Run.create(piece.path, "gpu_soak", describe(source, settings), files)
-    log = piece.path / "broken.jsonl"
+        run = Run.create(job.path, "gpu_soak", describe(source, settings), files)
+    log = job.path / "broken.jsonl"
 
-    def note(broken: Broken) -> None:
+    def note(broken: BrokenCandidate) -> None:
         with log.open("a") as file:
             file.write(json.dumps(broken.as_row()) + "\n")
 
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     before = len(list(run.trials())) if resume else 0
     ended, evaluated = "done", 0
-    with run, piece.open(kernel, MeasurementPlan(deadline=DEADLINE)) as gpu:
-        gate = Gate(gpu, source.cubin, note, piece.share)
+    with run, job.open(kernel, MeasurementPlan(deadline=DEADLINE)) as gpu:
+        gate = VerifyingDevice(gpu, source.cubin, note, job.share)
         try:
             tuned = tune(
                 source,
@@ -93,9 +93,9 @@ def soak(piece: Piece) -> dict[str, Any]:
             evaluated = tuned.search.evaluations
         except ContractBroken as error:
             ended = f"a broken kernel got through: {error}"
-    trials = len(list(Run.open(piece.path).trials()))
+    trials = len(list(Run.open(job.path).trials()))
     row = {
-        "kernel": piece.entry.name,
+        "kernel": job.entry.name,
         "ended": ended,
         "legal": gate.legal,
         "lost": gate.lost,
@@ -105,7 +105,7 @@ def soak(piece: Piece) -> dict[str, Any]:
         "seconds": round(monotonic() - began, 2),
         "gpu": dict(gate.info),
     }
-    with (piece.path / "slices.jsonl").open("a") as file:
+    with (job.path / "slices.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     return row
 
@@ -138,28 +138,28 @@ def summary(folder: Path) -> dict[str, Any]:
     }
 
 
-def pieces(
+def next_slices(
     suite: Iterable[Entry], baselines: dict[str, Any], options: argparse.Namespace
-) -> list[Piece]:
+) -> list[SoakSlice]:
     """Every kernel's next slice, then every kernel's next but one, as many as there is time for."""
     found = []
     for number in range(1, options.rounds + 1):
         for entry in suite:
             best = fastest(baselines.get(entry.name, ()))
-            if (entry.options and best is None) or not wanted(entry.name, options):
+            if (entry.options and best is None) or not is_selected(entry.name, options):
                 continue
             chosen = best.options if best else None
-            done = _searched(options.folder / entry.name.replace("/", "_"))
-            seconds = done + number * SLICE
-            piece = Piece(entry, chosen, options.folder, seconds, share=options.share)
-            found.append(piece)
+            done = _searched_seconds(options.folder / entry.name.replace("/", "_"))
+            seconds = done + number * SLICE_SECONDS
+            job = SoakSlice(entry, chosen, options.folder, seconds, share=options.share)
+            found.append(job)
     return found
 
 
-def _searched(path: Path) -> float:
+def _searched_seconds(path: Path) -> float:
     """Seconds of search that earlier slices of this run had."""
     file = path / "slices.jsonl"
-    return SLICE * len(list(_lines(file))) if file.exists() else 0.0
+    return SLICE_SECONDS * len(list(_lines(file))) if file.exists() else 0.0
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
@@ -176,7 +176,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--rounds", type=int, default=20, help="slices per kernel at most")
     parser.add_argument("--abreast", type=int, default=1, help="searches at a time on each GPU")
-    parser.add_argument("--share", type=float, default=SHARE, help="illegal draws among all")
+    parser.add_argument(
+        "--share", type=float, default=ILLEGAL_SHARE, help="illegal draws among all"
+    )
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
 
 
@@ -185,15 +187,17 @@ def main(options: argparse.Namespace) -> None:
     if not found:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
     suite = entries()
-    todo = pieces(suite, load(options.baseline), options)
+    todo = next_slices(suite, load(options.baseline), options)
     names = [entry.name for entry in suite]
-    queues = gpu_pool.assign_queues(todo, len(found), lambda piece: piece.entry.name, names)
-    for answer in gpu_pool.run_jobs(soak, queues, found, until, lambda _: SLICE + _OVERHEAD):
+    queues = gpu_pool.assign_queues(todo, len(found), lambda job: job.entry.name, names)
+    for answer in gpu_pool.run_jobs(
+        run_slice, queues, found, until, lambda _: SLICE_SECONDS + _OVERHEAD
+    ):
         if answer.result is None:
             print(f"{answer.job.entry.name}: {answer.error!r}"[:300], flush=True)
             continue
         print({k: v for k, v in answer.result.items() if k != "gpu"}, flush=True)
-        told = summary(options.folder)
-        save(options.out, **told)
-    told = summary(options.folder)
-    print({key: value for key, value in told.items() if key not in ("broken", "lost", "gpu")})
+        result = summary(options.folder)
+        save(options.out, **result)
+    result = summary(options.folder)
+    print({key: value for key, value in result.items() if key not in ("broken", "lost", "gpu")})

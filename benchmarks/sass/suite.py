@@ -5,7 +5,7 @@
         --out gpu_suite.json
 
 Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what
-is missing, so the matrix can be measured in slices (``--limit`` seconds).  Seed 0 of everything
+is missing, so the missing_cells can be measured in slices (``--limit`` seconds).  Seed 0 of everything
 comes before seed 1, so that a cut-off leaves a smaller table, not a torn one.  All visible GPUs
 take part, each with kernels of its own.  The original is the fastest of the compiler configurations
 that :mod:`benchmarks.sass.compiler_baseline` tried; the last word on each candidate is a fresh process:
@@ -23,9 +23,9 @@ from benchmarks.harness import gpu_pool
 from benchmarks.harness.result_file import head, text
 from benchmarks.harness.schema import Configuration, Record, ResultFile, read
 from benchmarks.kernels.suite import Entry, entries
-from benchmarks.sass.compiler_baseline import fastest, wanted
+from benchmarks.sass.compiler_baseline import fastest, is_selected
 from benchmarks.sass.compiler_baseline import load as load_baselines
-from benchmarks.sass.suite_cell import Cell, Open, measure, strategies
+from benchmarks.sass.suite_cell import Cell, OpenDevice, measure, strategies
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.gpu import LocalGpu
@@ -34,12 +34,12 @@ _OVERHEAD = 15.0
 """Seconds that a record may take beyond its search; filling shapes have large inputs."""
 
 
-def matrix(
+def missing_cells(
     suite: tuple[Entry, ...],
     baselines: dict[str, tuple[Configuration, ...]],
     options: argparse.Namespace,
     done: set[tuple[str, str, int]],
-    opened: Open = LocalGpu,
+    opened: OpenDevice = LocalGpu,
 ) -> list[Cell]:
     """The cells that are missing, seed by seed; kernels without a baseline are left out unless they
     come as they are."""
@@ -48,7 +48,7 @@ def matrix(
         for entry in suite:
             tried = baselines.get(entry.name)
             best = fastest(tried) if tried else None
-            if (entry.options and best is None) or not wanted(entry.name, options):
+            if (entry.options and best is None) or not is_selected(entry.name, options):
                 continue
             for strategy in options.strategy:
                 cell = Cell(
@@ -67,7 +67,9 @@ def matrix(
     return cells
 
 
-def fill(cells: list[Cell], names: list[str], found: list[str], until: float, out: Path) -> None:
+def measure_cells(
+    cells: list[Cell], names: list[str], found: list[str], until: float, out: Path
+) -> None:
     """Measure ``cells`` over the GPUs ``found``, and add each record to ``out`` at once.
 
     ``names``: all kernels of the suite, in the order of the table.
@@ -82,14 +84,14 @@ def fill(cells: list[Cell], names: list[str], found: list[str], until: float, ou
             print(f"{answer.job.key}: left out: {answer.error!r}"[:300], flush=True)
             continue
         records.append(answer.result)
-        print(line(answer.result), flush=True)
-        made = file_of(records, names).model_dump(mode="json")
+        print(summary_line(answer.result), flush=True)
+        made = make_result_file(records, names).model_dump(mode="json")
         write_atomically(out, text(made).encode())
     if seen < len(cells):
         print(f"{len(cells) - seen} of {len(cells)} are left, the time is up; run again for them")
 
 
-def file_of(records: list[Record], names: list[str]) -> ResultFile:
+def make_result_file(records: list[Record], names: list[str]) -> ResultFile:
     """The file, its records in the order of the table whatever GPU was ready first."""
     made: dict[str, Any] = head()
     kernels = {name: number for number, name in enumerate(names)}
@@ -97,8 +99,8 @@ def file_of(records: list[Record], names: list[str]) -> ResultFile:
     return ResultFile(**made, records=tuple(ranked))
 
 
-def line(r: Record) -> str:
-    """A record in one line."""
+def summary_line(r: Record) -> str:
+    """A record in one summary_line."""
     said = r.failure
     if r.ratio is not None:
         said = f"ratio {r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]"
@@ -139,5 +141,5 @@ def main(options: argparse.Namespace) -> None:
     without = [e.name for e in suite if e.options and e.name not in baselines]
     if without:
         print(f"no baseline, so left out: {', '.join(without)}", flush=True)
-    cells = matrix(suite, baselines, options, done)
-    fill(cells, [entry.name for entry in suite], found, until, options.out)
+    cells = missing_cells(suite, baselines, options, done)
+    measure_cells(cells, [entry.name for entry in suite], found, until, options.out)

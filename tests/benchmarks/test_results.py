@@ -31,7 +31,7 @@ from benchmarks.sass.pages.suite_section import (
     seeds,
     suite_section,
 )
-from benchmarks.sass.suite_cell import Cell, Counting, record
+from benchmarks.sass.suite_cell import Cell, CountingDevice, make_record
 from pydantic import ValidationError
 
 from benchmarks.harness import readme
@@ -312,13 +312,13 @@ def test_the_suite_writes_records_that_conform() -> None:
     launch = LaunchSpec.from_toml(NVCC / "dot_product.toml")
     source = load_cubin(NVCC / "dot_product.sm_90.cubin", None, launch)
     settings = Settings(evaluations=12, objective="gpu", rounds=8, checks=2)
-    kept = Counting(FakeDevice(0.9, 0.8, source.cubin))
-    tuned = tune(source, Anneal(), settings, device=kept)
+    device = CountingDevice(FakeDevice(0.9, 0.8, source.cubin))
+    tuned = tune(source, Anneal(), settings, device=device)
     entry = Entry("dot_product", NVCC / "dot_product.sm_90.cubin")
-    made = record(Cell(entry, "anneal", 0, 1.0), source, settings, tuned, kept, 1.5)
+    made = make_record(Cell(entry, "anneal", 0, 1.0), source, settings, tuned, device, 1.5)
     assert made.faster and made.deployed_ratio == pytest.approx(1.25)
     assert (made.original_us, made.best_us) == pytest.approx((10.0, 8.0))
-    assert made.candidates == sum(kept.fates.values()) > 12
+    assert made.candidates == sum(device.outcome_counts.values()) > 12
     head = {"date": made.date, "command": "c", "python": "3", "processor": "p", "versions": {}}
     text = ResultFile(**head, records=(made,)).model_dump_json()
     jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))

@@ -7,7 +7,7 @@ import io
 
 import pytest
 from benchmarks.sass.pages.reasons_section import rows, shares
-from benchmarks.sass.stall_reasons import reasons
+from benchmarks.sass.stall_reasons import parse_stall_reasons
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
@@ -27,7 +27,7 @@ def test_the_longest_wait_comes_first() -> None:
         STALL.format("long_scoreboard"): "1,002.5",
         STALL.format("drain"): "0",
     }
-    found = reasons(page(**values), "")
+    found = parse_stall_reasons(page(**values), "")
     assert list(found["waits"].items()) == [("long_scoreboard", 1002.5), ("barrier", 0.25)]
     assert found["us"] == 12.345
     assert "sm_percent" not in found
@@ -36,7 +36,7 @@ def test_the_longest_wait_comes_first() -> None:
 @pytest.mark.parametrize("lines", [[], ["==ERROR== ERR_NVGPUCTRPERM"], page(x="1")])
 def test_nothing_counted_is_said(lines: list[str]) -> None:
     with pytest.raises(ValueError, match=r"ncu counted nothing.*no permission"):
-        reasons(lines, "no permission")
+        parse_stall_reasons(lines, "no permission")
 
 
 def test_shares_leave_out_the_cycles_that_issue() -> None:
