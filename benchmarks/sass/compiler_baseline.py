@@ -104,7 +104,8 @@ def _identity(source: Source) -> object:
 def _summary_line(name: str, configurations: Sequence[Configuration]) -> str:
     best = fastest(configurations)
     if best is None:
-        return f"{name:40} none of {len(configurations)} configurations ran: {configurations[0].failure}"
+        failure = configurations[0].failure
+        return f"{name:40} none of {len(configurations)} configurations ran: {failure}"
     ran = [c.us for c in configurations if c.us is not None]
     return (
         f"{name:40} {best.us:9.2f} us: tile {best.tile}, {best.num_warps} warps, "

@@ -23,8 +23,8 @@ from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
 ILLEGAL_SHARE = 0.003
-"""Share of illegal moves among all draws. Most other draws are found illegal and are not proposed, so
-about three times this share of the proposals is illegal."""
+"""Share of illegal moves among all draws. Most other draws turn out illegal and are not proposed,
+so about three times this share of the proposals is illegal."""
 KINDS = ("jump", "unwait", "hurry", "unannounce")
 
 

@@ -1,4 +1,4 @@
-"""A search that is looked at: some of its candidates are sample, to ask the SM model about them."""
+"""A search that keeps a sample of its measured candidates, to compare them with the SM model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from nostall.sass.model import SmModel
 from nostall.sass.schedule import Schedule, ScheduleSpace
 
 SAMPLE_SIZE = 300
-"""Candidates sample of a search."""
+"""Candidates in the sample of a search."""
 _MIN_PAIRS = 10
-"""Below that a rank correlation says nothing."""
+"""Smallest number of candidates for a rank correlation."""
 
 
 class SampledSearch(Search):
-    """Passes on ``search`` and keeps up to ``size`` of its timed candidates, all equally likely."""
+    """Runs ``search`` and keeps a uniform sample of up to ``size`` of its timed candidates."""
 
     name: ClassVar[str] = "watched"
 
@@ -49,7 +49,7 @@ class SampledSearch(Search):
         observers: Sequence[Observer] = (),
         resume: Checkpoint | None = None,
     ) -> SearchResult[Any]:
-        """As ``search`` does."""
+        """Run ``search`` with an objective that samples its candidates."""
         sampling = _SamplingObjective(objective, self.size, seed)
         self.sample, self.space = sampling.sample, space
         return self.search.run(
@@ -58,7 +58,7 @@ class SampledSearch(Search):
 
 
 class _SamplingObjective(Objective[Schedule]):
-    """A measured objective that keeps a uniform sample of what was asked (reservoir sampling)."""
+    """A measured objective that keeps a uniform sample of its states (reservoir sampling)."""
 
     kind: ClassVar[Kind] = "measured"
     unit: ClassVar[str] = "s"
@@ -84,8 +84,10 @@ class _SamplingObjective(Objective[Schedule]):
 
 
 def model_sample(search: SampledSearch, launch: LaunchSpec) -> Modelled | None:
-    """What the SM model says of the measured candidates; None for too few of them, or for a kernel
-    that the model does not take."""
+    """Modelled and measured times of the sampled candidates.
+
+    None if there are too few candidates or the SM model does not support the kernel.
+    """
     if search.space is None:
         return None
     try:

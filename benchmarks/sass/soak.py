@@ -1,14 +1,14 @@
-"""Soak: long searches with moves that break kernels on purpose.
+"""Long searches with moves that break kernels on purpose, to test that nothing wrong is accepted.
 
     python -m benchmarks run sass.soak --baseline gpu_baseline.json --folder soak \\
         --out gpu_soak.json
 
-Searches over the suite's kernels, one after the other and again, on all visible GPUs (``--abreast``
-of them at a time on each); about one proposal in a hundred is illegal and runs without the verifier
-having been asked (``--share``: of all draws).  A slice ends after ``--limit`` seconds; the next one
-(same ``--folder``) resumes every run where it stood.  Counted are faults and hangs survived (each
-with its move), results lost, and broken kernels accepted: a broken one that fails on the GPU though
-the verifier calls it safe, or one that a search ends with.
+Searches the suite's kernels in slices, one kernel after the other, on all visible GPUs
+(``--abreast`` searches at a time on each). About 1 % of the proposals are illegal and run without a check by the
+verifier (``--share``: share of all draws). The benchmark ends after ``--limit`` seconds; the next
+one with the same ``--folder`` resumes all runs. It counts survived faults and hangs, lost results,
+and accepted broken kernels: those that fail on the GPU although the verifier finds them safe, or
+that are the result of a search.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from nostall.search import Anneal
 from nostall.tuning.job import Settings, describe, tune
 
 SLICE_SECONDS = 20.0
-"""Seconds of a run in one go; its search is resumed by the next one."""
+"""Seconds of search in one slice of a run; the next slice resumes the search."""
 _OVERHEAD = 15.0
+"""Expected seconds of a slice beyond its search."""
 DEADLINE = 3.0
-"""Seconds after which a kernel hangs; the suite's take less than a millisecond."""
+"""Seconds after which a kernel counts as hung; those of the suite take less than 1 ms."""
 
 
 @dataclass(frozen=True)
 class SoakSlice:
-    """One run's next slice: search until ``seconds`` of it are spent in all."""
+    """The next slice of a run: search until ``seconds`` are spent in all slices together."""
 
     entry: Entry
     options: Options | None
@@ -59,7 +60,7 @@ class SoakSlice:
 
 
 def run_slice(job: SoakSlice) -> dict[str, Any]:
-    """In the process of one GPU: go on with a run, and append what happened to its log."""
+    """Start or resume a run and append its outcomes to its logs; runs in the process of one GPU."""
     source = cached_build(job.entry, job.options)
     assert source.launch is not None
     settings = Settings("anneal", seconds=job.seconds, objective="gpu", rounds=40, checks=4)
@@ -77,9 +78,9 @@ def run_slice(job: SoakSlice) -> dict[str, Any]:
 
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     before = len(list(run.trials())) if resume else 0
-    ended, evaluated = "done", 0
+    status, evaluated = "done", 0
     with run, job.open(kernel, MeasurementPlan(deadline=DEADLINE)) as gpu:
-        gate = VerifyingDevice(gpu, source.cubin, note, job.share)
+        device = VerifyingDevice(gpu, source.cubin, note, job.share)
         try:
             tuned = tune(
                 source,
@@ -87,23 +88,23 @@ def run_slice(job: SoakSlice) -> dict[str, Any]:
                 settings,
                 run=run,
                 resume=resume,
-                device=gate,
-                make_space=gate.make_space,
+                device=device,
+                make_space=device.make_space,
             )
             evaluated = tuned.search.evaluations
         except ContractBroken as error:
-            ended = f"a broken kernel got through: {error}"
+            status = f"a broken kernel was accepted: {error}"
     trials = len(list(Run.open(job.path).trials()))
     row = {
         "kernel": job.entry.name,
-        "ended": ended,
-        "legal": gate.legal,
-        "lost": gate.lost,
+        "ended": status,
+        "legal": device.legal,
+        "lost": device.lost,
         "trials_before": before,
         "trials": trials,
         "missing_trials": max(0, evaluated - trials),
         "seconds": round(monotonic() - began, 2),
-        "gpu": dict(gate.info),
+        "gpu": dict(device.info),
     }
     with (job.path / "slices.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -111,7 +112,7 @@ def run_slice(job: SoakSlice) -> dict[str, Any]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What all slices in ``folder`` came to, and every broken kernel."""
+    """Totals of all slices in ``folder``, and the list of broken kernels."""
     slices, rows = [], []
     for path in sorted(folder.glob("*/slices.jsonl")):
         slices += list(_lines(path))
@@ -141,23 +142,23 @@ def summary(folder: Path) -> dict[str, Any]:
 def next_slices(
     suite: Iterable[Entry], baselines: dict[str, Any], options: argparse.Namespace
 ) -> list[SoakSlice]:
-    """Every kernel's next slice, then every kernel's next but one, as many as there is time for."""
-    found = []
+    """The next slices of all runs: ``--rounds`` rounds over all kernels."""
+    jobs = []
     for number in range(1, options.rounds + 1):
         for entry in suite:
             best = fastest(baselines.get(entry.name, ()))
             if (entry.options and best is None) or not is_selected(entry.name, options):
                 continue
-            chosen = best.options if best else None
+            compile_options = best.options if best else None
             done = _searched_seconds(options.folder / entry.name.replace("/", "_"))
             seconds = done + number * SLICE_SECONDS
-            job = SoakSlice(entry, chosen, options.folder, seconds, share=options.share)
-            found.append(job)
-    return found
+            job = SoakSlice(entry, compile_options, options.folder, seconds, share=options.share)
+            jobs.append(job)
+    return jobs
 
 
 def _searched_seconds(path: Path) -> float:
-    """Seconds of search that earlier slices of this run had."""
+    """Seconds of search in the earlier slices of a run."""
     file = path / "slices.jsonl"
     return SLICE_SECONDS * len(list(_lines(file))) if file.exists() else 0.0
 
@@ -183,21 +184,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    until, found = monotonic() + options.limit, gpu_pool.visible_gpus() * options.abreast
-    if not found:
+    until, gpus = monotonic() + options.limit, gpu_pool.visible_gpus() * options.abreast
+    if not gpus:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
     suite = entries()
-    todo = next_slices(suite, load(options.baseline), options)
+    jobs = next_slices(suite, load(options.baseline), options)
     names = [entry.name for entry in suite]
-    queues = gpu_pool.assign_queues(todo, len(found), lambda job: job.entry.name, names)
-    for answer in gpu_pool.run_jobs(
-        run_slice, queues, found, until, lambda _: SLICE_SECONDS + _OVERHEAD
+    queues = gpu_pool.assign_queues(jobs, len(gpus), lambda job: job.entry.name, names)
+    for job_result in gpu_pool.run_jobs(
+        run_slice, queues, gpus, until, lambda _: SLICE_SECONDS + _OVERHEAD
     ):
-        if answer.result is None:
-            print(f"{answer.job.entry.name}: {answer.error!r}"[:300], flush=True)
+        if job_result.result is None:
+            print(f"{job_result.job.entry.name}: {job_result.error!r}"[:300], flush=True)
             continue
-        print({k: v for k, v in answer.result.items() if k != "gpu"}, flush=True)
-        result = summary(options.folder)
-        save(options.out, **result)
-    result = summary(options.folder)
-    print({key: value for key, value in result.items() if key not in ("broken", "lost", "gpu")})
+        print({k: v for k, v in job_result.result.items() if k != "gpu"}, flush=True)
+        save(options.out, **summary(options.folder))
+    totals = summary(options.folder)
+    print({key: value for key, value in totals.items() if key not in ("broken", "lost", "gpu")})

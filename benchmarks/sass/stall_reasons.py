@@ -1,10 +1,11 @@
-"""Where the suite's kernels wait: ncu's stall reasons of each original.
+"""Stall reasons of the suite's original kernels, counted by ncu.
 
     python -m benchmarks run sass.stall_reasons --baseline gpu_baseline.json --out gpu_reasons.json
 
-The original is the configuration that :mod:`benchmarks.sass.suite` starts from, launched once in a
-process of its own under ncu, caches and clocks left alone.  Each kernel is written when it is done;
-a second run does only what is missing or failed.  Needs a GPU whose counters may be read.
+The original is the configuration that :mod:`benchmarks.sass.suite` starts from. It is launched once
+in a process of its own under ncu, without locked clocks or flushed caches. The file is written after
+each kernel; a second run computes only missing or failed kernels. Needs a GPU with readable
+performance counters.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _METRICS = {
     "issued_per_cycle": ("smsp__issue_active.avg.per_cycle_active", 1.0),
 }
 _LIMIT = 60.0
-"""Seconds that one kernel may take under ncu."""
+"""Time limit of one kernel under ncu, in seconds."""
 
 
 def parse_stall_reasons(lines: Sequence[str], errors: str) -> dict[str, Any]:
-    """What ncu's raw page says of the one launch in it.
+    """Counters of the single launch on ncu's raw page.
 
-    ``waits``: cycles that a warp waits between two of its instructions, by reason, the largest
-    first.  Raises :class:`ValueError` where ncu counted nothing.
+    ``waits``: cycles that a warp stalls between two of its instructions, by reason, largest first.
+    Raises ValueError if ncu counted nothing.
     """
     rows = [line for line in lines if line.startswith('"')]
     table = list(csv.DictReader(io.StringIO("\n".join(rows))))
@@ -56,18 +57,18 @@ def parse_stall_reasons(lines: Sequence[str], errors: str) -> dict[str, Any]:
         raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], errors.strip()[-300:]])}")
     row = table[1]
     waits = {_reason_name(name): _number(row[name]) for name in names}
-    found: dict[str, Any] = {
+    counters: dict[str, Any] = {
         key: round(_number(row[name]) * scale, 4)
         for key, (name, scale) in _METRICS.items()
         if row.get(name)
     }
     ranked = sorted(waits.items(), key=lambda item: -item[1])
-    found["waits"] = {reason: round(cycles, 3) for reason, cycles in ranked if cycles}
-    return found
+    counters["waits"] = {reason: round(cycles, 3) for reason, cycles in ranked if cycles}
+    return counters
 
 
 def profile_launch(ncu: str, entry: Entry, kernel: Kernel, limit: float = _LIMIT) -> dict[str, Any]:
-    """One launch of ``kernel`` under ncu."""
+    """Launch ``kernel`` once under ncu; returns its counters."""
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         file = Path(folder) / "kernel.pickle"
         file.write_bytes(pickle.dumps((kernel, kernel.cubin, MeasurementPlan(), 0)))
@@ -82,9 +83,9 @@ def profile_launch(ncu: str, entry: Entry, kernel: Kernel, limit: float = _LIMIT
 
 
 def _reason_name(name: str) -> str:
-    found = _STALL_METRIC.fullmatch(name)
-    assert found is not None
-    return found[1]
+    match = _STALL_METRIC.fullmatch(name)
+    assert match is not None
+    return match[1]
 
 
 def _number(text: str) -> float:
@@ -119,10 +120,14 @@ def main(options: argparse.Namespace) -> int:
         source = cached_build(entry, best)
         assert source.launch is not None
         try:
-            found = profile_launch(ncu, entry, Kernel(source.cubin, source.kernel, source.launch))
+            counters = profile_launch(
+                ncu, entry, Kernel(source.cubin, source.kernel, source.launch)
+            )
         except (ValueError, TimeoutExpired) as error:
-            found = {"failure": str(error)[:300]}
-        done[entry.name] = found
-        print(entry.name, found.get("failure") or list(found["waits"].items())[:3], flush=True)
+            counters = {"failure": str(error)[:300]}
+        done[entry.name] = counters
+        print(
+            entry.name, counters.get("failure") or list(counters["waits"].items())[:3], flush=True
+        )
         save(options.out, kernels=done)
     return 0

@@ -1,4 +1,4 @@
-"""One cell of the suite's matrix: one kernel, one strategy, one seed."""
+"""Measure one cell of the suite: a search on one kernel with one strategy and one seed."""
 
 from __future__ import annotations
 
@@ -42,19 +42,22 @@ OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What to search, for how long, from the fastest of which ``baseline`` (None: none was tried),
-    and how many fresh inputs the winner has to pass.  ``policy`` is what ``ppo-trained`` begins
-    with."""
+    """One search of the suite, and the settings of its measurement."""
 
     entry: Entry
     strategy: str
     seed: int
     seconds: float
+    """Time limit of the search."""
     checks: int = 16
+    """New random inputs on which the best candidate must be correct."""
     baseline: tuple[Configuration, ...] | None = None
+    """Compiler configurations that were timed; None for a cubin."""
     options: Options | None = None
+    """The fastest configuration, which the search starts from; None for a cubin."""
     open: OpenDevice = LocalGpu
     policy: Path | None = None
+    """Policy file of ``ppo-trained``."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -62,20 +65,23 @@ class Cell:
 
 
 def strategies() -> dict[str, Search]:
-    """The contestants; ``sip`` restarts when its one published run has ended."""
+    """Default strategies by name; ``sip`` restarts when its published run ends."""
     return {"anneal": Anneal(), "sip": Sip(restarts=True)}
 
 
 def make_search(name: str, policy: Path | None) -> Search:
-    """One of :func:`strategies`, or one that learns: ``cuasmrl``, ``ppo``, ``ppo-trained``."""
+    """A search of :func:`strategies`, or ``cuasmrl``, ``ppo`` or ``ppo-trained``."""
     if name == "ppo-trained":
         return make_strategy("ppo", policy=policy)
     return strategies()[name] if name in strategies() else make_strategy(name)
 
 
 def measure(cell: Cell) -> Record:
-    """Search for ``cell.seconds``, race the finalists, decide in a fresh process; then ask the
-    model about the candidates."""
+    """Search for ``cell.seconds`` and compare the best candidate with the original.
+
+    The final comparison runs in a new process. Then the SM model evaluates a sample of the measured
+    candidates.
+    """
     _warm_up_numba()
     source = cached_build(cell.entry, cell.options)
     assert source.launch is not None
@@ -93,7 +99,7 @@ def measure(cell: Cell) -> Record:
 
 @cache
 def _warm_up_numba() -> None:
-    """Have Numba compile nostall's own loops before the clock of the first search runs."""
+    """Let numba compile nostall's loops before the time of the first search starts."""
     source = load_cubin(EXAMPLES / "nvcc" / "dot_product.sm_90.cubin")
     program = Program.from_cubin(source.cubin)
     space = ScheduleSpace(program, program.kernel(source.kernel))
@@ -104,7 +110,7 @@ def _warm_up_numba() -> None:
 
 @cache
 def cached_build(entry: Entry, options: Options | None) -> Source:
-    """Compiled once per process."""
+    """``build`` with a cache, so that each process compiles a kernel once."""
     return build(entry, options)
 
 
@@ -117,13 +123,13 @@ def make_record(
     seconds: float,
     modelled_sample: Modelled | None = None,
 ) -> Record:
-    """What a tuning run found, in the form of ``results/schema.json``."""
-    found, decision = tuned.search, tuned.decision
+    """Record of a tuning run, as ``harness/schema.json`` describes it."""
+    result, decision = tuned.search, tuned.decision
     assert decision is not None and source.launch is not None
     comparison, timing = decision.comparison, decision.outcome.timing
     about, header = dict(device.info), head()
     samples = None
-    original = found.start_measurement.value * 1e6
+    original = result.start_measurement.value * 1e6
     if timing is not None:
         sides = (timing.original, timing.candidate, timing.null)
         original_us, candidate_us, null_us = map(_microseconds, sides)
@@ -161,10 +167,10 @@ def make_record(
         modelled=modelled_sample,
         failure="" if comparison else f"{decision.outcome.status}: {decision.outcome.detail}",
         details={
-            "rejected_moves": found.rejected,
+            "rejected_moves": result.rejected,
             "fates": device.outcome_counts,
             "spent_s": {part: round(value, 3) for part, value in device.phase_seconds.items()},
-            "search_s": round(found.seconds, 2),
+            "search_s": round(result.seconds, 2),
             "moved": tuned.num_moved,
             "retimed": tuned.num_retimed,
             "compiled": dict(source.provenance),
@@ -174,7 +180,7 @@ def make_record(
 
 
 class CountingDevice:
-    """Passes on, and counts what became of every candidate."""
+    """A device that counts the outcomes of another device and sums their phase times."""
 
     def __init__(self, gpu: Device) -> None:
         self.gpu = gpu
@@ -189,7 +195,7 @@ class CountingDevice:
         return self._count(self.gpu.evaluate(cubin))
 
     def start(self, cubin: bytes) -> PendingOutcome:
-        """As the device's own, or done at once where it cannot overlap."""
+        """Start an evaluation; evaluates at once if the device cannot overlap."""
         if not isinstance(self.gpu, AsyncDevice):
             outcome = self.gpu.evaluate(cubin)
             return PendingOutcome(lambda: True, lambda: self._count(outcome))

@@ -1,4 +1,4 @@
-"""Section of the results page: experiments on correctness and on the measuring itself, on a GPU."""
+"""Section of the results page: correctness of results and of the measuring itself, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Section of the results page: what the original kernels wait for (ncu), beside the gains.
 
-An order of instructions can hide the wait for results of fixed latency. Waits for memory, for a
-barrier or for a full pipe it can only start earlier. Shares are of the warps' cycles in which they
+A better order of instructions can hide fixed latencies. It can only start waits for memory, for a
+barrier or for a full pipe earlier. Shares are of the warps' cycles in which they
 do not issue (ncu's reason ``selected`` is left out).
 """
 

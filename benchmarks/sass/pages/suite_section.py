@@ -1,8 +1,8 @@
 """Section of the results page: what the searches of the suite gained on a GPU.
 
-The headline was named before anything was measured: the geometric mean over kernels of the deployed
+The headline was chosen before the measurement: the geometric mean over kernels of the deployed
 ratio of ``anneal``, median over seeds, at the published small shapes. Shapes that fill the GPU are
-listed apart, and so is the best of all strategies and seeds, because that is chosen afterwards.
+listed separately. So is the best of all strategies and seeds, because it is chosen afterwards.
 """
 
 from __future__ import annotations
