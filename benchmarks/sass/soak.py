@@ -4,11 +4,11 @@
         --out gpu_soak.json
 
 Searches the suite's kernels in slices, one kernel after the other, on all visible GPUs
-(``--abreast`` searches at a time on each). About 1 % of the proposals are illegal and run without a check by the
-verifier (``--share``: share of all draws). The benchmark ends after ``--limit`` seconds; the next
-one with the same ``--folder`` resumes all runs. It counts survived faults and hangs, lost results,
-and accepted broken kernels: those that fail on the GPU although the verifier finds them safe, or
-that are the result of a search.
+(``--abreast`` searches at a time on each). About 1 % of the proposals are illegal and run without a
+check by the verifier (``--share``: share of all draws). The benchmark ends after ``--limit``
+seconds; the next one with the same ``--folder`` resumes all runs. It counts survived faults and
+hangs, lost results, and accepted broken kernels: those that fail on the GPU although the verifier
+finds them safe, or that are the result of a search.
 """
 
 from __future__ import annotations

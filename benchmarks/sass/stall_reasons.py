@@ -3,8 +3,8 @@
     python -m benchmarks run sass.stall_reasons --baseline gpu_baseline.json --out gpu_reasons.json
 
 The original is the configuration that :mod:`benchmarks.sass.suite` starts from. It is launched once
-in a process of its own under ncu, without locked clocks or flushed caches. The file is written after
-each kernel; a second run computes only missing or failed kernels. Needs a GPU with readable
+in a process of its own under ncu, without locked clocks or flushed caches. The file is written
+after each kernel; a second run computes only missing or failed kernels. Needs a GPU with readable
 performance counters.
 """
 

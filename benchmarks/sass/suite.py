@@ -90,9 +90,8 @@ def measure_cells(
         body = make_result_file(records, names).model_dump(mode="json")
         write_atomically(out, text(body).encode())
     if num_results < len(cells):
-        print(
-            f"{len(cells) - num_results} of {len(cells)} are left, the time is up; run again for them"
-        )
+        missing = len(cells) - num_results
+        print(f"{missing} of {len(cells)} are left, the time is up; run again for them")
 
 
 def make_result_file(records: list[Record], names: list[str]) -> ResultFile:

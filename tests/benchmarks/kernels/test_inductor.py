@@ -18,12 +18,12 @@ from nostall.core.launch import Buffer, Constant
 from nostall.sass import Program
 from nostall.tuning.kernel_file import find_jit_function, import_file
 
-KEPT = {"BLOCK": 512}
+CONSTANTS = {"BLOCK": 512}
 
 
 def config(**changes: Any) -> Any:
-    given = {"kwargs": KEPT, "num_warps": 4, "num_stages": 1}
-    return SimpleNamespace(**{**given, **changes})
+    defaults = {"kwargs": CONSTANTS, "num_warps": 4, "num_stages": 1}
+    return SimpleNamespace(**{**defaults, **changes})
 
 
 def launched(grid: str = "Grid1D") -> RecordedLaunch:
@@ -57,7 +57,7 @@ def compiled() -> RecordedCompilation:
         function = find_jit_function(triton, module, path, "rmsnorm")
         kinds = ("*fp16", "*fp16", "*fp16", "i32", "i32", "fp32", "constexpr")
         signature = dict(zip(function.arg_names, kinds, strict=True))
-        source = ASTSource(function, signature, KEPT)
+        source = ASTSource(function, signature, CONSTANTS)
         kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return RecordedCompilation(source, options, kernel)
 
@@ -73,7 +73,7 @@ def test_a_launch_becomes_a_cubin_and_its_launch(compiled: RecordedCompilation) 
     assert [a.name for a in launch.args][-2:] == ["global_scratch", "profile_scratch"]
 
 
-def test_what_is_not_understood_is_refused(compiled: RecordedCompilation) -> None:
+def test_unsupported_launches_are_rejected(compiled: RecordedCompilation) -> None:
     with pytest.raises(BadInput, match="Grid1D"):
         extract_kernel(launched("Grid2D"), [compiled], 1.0)
     with pytest.raises(BadInput, match="none of 1 compilations"):
