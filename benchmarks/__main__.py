@@ -25,22 +25,22 @@ PAGES = {
     "parallel": "parallel.page",
     "workload": "workload.page",
 }
-"""Modules with ``write()``: pages of ``docs/results``, the tables of the two READMEs, the schema."""
+"""Modules with ``write()``: pages of ``docs/results``, tables of two READMEs, the JSON Schema."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: done; 1: the benchmark's own answer is no; 2: bad usage."""
+    """Run a command; returns 0, 1 if the benchmark's answer is no, or 2 for wrong usage."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # A benchmark's own options follow its name, so that `run NAME --help` shows them.
     if len(words) >= 2 and words[0] == "run" and not words[1].startswith("-"):
         return _run(words[1], words[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    listing = verbs.add_parser("list", help="all benchmarks with question, needs and results")
+    commands = parser.add_subparsers(dest="verb", required=True)
+    listing = commands.add_parser("list", help="all benchmarks with question, needs and results")
     listing.add_argument("--format", choices=("table", "json"), default="table")
-    running = verbs.add_parser("run", help="run one benchmark: run NAME [its options]")
+    running = commands.add_parser("run", help="run one benchmark: run NAME [its options]")
     running.add_argument("name", help="see `list`")
-    paging = verbs.add_parser("page", help="write a page of docs/results from committed results")
+    paging = commands.add_parser("page", help="write a page of docs/results from committed results")
     paging.add_argument("name", choices=(*PAGES, "all"))
     options = parser.parse_args(words)
     if options.verb == "list":
@@ -57,7 +57,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         print(error.args[0], file=sys.stderr)
         return 2
     module = benchmark.load()
-    parser = parser_of(benchmark)
+    parser = make_parser(benchmark)
     module.add_options(parser)
     try:
         return module.main(parser.parse_args(arguments)) or 0
@@ -66,16 +66,16 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return error.exit_code
 
 
-def parser_of(benchmark: Benchmark) -> argparse.ArgumentParser:
-    """The parser to which a benchmark adds its own options."""
+def make_parser(benchmark: Benchmark) -> argparse.ArgumentParser:
+    """A parser with the benchmark's question; ``add_options`` of the benchmark extends it."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks run {benchmark.name}",
         description=f"{benchmark.question} Needs: {benchmark.needs}.",
     )
 
 
-def _list(form: str) -> int:
-    if form == "json":
+def _list(output_format: str) -> int:
+    if output_format == "json":
         print(json.dumps([asdict(benchmark) for benchmark in BENCHMARKS], indent=1))
         return 0
     width = max(len(benchmark.name) for benchmark in BENCHMARKS)

@@ -1,4 +1,4 @@
-"""The benchmarks: one row each. ``python -m benchmarks`` and ``benchmarks/README.md`` read this table."""
+"""The table of all benchmarks; ``python -m benchmarks`` and ``benchmarks/README.md`` use it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Benchmark:
     """One benchmark: a module with ``add_options(parser)`` and ``main(options)``."""
 
     name: str
-    """``LEVEL.NAME``, as ``python -m benchmarks run`` takes it."""
+    """``LEVEL.NAME``, the argument of ``python -m benchmarks run``."""
     module: str
     """Module below ``benchmarks``."""
     needs: Needs
     question: str
-    """What the result answers, in one sentence."""
+    """Question that the result answers, in one sentence."""
     results: tuple[str, ...] = ()
     """Committed result files or folders below ``benchmarks``."""
     page: str = ""
@@ -53,7 +53,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("sass.fuzz", "CPU", "Do damaged cubins end in a clear error?", "fuzz.json"),
     _row("sass.kill_resume", "CPU", "Does a killed search resume to the same result?",
          "kill_resume.json"),
-    _row("kernels.inductor", "GPU", "Which kernel does torch.compile write for a layer norm + GELU?"),
+    _row("kernels.inductor", "GPU",
+         "Which kernel does torch.compile write for a layer norm + GELU?"),
     _row("sass.compiler_baseline", "GPU", "What is the fastest compiler configuration of a kernel?",
          "compiler_baseline.json", "sass.md"),
     _row("sass.suite", "GPU", "How much faster do searched schedules run?",
@@ -152,7 +153,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark of that name; raises KeyError with the known names."""
+    """The benchmark with this name; raises KeyError with the allowed names."""
     for benchmark in BENCHMARKS:
         if benchmark.name == name:
             return benchmark

@@ -1,9 +1,9 @@
-"""Print figures about the structure of the source tree: folder sizes, import cycles, long functions.
+"""Print figures about the structure of the source tree: folders, import cycles, long functions.
 
     python -m tools.structure [--root DIR] [--format table|json]
 
-Only Python's own modules are needed, so the script measures any commit:
-``git worktree add /tmp/old COMMIT && python -m tools.structure --root /tmp/old``.
+The script parses the files and imports none of them, so it can measure another commit:
+``git worktree add ../old COMMIT && python -m tools.structure --root ../old``.
 """
 
 from __future__ import annotations
@@ -17,33 +17,44 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MAX_LINES = 60
+"""Allowed lines of a function, decorators excluded."""
 MAX_PARAMETERS = 8
+"""Allowed parameters of a function, ``self`` and ``cls`` excluded."""
 _BROAD = {"Exception", "BaseException"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Figures of one source tree. Lists name the offenders as ``file:line name``."""
+    """Figures of one source tree. Functions and handlers are listed as ``file:line name``."""
 
     lines: int
+    """Lines of all Python files, comments and blank lines included."""
     modules: int
+    """Python files, ``__init__.py`` included."""
     largest_folder: str
+    """Folder with the most modules, except ``cli``, which has one module a command."""
     largest_folder_modules: int
+    """Modules in that folder, without ``__init__.py`` and subfolders."""
     cycles: list[list[str]]
+    """Groups of modules that import each other when they are imported."""
     long_functions: list[str]
+    """Functions longer than ``MAX_LINES``."""
     many_parameters: list[str]
+    """Functions with more than ``MAX_PARAMETERS``, outside ``cli`` and numba kernels."""
     broad_excepts: list[str]
+    """Handlers and ``suppress`` calls that catch ``Exception`` or all exceptions."""
 
 
 def module_name(file: Path, source: Path) -> str:
+    """Dotted name of the module in ``file``; ``source`` is the folder of the package."""
     parts = file.relative_to(source).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports(tree: ast.AST, known: set[str]) -> Iterator[str]:
-    """The modules of ``known`` that a module imports when it is itself imported."""
-    for node in _at_import(tree):
+    """Yield the modules of ``known`` that a module imports while it is imported."""
+    for node in _import_time_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -55,19 +66,19 @@ def imports(tree: ast.AST, known: set[str]) -> Iterator[str]:
                     yield node.module
 
 
-def _at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that run on import: bodies of functions and of ``if TYPE_CHECKING`` are left out."""
+def _import_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run on import: not in functions, not under ``if TYPE_CHECKING``."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.Lambda):
             continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         yield child
-        yield from _at_import(child)
+        yield from _import_time_nodes(child)
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Strongly connected components with more than one module (Tarjan)."""
+    """Strongly connected components with more than one module (Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -76,12 +87,12 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     def visit(name: str) -> None:
         index[name] = low[name] = len(index)
         stack.append(name)
-        for other in graph[name]:
-            if other not in index:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], index[other])
+        for imported in graph[name]:
+            if imported not in index:
+                visit(imported)
+                low[name] = min(low[name], low[imported])
+            elif imported in stack:
+                low[name] = min(low[name], index[imported])
         if low[name] == index[name]:
             start = stack.index(name)
             component = sorted(stack[start:])
@@ -107,6 +118,7 @@ def parameters(function: Function) -> int:
 
 
 def _is_compiled(function: Function) -> bool:
+    """Whether numba compiles the function."""
     return any("njit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
@@ -136,20 +148,17 @@ def measure(root: Path, source: Path) -> Structure:
     trees = {file: ast.parse(file.read_text("utf-8")) for file in files}
     names = {module_name(file, source.parent): file for file in files}
     known = set(names)
-    graph = {
-        name: {other for other in imports(trees[file], known) if other != name}
-        for name, file in names.items()
-    }
+    graph = {name: set(imports(trees[file], known)) - {name} for name, file in names.items()}
     folders = Counter(
         str(file.parent.relative_to(root)) for file in files if file.name != "__init__.py"
     )
     del folders[str((source / "cli").relative_to(root))]
     folder, modules = folders.most_common(1)[0]
 
-    def listed(chosen: Iterable[tuple[Path, int, str]]) -> list[str]:
-        return [f"{file.relative_to(root)}:{line} {name}" for file, line, name in chosen]
+    def listed(places: Iterable[tuple[Path, int, str]]) -> list[str]:
+        return [f"{file.relative_to(root)}:{line} {name}" for file, line, name in places]
 
-    found = [(file, function) for file, tree in trees.items() for function in functions(tree)]
+    definitions = [(file, function) for file, tree in trees.items() for function in functions(tree)]
     return Structure(
         lines=sum(len(file.read_text("utf-8").splitlines()) for file in files),
         modules=len(files),
@@ -158,12 +167,12 @@ def measure(root: Path, source: Path) -> Structure:
         cycles=cycles(graph),
         long_functions=listed(
             (file, f.lineno, f.name)
-            for file, f in found
+            for file, f in definitions
             if (f.end_lineno or f.lineno) - f.lineno + 1 > MAX_LINES
         ),
         many_parameters=listed(
             (file, f.lineno, f.name)
-            for file, f in found
+            for file, f in definitions
             if parameters(f) > MAX_PARAMETERS and not _is_compiled(f) and "cli" not in file.parts
         ),
         broad_excepts=listed(
@@ -191,8 +200,13 @@ def table(structure: Structure) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument(
+        "--root", type=Path, default=Path(__file__).resolve().parents[1],
+        help="root of the repository to measure; default: this one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="default: table"
+    )
     options = parser.parse_args()
     root = options.root.resolve()
     structure = measure(root, root / "src" / "nostall")

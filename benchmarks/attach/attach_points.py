@@ -1,14 +1,14 @@
-"""Do results reach the GPU?  Every attachment point, on a real one.
+"""Test each attachment point on a GPU: is the optimised binary loaded, and is its result equal?
 
     python -m benchmarks run attach.attach_points --out benchmarks/attach/results/attach_points.json
 
-Tunes one kernel for a few seconds and records it; then runs ``attach_program.py`` in each way and
-looks at the bytes that were handed to the driver, at the result (bit by bit, against the run
-without nostall), and at Triton's cache (no optimised cubin may be in it).  Where the search finds
-no gain, and for torch.compile's kernel, a random legal schedule is recorded as modelled and asked
-for with ``--modelled``: what is tested is the way, not the gain.  Times nothing.  Needs a GPU,
-Triton and PyTorch; cuda.core and CuPy are left out where they are not installed.  Exit code 1 when
-any way fails.
+Tunes one kernel for a few seconds and records the result. Then runs ``user_program.py`` once for
+each attachment point and checks the binaries that were loaded, the result (bit by bit against the
+run without nostall), and that no optimised cubin is in Triton's cache. If the search finds no gain,
+and for the kernel of torch.compile, a random legal schedule is recorded as modelled and enabled
+with ``--modelled``: the benchmark tests the attachment, not the gain, and times nothing. Needs a
+GPU, Triton and PyTorch; cuda.core and CuPy are skipped if they are not installed. The exit code is
+1 if an attachment point fails.
 """
 
 from __future__ import annotations
@@ -40,38 +40,43 @@ from nostall.tuning.source import Source, compile_triton
 from nostall.tuning.store_records import record_result
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(__file__).with_name("user_program.py")
+USER_PROGRAM = Path(__file__).with_name("user_program.py")
 APPLY = [sys.executable, "-m", "nostall", "apply", "--modelled", "--"]
 
 
 @dataclass(frozen=True)
-class Way:
-    """One attachment point and what was found there.  ``asked``: the optimised cubins that had to
-    be loaded; ``loaded``: all that were."""
+class AttachCheck:
+    """Result of one attachment point; the fields are keys of the result file."""
 
     way: str
+    """Name of the attachment point."""
     asked: list[str]
+    """sha256 of the cubins that have to be loaded."""
     loaded: list[str]
+    """sha256 of the cubins that were loaded."""
     equal: bool
+    """Whether the result has the bits of the run without nostall."""
     cache_clean: bool
+    """Whether no optimised cubin is in a compiler cache."""
     note: str = ""
+    """Last line of the program's errors."""
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         return set(self.asked) <= set(self.loaded) and self.equal and self.cache_clean
 
 
-class Bench:
-    """A store, a Triton cache and a folder for each run, all temporary."""
+class AttachRuns:
+    """Runs of the user program with a temporary store, compiler caches and output folders."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.store = Store(place / "home")
+    def __init__(self, folder: Path) -> None:
+        self.root = folder
+        self.store = Store(folder / "home")
         self.environment = {
             **os.environ,
             "NOSTALL_HOME": str(self.store.root),
-            "TRITON_CACHE_DIR": str(place / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "PYTHONPATH": os.pathsep.join(
                 filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])
             ),
@@ -84,15 +89,18 @@ class Bench:
         mode: str,
         *,
         apply: bool = False,
-        told: bool = True,
+        allow_modelled: bool = True,
         changes: dict[str, str] | None = None,
     ) -> Path:
-        """Run the program; the folder it wrote to.  ``told``: modelled records count."""
+        """Run the program; returns its output folder.
+
+        ``allow_modelled``: modelled records are loaded, too. ``changes``: environment variables.
+        """
         folder = self.folder(way)
-        modelled = {"NOSTALL_MODELLED": "1" if told else "0"}
+        modelled = {"NOSTALL_MODELLED": "1" if allow_modelled else "0"}
         changed = {**self.environment, **modelled, **(changes or {})}
-        command = [sys.executable, str(PROGRAM), mode, str(folder)]
-        done = subprocess.run(
+        command = [sys.executable, str(USER_PROGRAM), mode, str(folder)]
+        process = subprocess.run(
             [*APPLY, *command] if apply else command,
             env=changed,
             stderr=subprocess.PIPE,
@@ -100,47 +108,52 @@ class Bench:
             timeout=200,
             check=False,
         )
-        if done.returncode:
-            self.errors[way] = (done.stderr.strip().splitlines() or ["?"])[-1]
+        if process.returncode:
+            self.errors[way] = (process.stderr.strip().splitlines() or ["?"])[-1]
         return folder
 
     def folder(self, way: str) -> Path:
-        folder = self.place / "runs" / way.replace(" ", "-")
+        """Output folder of an attachment point."""
+        folder = self.root / "runs" / way.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def cubins(self) -> set[Path]:
         """All cubins in Triton's and Inductor's caches."""
-        caches = (self.place / "triton", self.place / "inductor")
+        caches = (self.root / "triton", self.root / "inductor")
         return {file for cache in caches for file in cache.rglob("*.cubin")}
 
-    def clean(self) -> bool:
-        """No optimised cubin is in a cache."""
+    def is_cache_clean(self) -> bool:
+        """Whether no optimised cubin is in a cache."""
         optimised = {row.optimised for row in self.store.rows()}
         return not any(_sha256(file) in optimised for file in self.cubins())
 
-    def judge(self, way: str, folder: Path, plain: Path, asked: list[str]) -> Way:
+    def check(self, way: str, folder: Path, plain: Path, asked: list[str]) -> AttachCheck:
         equal = False
         if (folder / "result.npy").exists() and (plain / "result.npy").exists():
-            one, two = (np.load(path / "result.npy").tobytes() for path in (folder, plain))
-            equal = one == two
-        return Way(way, asked, _loaded(folder), equal, self.clean(), self.errors.get(way, ""))
+            result, expected = (np.load(path / "result.npy").tobytes() for path in (folder, plain))
+            equal = result == expected
+        return AttachCheck(
+            way, asked, _loaded(folder), equal, self.is_cache_clean(), self.errors.get(way, "")
+        )
 
 
-def measured(bench: Bench, source: Source, seconds: float) -> tuple[Row | None, dict[str, str]]:
-    """The record of a measured gain, if one of three seeds finds any; the GPU as found."""
+def record_measured(
+    runs: AttachRuns, source: Source, seconds: float
+) -> tuple[Row | None, dict[str, str]]:
+    """Record a measured gain if one of three seeds finds one; also returns the GPU's properties."""
     assert source.launch is not None
     with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
         for seed in range(3):
             settings = Settings("anneal", seed, seconds, objective="gpu")
             tuned = tune(source, Anneal(), settings, device=gpu)
             if tuned.improved:
-                return record_result(bench.store, source, settings, tuned, gpu.info), dict(gpu.info)
+                return record_result(runs.store, source, settings, tuned, gpu.info), dict(gpu.info)
         return None, dict(gpu.info)
 
 
-def walked(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
-    """A random legal schedule, verified and recorded as modelled (with no gain)."""
+def record_random_schedule(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
+    """Record a random legal schedule as modelled, after verification; it has no gain."""
     program = Program.from_cubin(original)
     function = program.kernels[0]
     space, rng = ScheduleSpace(program, function), np.random.default_rng(0)
@@ -174,70 +187,78 @@ def walked(store: Store, original: bytes, origin: str, moves: int = 40) -> Row:
             ),
             comparison=None,
             settings={"strategy": "random walk", "moves": moves},
-            notes=("recorded to test the way, not for a gain",),
+            notes=("recorded to test the attachment, not for a gain",),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         ),
     )
 
 
-def ways(bench: Bench, source: Source, row: Row) -> list[Way]:
-    """All attachment points; the plain run comes first, its result is what is right."""
+def run_all(runs: AttachRuns, source: Source, row: Row) -> list[AttachCheck]:
+    """Run all attachment points; the results are compared with those of the first, plain run."""
     assert source.launch is not None
-    told, twin = row.kind == "modelled", [row.optimised]
-    plain = bench.run("plain", "plain", told=False)
-    found = [bench.judge("plain", plain, plain, [row.original])]
+    allow_modelled, optimised = row.kind == "modelled", [row.optimised]
+    plain = runs.run("plain", "plain", allow_modelled=False)
+    checks = [runs.check("plain", plain, plain, [row.original])]
 
     def add(way: str, folder: Path, asked: list[str] | None = None) -> None:
-        found.append(bench.judge(way, folder, plain, twin if asked is None else asked))
+        checks.append(runs.check(way, folder, plain, optimised if asked is None else asked))
 
-    add("apply", bench.run("apply", "plain", apply=True))
-    cold = {"TRITON_CACHE_DIR": str(bench.place / "triton" / "cold")}
-    add("apply, cold cache", bench.run("apply, cold cache", "plain", apply=True, changes=cold))
-    add("apply, worker process", bench.run("apply, worker process", "worker", apply=True))
-    add("decorator", bench.run("decorator", "decorated", told=told))
-    add("decorator, autotune", bench.run("decorator, autotune", "autotune", told=told))
+    add("apply", runs.run("apply", "plain", apply=True))
+    cold = {"TRITON_CACHE_DIR": str(runs.root / "triton" / "cold")}
+    add("apply, cold cache", runs.run("apply, cold cache", "plain", apply=True, changes=cold))
+    add("apply, worker process", runs.run("apply, worker process", "worker", apply=True))
+    add("decorator", runs.run("decorator", "decorated", allow_modelled=allow_modelled))
+    add(
+        "decorator, autotune",
+        runs.run("decorator, autotune", "autotune", allow_modelled=allow_modelled),
+    )
     for host in filter(_installed, ("cuda.core", "cupy")):
         way = f"load, {host}"
-        (bench.folder(way) / "original").write_bytes(source.cubin)
-        (bench.folder(way) / "shared").write_text(str(source.launch.shared))
-        add(way, bench.run(way, host, told=told))
-    other = {"NOSTALL_HOME": str(bench.place / "empty")}
-    folder = bench.run("decorator, first call", "first-call", told=False, changes=other)
-    kept = [r.optimised for r in Store(bench.place / "empty").rows()]
-    add("decorator, first call", folder, [row.original, *kept])
-    found += torch_compiled(bench)
-    add("plain again", bench.run("plain again", "plain", told=False), [row.original])
-    return found
+        (runs.folder(way) / "original").write_bytes(source.cubin)
+        (runs.folder(way) / "shared").write_text(str(source.launch.shared))
+        add(way, runs.run(way, host, allow_modelled=allow_modelled))
+    empty_store = {"NOSTALL_HOME": str(runs.root / "empty")}
+    folder = runs.run(
+        "decorator, first call", "first-call", allow_modelled=False, changes=empty_store
+    )
+    tuned = [r.optimised for r in Store(runs.root / "empty").rows()]
+    add("decorator, first call", folder, [row.original, *tuned])
+    checks += run_torch_compile(runs)
+    add("plain again", runs.run("plain again", "plain", allow_modelled=False), [row.original])
+    return checks
 
 
-def torch_compiled(bench: Bench) -> list[Way]:
-    """An unchanged program with torch.compile, run as usual first (with Inductor's static launcher,
-    past which nothing is seen); then with every kernel that it compiled exchanged."""
-    before = bench.cubins()
-    plain = bench.run("torch.compile", "compiled", told=False)
-    new = {_sha256(file): file.read_bytes() for file in bench.cubins() - before}
-    found = [bench.judge("torch.compile", plain, plain, [])]
-    twins = {
-        sha256: walked(bench.store, data, "torch.compile").optimised for sha256, data in new.items()
+def run_torch_compile(runs: AttachRuns) -> list[AttachCheck]:
+    """Run an unchanged program with torch.compile, without and with optimised kernels.
+
+    The first run uses Inductor's static launcher, which bypasses the recording of loaded binaries.
+    """
+    before = runs.cubins()
+    plain = runs.run("torch.compile", "compiled", allow_modelled=False)
+    new = {_sha256(file): file.read_bytes() for file in runs.cubins() - before}
+    checks = [runs.check("torch.compile", plain, plain, [])]
+    optimised_by_original = {
+        sha256: record_random_schedule(runs.store, data, "torch.compile").optimised
+        for sha256, data in new.items()
     }
     way = "apply, torch.compile"
-    after = bench.run(way, "compiled", apply=True)
+    after = runs.run(way, "compiled", apply=True)
     loaded = set(_loaded(after))
-    # Of several configurations Inductor launches one; whatever it launches has to be exchanged.
-    asked = [twin for twin in twins.values() if twin in loaded]
-    if not asked or loaded & set(twins):
-        asked = list(twins.values()) or ["a kernel of torch.compile"]
-    return [*found, bench.judge(way, after, plain, asked)]
+    # Inductor launches one of several configurations, and that one has to be replaced.
+    asked = [sha256 for sha256 in optimised_by_original.values() if sha256 in loaded]
+    if not asked or loaded & set(optimised_by_original):
+        asked = list(optimised_by_original.values()) or ["a kernel of torch.compile"]
+    return [*checks, runs.check(way, after, plain, asked)]
 
 
 def _installed(module: str) -> bool:
     try:
-        found = importlib.util.find_spec(module) is not None
+        is_installed = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
-        found = False
-    if not found:
-        print(f"{module} is not installed: left out")
-    return found
+        is_installed = False
+    if not is_installed:
+        print(f"{module} is not installed: skipped")
+    return is_installed
 
 
 def _loaded(folder: Path) -> list[str]:
@@ -249,30 +270,32 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _table(found: list[Way]) -> None:
+def _print_table(checks: list[AttachCheck]) -> None:
     print(f"{'way':24} {'optimised bytes loaded':24} {'result':10} {'cache':8}")
-    for way in found:
+    for way in checks:
         hit = len(set(way.asked) & set(way.loaded))
         print(
             f"{way.way:24} {f'{hit} of {len(set(way.asked))}':24} "
             f"{'equal' if way.equal else 'DIFFERS':10} {'clean' if way.cache_clean else 'DIRTY':8} "
-            f"{'' if way.good else 'FAILED ' + way.note}"
+            f"{'' if way.is_good else 'FAILED ' + way.note}"
         )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of search, per seed")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="seconds of search for each seed"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="nostall-attach-") as place:
-        bench = Bench(Path(place))
+    with tempfile.TemporaryDirectory(prefix="nostall-attach-") as folder:
+        runs = AttachRuns(Path(folder))
         source = compile_triton(ROOT / "examples" / "rmsnorm.py", "rmsnorm", None, "sm_90")
-        row, gpu = measured(bench, source, options.seconds)
-        row = row or walked(bench.store, source.cubin, source.origin)
-        found = ways(bench, source, row)
-    _table(found)
-    body = [{**asdict(way), "good": way.good} for way in found]
+        row, gpu = record_measured(runs, source, options.seconds)
+        row = row or record_random_schedule(runs.store, source.cubin, source.origin)
+        checks = run_all(runs, source, row)
+    _print_table(checks)
+    body = [{**asdict(way), "good": way.is_good} for way in checks]
     save(options.out, gpu=gpu, record={"kind": row.kind, "ratio": row.ratio}, ways=body)
-    return 0 if all(way.good for way in found) else 1
+    return 0 if all(way.is_good for way in checks) else 1

@@ -3,9 +3,8 @@
     python benchmarks/attach/user_program.py MODE FOLDER
 
 Modes: ``plain``, ``decorated``, ``autotune`` (decorated), ``first-call``, ``worker``, ``compiled``
-(torch.compile), ``cuda.core``, ``cupy``.  Writes the result to FOLDER/result.npy, and for each
-binary that was handed to the driver its bytes to FOLDER/<sha256>.cubin and its sha256 to
-FOLDER/loaded.
+(torch.compile), ``cuda.core``, ``cupy``. Writes the result to FOLDER/result.npy, each binary that
+the driver loads to FOLDER/SHA256.cubin, and its sha256 to FOLDER/loaded.
 """
 
 from __future__ import annotations
@@ -19,21 +18,22 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROWS = COLUMNS = 512
 
 
-def witness(folder: Path) -> None:
-    """Write down what reaches Triton's last call before the driver."""
+def record_loads(folder: Path) -> None:
+    """Patch Triton so that it records each binary that it gives to the driver."""
     from triton.runtime import driver
 
     utilities: Any = driver.active.utils
     load = utilities.load_binary
 
     def load_binary(name: str, data: bytes, *rest: Any) -> Any:
-        note(folder, data)
+        record_binary(folder, data)
         return load(name, data, *rest)
 
     utilities.load_binary = load_binary
 
 
-def note(folder: Path, data: bytes) -> None:
+def record_binary(folder: Path, data: bytes) -> None:
+    """Write a binary to the folder and append its sha256 to the list."""
     sha256 = hashlib.sha256(data).hexdigest()
     (folder / f"{sha256}.cubin").write_bytes(data)
     with (folder / "loaded").open("a") as log:
@@ -41,7 +41,7 @@ def note(folder: Path, data: bytes) -> None:
 
 
 def inputs() -> tuple[Any, Any, Any]:
-    """Rows, weights and a place for the result; the same in each process."""
+    """(output, rows, weights), with the same values in each process."""
     import torch
 
     torch.manual_seed(1)
@@ -51,6 +51,7 @@ def inputs() -> tuple[Any, Any, Any]:
 
 
 def kernel(mode: str) -> Any:
+    """The Triton kernel, decorated as the mode needs it."""
     import triton
 
     sys.path.insert(0, str(EXAMPLES))
@@ -71,7 +72,7 @@ def kernel(mode: str) -> Any:
 def triton_result(mode: str) -> Any:
     y, x, w = inputs()
     launch = kernel(mode)[(ROWS,)]
-    for _ in range(2):  # the first call of `first-call` tunes, the second one uses it
+    for _ in range(2):  # with `first-call`, the first call tunes and the second uses the result
         y.zero_()
         launch(y, x, w, COLUMNS, COLUMNS, 1e-6, BLOCK=COLUMNS)
     return y
@@ -85,7 +86,7 @@ def compiled_result() -> Any:
 
 
 def arguments(y: Any, x: Any, w: Any) -> list[Any]:
-    """Of the compiled kernel: those given, and Triton's two scratch pointers."""
+    """Arguments of the compiled kernel, with Triton's two scratch pointers."""
     import numpy as np
 
     pointers = [np.uint64(t.data_ptr()) for t in (y, x, w)]
@@ -94,14 +95,14 @@ def arguments(y: Any, x: Any, w: Any) -> list[Any]:
 
 
 def loaded_result(mode: str, folder: Path) -> Any:
-    """The cubin FOLDER/original, loaded without Triton; FOLDER/shared is its shared memory."""
+    """Launch the cubin FOLDER/original without Triton; FOLDER/shared has its shared memory."""
     import torch
 
     import nostall
 
     y, x, w = inputs()
     path, shared = folder / "original", int((folder / "shared").read_text())
-    note(folder, nostall.load(path, to="bytes"))
+    record_binary(folder, nostall.load(path, to="bytes"))
     if mode == "cupy":
         module = nostall.load(path, to="cupy")
         function = module.get_function("rmsnorm")
@@ -124,7 +125,7 @@ def run(mode: str, folder: Path) -> None:
     if mode in ("cuda.core", "cupy"):
         result = loaded_result(mode, folder)
     else:
-        witness(folder)
+        record_loads(folder)
         result = compiled_result() if mode == "compiled" else triton_result(mode)
     np.save(folder / "result.npy", result.cpu().numpy())
 

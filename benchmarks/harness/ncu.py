@@ -1,4 +1,4 @@
-"""What ncu counts of one training step; part of workload_gpu."""
+"""Run Nsight Compute (ncu) and parse its counters; used by workload.gpu and fusion.dram_traffic."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from typing import Any
 
 from nostall.workload.traces.work_kinds import kernel_work_kind
 
-PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
+NCU_PATHS = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 READ, WRITTEN, TIME = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
 
 
 def find_ncu() -> str | None:
-    found = shutil.which("ncu")
-    return found or next((place for place in PLACES if Path(place).exists()), None)
+    """Path of ncu: on the PATH, or where CUDA and Nsight Compute install it; else None."""
+    path_of_tool = shutil.which("ncu")
+    return path_of_tool or next((path for path in NCU_PATHS if Path(path).exists()), None)
 
 
 def count(ncu: str, model: str, limit: float) -> dict[str, Any]:
-    """DRAM bytes and seconds of every kernel of a step of ``model``, summed by kind.
+    """DRAM bytes and seconds of all kernels of a training step of ``model``, summed by kind.
 
-    Clocks are left as they are, and caches too: flushing them would charge every kernel for what
-    the one before left behind.
+    ncu does not lock the clocks and does not flush the caches: with a flush, each kernel would read
+    from DRAM what the previous kernel left in L2. Raises TimeoutExpired after ``limit`` seconds.
     """
     command = [
         *(ncu, "--clock-control", "none", "--cache-control", "none"),
@@ -36,51 +37,63 @@ def count(ncu: str, model: str, limit: float) -> dict[str, Any]:
         *("--metrics", ",".join((READ, WRITTEN, TIME)), sys.executable),
         *("-m", "benchmarks.workload.gpu_profile", "--model", model, "--counters"),
     ]
-    code, out, said = run_within(command, limit)
-    return {"model": model, "exit_code": code, **summed(out.splitlines(), said)}
+    code, out, errors = run_within(command, limit)
+    return {"model": model, "exit_code": code, **sum_by_kind(out.splitlines(), errors)}
 
 
 def run_within(command: Sequence[str], limit: float) -> tuple[int, str, str]:
-    """(exit code, output, errors); past ``limit`` seconds all that the command started is ended."""
+    """Run a command; returns its exit code, standard output and standard error.
+
+    After ``limit`` seconds, kills the command with all its child processes and raises
+    TimeoutExpired.
+    """
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    ) as running:
+    ) as process:
         try:
-            out, said = running.communicate(timeout=limit)
+            out, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
             raise
-        return running.returncode, out, said
+        return process.returncode, out, errors
 
 
-def table(lines: Sequence[str], said: str, units: Mapping[str, str | None]) -> list[dict[str, str]]:
-    """The launches of ncu's raw page, in their order; ``units``: the columns that have to be there,
-    and in what they have to count.  Raises :class:`ValueError` where there is none of it."""
-    rows = [line for line in lines if line.startswith('"')]
-    found = list(csv.DictReader(io.StringIO("\n".join(rows))))
-    if not found or any(name not in found[0] for name in units):
-        raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], said.strip()[-300:]])}")
-    for name, allowed in units.items():
-        if allowed and found[0][name] not in allowed:
-            raise ValueError(f"ncu counts {name} in {found[0][name]}; it may be {allowed}")
-    return found[1:]
+def table(
+    lines: Sequence[str], errors: str, units: Mapping[str, str | None]
+) -> list[dict[str, str]]:
+    """Launches of ncu's raw page (CSV), in order of execution.
+
+    ``units``: required columns with their allowed units (empty: any). Raises ValueError if a column
+    is missing or has another unit; the text contains the end of ncu's ``errors``.
+    """
+    csv_lines = [line for line in lines if line.startswith('"')]
+    rows = list(csv.DictReader(io.StringIO("\n".join(csv_lines))))
+    if not rows or any(name not in rows[0] for name in units):
+        raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], errors.strip()[-300:]])}")
+    for name, allowed in units.items():  # the first row of the page has the units
+        if allowed and rows[0][name] not in allowed:
+            raise ValueError(f"ncu counts {name} in {rows[0][name]}; allowed are {allowed}")
+    return rows[1:]
 
 
-def summed(lines: Sequence[str], said: str) -> dict[str, Any]:
-    """Sums by kind of ncu's raw page; raises :class:`ValueError` where there is none."""
+def sum_by_kind(lines: Sequence[str], errors: str) -> dict[str, Any]:
+    """Kernels, DRAM bytes and seconds of ncu's raw page, summed by kind of work.
+
+    Raises ValueError if ncu counted nothing.
+    """
     units = {"Kernel Name": (), READ: ("byte",), WRITTEN: ("byte",), TIME: ("ns", "nsecond")}
-    found: dict[str, dict[str, float]] = {}
-    for row in table(lines, said, units):
+    sums: dict[str, dict[str, float]] = {}
+    for row in table(lines, errors, units):
         kind = kernel_work_kind(row["Kernel Name"]).name.lower()
-        one = found.setdefault(kind, {"kernels": 0, "bytes": 0.0, "seconds": 0.0})
-        one["kernels"] += 1
-        one["bytes"] += number(row[READ]) + number(row[WRITTEN])
-        one["seconds"] += number(row[TIME]) * 1e-9
-    return {"kinds": found}
+        total = sums.setdefault(kind, {"kernels": 0, "bytes": 0.0, "seconds": 0.0})
+        total["kernels"] += 1
+        total["bytes"] += number(row[READ]) + number(row[WRITTEN])
+        total["seconds"] += number(row[TIME]) * 1e-9
+    return {"kinds": sums}
 
 
 def number(text: str) -> float:

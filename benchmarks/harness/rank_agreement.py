@@ -1,4 +1,4 @@
-"""How far the SM model and a GPU agree about candidates of one kernel."""
+"""Agreement of modelled and measured times of one kernel's candidates: rank and error."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def agreement(pairs: Pairs) -> tuple[float | None, float]:
 
 
 def kendall(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
-    """Kendall's tau-b (Kendall 1945): 1 for the same order, 0 for unrelated ones, ties taken out of
-    the denominator; None when all values of one side are equal.  Quadratic in memory."""
+    """Kendall's tau-b (Kendall 1945): 1 for the same order, 0 for unrelated orders.
+
+    The denominator leaves out ties. None if all values of ``x`` or of ``y`` are equal. Needs memory
+    quadratic in the number of values.
+    """
     upper = np.triu_indices(len(x), 1)
     a, b = (np.sign(v[:, None] - v[None, :])[upper] for v in (x, y))
-    told_apart = float(np.sqrt(np.abs(a).sum() * np.abs(b).sum()))
-    return float((a * b).sum() / told_apart) if told_apart else None
+    untied = float(np.sqrt(np.abs(a).sum() * np.abs(b).sum()))
+    return float((a * b).sum() / untied) if untied else None

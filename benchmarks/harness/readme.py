@@ -1,7 +1,7 @@
 """The generated tables of ``README.md`` and ``benchmarks/README.md``.
 
-A region stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``. ``python -m benchmarks page readme``
-writes them from committed results; a test compares.
+A generated region is the text between ``<!-- NAME -->`` and ``<!-- /NAME -->``. The command
+``python -m benchmarks page readme`` writes the regions from committed results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TABLE = ROOT / "README.md"
 
 
 def readme(text: str) -> str:
-    """README.md with the agreement of the SM model and the headline results."""
+    """README.md with new regions: the rank agreement of the SM model and the headline results."""
     agreement = load_agreement()
     sentence = "How well it ranks what a GPU measures is not recorded yet."
     if agreement is not None:
@@ -33,7 +33,7 @@ def readme(text: str) -> str:
 
 
 def benchmark_table(text: str) -> str:
-    """benchmarks/README.md with one row for each benchmark."""
+    """benchmarks/README.md with a new table: one row for each benchmark."""
     head = ("benchmark", "question", "needs", "results", "page")
     return region(text, "benchmarks", table(head, [_row(b) for b in BENCHMARKS]))
 
@@ -53,8 +53,9 @@ def _schedules() -> tuple[str, ...]:
     published = [record for record in records if record.size == "published"]
     ratios = deployed(published, "anneal").values()
     gain = (
-        f"searched SASS schedules run {geometric_mean(ratios):.4f} times as fast as the fastest of 24 "
-        f"to 30 compiler configurations ({len(ratios)} kernels, {min(ratios):.4f} to {max(ratios):.4f})"
+        f"searched SASS schedules run {geometric_mean(ratios):.4f} times as fast as the fastest "
+        f"of 24 to 30 compiler configurations ({len(ratios)} kernels, {min(ratios):.4f} to "
+        f"{max(ratios):.4f})"
     )
     return "native instructions", gain, _gpus(records), _links("sass.md", "sass.suite")
 
@@ -67,15 +68,15 @@ def _chains() -> tuple[str, ...]:
     chains = [load(path) for path in sorted((results("fusion") / "chains").glob("*.json"))]
     ratios = [chain["compared"]["compile"]["ratio"] for chain in chains]
     gain = (
-        f"fused memory-bound chains run {geometric_mean(ratios):.2f} times as fast as torch.compile "
-        f"({len(ratios)} chains, {min(ratios):.2f} to {max(ratios):.2f})"
+        f"fused memory-bound chains run {geometric_mean(ratios):.2f} times as fast as "
+        f"torch.compile ({len(ratios)} chains, {min(ratios):.2f} to {max(ratios):.2f})"
     )
     gpus = " and ".join(sorted({chain["gpu"].removeprefix("NVIDIA ") for chain in chains}))
     return "kernel fusion", gain, gpus, _links("fusion-chains.md", "fusion.chains")
 
 
 def _models() -> tuple[str, ...]:
-    """Models that run the stitched version, with the ratio of their steps; the others by number."""
+    """Step-time ratio of each model that runs stitched kernels; the other models are counted."""
     ratios, unchanged, gpus = [], 0, set()
     for path in sorted((results("torch_compile") / "models").glob("*.steady.json*")):
         record = load(path)
@@ -96,8 +97,9 @@ def _models() -> tuple[str, ...]:
 def _pipelines() -> tuple[str, ...]:
     summary = load(results("parallel") / "predicted_vs_measured_2.json")["summary"]
     gain = (
-        f"predicted iteration times of {summary['points']} pipeline plans are {100 * summary['mape']:.1f} % "
-        f"off in the mean, {100 * summary['worst_error']:.1f} % at worst (2 GPUs)"
+        f"predicted iteration times of {summary['points']} pipeline plans are "
+        f"{100 * summary['mape']:.1f} % off in the mean, {100 * summary['worst_error']:.1f} % at "
+        "worst (2 GPUs)"
     )
     return "pipeline plans", gain, "H200", _links("parallel.md", "parallel.predicted_vs_measured")
 
@@ -106,8 +108,9 @@ def _traces() -> tuple[str, ...]:
     record = load(results("workload") / "fit.json")
     errors = [abs(model["fitted_error"]["step"]) for model in record["models"]]
     gain = (
-        f"modelled GPU time of a training step, with fitted operators, is {100 * median(errors):.0f} % "
-        f"off in the median of {len(errors)} models ({100 * max(errors):.0f} % at worst)"
+        "modelled GPU time of a training step, with fitted operators, is "
+        f"{100 * median(errors):.0f} % off in the median of {len(errors)} models "
+        f"({100 * max(errors):.0f} % at worst)"
     )
     gpu = record["about"]["device"].removeprefix("NVIDIA ")
     return "jobs", gain, gpu, _links("workload.md", "workload.fit")

@@ -1,4 +1,4 @@
-"""The head of every result file: when, where, with what, by which command."""
+"""Read and write result files: JSON with date, command, versions and processor at the top."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 """The folder ``benchmarks``."""
 _PACKAGES = ("nostall", "numpy", "numba", "triton", "nvidia-cuda-nvdisasm")
 _NUMBERS = re.compile(r"\[\n([^][{}\"]*)\]")
-"""A list of plain values: json puts each on a line; inside strings it writes no newline."""
+"""A list without nested values or strings, in JSON with one value a line."""
 _PATHS = re.compile(r'(^|")/[^"]*?([^"/]*)(?=$|")')
-"""A word that is an absolute path, or a string inside of it that is one; and its last name."""
+"""An absolute path, alone or in a JSON string; group 2 is its last part."""
 
 
 def head() -> dict[str, Any]:
@@ -58,19 +58,19 @@ def save(path: Path, **body: Any) -> None:
 
 
 def text(body: dict[str, Any]) -> str:
-    """JSON to be read and compared line by line; numbers of one list share a line."""
+    """Indented JSON, with the numbers of a list on one line, so that diffs stay short."""
     return _NUMBERS.sub(_one_line, json.dumps(body, indent=1)) + "\n"
 
 
-def _one_line(found: re.Match[str]) -> str:
-    return f"[{', '.join(found[1].replace(',', ' ').split())}]"
+def _one_line(match: re.Match[str]) -> str:
+    return f"[{', '.join(match[1].replace(',', ' ').split())}]"
 
 
 def _command() -> str:
-    """What was typed; of absolute paths only the name, because they say nothing elsewhere."""
+    """The command line; absolute paths are shortened to their last part."""
     spec = sys.modules["__main__"].__spec__
-    began = ["-m", spec.name] if spec is not None else [sys.argv[0]]
-    return " ".join(["python", *(_PATHS.sub(r"\1\2", word) for word in (*began, *sys.argv[1:]))])
+    program = ["-m", spec.name] if spec is not None else [sys.argv[0]]
+    return " ".join(["python", *(_PATHS.sub(r"\1\2", word) for word in (*program, *sys.argv[1:]))])
 
 
 def _processor() -> str:

@@ -1,9 +1,10 @@
-"""What a measured result is: one model, from which ``harness/schema.json`` is generated.
+"""Data model of measured result files, from which ``harness/schema.json`` is generated.
 
     python -m benchmarks page schema    # write benchmarks/harness/schema.json
 
-Times are microseconds per launch, taken side by side in one fresh process at the end of a search;
-a ratio is original / candidate time, so above 1 the candidate is faster.
+Times are microseconds per launch, measured in one fresh process at the end of a search, with the
+launches of original and candidate interleaved. A ratio is the original's time divided by the
+candidate's, so the candidate is faster if the ratio is above 1.
 """
 
 from __future__ import annotations
@@ -23,19 +24,18 @@ from benchmarks.harness.result_file import ROOT, load
 from nostall.core.files import write_atomically
 
 SCHEMA = Path(__file__).with_name("schema.json")
-ENOUGH = 20
-"""Configurations that a baseline has to have tried."""
+MIN_CONFIGURATIONS = 20
+"""Smallest number of compiler configurations of a baseline."""
 _ROUNDING = 2e-3
-"""How far a ratio may be from that of its samples, which are kept with four digits."""
-
+"""Allowed relative distance of a ratio from that of its samples, which have four digits."""
 _DRIFT = 0.05
-"""How far the quotient of the two medians may be from the median of the paired quotients."""
+"""Allowed relative distance of the ratio of medians from the median of paired ratios."""
 
 Positive = Field(gt=0, allow_inf_nan=False)
 Size = Literal["published", "filling"]
 """The problem size: one published for this kernel, or one that fills the GPU."""
 Instructions = Literal["mma", "wgmma"]
-"""What multiplies matrices: warp by warp, or by groups of four warps (Hopper)."""
+"""Matrix instructions: of one warp (``mma``), or of four warps (``wgmma``, Hopper)."""
 
 
 class _Strict(BaseModel):
@@ -50,7 +50,7 @@ class Shape(_Strict):
 
 
 class Options(_Strict):
-    """One set of Triton compile options; ``tile`` and ``maxnreg`` are null where left alone."""
+    """One set of Triton compile options; null in ``tile`` and ``maxnreg`` is the default."""
 
     num_warps: int = Field(ge=1)
     num_stages: int = Field(ge=1)
@@ -59,7 +59,7 @@ class Options(_Strict):
 
 
 class Configuration(Options):
-    """Options that were tried; ``us`` is null where they do not compile or run."""
+    """Compile options with the measured time ``us``, null if they do not compile or run."""
 
     us: float | None = Field(gt=0, allow_inf_nan=False)
     failure: str = ""
@@ -70,22 +70,24 @@ class Configuration(Options):
 
 
 class Samples(_Strict):
-    """``original[i]``, ``candidate[i]`` and ``null[i]`` (the original again) ran next to each
-    other; microseconds per launch."""
+    """Microseconds per launch of the original, the candidate and the null (the original again).
+
+    The samples with the same index ran directly after each other.
+    """
 
     original: tuple[float, ...] = Field(min_length=2)
     candidate: tuple[float, ...] = Field(min_length=2)
     null: tuple[float, ...] = Field(min_length=2)
     loads: int = Field(default=1, ge=1)
-    """Of so many loads of all three, in equal shares and in this order."""
+    """Number of times that the modules were loaded; samples are in equal shares, by load."""
 
 
 class Modelled(_Strict):
-    """What the SM model says of candidates that were measured, drawn uniformly from all.
+    """Modelled and measured times of a uniform sample of the measured candidates.
 
-    ``us``: (modelled, measured) microseconds per launch of each; ``kendall_tau``: how alike the two
-    rank them (tau-b; null where one of the two tells none apart); ``error``: the median of
-    abs(modelled / measured - 1).
+    ``us``: (modelled, measured) microseconds per launch of each candidate; ``kendall_tau``: rank
+    agreement (tau-b; null if all modelled or all measured times are equal); ``error``: the median
+    of abs(modelled / measured - 1).
     """
 
     us: tuple[tuple[float, float], ...] = Field(min_length=2)
@@ -111,13 +113,14 @@ class Modelled(_Strict):
 class Record(_Strict):
     """One search on one kernel with one seed.
 
-    ``baseline`` lists the compiler configurations that were tried before, of which the fastest is
-    the original; null says that none was tried and the kernel is as its author wrote it.
-    ``best_us`` is the best candidate, kept or not; ``deployed_ratio`` is what a user gets: 1 where
-    the original is kept.  ``ci_*`` and ``null_*`` bound the bootstrap 95 % intervals of the median
-    ratio; like ``best_us``, ``ratio`` and ``samples`` they are null where the best candidate failed
-    in the end (``failure`` says how).  ``faults`` counts candidates that faulted, hung or computed
-    something else.  ``modelled`` is what the SM model says of the candidates, where it was asked.
+    ``baseline`` lists the compiler configurations that were timed; the fastest is the original.
+    Null: none was timed, and the original is the kernel as its author wrote it. ``best_us`` is the
+    time of the best candidate, deployed or not. ``deployed_ratio`` is what a user gets: 1 if the
+    original is kept. ``ci_*`` and ``null_*`` bound the bootstrap 95 % intervals of the median ratio
+    of the candidate and of the null. These numbers, ``best_us``, ``ratio`` and ``samples`` are null
+    if the best candidate failed in the last comparison (``failure`` has the reason). ``faults``
+    counts candidates that faulted, hung or computed a wrong result. ``modelled`` compares the SM
+    model with the measured candidates; null if the model was not run.
     """
 
     kernel: str
@@ -127,7 +130,7 @@ class Record(_Strict):
     strategy: str
     seed: int = Field(ge=0)
     kind: Literal["measured"] = "measured"
-    baseline: tuple[Configuration, ...] | None = Field(min_length=ENOUGH)
+    baseline: tuple[Configuration, ...] | None = Field(min_length=MIN_CONFIGURATIONS)
     original_us: float = Positive
     best_us: float | None = Positive
     ratio: float | None = Positive
@@ -151,30 +154,30 @@ class Record(_Strict):
 
     @property
     def faster(self) -> bool:
-        """Beyond the noise of the original against itself."""
+        """Whether the interval of the candidate is above 1 and above the interval of the null."""
         if self.ci_low is None or self.null_high is None:
             return False
         return self.ci_low > max(1.0, self.null_high)
 
     @model_validator(mode="after")
     def _consistent(self) -> Record:
-        """The numbers agree with each other and with the samples."""
+        """Check that the numbers agree with each other and with the samples."""
         if self.baseline is not None and all(c.us is None for c in self.baseline):
             raise ValueError("no configuration of the baseline ran")
         if self.deployed_ratio != 1.0 and not (self.faster and self.deployed_ratio == self.ratio):
             raise ValueError(
-                f"deployed_ratio is {self.deployed_ratio}; allowed is 1, or the ratio where that "
-                "is faster beyond the null"
+                f"deployed_ratio is {self.deployed_ratio}; allowed is 1, or the ratio if its "
+                "interval is above 1 and above the null"
             )
-        judged = [self.ratio, self.best_us, self.ci_low, self.ci_high, self.null_low]
-        judged += [self.null_high]
-        if any((value is None) != bool(self.failure) for value in [*judged, self.samples]):
+        numbers = [self.ratio, self.best_us, self.ci_low, self.ci_high, self.null_low]
+        numbers.append(self.null_high)
+        if any((value is None) != bool(self.failure) for value in [*numbers, self.samples]):
             raise ValueError("numbers of the last comparison stand where there is no failure")
         if self.samples is not None:
-            self._agree(self.samples, *(value for value in judged if value is not None))
+            self._check_samples(self.samples, *(value for value in numbers if value is not None))
         return self
 
-    def _agree(
+    def _check_samples(
         self,
         samples: Samples,
         ratio: float,
@@ -186,9 +189,9 @@ class Record(_Strict):
     ) -> None:
         if len({len(samples.original), len(samples.candidate), len(samples.null)}) != 1:
             raise ValueError("samples.original, candidate and null differ in length")
-        said = float(np.median(np.divide(samples.original, samples.candidate)))
-        if not math.isclose(said, ratio, rel_tol=_ROUNDING):
-            raise ValueError(f"ratio is {ratio}, the samples say {said:.4f}")
+        sample_ratio = float(np.median(np.divide(samples.original, samples.candidate)))
+        if not math.isclose(sample_ratio, ratio, rel_tol=_ROUNDING):
+            raise ValueError(f"ratio is {ratio}, the samples say {sample_ratio:.4f}")
         if not low <= ratio <= high or null_low > null_high:
             raise ValueError(f"ratio {ratio} is not in [{low}, {high}], or the null is upside down")
         if not math.isclose(self.original_us / best, ratio, rel_tol=_DRIFT):
@@ -196,7 +199,7 @@ class Record(_Strict):
 
 
 class ResultFile(_Strict):
-    """A file of GPU results; the head tells of the last run that added to it."""
+    """A file of GPU results; date, command and versions are those of the last run."""
 
     date: datetime
     command: str
@@ -207,11 +210,11 @@ class ResultFile(_Strict):
 
 
 class BadResults(Exception):
-    """A file does not conform; the text names the file, the place and the reason."""
+    """A file does not conform to the schema; the text has the file, the field and the reason."""
 
 
 def read(path: Path) -> ResultFile:
-    """A result file, or :class:`BadResults`."""
+    """Read a result file; raises BadResults if it does not conform to the schema."""
     try:
         return ResultFile.model_validate(load(path))
     except ValidationError as error:
@@ -222,7 +225,7 @@ def read(path: Path) -> ResultFile:
 
 
 def measured_files(folder: Path = ROOT) -> list[Path]:
-    """The files below ``folder`` that hold measured records of kernels."""
+    """The result files below ``folder`` with measured records of kernels."""
     paths = [*folder.rglob("results/*.json"), *folder.rglob("results/*.json.gz")]
     return [path for path in sorted(paths) if _is_measured(path)]
 

@@ -1,4 +1,4 @@
-"""The example kernels that the benchmarks run over, compiled for sm_90 with the current Triton."""
+"""Example kernels that the benchmarks run on, compiled with the installed Triton."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Options = tuple[int, int]
 def sources(
     arch: str = "sm_90", options: Mapping[str, Options] | None = None
 ) -> Iterator[tuple[str, Source]]:
-    """(name, source) of each example kernel, with other ``options`` than its own where given."""
+    """(name, source) of each example kernel; ``options`` replace those of its launch, by name."""
     for target in TRITON:
         path, _, name = target.partition(":")
         launch = None
         if options and name in options:
             warps, stages = options[name]
-            own = load_launch(EXAMPLES / path, name)
-            launch = own.model_copy(update={"num_warps": warps, "num_stages": stages})
+            example_launch = load_launch(EXAMPLES / path, name)
+            launch = example_launch.model_copy(update={"num_warps": warps, "num_stages": stages})
         yield name, compile_triton(EXAMPLES / path, name, launch, arch)
     for name in NVCC:
         launch = LaunchSpec.from_toml(EXAMPLES / "nvcc" / f"{name}.toml")

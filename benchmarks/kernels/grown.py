@@ -1,7 +1,7 @@
-"""One kernel in several sizes: the same step again and again, for benchmarks of growth.
+"""One kernel in three sizes, for benchmarks of how times grow with the number of instructions.
 
-A step loads, exchanges between warps, computes and stores, so that every kind of dependence grows
-with the number of steps and nothing else does.  It computes nothing that anybody wants.
+The kernel repeats a step that loads, exchanges data between warps, computes and stores, so that the
+number of each kind of dependence grows with the number of steps. Its result has no use.
 """
 
 # ruff: noqa: N803  (compile-time values are capitals, as is usual in Triton)
@@ -17,12 +17,12 @@ from nostall.core import Buffer, Constant, LaunchSpec, Scalar
 def steps(out, x, y, columns, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < columns
-    kept = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
     for step in tl.static_range(STEPS):
-        one = tl.load(x + step * columns + offs, mask=mask, other=0.0)
-        other = tl.load(y + step * columns + offs, mask=mask, other=0.0)
-        kept = kept * 0.5 + tl.exp(one) * other
-        tl.store(out + step * columns + offs, kept - tl.sum(kept), mask=mask)
+        x_step = tl.load(x + step * columns + offs, mask=mask, other=0.0)
+        y_step = tl.load(y + step * columns + offs, mask=mask, other=0.0)
+        total = total * 0.5 + tl.exp(x_step) * y_step
+        tl.store(out + step * columns + offs, total - tl.sum(total), mask=mask)
 
 
 def _launch(count: int, columns: int = 4096, block: int = 2048) -> LaunchSpec:

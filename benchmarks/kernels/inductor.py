@@ -1,11 +1,11 @@
-"""One kernel that torch.compile generates, taken out as a cubin with its launch.
+"""Extract a kernel that torch.compile generates: its cubin and its launch.
 
-    python -m benchmarks run kernels.inductor --out inductor
+    python -m benchmarks run kernels.inductor --out FOLDER
 
-Compiles layer norm + GELU on the GPU with fresh caches, listens to what Inductor compiles and
-launches, and writes FOLDER/NAME.cubin and FOLDER/NAME.json; ``benchmarks.sass.suite --inductor
-FOLDER`` takes it from there.  Needs a GPU, and torch with Triton; reads names of Inductor that are
-not public (seen in torch 2.13), so another version may need another way.
+Compiles layer norm + GELU on the GPU with empty caches, records what Inductor compiles and
+launches, and writes FOLDER/NAME.cubin and FOLDER/NAME.json, which ``benchmarks.sass.suite
+--inductor FOLDER`` reads. Needs a GPU, and torch with Triton. Uses private names of Inductor
+(torch 2.13); another version may need changes.
 """
 
 from __future__ import annotations
@@ -26,37 +26,39 @@ from nostall.tuning.source import TRITON_TYPES, compiled_launch
 
 ROWS, COLUMNS = 4096, 1024
 _FLOPS_AN_ELEMENT = 20.0
-"""About: mean, variance, scaling, and a GELU by the error function."""
+"""Estimate: mean, variance, scaling, and a GELU with the error function."""
 NAME = "inductor_layernorm_gelu"
 
 
 @dataclass(frozen=True)
-class Launched:
-    """A launch that Inductor made: its autotuner and the arguments."""
+class RecordedLaunch:
+    """A launch by Inductor: its autotuner and the arguments."""
 
     autotuner: Any
     args: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A compilation: Triton's source object, the options, the result."""
+class RecordedCompilation:
+    """A compilation by Triton: its source object, the options, the compiled kernel."""
 
     source: Any
     options: Mapping[str, Any]
     kernel: Any
 
 
-def taken(launched: Launched, compiled: Sequence[Compiled], flops: float) -> tuple[bytes, Any]:
-    """(cubin, launch) of a launch; :class:`BadInput` where it is not of the simple form."""
+def extract_kernel(
+    launched: RecordedLaunch, compiled: Sequence[RecordedCompilation], flops: float
+) -> tuple[bytes, Any]:
+    """(cubin, launch) of a recorded launch; raises BadInput if its grid is not ``Grid1D``."""
     tuner = launched.autotuner
     config = tuner.launchers[0].config
-    chosen = _of_config(compiled, config)
+    compilation = _find_compilation(compiled, config)
     args = _arguments(tuner.triton_meta, config.kwargs, launched.args)
     numel = getattr(args.get("xnumel"), "value", None)
     grid = tuner.inductor_meta.get("grid_type")
     if grid != "Grid1D" or numel is None:
-        raise BadInput(f"Inductor's grid is {grid!r} over xnumel={numel}; only Grid1D is read here")
+        raise BadInput(f"Inductor's grid is {grid!r} over xnumel={numel}; only Grid1D is supported")
     blocks = -(-int(numel) // int(config.kwargs.get("XBLOCK", 1)))
     launch = LaunchSpec(
         grid=(blocks, 1, 1),
@@ -65,23 +67,23 @@ def taken(launched: Launched, compiled: Sequence[Compiled], flops: float) -> tup
         flops=flops,
     )
     constants = {name: a.constant for name, a in args.items() if isinstance(a, Constant)}
-    return chosen.kernel.asm["cubin"], compiled_launch(
-        launch, args, constants, chosen.kernel.metadata
+    return compilation.kernel.asm["cubin"], compiled_launch(
+        launch, args, constants, compilation.kernel.metadata
     )
 
 
-def _of_config(compiled: Sequence[Compiled], config: Any) -> Compiled:
-    """The compilation that has the launched configuration."""
-    for one in compiled:
-        names = one.source.fn.arg_names
-        given = {
+def _find_compilation(compiled: Sequence[RecordedCompilation], config: Any) -> RecordedCompilation:
+    """The compilation of the launched configuration."""
+    for compilation in compiled:
+        names = compilation.source.fn.arg_names
+        constants = {
             names[key[0]] if isinstance(key, tuple) else key: value
-            for key, value in one.source.constants.items()
+            for key, value in compilation.source.constants.items()
         }
-        warps = one.options.get("num_warps") == config.num_warps
-        stages = one.options.get("num_stages") == config.num_stages
-        if warps and stages and config.kwargs.items() <= given.items():
-            return one
+        warps = compilation.options.get("num_warps") == config.num_warps
+        stages = compilation.options.get("num_stages") == config.num_stages
+        if warps and stages and config.kwargs.items() <= constants.items():
+            return compilation
     raise BadInput(
         f"none of {len(compiled)} compilations has the launched configuration ({config}); torch "
         "compiled in another process or took it from a cache"
@@ -89,36 +91,36 @@ def _of_config(compiled: Sequence[Compiled], config: Any) -> Compiled:
 
 
 def _arguments(
-    meta: Mapping[str, Any], fixed: Mapping[str, Any], given: Sequence[Any]
+    meta: Mapping[str, Any], fixed: Mapping[str, Any], passed_values: Sequence[Any]
 ) -> dict[str, Buffer | Scalar | Constant]:
     """The launch's arguments by name, in the kernel's order."""
     signature = meta["signature"]
     passed = [name for name in signature if name not in fixed]
-    if len(passed) != len(given):
-        raise BadInput(f"Inductor passed {len(given)} arguments, the kernel takes {passed}")
-    values = dict(zip(passed, given, strict=True))
-    types = {theirs: ours for ours, theirs in TRITON_TYPES.items()}
-    found: dict[str, Buffer | Scalar | Constant] = {}
+    if len(passed) != len(passed_values):
+        raise BadInput(f"Inductor passed {len(passed_values)} arguments, the kernel takes {passed}")
+    values = dict(zip(passed, passed_values, strict=True))
+    types = {triton_type: dtype for dtype, triton_type in TRITON_TYPES.items()}
+    arguments: dict[str, Buffer | Scalar | Constant] = {}
     for name, kind in signature.items():
         if name in fixed:
-            found[name] = Constant(name=name, constant=fixed[name])
+            arguments[name] = Constant(name=name, constant=fixed[name])
         elif kind == "constexpr" or name in meta.get("constants", {}):
-            found[name] = Constant(name=name, constant=values[name])
+            arguments[name] = Constant(name=name, constant=values[name])
         elif kind.startswith("*"):
             role = "out" if name.startswith("out") else "in"
-            found[name] = Buffer(
+            arguments[name] = Buffer(
                 name=name,
                 dtype=types[kind.lstrip("*k")],
                 shape=tuple(values[name].shape),
                 role="inout" if name.startswith("in_out") else role,
             )
         else:
-            found[name] = Scalar(name=name, dtype=types[kind], value=values[name])
-    return found
+            arguments[name] = Scalar(name=name, dtype=types[kind], value=values[name])
+    return arguments
 
 
-def compile_and_listen() -> tuple[list[Launched], list[Compiled]]:
-    """Run the compiled function once, and keep what Inductor compiled and launched."""
+def record_compilation() -> tuple[list[RecordedLaunch], list[RecordedCompilation]]:
+    """Compile and run the function once; returns the launches and compilations of Inductor."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     import torch
@@ -129,24 +131,24 @@ def compile_and_listen() -> tuple[list[Launched], list[Compiled]]:
     for name in ("use_static_cuda_launcher", "use_static_triton_launcher"):
         if hasattr(config, name):
             setattr(config, name, False)
-    launched: list[Launched] = []
-    compiled: list[Compiled] = []
+    launched: list[RecordedLaunch] = []
+    compiled: list[RecordedCompilation] = []
     run, build = CachingAutotuner.run, triton.compile
 
-    def listening_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        launched.append(Launched(self, args))
+    def recording_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched.append(RecordedLaunch(self, args))
         return run(self, *args, **kwargs)
 
-    def listening_build(source: Any, *args: Any, **kwargs: Any) -> Any:
+    def recording_build(source: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = build(source, *args, **kwargs)
-        compiled.append(Compiled(source, dict(kwargs.get("options") or {}), kernel))
+        compiled.append(RecordedCompilation(source, dict(kwargs.get("options") or {}), kernel))
         return kernel
 
     def function(x: Any, weight: Any, bias: Any) -> Any:
         normal = torch.nn.functional.layer_norm(x, (COLUMNS,), weight, bias)
         return torch.nn.functional.gelu(normal)
 
-    CachingAutotuner.run, triton.compile = listening_run, listening_build
+    CachingAutotuner.run, triton.compile = recording_run, recording_build
     try:
         x = torch.randn(ROWS, COLUMNS, device="cuda", dtype=torch.float16)
         w, b = torch.randn(2, COLUMNS, device="cuda", dtype=torch.float16)
@@ -158,17 +160,19 @@ def compile_and_listen() -> tuple[list[Launched], list[Compiled]]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the cubin and its launch"
+    )
 
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="nostall-") as caches:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
         os.environ["TRITON_CACHE_DIR"] = caches
-        launched, compiled = compile_and_listen()
+        launched, compiled = record_compilation()
     if len(launched) != 1:
-        raise SystemExit(f"Inductor launched {len(launched)} kernels; one fused kernel was wanted")
-    cubin, launch = taken(launched[0], compiled, _FLOPS_AN_ELEMENT * ROWS * COLUMNS)
+        raise SystemExit(f"Inductor launched {len(launched)} kernels; expected one fused kernel")
+    cubin, launch = extract_kernel(launched[0], compiled, _FLOPS_AN_ELEMENT * ROWS * COLUMNS)
     options.out.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out / f"{NAME}.json", launch.model_dump_json(indent=1).encode())
     write_atomically(options.out / f"{NAME}.cubin", cubin)

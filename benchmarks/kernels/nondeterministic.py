@@ -1,5 +1,4 @@
-"""A kernel whose output depends on the order of its atomic additions: nothing can be checked bit by
-bit against it."""
+"""A kernel with atomic additions: its output bits depend on their order and cannot be compared."""
 
 # ruff: noqa: N803  (compile-time values are capitals, as is usual in Triton)
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the measured suite runs over: kernels, sizes, and each one's compiler configurations.
+"""Kernels of the measured suite: problem sizes, and compiler configurations of each kernel.
 
-SIP's two kernels and CuAsmRL's six at shapes that were published for them (few blocks, long loops),
-each at one shape that fills an H200 as well, and three that no Triton author tuned.  Those with
-matrix products come twice: with Hopper's warpgroup instructions (``wgmma``) and with the older
-warp-wide ones (``mma``).
+The two kernels of SIP and the six of CuAsmRL have the problem sizes of the publications (few
+blocks, long loops), and each of these kernels has one size that fills an H200. Kernels without a
+tuned Triton source follow. Kernels with matrix products are in the suite twice: with Hopper's
+warpgroup instructions (``wgmma``) and with warp-wide instructions (``mma``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nostall.tuning.kernel_file import import_file
 from nostall.tuning.source import Source, compile_triton, load_cubin
 
 _WITHOUT_WGMMA = "DISABLE_MMA_V3"
-"""Triton's own switch; read when it compiles, no part of its options."""
+"""Environment variable that Triton reads when it compiles; it is not a compile option."""
 
 Tile = tuple[int, ...]
 Tiles = dict[Instructions, tuple[Tile, ...]]
@@ -36,7 +36,7 @@ _GEMM_LARGE: Tiles = {
     "wgmma": ((128, 128, 32), (128, 128, 64), (64, 256, 64), (128, 256, 64), (256, 128, 64)),
     "mma": ((64, 64, 64), (64, 128, 32), (128, 64, 32), (128, 128, 32), (128, 128, 64)),
 }
-# Two accumulators, so half the tile.
+# These kernels have two accumulators, so their tiles are half as large.
 _GATED_LARGE: Tiles = {
     "wgmma": ((64, 128, 64), (128, 64, 64), (128, 128, 32), (128, 128, 64), (256, 64, 64)),
     "mma": ((64, 64, 32), (64, 64, 64), (64, 128, 32), (128, 64, 32), (128, 64, 64)),
@@ -49,15 +49,13 @@ _ATTENTION: Tiles = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One kernel at one problem size, and the options that its baseline tries.
-
-    ``problem`` are the arguments of the example file's ``launch``; a kernel of ``nvcc`` or of
-    Inductor has none, comes as it is, and ``file`` is its cubin.
-    """
+    """One kernel at one problem size, and the compile options that its baseline tries."""
 
     kernel: str
     file: Path
+    """Python file of a Triton kernel, or the cubin of a kernel of nvcc or Inductor."""
     problem: tuple[int, ...] = ()
+    """Arguments of ``launch`` in the Python file; empty for a cubin."""
     size: Size | None = None
     instructions: Instructions | None = None
     tiles: tuple[Tile | None, ...] = (None,)
@@ -72,52 +70,52 @@ class Entry:
 
     @property
     def options(self) -> list[Options]:
-        """Every combination that is tried; none for a kernel that comes as it is."""
+        """All combinations that the baseline tries; none for a cubin."""
         if not self.problem:
             return []
-        chosen = product(self.tiles, self.warps, self.stages, self.registers)
+        combinations = product(self.tiles, self.warps, self.stages, self.registers)
         return [
             Options(tile=tile, num_warps=warps, num_stages=stages, maxnreg=registers)
-            for tile, warps, stages, registers in chosen
+            for tile, warps, stages, registers in combinations
         ]
 
 
 def entries(inductor: Path | None = None) -> tuple[Entry, ...]:
-    """The suite: published shapes, those that fill the GPU, the others.
+    """The suite: published sizes, then sizes that fill the GPU, then cubins.
 
     ``inductor``: a folder that ``benchmarks.kernels.inductor`` wrote.
     """
-    found = [*_products(), *_rows()]
+    triton_entries = [*_matrix_kernels(), *_row_kernels()]
     order: dict[Size | None, int] = {"published": 0, "filling": 1}
-    ranked = sorted(found, key=lambda entry: order[entry.size])
-    others = [EXAMPLES / "nvcc" / f"{name}.sm_90.cubin" for name in ("transpose", "dot_product")]
+    ranked = sorted(triton_entries, key=lambda entry: order[entry.size])
+    cubins = [EXAMPLES / "nvcc" / f"{name}.sm_90.cubin" for name in ("transpose", "dot_product")]
     if inductor is not None:
-        others += sorted(inductor.glob("*.cubin"))
-    return (*ranked, *(Entry(file.name.partition(".")[0], file) for file in others))
+        cubins += sorted(inductor.glob("*.cubin"))
+    return (*ranked, *(Entry(file.name.partition(".")[0], file) for file in cubins))
 
 
 def build(entry: Entry, options: Options | None = None) -> Source:
-    """Compile one configuration for sm_90, or read the cubin of a kernel that comes as it is.
+    """Compile one configuration for sm_90, or read the cubin if ``options`` is None.
 
-    Raises :class:`BadInput` where the compiler fails or uses other matrix instructions.
+    Raises BadInput if compilation fails or uses other matrix instructions than the entry's.
     """
     if options is None:
-        return load_cubin(entry.file, None, _launch_beside(entry.file))
+        return load_cubin(entry.file, None, _load_launch(entry.file))
     with import_file(entry.file) as module:
-        launch = _launch(module, entry, options)
+        launch = _make_launch(module, entry, options)
     more = {} if options.maxnreg is None else {"maxnreg": options.maxnreg}
-    with _matrix_instructions(entry.instructions):
+    with _require_instructions(entry.instructions):
         source = compile_triton(entry.file, entry.kernel, launch, "sm_90", options=more)
     if entry.instructions is not None:
         used = "wgmma" if "wgmma.mma_async" in (source.ptx or "") else "mma"
         if used != entry.instructions:
             raise BadInput(f"{entry.name}: this tile compiles to {used}; choose another one")
-    # Plain values travel between processes.
+    # A plain dict can be pickled.
     return replace(source, provenance=dict(source.provenance))
 
 
-def _products() -> Iterator[Entry]:
-    """The kernels that multiply matrices, twice each."""
+def _matrix_kernels() -> Iterator[Entry]:
+    """Kernels with matrix products, each with ``wgmma`` and with ``mma``."""
     table: tuple[tuple[str, Size, tuple[int, ...], Tiles], ...] = (
         ("gemm_leakyrelu", "published", (512, 512, 2048), _GEMM_SMALL),
         ("gemm_leakyrelu", "published", (1024, 1024, 1024), _GEMM_SMALL),
@@ -147,9 +145,9 @@ def _products() -> Iterator[Entry]:
             )
 
 
-def _rows() -> Iterator[Entry]:
-    """The kernels that work on rows; a block holds a row, so there is no tile to choose."""
-    # Triton takes half a minute for a long row in few warps.
+def _row_kernels() -> Iterator[Entry]:
+    """Kernels with one row for each block, so there is no tile to choose."""
+    # Fewer warps are left out: Triton then compiles a long row for half a minute.
     table: tuple[tuple[str, Size, tuple[int, int], tuple[int, ...]], ...] = (
         ("softmax", "published", (1024, 16384), (4, 8, 16, 32)),
         ("rmsnorm", "published", (512, 512), (1, 2, 4, 8)),
@@ -167,30 +165,31 @@ def _rows() -> Iterator[Entry]:
         )
 
 
-def _launch(module: Any, entry: Entry, options: Options) -> LaunchSpec:
-    chosen: dict[str, Any] = {"warps": options.num_warps}
+def _make_launch(module: Any, entry: Entry, options: Options) -> LaunchSpec:
+    arguments: dict[str, Any] = {"warps": options.num_warps}
     if options.tile is not None:
-        chosen |= {"tile": options.tile, "stages": options.num_stages}
+        arguments |= {"tile": options.tile, "stages": options.num_stages}
     try:
-        found: LaunchSpec = module.launch(*entry.problem, **chosen)
+        launch: LaunchSpec = module.launch(*entry.problem, **arguments)
     except ValueError as error:
         raise BadInput(f"{entry.name}: {error}; choose another tile") from error
-    return found
+    return launch
 
 
-def _launch_beside(file: Path) -> LaunchSpec:
-    """The launch of a cubin: NAME.toml, or NAME.json where a program wrote it."""
+def _load_launch(file: Path) -> LaunchSpec:
+    """The launch of a cubin: NAME.json if a benchmark wrote it, else NAME.toml."""
     name = file.name.partition(".")[0]
-    made = file.parent / f"{name}.json"
-    if made.exists():
-        return LaunchSpec.model_validate_json(made.read_text())
+    generated = file.parent / f"{name}.json"
+    if generated.exists():
+        return LaunchSpec.model_validate_json(generated.read_text())
     return LaunchSpec.from_toml(file.parent / f"{name}.toml")
 
 
 @contextmanager
-def _matrix_instructions(wanted: Instructions | None) -> Iterator[None]:
+def _require_instructions(instructions: Instructions | None) -> Iterator[None]:
+    """Let Triton use ``wgmma``, or only ``mma`` if ``instructions`` is ``"mma"``."""
     before = os.environ.pop(_WITHOUT_WGMMA, None)
-    if wanted == "mma":
+    if instructions == "mma":
         os.environ[_WITHOUT_WGMMA] = "1"
     try:
         yield

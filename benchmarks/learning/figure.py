@@ -1,6 +1,7 @@
-"""Learning curves as one SVG: one panel a kernel, medians with quartiles, logarithmic evaluations.
+"""Learning curves as one SVG: a panel for each kernel, with median and quartiles over the seeds.
 
-The SVG is written without a plotting library, so that the same data give the same bytes.
+The evaluations are on a logarithmic axis. The SVG is written without a plotting library, so that
+the same data give the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _STYLE = (
 
 
 def figure(rows: Sequence[Mapping[str, Any]], evaluations: int) -> str:
-    """The curves of ``benchmarks.learning.summary.summary``, one panel for each of its kernels."""
+    """SVG text with the curves of the rows of ``summary.summary``, one panel for each kernel."""
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     width, height = COLUMNS * WIDTH, LEGEND + ceil(len(kernels) / COLUMNS) * HEIGHT
     parts = [
@@ -48,14 +49,14 @@ def figure(rows: Sequence[Mapping[str, Any]], evaluations: int) -> str:
     ]
     for number, kernel in enumerate(kernels):
         x, y = number % COLUMNS * WIDTH, LEGEND + number // COLUMNS * HEIGHT
-        mine = [row for row in rows if row["kernel"] == kernel]
-        panel = "".join(_panel(kernel, mine, evaluations))
+        kernel_rows = [row for row in rows if row["kernel"] == kernel]
+        panel = "".join(_panel(kernel, kernel_rows, evaluations))
         parts.append(f'<g transform="translate({x} {y})">{panel}</g>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 class _Frame:
-    """Maps (evaluations, ratio) to a panel; ratios become gains in per cent."""
+    """Maps (evaluations, ratio) to coordinates in a panel; the y axis is the gain in per cent."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], evaluations: int) -> None:
         self.evaluations = max(2 * FIRST, evaluations)

@@ -1,6 +1,7 @@
-"""The measured part of the learning page: strategies that learn beside those that do not, on a GPU.
+"""Section of the learning page: learning strategies compared with annealing, measured on a GPU.
 
-``python -m benchmarks run sass.suite --strategy anneal sip cuasmrl ppo ppo-trained`` writes the file.
+The result file is written by
+``python -m benchmarks run sass.suite --strategy anneal sip cuasmrl ppo ppo-trained``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TRAINED = (
 
 
 def measured(records: Sequence[Record]) -> str:
-    """Deployed ratios by kernel and strategy, and the interval of each run."""
+    """The section: deployed ratios by kernel and strategy, and the interval of each run."""
     strategies = list(dict.fromkeys(r.strategy for r in records))
     kernels = list(dict.fromkeys(r.kernel for r in records))
     head = [f"`{s}`" for s in strategies]
@@ -54,41 +55,41 @@ def _origin(records: Sequence[Record]) -> str:
     return (
         f"*Measured* on {gpus}, {max(r.date for r in records):%Y-%m-%d}: {seeds} seeds of "
         f"{' or '.join(map(str, seconds))} seconds of search each, from the fastest compiler "
-        f"configuration of each kernel ({link(RESULT, 'JSON with samples and nulls')}; intervals of "
-        f"the nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` starts from a policy that "
-        f"was trained on the SM model, on kernels that are not in this table (`{TRAINED}`). The "
-        "table has the original's time divided by the deployed one's, 1 if the original is kept: "
-        "median over seeds with the lowest and the highest."
+        f"configuration of each kernel ({link(RESULT, 'JSON with samples and nulls')}; intervals "
+        f"of the nulls reach {100 * max(nulls):.2f} % at most). `ppo-trained` starts from a "
+        "policy that was trained on the SM model, on kernels that are not in this table "
+        f"(`{TRAINED}`). The table has the original's time divided by the deployed one's, 1 if "
+        "the original is kept: median over seeds with the lowest and the highest."
     )
 
 
-def _of(records: Sequence[Record], kernel: str, strategy: str) -> list[Record]:
-    mine = [r for r in records if (r.kernel, r.strategy) == (kernel, strategy)]
-    return sorted(mine, key=lambda r: r.seed)
+def _select(records: Sequence[Record], kernel: str, strategy: str) -> list[Record]:
+    runs = [r for r in records if (r.kernel, r.strategy) == (kernel, strategy)]
+    return sorted(runs, key=lambda r: r.seed)
 
 
-def _middle(records: Sequence[Record], kernel: str, strategy: str) -> float | None:
-    mine = _of(records, kernel, strategy)
-    return median(r.deployed_ratio for r in mine) if mine else None
+def _median_ratio(records: Sequence[Record], kernel: str, strategy: str) -> float | None:
+    runs = _select(records, kernel, strategy)
+    return median(r.deployed_ratio for r in runs) if runs else None
 
 
 def _cells(records: Sequence[Record], kernel: str, strategies: Sequence[str]) -> list[str]:
-    middles = {s: _middle(records, kernel, s) for s in strategies}
-    best = max(m for m in middles.values() if m is not None)
-    return [_cell(_of(records, kernel, s), middles[s], best) for s in strategies]
+    median_ratios = {s: _median_ratio(records, kernel, s) for s in strategies}
+    best = max(m for m in median_ratios.values() if m is not None)
+    return [_cell(_select(records, kernel, s), median_ratios[s], best) for s in strategies]
 
 
-def _cell(mine: Sequence[Record], middle: float | None, best: float) -> str:
-    if middle is None:
+def _cell(runs: Sequence[Record], median_ratio: float | None, best: float) -> str:
+    if median_ratio is None:
         return "–"
-    ratios = [r.deployed_ratio for r in mine]
-    ratio = f"**{middle:.4f}**" if middle == best > 1 else f"{middle:.4f}"
+    ratios = [r.deployed_ratio for r in runs]
+    ratio = f"**{median_ratio:.4f}**" if median_ratio == best > 1 else f"{median_ratio:.4f}"
     return f"{ratio} ({min(ratios):.4f}–{max(ratios):.4f})"
 
 
 def _mean(records: Sequence[Record], strategy: str) -> float:
     kernels = dict.fromkeys(r.kernel for r in records)
-    medians = [_middle(records, kernel, strategy) for kernel in kernels]
+    medians = [_median_ratio(records, kernel, strategy) for kernel in kernels]
     return geometric_mean(m for m in medians if m is not None)
 
 
@@ -99,6 +100,6 @@ def _candidates(records: Sequence[Record], strategy: str) -> str:
 def _runs(records: Sequence[Record], kernel: str, strategy: str) -> str:
     runs = [
         f"{r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]" if r.ratio is not None else r.failure
-        for r in _of(records, kernel, strategy)
+        for r in _select(records, kernel, strategy)
     ]
     return "<br>".join(runs) or "–"

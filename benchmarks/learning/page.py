@@ -1,4 +1,4 @@
-"""``docs/results/learning.md``: strategies that learn beside those that do not.
+"""Write ``docs/results/learning.md``: learning strategies compared with annealing.
 
 python -m benchmarks page learning
 """
@@ -47,7 +47,7 @@ def write() -> None:
 
 
 def compared(result: Mapping[str, Any], rows: Rows) -> str:
-    """Modelled comparison: gains, evaluations to parts of the best gain, what training saves."""
+    """Modelled comparison: gains, evaluations to parts of the best gain, savings by training."""
     evaluations = result["evaluations"]
     parts = ["## On the SM model, at equal evaluations", wrapped(_origin(result, rows))]
     parts += [_gains(rows), f"![learning curves]({FIGURE.name})"]
@@ -60,8 +60,8 @@ def _steps() -> str:
     record = load(STEPS)
     intro = wrapped(
         "Steps of the game per second of processor time on the SM model, random legal actions "
-        f"(`python -m benchmarks run learning.steps_per_second`, {link(STEPS)}). Much of a step is the "
-        "model, if it simulates many warps."
+        f"(`python -m benchmarks run learning.steps_per_second`, {link(STEPS)}). Much of a step "
+        "is the model, if it simulates many warps."
     )
     head = ("kernel", "instructions", "issues simulated", "steps/s, matrix", "steps/s, graph",
             "model alone")  # fmt: skip
@@ -89,11 +89,11 @@ def _origin(result: Mapping[str, Any], rows: Rows) -> str:
         f"*Modelled*, {result['arch']}: {result['evaluations']:,} evaluations of each of {seeds} "
         f"seeds on {result['processor']}, one thread (`python -m benchmarks run "
         f"learning.strategies`, {result['date'][:10]}, {link(RESULT, 'JSON with every curve')}). "
-        f"`ppo-trained` starts from a policy of {result['rollouts']} rollouts of each kernel of the "
-        "other half (kernels by name, every second one); those steps are not among its evaluations. "
-        "`sip` needs floating-point work, and restarts when its published run ends. The table has "
-        "the final gain in per cent: median over seeds with the lowest and the highest, and the "
-        "processor seconds of one run, median over kernels."
+        f"`ppo-trained` starts from a policy of {result['rollouts']} rollouts of each kernel of "
+        "the other half (kernels by name, every second one); those steps are not among its "
+        "evaluations. `sip` needs floating-point work, and restarts when its published run ends. "
+        "The table has the final gain in per cent: median over seeds with the lowest and the "
+        "highest, and the processor seconds of one run, median over kernels."
     )
 
 
@@ -120,8 +120,8 @@ def _gains(rows: Rows) -> str:
         lines.append([kernel, *(_gain(r, best, seeds) if r else "–" for r in cells)])
     costs = []
     for strategy in strategies:
-        mine = [r for r in rows if r["strategy"] == strategy]
-        costs.append(f"{median(r['processor_s'] for r in mine):.0f} s")
+        strategy_rows = [r for r in rows if r["strategy"] == strategy]
+        costs.append(f"{median(r['processor_s'] for r in strategy_rows):.0f} s")
     return table(["kernel", *(f"`{s}`" for s in strategies)], [*lines, ["processor", *costs]])
 
 
@@ -136,9 +136,9 @@ def _gain(row: Mapping[str, Any], best: float, seeds: int) -> str:
 def _needed_head() -> str:
     levels = ", ".join(f"{100 * part:.0f}" for part in PARTS)
     return (
-        f"Evaluations until {levels} % of the best gain of any of these runs is reached: median over "
-        "seeds; – if at least half of the seeds never reach it. The evaluations of `ppo` include its "
-        "annealing at the start."
+        f"Evaluations until {levels} % of the best gain of any of these runs is reached: median "
+        "over seeds; – if at least half of the seeds never reach it. The evaluations of `ppo` "
+        "include its annealing at the start."
     )
 
 
@@ -163,7 +163,7 @@ def _number(evaluations: float) -> str:
 
 
 def saved(rows: Rows, part: float, evaluations: int) -> dict[str, float]:
-    """How many times fewer evaluations ``ppo-trained`` needs than ``ppo``, by kernel.
+    """Evaluations of ``ppo`` divided by those of ``ppo-trained`` to a part of the gain, by kernel.
 
     A strategy that never reaches the part counts with all its evaluations. Kernels on which neither
     reaches it are left out.
@@ -192,10 +192,10 @@ def _answer(rows: Rows, evaluations: int) -> str:
             + (f" ({', '.join(enough)})" if enough else "")
         )
     return (
-        f"Target: {TARGET:.0f} times fewer evaluations. In all: {'; '.join(answers)}. The table has "
-        "the evaluations of `ppo` divided by those of `ppo-trained`, medians over seeds. A strategy "
-        "that never reaches the part counts with all its evaluations. If neither reaches it, the "
-        "table has no number, and the mean counts 1."
+        f"Target: {TARGET:.0f} times fewer evaluations. In all: {'; '.join(answers)}. The table "
+        "has the evaluations of `ppo` divided by those of `ppo-trained`, medians over seeds. A "
+        "strategy that never reaches the part counts with all its evaluations. If neither reaches "
+        "it, the table has no number, and the mean counts 1."
     )
 
 

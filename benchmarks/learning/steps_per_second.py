@@ -1,6 +1,7 @@
-"""Steps per second of the assembly game on the model, one core, random legal play.
+"""Steps per second of the assembly game on the SM model, one CPU core, random legal actions.
 
-python -m benchmarks run learning.steps_per_second --out benchmarks/learning/results/steps_per_second.json
+python -m benchmarks run learning.steps_per_second \\
+    --out benchmarks/learning/results/steps_per_second.json
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from nostall.sass.schedule import ScheduleSpace
 
 
 def steps_per_second(game: AssemblyGame, steps: int, seed: int = 0) -> tuple[float, float]:
-    """(steps per second of processor time, of wall time)."""
+    """(steps per second of processor time, steps per second of wall time)."""
     rng = np.random.default_rng(seed)
     _, info = game.reset()
     wall, began = perf_counter(), process_time()
     for _ in range(steps):
         legal = np.flatnonzero(info["action_mask"])
-        *_, ended, cut, info = game.step(int(legal[rng.integers(len(legal))]))
-        if ended or cut:
+        *_, terminated, truncated, info = game.step(int(legal[rng.integers(len(legal))]))
+        if terminated or truncated:
             _, info = game.reset()
     return steps / (process_time() - began), steps / (perf_counter() - wall)
 
@@ -50,7 +51,7 @@ def main(options: argparse.Namespace) -> None:
             if not game.reset()[1]["action_mask"].any():
                 print(f"{name}: no legal move")
                 break
-            steps_per_second(game, 100)  # compiled code is there, and the caches are warm
+            steps_per_second(game, 100)  # warm-up: numba compiles, caches fill
             processor, wall = steps_per_second(game, options.steps)
             alone = _evaluations_per_second(model, game)
             records.append(

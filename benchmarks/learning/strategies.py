@@ -1,12 +1,12 @@
-"""Learning against annealing on the model, at equal evaluations.
+"""Compare learning strategies with annealing on the SM model, at equal numbers of evaluations.
 
     python -m benchmarks run learning.strategies --out benchmarks/learning/results/strategies.json
 
-Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what is
-missing.  ``--jobs`` runs so many at a time, each with one thread.  ``ppo-trained`` begins with a
-policy that learned on the kernels of the other half, for ``--rollouts`` rollouts each; those turns
-are not in its evaluations.  ``sip`` is restarted when its one published run ends.
-``python -m benchmarks page learning`` writes docs/results/learning.md from the records.
+Each (kernel, strategy, seed) is one record. The file is written after each record, and a second run
+computes only missing records. ``--jobs`` is the number of processes, each with one thread.
+``ppo-trained`` starts from a policy that was trained on the other half of the kernels, with
+``--rollouts`` rollouts for each kernel; these steps do not count as evaluations. ``sip`` restarts
+when its published run ends. ``python -m benchmarks page learning`` writes docs/results/learning.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KERNELS = (
 
 
 class Curve:
-    """Observer: evaluations and value of each improvement."""
+    """Search observer that records (evaluations, value) of each improvement."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
@@ -57,11 +57,11 @@ class Curve:
             self.points.append((trial.index + 1, trial.best))
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Nothing to keep."""
+        """Ignore checkpoints."""
 
 
 def strategies(policy: Path) -> dict[str, Search]:
-    """The contestants; ``policy`` is for the kernel that is next."""
+    """The compared strategies by name; ``policy`` is the policy file of ``ppo-trained``."""
     return {
         "anneal": Anneal(),
         "sip": Sip(restarts=True),
@@ -72,44 +72,51 @@ def strategies(policy: Path) -> dict[str, Search]:
     }
 
 
-def teach(kernels: Mapping[str, tuple[ScheduleSpace, SmModel]], rollouts: int, path: Path) -> None:
-    """A policy that learned on these kernels; a training that was cut off goes on, one that is done
-    is not repeated."""
+def train_policy(
+    kernels: Mapping[str, tuple[ScheduleSpace, SmModel]], rollouts: int, path: Path
+) -> None:
+    """Train a policy on these kernels and save it to ``path``.
+
+    Resumes an interrupted training and does nothing if the policy exists. Exits if the existing
+    policy was trained with other settings.
+    """
     about = {"kernels": list(kernels), "rollouts": rollouts}
     if path.exists():
-        found = load_policy(path)[1]["about"]
-        if found != about:
-            raise SystemExit(f"{path} has learned {found}, not {about}; choose another --work")
+        existing = load_policy(path)[1]["about"]
+        if existing != about:
+            raise SystemExit(
+                f"{path} was trained with {existing}, not {about}; choose another --work"
+            )
         return
     checkpoint = path.with_suffix(".checkpoint")
-    lessons = [TrainingKernel(name, space, model) for name, (space, model) in kernels.items()]
+    training_kernels = [TrainingKernel(name, *pair) for name, pair in kernels.items()]
     with isolated_random_state():
-        policy = train(lessons, GraphPpoParameters(), rollouts, checkpoint=checkpoint)
+        policy = train(training_kernels, GraphPpoParameters(), rollouts, checkpoint=checkpoint)
     save_policy(policy, path, about)
 
 
 @cache
-def kernel(arch: str, name: str) -> tuple[ScheduleSpace, SmModel]:
-    """The space and the model of an example kernel; each process makes its own."""
-    return next(modelled_problem(source) for other, source in sources(arch) if other == name)
+def problem(arch: str, name: str) -> tuple[ScheduleSpace, SmModel]:
+    """Schedule space and SM model of an example kernel, cached in each process."""
+    return next(modelled_problem(source) for label, source in sources(arch) if label == name)
 
 
-def race(
+def run_search(
     arch: str, name: str, strategy: str, policy: Path, evaluations: int, seed: int
 ) -> dict[str, Any]:
-    """One run: its gain, its curve and its cost."""
-    space, model = kernel(arch, name)
+    """Run one search; returns its record with gain, learning curve and processor seconds."""
+    space, model = problem(arch, name)
     curve, began, search = Curve(), process_time(), strategies(policy)[strategy]
-    found = search.run(space, model, Budget(evaluations=evaluations), seed=seed, observers=[curve])
-    start = found.start_measurement.value
+    result = search.run(space, model, Budget(evaluations=evaluations), seed=seed, observers=[curve])
+    start = result.start_measurement.value
     return {
         "kernel": name,
         "strategy": strategy,
         "kind": "modelled",
         "seed": seed,
-        "evaluations": found.evaluations,
-        "stopped": found.stopped,
-        "ratio": found.ratio,
+        "evaluations": result.evaluations,
+        "stopped": result.stopped,
+        "ratio": result.ratio,
         "processor_s": round(process_time() - began, 2),
         "curve": [[at, round(start / best, 6)] for at, best in curve.points],
     }
@@ -136,18 +143,18 @@ def main(options: argparse.Namespace) -> None:
     if "ppo-trained" in options.strategy:
         for number, path in enumerate(policies):
             if halves[number]:
-                teach({n: kernels[n] for n in halves[number]}, options.rollouts, path)
-    asked = {k: getattr(options, k) for k in ("arch", "evaluations", "rollouts")}
-    asked["kernels"] = names
+                train_policy({n: kernels[n] for n in halves[number]}, options.rollouts, path)
+    settings = {k: getattr(options, k) for k in ("arch", "evaluations", "rollouts")}
+    settings["kernels"] = names
     records: list[dict[str, Any]] = []
     if options.out.exists():
         before = json.loads(options.out.read_text())
-        if {k: before.get(k) for k in asked} != asked:
+        if {k: before.get(k) for k in settings} != settings:
             raise BadInput(f"{options.out} was made with other settings; choose another file")
         records = before["records"]
     done = {(r["kernel"], r["strategy"], r["seed"]) for r in records}
     jobs = [
-        # A policy that has not seen this kernel.
+        # The policy of the other half was not trained on this kernel.
         (options.arch, name, strategy, policies[1 - number % 2], options.evaluations, seed)
         for seed in range(options.seeds)
         for number, name in enumerate(names)
@@ -155,10 +162,10 @@ def main(options: argparse.Namespace) -> None:
         if (name, strategy, seed) not in done and (strategy != "sip" or kernels[name][1].flops)
     ]
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        for found in as_completed(pool.submit(race, *job) for job in jobs):
-            records.append(found.result())
+        for future in as_completed(pool.submit(run_search, *job) for job in jobs):
+            records.append(future.result())
             last = records[-1]
-            said = f"{last['kernel']:20} {last['strategy']:12} seed {last['seed']}"
-            print(f"{said} {last['ratio']:.4f} {last['processor_s']:.0f} s", flush=True)
-            save(options.out, **asked, records=records)
-    save(options.out, **asked, records=records)
+            label = f"{last['kernel']:20} {last['strategy']:12} seed {last['seed']}"
+            print(f"{label} {last['ratio']:.4f} {last['processor_s']:.0f} s", flush=True)
+            save(options.out, **settings, records=records)
+    save(options.out, **settings, records=records)

@@ -12,13 +12,16 @@ PARTS = (0.5, 0.8, 0.95)
 
 
 def reached(curve: Sequence[Sequence[float]], ratio: float) -> int | None:
-    """Evaluations until the curve reaches ``ratio``; None if it never does or ``ratio`` is no gain."""
+    """Evaluations until the curve reaches ``ratio``; None if it never does or ``ratio`` <= 1."""
     return next((int(at) for at, value in curve if value >= ratio > 1.0), None)
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per kernel and strategy: gains, evaluations to parts of the best known gain (by part, one
-    number per seed, None where it was not reached), the median curve with its quartiles, cost."""
+    """One row for each kernel and strategy: gains, evaluations to parts of the best gain, cost.
+
+    ``evaluations_to`` has one number for each part and seed, None if the seed never reaches it;
+    ``curve`` has the quartiles over the seeds; the best gain is that of any strategy and seed.
+    """
     rows = []
     for kernel in sorted({r["kernel"] for r in records}):
         mine = [r for r in records if r["kernel"] == kernel]

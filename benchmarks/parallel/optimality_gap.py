@@ -1,6 +1,7 @@
 """Gap of each planner to the exhaustive optimum on small random problems, in modelled time.
 
-    python -m benchmarks run parallel.optimality_gap --out benchmarks/parallel/results/optimality_gap.json
+    python -m benchmarks run parallel.optimality_gap \\
+        --out benchmarks/parallel/results/optimality_gap.json
 
 The optimum is over all cuts, mappings and the orders in
 ``nostall.parallel.planners.exhaustive.ORDERS``, with the same simulator. ``nostall`` may also

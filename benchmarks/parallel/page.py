@@ -107,19 +107,21 @@ def _dapple() -> str:
     record = load(path)
     matching = record["matching"]
     intro = wrapped(
-        "Published rows of DAPPLE (arXiv:2007.01045) with the authors' profiles, which are not part "
-        f"of this repository (`python -m benchmarks run parallel.dapple_tables`, {link(path)}). All "
-        "times are *modelled*, with one set of constants (`examples/clusters/dapple-*.toml`). A plan "
-        "matches if the published one costs at most 2 % more than the best: *simulated*, against what "
-        "`dapple` finds and against data parallelism with a replica's samples in one pass; *formula*, "
-        "by the paper's latency L (equations 1 and 2) among the shapes that its tables print. A "
-        "modelled speed-up matches within 10 % of the published measurement. Matching: "
-        f"{matching['plan_matches']} plans simulated, {matching['plan_matches_by_formula']} by "
-        f"formula, {matching['speedup_matches']} speed-ups. The deviations are explained on the page "
-        "about the [planners](../explanation/pipeline-planners.md#dapples-published-rows)."
+        "Published rows of DAPPLE (arXiv:2007.01045) with the authors' profiles, which are not "
+        "part of this repository (`python -m benchmarks run parallel.dapple_tables`, "
+        f"{link(path)}). All times are *modelled*, with one set of constants "
+        "(`examples/clusters/dapple-*.toml`). A plan matches if the published one costs at most 2 "
+        "% more than the best: *simulated*, against what `dapple` finds and against data "
+        "parallelism with a replica's samples in one pass; *formula*, by the paper's latency L "
+        "(equations 1 and 2) among the shapes that its tables print. A modelled speed-up matches "
+        f"within 10 % of the published measurement. Matching: {matching['plan_matches']} plans "
+        f"simulated, {matching['plan_matches_by_formula']} by formula, "
+        f"{matching['speedup_matches']} speed-ups. The deviations are explained on the page about "
+        "the [planners](../explanation/pipeline-planners.md#dapples-published-rows)."
     )
     head = ("row", "published plan", "best simulated", "published / best", "simulated", "formula",
-            "modelled speed-up of the published plan", "published speed-up", "speed-up matches")  # fmt: skip
+            "modelled speed-up of the published plan", "published speed-up",
+            "speed-up matches")  # fmt: skip
     parts = ["## DAPPLE's published rows", intro, table(head, map(_dapple_row, record["rows"]))]
     ratios = [[r["profile"], r["split"], f"{r['modelled_pb_over_pa']:.2f}",
                f"{r['published_pb_over_pa']:.2f}"] for r in record["pb_over_pa"]]  # fmt: skip
@@ -182,10 +184,11 @@ def _optimality() -> str:
     record = load(path)
     free = record["free_summary"]
     intro = wrapped(
-        "*Modelled* gap of each planner to the exhaustive optimum over cuts, mappings and five orders "
-        "in the same simulator, on random instances of at most 8 layers, 4 GPUs and 8 micro-batches "
-        f"(`python -m benchmarks run parallel.optimality_gap`, {link(path)}). `nostall` may also change "
-        "how many micro-batches a stage holds, so its gap can be below 0."
+        "*Modelled* gap of each planner to the exhaustive optimum over cuts, mappings and five "
+        "orders in the same simulator, on random instances of at most 8 layers, 4 GPUs and 8 "
+        f"micro-batches (`python -m benchmarks run parallel.optimality_gap`, {link(path)}). "
+        "`nostall` may also change how many micro-batches a stage holds, so its gap can be below "
+        "0."
     )
     rows = [[f"`{planner}`", str(values["plans"]), *_gaps(values)]
             for planner, values in record["summary"].items()]  # fmt: skip
@@ -194,11 +197,11 @@ def _optimality() -> str:
     uneven = record["uneven_summary"]
     ratio, gain = uneven["dapple_over_spp"], uneven["spp_over_nostall"]
     after = wrapped(
-        f"On {len(record['uneven'])} instances of 16 to 32 layers on 8 GPUs whose links all differ, "
-        f"`spp` beats `dapple` in {uneven['spp_wins']}, loses in {uneven['dapple_wins']} and ties in "
-        f"{uneven['ties']}. `dapple` takes {ratio['min']:.2f} to {ratio['max']:.2f} times as long as "
-        f"`spp` (median {ratio['median']:.2f}); `spp` takes {gain['min']:.2f} to {gain['max']:.2f} times "
-        f"as long as `nostall` (median {gain['median']:.2f})."
+        f"On {len(record['uneven'])} instances of 16 to 32 layers on 8 GPUs whose links all "
+        f"differ, `spp` beats `dapple` in {uneven['spp_wins']}, loses in {uneven['dapple_wins']} "
+        f"and ties in {uneven['ties']}. `dapple` takes {ratio['min']:.2f} to {ratio['max']:.2f} "
+        f"times as long as `spp` (median {ratio['median']:.2f}); `spp` takes {gain['min']:.2f} to "
+        f"{gain['max']:.2f} times as long as `nostall` (median {gain['median']:.2f})."
     )
     head = ("planner", "instances", "median", "75 %", "95 %", "worst")
     return "\n\n".join(["## Distance from the optimum", intro, table(head, rows), after])
@@ -219,8 +222,8 @@ def _planning_time() -> str:
         for layers, gpus in sizes
     ]
     intro = wrapped(
-        "Seconds of planning, *measured* on one core of a shared machine after compilation, and the "
-        f"*modelled* speed-up of the plan (`python -m benchmarks run parallel.planning_time`, "
+        "Seconds of planning, *measured* on one core of a shared machine after compilation, and "
+        "the *modelled* speed-up of the plan (`python -m benchmarks run parallel.planning_time`, "
         f"{link(path)}). `dapple` merges layers above 400, above 40 on more than 16 GPUs."
     )
     head = ("layers × GPUs", *(f"`{planner}`" for planner in planners))

@@ -1,6 +1,7 @@
 """Planning time of large problems on one core, and the effect of merging layers for DAPPLE.
 
-    python -m benchmarks run parallel.planning_time --out benchmarks/parallel/results/planning_time.json
+    python -m benchmarks run parallel.planning_time \\
+        --out benchmarks/parallel/results/planning_time.json
 
 Planning times are measured without JIT compilation, because a tiny problem is planned first.  The
 iteration times of the plans are modelled.

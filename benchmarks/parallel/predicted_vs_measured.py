@@ -1,9 +1,10 @@
 """Predicted and measured iteration times of pipeline plans, on 2 or 4 GPUs of one host.
 
-    NCCL_NVLS_ENABLE=0 python -m benchmarks run parallel.predicted_vs_measured --gpus 2 --out OUT.json
+    NCCL_NVLS_ENABLE=0 python -m benchmarks run parallel.predicted_vs_measured --gpus 2 \\
+        --out OUT.json
     python -m benchmarks run parallel.predicted_vs_measured --gpus 4 --links slow --seconds 240 \\
         --out OUT.json
-    python -m benchmarks run parallel.predicted_vs_measured --device cpu --tiny --out OUT.json  (a test)
+    python -m benchmarks run parallel.predicted_vs_measured --device cpu --tiny --out OUT.json
 
 First the links and the layers are measured.  Then plans of several planners and orders are made,
 also for emulated slow links, and each plan runs for a few iterations.  The ranks are one process

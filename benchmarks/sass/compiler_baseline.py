@@ -1,11 +1,10 @@
-"""The compiler's own best, before any search: tiles, warps, stages and registers of each kernel.
+"""Fastest compiler configuration of each kernel: tiles, warps, stages and registers.
 
     python -m benchmarks run sass.compiler_baseline --out gpu_baseline.json
 
-Every Triton kernel of the suite is compiled with 24 to 30 sets of options (side by side on the
-processor's cores) and timed; :mod:`benchmarks.sass.suite` starts from the fastest.  Builds with the
-same bytes are timed once.  Spreads over all visible GPUs; a second run does only the kernels that
-are missing.
+Each Triton kernel of the suite is compiled with 24 to 30 sets of options (in parallel on the CPU
+cores) and timed; :mod:`benchmarks.sass.suite` starts from the fastest. Builds with the same bytes
+are timed once. Uses all visible GPUs. A second run computes only missing kernels.
 """
 
 from __future__ import annotations
@@ -27,73 +26,73 @@ from benchmarks.harness import gpu_pool
 from benchmarks.harness.result_file import head
 from benchmarks.harness.schema import Configuration, Options
 from benchmarks.kernels.suite import Entry, build, entries
-from benchmarks.sass.build_comparison import Referee, Times, race
+from benchmarks.sass.build_comparison import BuildTimer, ProcessTimer, time_builds
 from nostall.core import NostallError
 from nostall.core.files import write_atomically
 from nostall.tuning.source import Source
 
 EXPECTED = 40.0
-"""Seconds that a kernel may take, first compilation in a cold process included."""
+"""Expected seconds for one kernel, with the first compilation in a new process."""
 
-Built = Source | str
+BuildResult = Source | str
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """One kernel to try, and how many processes may compile it."""
+class SweepJob:
+    """A job: compile and time all configurations of one kernel, with ``cores`` processes."""
 
     entry: Entry
     cores: int
 
 
-def sweep(
-    tried: Sequence[Options], built: Sequence[Built], times: Times
+def time_configurations(
+    tried: Sequence[Options], built: Sequence[BuildResult], times: BuildTimer
 ) -> tuple[Configuration, ...]:
-    """Each set of options with its time, or with why there is none.
+    """Time the builds of one kernel. Returns each set of options with its time or its failure.
 
-    ``built``: what each compiled to, or why it did not.
+    ``built``: the build of each of the options, or why compilation failed.
     """
     different: dict[object, Source] = {_identity(s): s for s in built if isinstance(s, Source)}
-    raced = dict(zip(different, race(list(different.values()), times), strict=True))
-    found = []
+    results = dict(zip(different, time_builds(list(different.values()), times), strict=True))
+    configurations = []
     for options, source in zip(tried, built, strict=True):
-        said = raced[_identity(source)] if isinstance(source, Source) else source
-        us, failure = (said, "") if isinstance(said, float) else (None, said)
-        found.append(Configuration(**options.model_dump(), us=us, failure=failure))
-    return tuple(found)
+        result = results[_identity(source)] if isinstance(source, Source) else source
+        us, failure = (result, "") if isinstance(result, float) else (None, result)
+        configurations.append(Configuration(**options.model_dump(), us=us, failure=failure))
+    return tuple(configurations)
 
 
 def fastest(configurations: Sequence[Configuration]) -> Configuration | None:
-    """The one with the least time; the first of equals, None when none ran."""
+    """The configuration with the smallest time (the first of equal ones); None if none ran."""
     ran = [c for c in configurations if c.us is not None]
     return min(ran, key=lambda c: c.us or 0.0, default=None)
 
 
 def load(path: Path) -> dict[str, tuple[Configuration, ...]]:
-    """The baselines of a file, by kernel."""
+    """Read the configurations of a baseline file, by kernel."""
     kernels = json.loads(path.read_text())["kernels"]
     return {name: tuple(map(Configuration.model_validate, kernels[name])) for name in kernels}
 
 
-def build_or_say(entry: Entry, options: Options) -> Built:
-    """A build, or one line that says why there is none."""
+def try_build(entry: Entry, options: Options) -> BuildResult:
+    """Compile a kernel; returns the build, or the error in one line."""
     try:
         return build(entry, options)
     except NostallError as error:
         return " ".join(str(error).split())[:200]
 
 
-def try_all(job: Sweep) -> tuple[Configuration, ...]:
-    """In the process of one GPU: compile and time all configurations of one kernel."""
+def run_sweep(job: SweepJob) -> tuple[Configuration, ...]:
+    """Compile and time all configurations of one kernel; runs in the process of one GPU."""
     options = job.entry.options
-    built = list(_compilers(job.cores).map(build_or_say, repeat(job.entry), options))
-    with Referee() as times:
-        return sweep(options, built, times)
+    built = list(_compilers(job.cores).map(try_build, repeat(job.entry), options))
+    with ProcessTimer() as times:
+        return time_configurations(options, built, times)
 
 
 @cache
 def _compilers(cores: int) -> ProcessPoolExecutor:
-    """Kept for all kernels of this process: Triton takes seconds to import."""
+    """Compiler processes, cached because Triton takes seconds to import."""
     return ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -102,15 +101,16 @@ def _identity(source: Source) -> object:
     return source.cubin, source.launch.grid, source.launch.block, source.launch.shared
 
 
-def _line(name: str, found: Sequence[Configuration]) -> str:
-    best = fastest(found)
+def _summary_line(name: str, configurations: Sequence[Configuration]) -> str:
+    best = fastest(configurations)
     if best is None:
-        return f"{name:40} none of {len(found)} configurations ran: {found[0].failure}"
-    ran = [c.us for c in found if c.us is not None]
+        failure = configurations[0].failure
+        return f"{name:40} none of {len(configurations)} configurations ran: {failure}"
+    ran = [c.us for c in configurations if c.us is not None]
     return (
         f"{name:40} {best.us:9.2f} us: tile {best.tile}, {best.num_warps} warps, "
         f"{best.num_stages} stages, registers {best.maxnreg}; "
-        f"{len(ran)} of {len(found)} ran, slowest {max(ran):.2f} us"
+        f"{len(ran)} of {len(configurations)} ran, slowest {max(ran):.2f} us"
     )
 
 
@@ -125,25 +125,25 @@ def main(options: argparse.Namespace) -> None:
     until, kernels = monotonic() + options.limit, dict[str, object]()
     if options.out.exists():
         kernels = json.loads(options.out.read_text())["kernels"]
-    found = gpu_pool.visible_gpus()
-    if not found:
+    gpus = gpu_pool.visible_gpus()
+    if not gpus:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
-    cores = max(1, len(os.sched_getaffinity(0)) // len(found) - 1)
+    cores = max(1, len(os.sched_getaffinity(0)) // len(gpus) - 1)
     suite = entries()
     jobs = [
-        Sweep(entry, cores)
+        SweepJob(entry, cores)
         for entry in suite
-        if entry.options and entry.name not in kernels and wanted(entry.name, options)
+        if entry.options and entry.name not in kernels and is_selected(entry.name, options)
     ]
     names = [entry.name for entry in suite]
-    queues = gpu_pool.assign_queues(jobs, len(found), lambda job: job.entry.name, names)
-    for answer in gpu_pool.run_jobs(try_all, queues, found, until, lambda _: EXPECTED):
-        name = answer.job.entry.name
-        if answer.result is None:
-            print(f"{name}: {answer.error!r}", flush=True)
+    queues = gpu_pool.assign_queues(jobs, len(gpus), lambda job: job.entry.name, names)
+    for result in gpu_pool.run_jobs(run_sweep, queues, gpus, until, lambda _: EXPECTED):
+        name = result.job.entry.name
+        if result.result is None:
+            print(f"{name}: {result.error!r}", flush=True)
             continue
-        print(_line(name, answer.result), flush=True)
-        kernels[name] = [c.model_dump() for c in answer.result]
+        print(_summary_line(name, result.result), flush=True)
+        kernels[name] = [c.model_dump() for c in result.result]
         body = {**head(), "kind": "measured", "kernels": kernels}
         write_atomically(options.out, (json.dumps(body, indent=1) + "\n").encode())
     missing = [job.entry.name for job in jobs if job.entry.name not in kernels]
@@ -151,7 +151,7 @@ def main(options: argparse.Namespace) -> None:
         print(f"{len(missing)} kernels are left; run again for: {', '.join(missing)}")
 
 
-def wanted(name: str, options: argparse.Namespace) -> bool:
-    """Whether ``--kernel`` and ``--skip`` leave this kernel in."""
-    chosen = any(fnmatch(name, pattern) for pattern in options.kernel)
-    return chosen and not any(fnmatch(name, pattern) for pattern in options.skip)
+def is_selected(name: str, options: argparse.Namespace) -> bool:
+    """Whether a kernel matches ``--kernel`` and not ``--skip``."""
+    matches = any(fnmatch(name, pattern) for pattern in options.kernel)
+    return matches and not any(fnmatch(name, pattern) for pattern in options.skip)

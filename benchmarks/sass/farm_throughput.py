@@ -1,9 +1,10 @@
-"""Candidates per second on one, two and more GPUs of this machine.
+"""Candidates per second of a search on one, two and more GPUs of this machine.
 
-    python -m benchmarks run sass.farm_throughput --gpus 1 2 4 --out benchmarks/sass/results/farm_throughput.json
+    python -m benchmarks run sass.farm_throughput --gpus 1 2 4 \\
+        --out benchmarks/sass/results/farm_throughput.json
 
-One search per GPU for ``--seconds`` each, then race and decision on one GPU, all through Dask as
-``nostall tune --workers`` does it.  Needs as many GPUs, and ``nostall[farm,gpu]``.
+Runs one search per GPU for ``--seconds``, then compares the finalists on one GPU, through Dask like
+``nostall tune --workers``. Needs the GPUs and ``nostall[farm,gpu]``.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ from nostall.tuning.source import Source, compile_triton
 
 
 def measure(source: Source, gpus: int, settings: Settings) -> dict[str, Any]:
-    """One run over ``gpus`` GPUs."""
+    """Record of one tuning run on ``gpus`` GPUs."""
     assert source.launch is not None
-    opening = farm.DeviceSpec(Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan())
+    device_spec = farm.DeviceSpec(
+        Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan()
+    )
     began = monotonic()
-    with farm.local(gpus, wait_seconds=120) as works:
-        device = farm.FarmDevice(works, opening)
+    with farm.local(gpus, wait_seconds=120) as workers:
+        device = farm.FarmDevice(workers, device_spec)
         about, started = dict(device.info), monotonic()
-        tuned = tune(source, ParallelChains(Anneal(), works, opening), settings, device=device)
-    compared = tuned.decision.comparison if tuned.decision is not None else None
+        tuned = tune(
+            source, ParallelChains(Anneal(), workers, device_spec), settings, device=device
+        )
+    comparison = tuned.decision.comparison if tuned.decision is not None else None
     return {
         "gpus": gpus,
         "kernel": source.kernel,
@@ -42,9 +47,9 @@ def measure(source: Source, gpus: int, settings: Settings) -> dict[str, Any]:
         "per_second": round(tuned.search.evaluations / tuned.search.seconds, 1),
         "starting_s": round(started - began, 2),
         "seconds": round(monotonic() - started, 2),
-        "ratio": compared.ratio if compared else None,
-        "interval": [compared.low, compared.high] if compared else None,
-        "null": [compared.null_low, compared.null_high] if compared else None,
+        "ratio": comparison.ratio if comparison else None,
+        "interval": [comparison.low, comparison.high] if comparison else None,
+        "null": [comparison.null_low, comparison.null_high] if comparison else None,
         "deployed_ratio": tuned.ratio,
         "gpu": about,
     }

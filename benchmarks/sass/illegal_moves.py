@@ -1,8 +1,8 @@
-"""Moves that break a schedule on purpose, and the gate that no broken one may pass.
+"""Search spaces with illegal moves, and a device that keeps broken candidates out of a search.
 
-A space that now and then offers an illegal move, run on the GPU without asking the verifier first;
-and a device that keeps book of what became of each, and asks the verifier before the search may
-take one for good.
+The space proposes a few illegal moves, which run on the GPU without a check by the verifier. The
+device records the outcome of each broken candidate and rejects those that the verifier finds
+unsafe, so that a search never accepts them. Used by :mod:`benchmarks.sass.soak`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from nostall.sass.safety import verify
 from nostall.sass.schedule import Patcher, Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
-SHARE = 0.003
-"""Illegal draws among all; most legal-looking draws turn out illegal and are not offered, so among
-what is proposed it is some three times as many."""
+ILLEGAL_SHARE = 0.003
+"""Share of illegal moves among all draws. Most other draws turn out illegal and are not proposed,
+so about three times this share of the proposals is illegal."""
 KINDS = ("jump", "unwait", "hurry", "unannounce")
 
 
 @dataclass(frozen=True, slots=True)
-class Unsafe:
-    """Break the schedule around instruction ``index``.
+class UnverifiedMove:
+    """A move of instruction ``index`` that ignores dependences.
 
-    ``jump``: to position ``to`` of its block, past what it depends on; ``unwait``: it waits for no
-    scoreboard; ``hurry``: it stalls one cycle; ``unannounce``: nobody hears of its result.
+    Kinds: ``jump`` moves it to position ``to`` of its block, ``unwait`` removes its scoreboard
+    waits, ``hurry`` sets its stall to one cycle, ``unannounce`` removes its write scoreboard, so
+    that its readers do not wait.
     """
 
     index: int
@@ -46,26 +47,26 @@ class Unsafe:
         return f"{self.kind} #{self.index}" + (f" to {self.to}" if self.kind == "jump" else "")
 
 
-class UnsafeSpace(ScheduleSpace):
-    """The usual space, in which ``share`` of the draws are illegal and offered all the same.
+class SpaceWithIllegalMoves(ScheduleSpace):
+    """A schedule space in which the share ``share`` of the draws is illegal.
 
-    ``broken`` names the moves behind each binary that an illegal one led to, by sha256.
+    ``broken`` has the moves that led to each broken binary, by the binary's sha256.
     """
 
-    def __init__(self, program: Program, function: Function, share: float = SHARE) -> None:
+    def __init__(self, program: Program, function: Function, share: float = ILLEGAL_SHARE) -> None:
         super().__init__(program, function)
         self.share = share
         self.broken: dict[str, str] = {}
-        self._tainted: dict[bytes, str] = {}
+        self._causes: dict[bytes, str] = {}
         self._patcher = Patcher(program, function)
 
     def draw(
         self, state: Schedule, rng: np.random.Generator, wanted: Tags = NO_TAGS
-    ) -> ScheduleMove | Unsafe | None:
-        # Who asks for certain moves only wants to know whether there are any.
+    ) -> ScheduleMove | UnverifiedMove | None:
+        # With tags, the caller only checks whether such moves exist.
         if wanted or rng.random() >= self.share:
             return super().draw(state, rng, wanted)
-        # Memory accesses more often than others: their addresses are what faults come from.
+        # Prefer memory accesses: wrong addresses are what causes faults.
         pool = (
             self._movable_memory if self._movable_memory and rng.random() < 0.7 else self._movable
         )
@@ -75,21 +76,23 @@ class UnsafeSpace(ScheduleSpace):
         block = self.graph.blocks[self.graph.block_numbers[index]]
         to = int(rng.integers(block.start, block.end))
         kind = KINDS[int(rng.integers(len(KINDS)))]
-        move = Unsafe(index, kind, to)
-        return None if self._broken(state, move) == state else move
+        move = UnverifiedMove(index, kind, to)
+        return None if self._break_schedule(state, move) == state else move
 
-    def apply(self, state: Schedule, move: ScheduleMove | Unsafe) -> Schedule:
-        cause = self._tainted.get(state.key())
+    def apply(self, state: Schedule, move: ScheduleMove | UnverifiedMove) -> Schedule:
+        cause = self._causes.get(state.key())
         after = (
-            self._broken(state, move) if isinstance(move, Unsafe) else super().apply(state, move)
+            self._break_schedule(state, move)
+            if isinstance(move, UnverifiedMove)
+            else super().apply(state, move)
         )
-        if isinstance(move, Unsafe) or cause is not None:
+        if isinstance(move, UnverifiedMove) or cause is not None:
             cause = f"{cause}; {move}" if cause else str(move)
-            self._tainted[after.key()] = cause
-            self.broken[_name(self._patcher.patch(after))] = cause
+            self._causes[after.key()] = cause
+            self.broken[_sha256(self._patcher.patch(after))] = cause
         return after
 
-    def _broken(self, state: Schedule, move: Unsafe) -> Schedule:
+    def _break_schedule(self, state: Schedule, move: UnverifiedMove) -> Schedule:
         index = move.index
         if move.kind == "jump":
             block = self.graph.blocks[self.graph.block_numbers[index]]
@@ -97,8 +100,7 @@ class UnsafeSpace(ScheduleSpace):
             span.insert(move.to - block.start, index)
             order = state.order.copy()
             order[block.start : block.end] = span
-            # Cached operands would be stale in ways that depend on the next word; without them what
-            # breaks is the jump itself.
+            # Without cached operands (reuse), only the jump itself can break the kernel.
             return replace(state, order=order, reuse=np.zeros_like(state.reuse))
         field, value = {
             "unwait": ("wait", 0),
@@ -111,46 +113,45 @@ class UnsafeSpace(ScheduleSpace):
 
 
 @dataclass(frozen=True)
-class Broken:
-    """What became of one broken binary.
-
-    ``safe``: the verifier's word on it; ``spoilt``: afterwards the original itself no longer gave
-    its own results in that process, which was then replaced.
-    """
+class BrokenCandidate:
+    """Outcome of one broken binary on the GPU."""
 
     move: str
     fate: str
+    """Status of the outcome, such as ``timed``, ``wrong`` or ``fault``."""
     detail: str
     safe: bool
+    """Whether the verifier accepts the binary."""
     spoilt: bool
+    """Whether the original failed afterwards in the same process, which was then replaced."""
 
     @property
-    def accepted_though_wrong(self) -> bool:
-        """The one thing that must not happen."""
+    def is_wrongly_accepted(self) -> bool:
+        """Whether the verifier accepts a binary that fails on the GPU; this must not happen."""
         return self.safe and self.fate != "timed"
 
     def as_row(self) -> Mapping[str, object]:
         return asdict(self)
 
 
-class Gate:
-    """A device that lets broken binaries run, and keeps them from being taken.
+class VerifyingDevice:
+    """A device that runs broken binaries and rejects those that the verifier finds unsafe.
 
-    Each is told to ``on_broken``.  One that the checks on the GPU pass goes to the verifier: what
-    it refuses comes back as rejected, so that no search accepts it.  ``lost`` lists legal
-    candidates that failed: a result that was lost to an illegal one before it, or a bug.
+    Calls ``on_broken`` for each. If a broken binary passes the checks on the GPU but not the
+    verifier, its outcome becomes ``rejected``, so that no search accepts it. ``lost`` lists the
+    legal candidates that failed, because of an illegal candidate before them or because of a bug.
     """
 
     def __init__(
         self,
         device: Device,
         original: bytes,
-        on_broken: Callable[[Broken], None],
-        share: float = SHARE,
+        on_broken: Callable[[BrokenCandidate], None],
+        share: float = ILLEGAL_SHARE,
     ) -> None:
         self.device, self.original, self.on_broken = device, original, on_broken
         self.share = share
-        self.space: UnsafeSpace | None = None
+        self.space: SpaceWithIllegalMoves | None = None
         self.legal = 0
         self.lost: list[str] = []
         self._known: dict[bytes, bool] = {}
@@ -159,25 +160,27 @@ class Gate:
     def info(self) -> Mapping[str, str]:
         return self.device.info
 
-    def make_space(self, program: Program, function: Function) -> UnsafeSpace:
-        """The space that this gate knows the broken binaries of."""
-        self.space = UnsafeSpace(program, function, self.share)
+    def make_space(self, program: Program, function: Function) -> SpaceWithIllegalMoves:
+        """Make the space whose broken binaries this device recognises."""
+        self.space = SpaceWithIllegalMoves(program, function, self.share)
         return self.space
 
     def evaluate(self, cubin: bytes) -> Outcome:
         assert self.space is not None
-        move = self.space.broken.get(_name(cubin))
+        move = self.space.broken.get(_sha256(cubin))
         outcome = self.device.evaluate(cubin)
         if move is None:
             self.legal += 1
             if outcome.status != "timed":
                 self.lost.append(f"{outcome.status}: {outcome.detail}")
             return outcome
-        # Finalists come again and again, and the verifier takes longer than the GPU.
+        # Finalists are measured several times, and the verifier takes longer than the GPU.
         if cubin not in self._known:
-            self._known[cubin] = _safe(self.original, cubin)
+            self._known[cubin] = _is_safe(self.original, cubin)
         safe = self._known[cubin]
-        self.on_broken(Broken(move, outcome.status, outcome.detail, safe, self._spoilt()))
+        self.on_broken(
+            BrokenCandidate(move, outcome.status, outcome.detail, safe, self._original_fails())
+        )
         if outcome.status == "timed" and not safe:
             return Outcome("rejected", detail=f"refused by the verifier: {move}")
         return outcome
@@ -185,20 +188,20 @@ class Gate:
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
         return self.device.compare(cubin, rounds, checks)
 
-    def _spoilt(self) -> bool:
-        """Whether the original fails by now: a broken kernel may have written anywhere."""
+    def _original_fails(self) -> bool:
+        """Whether the original fails now, because a broken kernel wrote to foreign memory."""
         if self.device.evaluate(self.original).status == "timed":
             return False
-        self.device.compare(self.original, 2, 1)  # begins in a fresh process, which then stays
+        self.device.compare(self.original, 2, 1)  # starts a new process
         return True
 
 
-def _safe(original: bytes, cubin: bytes) -> bool:
+def _is_safe(original: bytes, cubin: bytes) -> bool:
     try:
         return verify(original, cubin).safe
-    except NostallError:  # no longer a program that can be read
+    except NostallError:  # the binary cannot be parsed
         return False
 
 
-def _name(cubin: bytes) -> str:
+def _sha256(cubin: bytes) -> str:
     return hashlib.sha256(cubin).hexdigest()

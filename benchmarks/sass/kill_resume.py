@@ -1,10 +1,11 @@
-"""``kill -9`` of the tuning process at random moments: does the run end as if nothing had happened?
+"""Kill tuning processes with SIGKILL at random moments and check that resumed runs end equally.
 
-    python -m benchmarks run sass.kill_resume --kills 60 --out benchmarks/sass/results/kill_resume.json
+    python -m benchmarks run sass.kill_resume --kills 60 \\
+        --out benchmarks/sass/results/kill_resume.json
 
-A search on a recorded device (measurements played back, with the time that they take) is killed at
-random moments of its life and resumed until it ends; then its run directory is compared with that
-of a search that was left alone: result, samples, bytes and every trial.  Needs no GPU.
+A search on a replayed device (recorded measurements, with their durations) is killed at random
+moments and resumed until it ends. Its run directory is then compared with that of a search that was
+never killed: result, samples, bytes and all trials. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from nostall.tuning.source import Source, load_cubin
 
 SETTINGS = Settings(seed=3, evaluations=300, objective="gpu", rounds=12, checks=2)
 CHECKPOINT_SECONDS = 0.02
-"""In place of two seconds, so that a short life leaves something behind."""
-PAUSE = 0.001
-"""Seconds that the device takes for a candidate."""
-_CHANGING = ("seconds", "fates", "spent", "faults")
-"""Parts of a result that tell how it came about."""
+"""Replaces the default of two seconds, so that short runs write checkpoints, too."""
+EVALUATION_SECONDS = 0.001
+"""Duration of one evaluation on the slowed device."""
+_VOLATILE_KEYS = ("seconds", "fates", "spent", "faults")
+"""Keys of a result that may differ between a killed and an undisturbed run."""
 
 
 class Synthetic:
-    """A device whose times and faults follow from the candidate's bytes alone."""
+    """A fake device: times and faults are a function of the candidate's bytes."""
 
     info: Mapping[str, str] = {"gpu": "synthetic"}
 
@@ -69,28 +70,28 @@ class Synthetic:
 
 
 class Slow:
-    """A device that takes its time."""
+    """A device that sleeps before each call of the wrapped device."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.info = device, device.info
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        time.sleep(PAUSE)
+        time.sleep(EVALUATION_SECONDS)
         return self.device.evaluate(cubin)
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
-        time.sleep(10 * PAUSE)
+        time.sleep(10 * EVALUATION_SECONDS)
         return self.device.compare(cubin, rounds, checks)
 
 
 def kernel() -> Source:
-    """The dot product of the examples."""
+    """Source of the example kernel ``dot_product``."""
     launch = LaunchSpec.from_toml(EXAMPLES / "nvcc" / "dot_product.toml")
     return load_cubin(EXAMPLES / "nvcc" / "dot_product.sm_90.cubin", None, launch)
 
 
-def live(path: Path, device: Device) -> None:
-    """Tune in ``path``: from the beginning, or from where an earlier life ended."""
+def tune_in(path: Path, device: Device) -> None:
+    """Tune with run directory ``path``; resumes a run that was killed."""
     loop.CHECKPOINT_SECONDS = CHECKPOINT_SECONDS
     source = kernel()
     resume = (path / "run.json").exists()
@@ -103,15 +104,16 @@ def live(path: Path, device: Device) -> None:
         tune(source, make("anneal"), SETTINGS, run=run, device=device, resume=resume)
 
 
-def _life(path: Path, recording: Path) -> None:
-    live(path, Slow(ReplayedDevice(recording)))
+def _tune_replayed(path: Path, recording: Path) -> None:
+    """Main function of a tuning process."""
+    tune_in(path, Slow(ReplayedDevice(recording)))
 
 
-def ending(path: Path) -> dict[str, Any]:
-    """All of a finished run that may not depend on how often it was killed."""
+def final_state(path: Path) -> dict[str, Any]:
+    """Contents of a finished run that must not depend on kills."""
     run = Run.open(path)
     assert run.record.status == "done" and run.record.result is not None, run.record
-    result = {k: v for k, v in run.record.result.items() if k not in _CHANGING}
+    result = {k: v for k, v in run.record.result.items() if k not in _VOLATILE_KEYS}
     trials = [(t.index, t.value, t.accepted, t.best, t.move, t.failure) for t in run.trials()]
     best = hashlib.sha256((path / "best.cubin").read_bytes()).hexdigest()
     leftovers = [p.name for p in path.iterdir() if p.name.startswith(".")]
@@ -119,32 +121,35 @@ def ending(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What happened: kills by what the run directory then held, finished runs, and how many of
-    those ended otherwise than the one left alone."""
+class KillCounts:
+    """Kills and results of the experiment; the fields are the keys of the result file."""
 
     kills: dict[str, int]
+    """Kills by progress of the killed run."""
     finished: int
+    """Runs that finished after their kills."""
     different: int
+    """Finished runs that differ from the undisturbed run."""
     evaluations: int
     improved: bool
 
 
-def kill_often(kills: int, folder: Path, seed: int = 0, per_run: int = 5) -> Told:
+def kill_often(kills: int, folder: Path, seed: int = 0, per_run: int = 5) -> KillCounts:
     """Kill searches ``kills`` times in all, each at most ``per_run`` times, and let them end.
 
-    Every other kill comes at any moment of a life; the rest soon after its first checkpoint,
-    because most of a short life is spent on reading and proving, where nothing can be lost.
+    Half of the kills come at any moment of a process, the other half soon after its first
+    checkpoint, because a short process spends most of its time on parsing and verifying, when there
+    is no state to lose.
     """
-    recording, alone = folder / "recording.json", folder / "alone"
+    recording, undisturbed = folder / "recording.json", folder / "alone"
     device = RecordingDevice(Synthetic(kernel().cubin))
     began = time.monotonic()
-    live(alone, Slow(device))
+    tune_in(undisturbed, Slow(device))
     lifetime = time.monotonic() - began
     device.save(recording)
-    expected, rng = ending(alone), random.Random(seed)
-    nursery = multiprocessing.get_context("forkserver")
-    nursery.set_forkserver_preload([__name__])
+    expected, rng = final_state(undisturbed), random.Random(seed)
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__])
     counts: dict[str, int] = {}
     finished = different = 0
     while sum(counts.values()) < kills:
@@ -152,26 +157,28 @@ def kill_often(kills: int, folder: Path, seed: int = 0, per_run: int = 5) -> Tol
         for number in range(min(per_run, kills - sum(counts.values()))):
             late = bool(number % 2)
             seconds = rng.uniform(0, lifetime / 12 if late else lifetime)
-            if not _killed(nursery, path, recording, seconds, late):
+            if not _start_and_kill(server, path, recording, seconds, late):
                 break
-            found = _stage(path)
-            counts[found] = counts.get(found, 0) + 1
-        _life(path, recording)
+            progress = _progress(path)
+            counts[progress] = counts.get(progress, 0) + 1
+        _tune_replayed(path, recording)
         finished += 1
-        different += ending(path) != expected
-    result = expected["result"]
-    return Told(counts, finished, different, result["evaluations"], result["improved"])
+        different += final_state(path) != expected
+    search = expected["result"]
+    return KillCounts(counts, finished, different, search["evaluations"], search["improved"])
 
 
-def _killed(
-    nursery: ForkServerContext, path: Path, recording: Path, seconds: float, late: bool
+def _start_and_kill(
+    server: ForkServerContext, path: Path, recording: Path, seconds: float, late: bool
 ) -> bool:
-    """Start a tuning process and kill it after ``seconds`` (``late``: counted from its first
-    checkpoint); False when it ended before."""
-    process = nursery.Process(target=_life, args=(path, recording))
-    before = _age(path)
+    """Start a tuning process and kill it after ``seconds``; False if it ended before.
+
+    With ``late``, the seconds count from the first checkpoint of the process.
+    """
+    process = server.Process(target=_tune_replayed, args=(path, recording))
+    before = _checkpoint_time(path)
     process.start()
-    while late and process.is_alive() and _age(path) == before:
+    while late and process.is_alive() and _checkpoint_time(path) == before:
         time.sleep(0.005)
     process.join(seconds)
     if process.is_alive() and process.pid is not None:
@@ -182,24 +189,24 @@ def _killed(
     return process.exitcode != 0
 
 
-def _age(path: Path) -> float:
-    """When the last checkpoint was written; 0 before there is one."""
+def _checkpoint_time(path: Path) -> float:
+    """Modification time of the checkpoint; 0 if there is none."""
     try:
         return (path / "checkpoint.json").stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _stage(path: Path) -> str:
-    """How far a killed run had come."""
+def _progress(path: Path) -> str:
+    """Progress of a killed run, read from its directory."""
     if not (path / "run.json").exists():
         return "nothing written"
     if not (path / "checkpoint.json").exists():
         return "before the first checkpoint"
     checkpoint = Run.open(path).checkpoint()
     assert checkpoint is not None and SETTINGS.evaluations is not None
-    within = checkpoint.evaluations < SETTINGS.evaluations
-    return "during the search" if within else "during the race or the decision"
+    is_searching = checkpoint.evaluations < SETTINGS.evaluations
+    return "during the search" if is_searching else "during the race or the decision"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -210,6 +217,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
-        told = kill_often(options.kills, Path(folder), options.seed)
-    print(told)
-    save(options.out, **vars(told))
+        result = kill_often(options.kills, Path(folder), options.seed)
+    print(result)
+    save(options.out, **vars(result))

@@ -1,11 +1,11 @@
-"""What loading ahead is worth: searches and nulls with modules loaded while the GPU is timed.
+"""Candidates per second with modules loaded while the GPU is timing (prefetch) and without.
 
-    python -m benchmarks run sass.load_overlap --out gpu_overlap.json
+    python -m benchmarks run sass.load_overlap --baseline gpu_baseline.json --out gpu_overlap.json
 
-For each kernel the same search runs for some seconds with and without loading ahead, in turns:
-candidates per second, and the share of the time in loading, checking and timing.  Then the original
-itself is evaluated as a candidate, again and again, while other modules are loaded ahead or are
-not: its ratios to itself say whether loading disturbs the times.  One GPU.
+For each kernel, the same search runs with and without prefetch, alternating: candidates per second,
+and the share of the time in loading, checking and timing. Then the original is evaluated as a
+candidate many times, with and without other modules being loaded: its ratios to itself show whether
+loading disturbs the times. Uses one GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.suite import Entry, entries
-from benchmarks.sass.compiler_baseline import fastest, load, wanted
-from benchmarks.sass.suite_cell import built
+from benchmarks.sass.compiler_baseline import fastest, is_selected, load
+from benchmarks.sass.suite_cell import cached_build
 from nostall.core import Budget
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.sass import Program
@@ -37,46 +37,51 @@ KERNELS = (
     "batched_gemm-4x512x512x2048@mma",
     "fused_attention-1x4x2048x64@mma",
 )
-TURNS = 2
-NULLS = 400
-"""Evaluations of the original, each way."""
+REPETITIONS = 2
+"""Searches with prefetch, and as many without."""
+NULL_EVALUATIONS = 400
+"""Evaluations of the original with prefetch, and as many without."""
 
 
 @contextmanager
-def device(source: Source, ahead: bool) -> Iterator[Any]:
+def open_device(source: Source, prefetch: bool) -> Iterator[Any]:
+    """A GPU that has evaluated the original once, so that it is warm."""
     assert source.launch is not None
     with LocalGpu(
-        Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan(prefetch=ahead)
+        Kernel(source.cubin, source.kernel, source.launch), MeasurementPlan(prefetch=prefetch)
     ) as gpu:
         gpu.evaluate(source.cubin)
         yield gpu
 
 
-def searched(source: Source, space: ScheduleSpace, ahead: bool, seconds: float) -> dict[str, Any]:
-    with device(source, ahead) as gpu:
+def run_search(
+    source: Source, space: ScheduleSpace, prefetch: bool, seconds: float
+) -> dict[str, Any]:
+    """Run one search; returns its rate and the share of each phase."""
+    with open_device(source, prefetch) as gpu:
         objective = GpuObjective(space, gpu)
         began = monotonic()
-        found = Anneal().run(space, objective, Budget(seconds=seconds), seed=0)
-        spent = monotonic() - began
+        result = Anneal().run(space, objective, Budget(seconds=seconds), seed=0)
+        seconds_spent = monotonic() - began
         about = dict(gpu.info)
     return {
-        "ahead": ahead,
-        "per_second": round(found.evaluations / spent, 1),
+        "ahead": prefetch,
+        "per_second": round(result.evaluations / seconds_spent, 1),
         "shares": {
-            part: round(value / spent, 4) for part, value in objective.phase_seconds.items()
+            part: round(value / seconds_spent, 4) for part, value in objective.phase_seconds.items()
         },
         "fates": dict(objective.outcome_counts),
         "gpu": about,
     }
 
 
-def nulls(source: Source, space: ScheduleSpace, ahead: bool) -> list[float]:
-    """Ratios of the original to itself, one for each evaluation; in between others are loaded."""
+def null_ratios(source: Source, space: ScheduleSpace, prefetch: bool) -> list[float]:
+    """Ratios of the original to itself, one an evaluation, while other modules are loaded."""
     patcher, rng = Patcher(space.program, space.function), np.random.default_rng(0)
     others = [patcher.patch(take_random_moves(space, space.start(), rng, 5)[0]) for _ in range(8)]
     ratios = []
-    with device(source, ahead) as gpu:
-        for number in range(NULLS):
+    with open_device(source, prefetch) as gpu:
+        for number in range(NULL_EVALUATIONS):
             pending = gpu.start(source.cubin)
             pending.prefetch(others[number % 8])
             pending.prefetch(others[(number + 1) % 8])
@@ -88,15 +93,16 @@ def nulls(source: Source, space: ScheduleSpace, ahead: bool) -> list[float]:
     return ratios
 
 
-def measured(entry: Entry, source: Source, seconds: float) -> dict[str, Any]:
+def measure(entry: Entry, source: Source, seconds: float) -> dict[str, Any]:
+    """Searches and null ratios of one kernel, with and without prefetch."""
     program = Program.from_cubin(source.cubin)
     space = ScheduleSpace(program, program.kernel(source.kernel))
-    ways = [bool(turn % 2) for turn in range(2 * TURNS)]
-    searched(source, space, False, 1.0)  # what a first search compiles is nobody's loss
+    modes = [bool(number % 2) for number in range(2 * REPETITIONS)]
+    run_search(source, space, False, 1.0)  # numba compiles during the first search
     return {
         "kernel": entry.name,
-        "searches": [searched(source, space, ahead, seconds) for ahead in ways],
-        "null_ratios": {str(way): nulls(source, space, way) for way in (False, True)},
+        "searches": [run_search(source, space, prefetch, seconds) for prefetch in modes],
+        "null_ratios": {str(mode): null_ratios(source, space, mode) for mode in (False, True)},
     }
 
 
@@ -111,21 +117,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     options.skip = []
-    baselines, found = load(options.baseline), []
+    baselines, rows = load(options.baseline), []
     for entry in entries():
         best = fastest(baselines.get(entry.name, ()))
-        if best is None or not wanted(entry.name, options):
+        if best is None or not is_selected(entry.name, options):
             continue
-        source = built(entry, best.options)
-        found.append(measured(entry, source, options.seconds))
-        save(options.out, kind="measured", kernels=found)
-        print(line(found[-1]), flush=True)
+        source = cached_build(entry, best.options)
+        rows.append(measure(entry, source, options.seconds))
+        save(options.out, kind="measured", kernels=rows)
+        print(summary_line(rows[-1]), flush=True)
 
 
-def line(row: dict[str, Any]) -> str:
-    said = [f"{'ahead' if s['ahead'] else 'late'} {s['per_second']}/s" for s in row["searches"]]
-    for way, ratios in row["null_ratios"].items():
+def summary_line(row: dict[str, Any]) -> str:
+    """Rates and quantiles of the null ratios of one kernel, in one line."""
+    words = [f"{'ahead' if s['ahead'] else 'late'} {s['per_second']}/s" for s in row["searches"]]
+    for mode, ratios in row["null_ratios"].items():
         with suppress(ValueError):
             low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95))
-            said.append(f"null {way} {middle:.5f} ({low:.4f}-{high:.4f})")
-    return f"{row['kernel']}: {', '.join(said)}"
+            words.append(f"null {mode} {middle:.5f} ({low:.4f}-{high:.4f})")
+    return f"{row['kernel']}: {', '.join(words)}"

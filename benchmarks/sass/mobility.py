@@ -1,4 +1,4 @@
-"""How much of each example kernel can move, and what pins the rest.
+"""Share of the instructions of each example kernel that can move, and what pins the others.
 
 python -m benchmarks run sass.mobility --out benchmarks/sass/results/mobility.json
 """
@@ -25,16 +25,16 @@ def main(options: argparse.Namespace) -> None:
     for arch in options.arch:
         for name, source in sources(arch):
             program = Program.from_cubin(source.cubin)
-            found = mobility(ScheduleSpace(program, program.kernel(source.kernel)))
+            result = mobility(ScheduleSpace(program, program.kernel(source.kernel)))
             records.append(
                 {
                     "kernel": name,
                     "arch": arch,
-                    "instructions": found.total,
-                    "movable": found.movable,
-                    "share": round(found.share, 4),
-                    "pins": found.pins,
+                    "instructions": result.total,
+                    "movable": result.movable,
+                    "share": round(result.share, 4),
+                    "pins": result.pins,
                 }
             )
-            print(f"{arch} {name:32} {found.total:6} {found.share:7.1%}  {found.pins}")
+            print(f"{arch} {name:32} {result.total:6} {result.share:7.1%}  {result.pins}")
     save(options.out, records=records)

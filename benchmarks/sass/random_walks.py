@@ -1,10 +1,11 @@
-"""Random walks over every corpus kernel: is each schedule reached accepted by the verifier?
+"""Random walks of legal moves over all corpus kernels: does the verifier accept the results?
 
-    python -m benchmarks run sass.random_walks --moves 1000 --out benchmarks/sass/results/random_walks.json
+    python -m benchmarks run sass.random_walks --moves 1000 \\
+        --out benchmarks/sass/results/random_walks.json
 
-One line of progress per cubin; the result file is written after each, and a second run does only
-what is missing or was made with other code or another cubin.  ``--every N`` takes every N-th
-cubin.  The walk is seeded by the cubin's name, so a failure repeats.
+The result file is written after each cubin. A second run computes only cubins that are missing or
+whose file or code under test has changed. ``--every N`` takes every N-th cubin. The seed is derived
+from the cubin's name, so failures are reproducible.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = (".cache/corpus/*/*.cubin", "tests/corpus/nvcc/*.cubin", "examples/nvcc/*.cubin")
-STOPS = (0.1, 0.4, 1.0)
-"""Parts of the walk after which the state is verified."""
+CUBIN_PATTERNS = (".cache/corpus/*/*.cubin", "tests/corpus/nvcc/*.cubin", "examples/nvcc/*.cubin")
+VERIFIED_FRACTIONS = (0.1, 0.4, 1.0)
+"""Fractions of the walk after which the state is verified."""
 
 Row = dict[str, Any]
 
 
 def cubins(every: int) -> list[Path]:
     """Every N-th cubin of the corpus, in a fixed order."""
-    found = sorted(path for place in PLACES for path in ROOT.glob(place))
-    return [path for path in found if not path.name.startswith("refused")][::every]
+    paths = sorted(path for pattern in CUBIN_PATTERNS for path in ROOT.glob(pattern))
+    return [path for path in paths if not path.name.startswith("refused")][::every]
 
 
 def code_digest() -> str:
-    """Changes with the code and the tables under test."""
+    """Digest of the code and the tables under test."""
     folder = ROOT / "src" / "nostall" / "sass"
     digest = hashlib.sha256()
     for part in ("binary", "program", "safety", "schedule"):
@@ -55,15 +56,15 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def judge(program: Program, space: ScheduleSpace, state: Schedule) -> Verdict:
-    """The verdict on a state after it became bytes and was disassembled again."""
+def verify_state(program: Program, space: ScheduleSpace, state: Schedule) -> Verdict:
+    """Verdict on a state, from the patched bytes and their disassembly."""
     return verify_program(program, Program.from_cubin(space.impose(state).to_cubin()))
 
 
-def steps(
+def random_walk(
     space: ScheduleSpace, seed: int, moves: int
 ) -> Iterator[tuple[ScheduleMove | None, Schedule]]:
-    """The states of one walk, the first included; shorter when nothing is offered any more."""
+    """States of one walk with the move that led to each; ends early if no move is proposed."""
     rng = np.random.default_rng(seed)
     state = space.start()
     yield None, state
@@ -75,23 +76,23 @@ def steps(
         yield move, state
 
 
-def first_refused(
+def find_refused_move(
     program: Program, space: ScheduleSpace, walk: list[tuple[ScheduleMove | None, Schedule]]
 ) -> Row:
-    """A move whose state before is accepted and after is refused (by bisection)."""
-    original = judge(program, space, walk[0][1])
+    """Find by bisection a move from an accepted state to a refused one."""
+    original = verify_state(program, space, walk[0][1])
     if not original.safe:
-        found = [f"{finding.part}: {finding}" for finding in original.findings[:4]]
-        return {"step": 0, "move": "the original itself", "findings": found}
+        findings = [f"{finding.part}: {finding}" for finding in original.findings[:4]]
+        return {"step": 0, "move": "the original itself", "findings": findings}
     low, high = 0, len(walk) - 1
-    verdict = judge(program, space, walk[high][1])
+    verdict = verify_state(program, space, walk[high][1])
     while high - low > 1:
         middle = (low + high) // 2
-        found = judge(program, space, walk[middle][1])
-        if found.safe:
+        middle_verdict = verify_state(program, space, walk[middle][1])
+        if middle_verdict.safe:
             low = middle
         else:
-            high, verdict = middle, found
+            high, verdict = middle, middle_verdict
     move = walk[high][0]
     text = "" if move is None else space.function.instructions[move.index].text
     findings = [f"{finding.part}: {finding}" for finding in verdict.findings[:4]]
@@ -99,10 +100,10 @@ def first_refused(
 
 
 def walk_function(program: Program, function: Function, seed: int, moves: int) -> Row:
-    """Walk through the schedules of one function and verify three of the states."""
+    """Do a random walk over the schedules of one function and verify three of its states."""
     space = ScheduleSpace(program, function)
     began = time.perf_counter()
-    walk = list(steps(space, seed, moves))
+    walk = list(random_walk(space, seed, moves))
     row: Row = {
         "function": function.name,
         "instructions": len(function.instructions),
@@ -111,9 +112,9 @@ def walk_function(program: Program, function: Function, seed: int, moves: int) -
         "walk_s": round(time.perf_counter() - began, 3),
     }
     began = time.perf_counter()
-    for stop in sorted({round(part * (len(walk) - 1)) for part in STOPS}):
-        if not judge(program, space, walk[stop][1]).safe:
-            row["failure"] = first_refused(program, space, walk[: stop + 1])
+    for stop in sorted({round(part * (len(walk) - 1)) for part in VERIFIED_FRACTIONS}):
+        if not verify_state(program, space, walk[stop][1]).safe:
+            row["failure"] = find_refused_move(program, space, walk[: stop + 1])
             break
     row["verify_s"] = round(time.perf_counter() - began, 3)
     row["passed"] = "failure" not in row
@@ -140,8 +141,8 @@ def summary(rows: dict[str, Row]) -> Row:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--moves", type=int, default=1000)
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--moves", type=int, default=1000, help="moves of each walk")
+    parser.add_argument("--every", type=int, default=1, help="take every N-th cubin")
     parser.add_argument("--match", default="", help="only cubins with this in their path")
     parser.add_argument("--part", default="0/1", help="K/N: cubins K, K+N, K+2N, ... only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
@@ -149,7 +150,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Walk, write the file, return 1 when a state was refused."""
+    """Run the walks; returns 1 if a walk failed."""
     part, parts = (int(text) for text in options.part.split("/"))
     code, began = code_digest(), time.monotonic()
     done: Row = json.loads(options.out.read_text()) if options.out.is_file() else {}
@@ -166,11 +167,11 @@ def main(options: argparse.Namespace) -> int:
         if {k: rows.get(name, {}).get(k) for k in key} == key:
             continue
         if time.monotonic() - began > options.seconds:
-            print("time is up; run again to go on", file=sys.stderr)
+            print("time is up; run again to continue", file=sys.stderr)
             break
         try:
             functions = walk_cubin(path, options.moves)
-        except Exception:
+        except Exception:  # recorded as a failure of this cubin
             functions = [{"function": "", "passed": False, "error": traceback.format_exc()}]
         rows[name] = {**key, "functions": functions}
         for row in functions:

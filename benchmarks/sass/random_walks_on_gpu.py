@@ -1,12 +1,13 @@
-"""Does a GPU agree with the verifier?  Random schedules, executed and compared bit by bit.
+"""Random walks of legal moves, run on a GPU and compared bit by bit with the original.
 
-    python -m benchmarks run sass.random_walks_on_gpu --out benchmarks/sass/results/random_walks_on_gpu.json
+    python -m benchmarks run sass.random_walks_on_gpu \\
+        --out benchmarks/sass/results/random_walks_on_gpu.json
 
-For each kernel of the corpus (Triton, sm_90) random walks over offered moves, and walks that only
-tighten: every step keeps the schedule at most as long as before, so that distances shrink to what
-the rules allow.  The end of each walk runs on several inputs; the first wrong one is traced back to
-the first move that makes it wrong.  Kernels that are not deterministic themselves are counted
-apart.  Needs a GPU of compute capability 9.0 and the built corpus (``make test`` builds it).
+For each Triton kernel of the corpus (sm_90) there are two kinds of walks: over all proposed moves,
+and over moves that do not lengthen the schedule, so that distances shrink to what the rules allow.
+The last schedule of each walk runs on several inputs. If it is wrong, bisection finds a move that
+makes it wrong. Nondeterministic kernels are counted separately. Needs a GPU of compute capability
+9.0 and the built corpus (``make test`` builds it).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
 
 CORPUS = Path(__file__).resolve().parents[2] / ".cache" / "corpus" / "triton-3.6.0"
-INPUTS = 4
+NUM_INPUTS = 4
+"""Random inputs on which each schedule runs."""
 
 
 class Task(NamedTuple):
@@ -37,22 +39,24 @@ class Task(NamedTuple):
 
     name: str
     tighten: bool
+    """Whether moves that lengthen the schedule are skipped."""
     seed: int
     moves: int
 
 
-class Walked(NamedTuple):
-    """Where a walk ended."""
+class WalkEnd(NamedTuple):
+    """Last schedule of a walk."""
 
     task: Task
     cubin: bytes
     cycles: tuple[int, int]
+    """Sum of stall counts before and after the walk."""
 
 
 def walk(task: Task) -> Iterator[tuple[ScheduleSpace, Schedule, str]]:
-    """The states of a walk, and the move that led to each."""
+    """States of a walk, with the move that led to each."""
     program = Program.from_cubin((CORPUS / f"{task.name}.cubin").read_bytes())
-    space = ScheduleSpace(program, program.kernel(entry(task.name)["kernel"]))
+    space = ScheduleSpace(program, program.kernel(corpus_entry(task.name)["kernel"]))
     state, rng = space.start(), np.random.default_rng(task.seed)
     yield space, state, "start"
     length = int(state.stall.sum())
@@ -67,21 +71,22 @@ def walk(task: Task) -> Iterator[tuple[ScheduleSpace, Schedule, str]]:
         yield space, state, str(move)
 
 
-def end(task: Task) -> Walked:
-    """The last state of a walk as bytes, and the sum of stalls before and after."""
+def walk_to_end(task: Task) -> WalkEnd:
+    """Do a walk; returns its last schedule."""
     states = [(space, state) for space, state, _ in walk(task)]
     space, last = states[-1]
     cycles = (int(states[0][1].stall.sum()), int(last.stall.sum()))
-    return Walked(task, space.impose(last).to_cubin(), cycles)
+    return WalkEnd(task, space.impose(last).to_cubin(), cycles)
 
 
-def entry(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((CORPUS / "index.json").read_text())[name]
-    return found
+def corpus_entry(name: str) -> dict[str, Any]:
+    """Kernel name and launch of a cubin, from the index of the corpus."""
+    entry: dict[str, Any] = json.loads((CORPUS / "index.json").read_text())[name]
+    return entry
 
 
-def culprit(task: Task, gpu: LocalGpu) -> tuple[int, str]:
-    """(number, text) of the first move after which the kernel is wrong, by bisection."""
+def find_wrong_move(task: Task, gpu: LocalGpu) -> tuple[int, str]:
+    """(number, text) of a move that makes the kernel wrong, found by bisection."""
     steps = [(space.impose(state).to_cubin(), move) for space, state, move in walk(task)]
     good, bad = 0, len(steps) - 1
     while bad - good > 1:
@@ -93,9 +98,9 @@ def culprit(task: Task, gpu: LocalGpu) -> tuple[int, str]:
     return bad, steps[bad][1]
 
 
-def try_kernel(name: str, ends: list[Walked], plan: MeasurementPlan) -> dict[str, Any]:
-    """Run the ends of all walks of one kernel."""
-    about = entry(name)
+def run_kernel(name: str, ends: list[WalkEnd], plan: MeasurementPlan) -> dict[str, Any]:
+    """Run the last schedules of all walks of one kernel; returns its record."""
+    about = corpus_entry(name)
     kernel = Kernel(
         (CORPUS / f"{name}.cubin").read_bytes(),
         about["kernel"],
@@ -108,13 +113,13 @@ def try_kernel(name: str, ends: list[Walked], plan: MeasurementPlan) -> dict[str
         return {**row, "walks": 0, "skipped": str(error)[:200]}
     with gpu:
         row["about"] = dict(gpu.info)
-        for walked in ends:
-            outcome = gpu.evaluate(walked.cubin)
+        for walk_end in ends:
+            outcome = gpu.evaluate(walk_end.cubin)
             if outcome.status != "timed":
-                number, move = culprit(walked.task, gpu)
+                number, move = find_wrong_move(walk_end.task, gpu)
                 row["wrong"].append(
                     {
-                        **walked.task._asdict(),
+                        **walk_end.task._asdict(),
                         "fate": outcome.status,
                         "detail": outcome.detail,
                         "step": number,
@@ -143,7 +148,7 @@ def main(options: argparse.Namespace) -> None:
         path.stem
         for path in sorted(CORPUS.glob("*.sm_90.cubin"))
         if path.stat().st_size <= options.largest
-        and entry(path.stem).get("launch")
+        and corpus_entry(path.stem).get("launch")
         and options.match in path.stem
     ]
     tasks = [
@@ -152,17 +157,17 @@ def main(options: argparse.Namespace) -> None:
         for tighten in (False, True)
         for k in range(options.walks)
     ]
-    plan = MeasurementPlan(rounds=1, inputs=INPUTS, batch_us=20.0)
+    plan = MeasurementPlan(rounds=1, inputs=NUM_INPUTS, batch_us=20.0)
     rows: list[dict[str, Any]] = []
-    ready: dict[str, list[Walked]] = {}
+    ready: dict[str, list[WalkEnd]] = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        for walked in pool.map(end, tasks, chunksize=options.walks):
-            mine = ready.setdefault(walked.task.name, [])
-            mine.append(walked)
-            if len(mine) < 2 * options.walks:
+        for walk_end in pool.map(walk_to_end, tasks, chunksize=options.walks):
+            ends = ready.setdefault(walk_end.task.name, [])
+            ends.append(walk_end)
+            if len(ends) < 2 * options.walks:
                 continue
-            rows.append(try_kernel(walked.task.name, mine, plan))
+            rows.append(run_kernel(walk_end.task.name, ends, plan))
             print(json.dumps({k: v for k, v in rows[-1].items() if k != "about"}), flush=True)
             _save(options, rows)
             if monotonic() - started > options.seconds:
@@ -173,7 +178,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _save(options: argparse.Namespace, rows: list[dict[str, Any]]) -> tuple[int, int, int]:
-    """(walks, wrong ones, kernels that could not be tried)."""
+    """Write the file; returns the numbers of walks, of wrong walks and of skipped kernels."""
     walks, wrong = sum(r["walks"] for r in rows), sum(len(r["wrong"]) for r in rows)
     settings = {k: v for k, v in vars(options).items() if k != "out"}
     save(options.out, settings=settings, walks=walks, wrong=wrong, kernels=rows)

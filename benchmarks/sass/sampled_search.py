@@ -1,4 +1,4 @@
-"""A search that is looked at: some of its candidates are kept, to ask the SM model about them."""
+"""A search that keeps a sample of its measured candidates, to compare them with the SM model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from nostall.core.search import Search, SearchResult
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import Schedule, ScheduleSpace
 
-SIZE = 300
-"""Candidates kept of a search."""
-_ENOUGH = 10
-"""Below that a rank correlation says nothing."""
+SAMPLE_SIZE = 300
+"""Candidates in the sample of a search."""
+_MIN_PAIRS = 10
+"""Smallest number of candidates for a rank correlation."""
 
 
-class Watched(Search):
-    """Passes on ``search`` and keeps up to ``size`` of its timed candidates, all equally likely."""
+class SampledSearch(Search):
+    """Runs ``search`` and keeps a uniform sample of up to ``size`` of its timed candidates."""
 
     name: ClassVar[str] = "watched"
 
-    def __init__(self, search: Search, size: int = SIZE) -> None:
+    def __init__(self, search: Search, size: int = SAMPLE_SIZE) -> None:
         self.search, self.size = search, size
-        self.kept: list[tuple[Schedule, float]] = []
+        self.sample: list[tuple[Schedule, float]] = []
         self.space: ScheduleSpace | None = None
 
     def run(
@@ -49,56 +49,58 @@ class Watched(Search):
         observers: Sequence[Observer] = (),
         resume: Checkpoint | None = None,
     ) -> SearchResult[Any]:
-        """As ``search`` does."""
-        listening = _Listening(objective, self.size, seed)
-        self.kept, self.space = listening.kept, space
+        """Run ``search`` with an objective that samples its candidates."""
+        sampling = _SamplingObjective(objective, self.size, seed)
+        self.sample, self.space = sampling.sample, space
         return self.search.run(
-            space, listening, budget, seed=seed, observers=observers, resume=resume
+            space, sampling, budget, seed=seed, observers=observers, resume=resume
         )
 
 
-class _Listening(Objective[Schedule]):
-    """A measured objective that keeps a uniform sample of what was asked (reservoir sampling)."""
+class _SamplingObjective(Objective[Schedule]):
+    """A measured objective that keeps a uniform sample of its states (reservoir sampling)."""
 
     kind: ClassVar[Kind] = "measured"
     unit: ClassVar[str] = "s"
 
     def __init__(self, objective: Objective[Schedule], size: int, seed: int) -> None:
         self.objective, self.flops, self.size = objective, objective.flops, size
-        self.kept: list[tuple[Schedule, float]] = []
+        self.sample: list[tuple[Schedule, float]] = []
         self._rng, self._seen = np.random.default_rng([seed, size]), 0
 
     def evaluate(self, states: Sequence[Schedule]) -> list[Measurement]:
-        found = self.objective.evaluate(states)
-        for state, measurement in zip(states, found, strict=True):
+        measurements = self.objective.evaluate(states)
+        for state, measurement in zip(states, measurements, strict=True):
             if measurement.failure is None:
-                self._keep(state, measurement.value)
-        return found
+                self._add_to_sample(state, measurement.value)
+        return measurements
 
-    def _keep(self, state: Schedule, value: float) -> None:
+    def _add_to_sample(self, state: Schedule, value: float) -> None:
         self._seen += 1
-        if len(self.kept) < self.size:
-            self.kept.append((state, value))
-        elif (place := int(self._rng.integers(self._seen))) < self.size:
-            self.kept[place] = (state, value)
+        if len(self.sample) < self.size:
+            self.sample.append((state, value))
+        elif (slot := int(self._rng.integers(self._seen))) < self.size:
+            self.sample[slot] = (state, value)
 
 
-def modelled(watched: Watched, launch: LaunchSpec) -> Modelled | None:
-    """What the SM model says of the measured candidates; None for too few of them, or for a kernel
-    that the model does not take."""
-    if watched.space is None:
+def model_sample(search: SampledSearch, launch: LaunchSpec) -> Modelled | None:
+    """Modelled and measured times of the sampled candidates.
+
+    None if there are too few candidates or the SM model does not support the kernel.
+    """
+    if search.space is None:
         return None
     try:
-        model = SmModel(watched.space.program, watched.space.function, launch)
+        model = SmModel(search.space.program, search.space.function, launch)
     except NostallError:
         return None
-    said = model.evaluate([state for state, _ in watched.kept])
+    measurements = model.evaluate([state for state, _ in search.sample])
     pairs = tuple(
         (round(m.value * 1e6, 5), round(seconds * 1e6, 5))
-        for m, (_, seconds) in zip(said, watched.kept, strict=True)
+        for m, (_, seconds) in zip(measurements, search.sample, strict=True)
         if m.failure is None
     )
-    if len(pairs) < _ENOUGH:
+    if len(pairs) < _MIN_PAIRS:
         return None
     tau, error = agreement(pairs)
     return Modelled(us=pairs, kendall_tau=tau, error=error)

@@ -1,10 +1,11 @@
-"""Where the suite's kernels wait: ncu's stall reasons of each original.
+"""Stall reasons of the suite's original kernels, counted by ncu.
 
     python -m benchmarks run sass.stall_reasons --baseline gpu_baseline.json --out gpu_reasons.json
 
-The original is the configuration that :mod:`benchmarks.sass.suite` starts from, launched once in a
-process of its own under ncu, caches and clocks left alone.  Each kernel is written when it is done;
-a second run does only what is missing or failed.  Needs a GPU whose counters may be read.
+The original is the configuration that :mod:`benchmarks.sass.suite` starts from. It is launched once
+in a process of its own under ncu, without locked clocks or flushed caches. The file is written
+after each kernel; a second run computes only missing or failed kernels. Needs a GPU with readable
+performance counters.
 """
 
 from __future__ import annotations
@@ -26,48 +27,48 @@ from typing import Any
 from benchmarks.harness.ncu import find_ncu, run_within
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.suite import Entry, entries
-from benchmarks.sass.compiler_baseline import fastest, wanted
+from benchmarks.sass.compiler_baseline import fastest, is_selected
 from benchmarks.sass.compiler_baseline import load as load_baselines
-from benchmarks.sass.suite_cell import built
+from benchmarks.sass.suite_cell import cached_build
 from nostall.gpu import Kernel, MeasurementPlan
 
 _SECTIONS = ("SpeedOfLight", "SchedulerStats", "WarpStateStats")
-_STALLED = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-_KEPT = {
+_STALL_METRIC = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+_METRICS = {
     "us": ("gpu__time_duration.sum", 1e-3),
     "sm_percent": ("sm__throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
     "dram_percent": ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
     "issued_per_cycle": ("smsp__issue_active.avg.per_cycle_active", 1.0),
 }
 _LIMIT = 60.0
-"""Seconds that one kernel may take under ncu."""
+"""Time limit of one kernel under ncu, in seconds."""
 
 
-def reasons(lines: Sequence[str], said: str) -> dict[str, Any]:
-    """What ncu's raw page says of the one launch in it.
+def parse_stall_reasons(lines: Sequence[str], errors: str) -> dict[str, Any]:
+    """Counters of the single launch on ncu's raw page.
 
-    ``waits``: cycles that a warp waits between two of its instructions, by reason, the largest
-    first.  Raises :class:`ValueError` where ncu counted nothing.
+    ``waits``: cycles that a warp stalls between two of its instructions, by reason, largest first.
+    Raises ValueError if ncu counted nothing.
     """
     rows = [line for line in lines if line.startswith('"')]
     table = list(csv.DictReader(io.StringIO("\n".join(rows))))
-    names = [name for name in (table[0] if table else ()) if _STALLED.fullmatch(name)]
+    names = [name for name in (table[0] if table else ()) if _STALL_METRIC.fullmatch(name)]
     if len(table) < 2 or not names:
-        raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], said.strip()[-300:]])}")
+        raise ValueError(f"ncu counted nothing: {' '.join([*lines[-3:], errors.strip()[-300:]])}")
     row = table[1]
-    waits = {_reason(name): _number(row[name]) for name in names}
-    found: dict[str, Any] = {
-        kept: round(_number(row[name]) * scale, 4)
-        for kept, (name, scale) in _KEPT.items()
+    waits = {_reason_name(name): _number(row[name]) for name in names}
+    counters: dict[str, Any] = {
+        key: round(_number(row[name]) * scale, 4)
+        for key, (name, scale) in _METRICS.items()
         if row.get(name)
     }
     ranked = sorted(waits.items(), key=lambda item: -item[1])
-    found["waits"] = {reason: round(cycles, 3) for reason, cycles in ranked if cycles}
-    return found
+    counters["waits"] = {reason: round(cycles, 3) for reason, cycles in ranked if cycles}
+    return counters
 
 
-def count(ncu: str, entry: Entry, kernel: Kernel, limit: float = _LIMIT) -> dict[str, Any]:
-    """One launch of ``kernel`` under ncu."""
+def profile_launch(ncu: str, entry: Entry, kernel: Kernel, limit: float = _LIMIT) -> dict[str, Any]:
+    """Launch ``kernel`` once under ncu; returns its counters."""
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         file = Path(folder) / "kernel.pickle"
         file.write_bytes(pickle.dumps((kernel, kernel.cubin, MeasurementPlan(), 0)))
@@ -77,14 +78,14 @@ def count(ncu: str, entry: Entry, kernel: Kernel, limit: float = _LIMIT) -> dict
             *(word for name in _SECTIONS for word in ("--section", name)),
             *(sys.executable, "-m", "nostall.gpu.sanitizer_target", str(file)),
         ]
-        code, out, said = run_within(command, limit)
-    return {"exit_code": code, "size": entry.size, **reasons(out.splitlines(), said)}
+        code, out, errors = run_within(command, limit)
+    return {"exit_code": code, "size": entry.size, **parse_stall_reasons(out.splitlines(), errors)}
 
 
-def _reason(name: str) -> str:
-    found = _STALLED.fullmatch(name)
-    assert found is not None
-    return found[1]
+def _reason_name(name: str) -> str:
+    match = _STALL_METRIC.fullmatch(name)
+    assert match is not None
+    return match[1]
 
 
 def _number(text: str) -> float:
@@ -112,17 +113,21 @@ def main(options: argparse.Namespace) -> int:
     done = json.loads(options.out.read_text())["kernels"] if options.out.exists() else {}
     for entry in entries(options.inductor):
         best = fastest(baselines.get(entry.name, ()))
-        if (entry.options and best is None) or not wanted(entry.name, options):
+        if (entry.options and best is None) or not is_selected(entry.name, options):
             continue
         if "waits" in done.get(entry.name, {}) or monotonic() > until:
             continue
-        source = built(entry, best)
+        source = cached_build(entry, best)
         assert source.launch is not None
         try:
-            found = count(ncu, entry, Kernel(source.cubin, source.kernel, source.launch))
+            counters = profile_launch(
+                ncu, entry, Kernel(source.cubin, source.kernel, source.launch)
+            )
         except (ValueError, TimeoutExpired) as error:
-            found = {"failure": str(error)[:300]}
-        done[entry.name] = found
-        print(entry.name, found.get("failure") or list(found["waits"].items())[:3], flush=True)
+            counters = {"failure": str(error)[:300]}
+        done[entry.name] = counters
+        print(
+            entry.name, counters.get("failure") or list(counters["waits"].items())[:3], flush=True
+        )
         save(options.out, kernels=done)
     return 0

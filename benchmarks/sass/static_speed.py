@@ -1,10 +1,11 @@
-"""Speed of everything that needs no GPU, on one core.
+"""Speed of parsing, verifying, proposing moves and the SM model, on one CPU core.
 
     python -m benchmarks run sass.static_speed --out benchmarks/sass/results/static_speed.json
 
-All times are processor time, so that a busy machine disturbs little.  Those of nvdisasm, a separate
-program, are shown beside.  Each figure is the median of the samples, which the file keeps.
-``--profile`` prints where the time of the largest kernel goes.
+All times are processor time, so that other processes on the machine disturb little. Those of
+nvdisasm, a separate program, are listed separately. Each figure is the median of the samples, which
+the file contains. ``--profile`` prints the functions that take most of the time for the largest
+kernel.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ KERNELS = (
     "many_registers-spill.sm_90",
 )
 """About 500, 1,000, 2,500 and 7,000 instructions."""
-GROWN = ROOT / "benchmarks" / "grown_kernel.py"
-"""One kernel of about 500, 2,500 and 10,000 instructions: growth is read off these."""
+GROWN = ROOT / "benchmarks" / "kernels" / "grown.py"
+"""One kernel of about 500, 2,500 and 10,000 instructions, to measure how times grow with size."""
 TARGETS = {
     "parse_and_analyse_s": ("at 2,500 instructions", "<=", 0.4),
     "verify_s": ("at 2,500 instructions", "<=", 2.0),
@@ -55,8 +56,8 @@ TARGETS = {
 Row = dict[str, Any]
 
 
-def clock(work: Callable[[], object]) -> tuple[float, float]:
-    """(own seconds, seconds of the programs it started) of one call; processor time."""
+def processor_seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """(seconds of this process, seconds of its child processes) of one call, processor time."""
     before, began = _children(), time.process_time()
     work()
     return time.process_time() - began, _children() - before
@@ -67,8 +68,8 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def walked(space: ScheduleSpace, moves: int) -> Schedule:
-    """A schedule some moves away from the original."""
+def random_schedule(space: ScheduleSpace, moves: int) -> Schedule:
+    """The schedule after ``moves`` random legal moves from the original."""
     rng = np.random.default_rng(1)
     state = space.start()
     for _ in range(moves):
@@ -77,8 +78,8 @@ def walked(space: ScheduleSpace, moves: int) -> Schedule:
     return state
 
 
-def proposals(space: ScheduleSpace, draws: int) -> tuple[float, float]:
-    """(draws per second, legal ones per second), each draw with its legality."""
+def proposal_rates(space: ScheduleSpace, draws: int) -> tuple[float, float]:
+    """(draws per second, legal moves per second); each draw includes the check for legality."""
     rng = np.random.default_rng(2)
     state = space.start()
     began = time.process_time()
@@ -87,10 +88,8 @@ def proposals(space: ScheduleSpace, draws: int) -> tuple[float, float]:
     return draws / spent, legal / spent
 
 
-def evaluations(
-    program: Program, space: ScheduleSpace, launch: LaunchSpec, seconds: float
-) -> float:
-    """Model evaluations per second, each of another state."""
+def model_rate(program: Program, space: ScheduleSpace, launch: LaunchSpec, seconds: float) -> float:
+    """Evaluations per second of the SM model; consecutive ones evaluate different states."""
     model = SmModel(program, space.function, launch)
     rng = np.random.default_rng(3)
     states = [space.start()]
@@ -108,97 +107,97 @@ def evaluations(
 
 
 def measure(name: str, data: bytes, launch: LaunchSpec, samples: int) -> Row:
-    """All figures of one kernel, with their samples."""
+    """Medians and samples of all figures of one kernel."""
     program = Program.from_cubin(data)
     space = ScheduleSpace(program, program.kernels[0])
-    candidate = space.impose(walked(space, 20)).to_cubin()
-    taken: dict[str, list[float]] = {}
+    candidate = space.impose(random_schedule(space, 20)).to_cubin()
+    values_by_figure: dict[str, list[float]] = {}
     for _ in range(samples):
-        own, tool = clock(lambda: Program.from_cubin(data))
-        built, _ = clock(lambda: ScheduleSpace(program, program.kernels[0]))
-        checked, tools = clock(
+        parse, nvdisasm = processor_seconds(lambda: Program.from_cubin(data))
+        space_seconds, _ = processor_seconds(lambda: ScheduleSpace(program, program.kernels[0]))
+        verify, verify_nvdisasm = processor_seconds(
             lambda: verify_program(Program.from_cubin(data), Program.from_cubin(candidate))
         )
-        draws, legal = proposals(space, 2000)
+        draw_rate, legal_rate = proposal_rates(space, 2000)
         figures = {
-            "parse_s": own,
-            "space_s": built,
-            "parse_and_analyse_s": own + built,
-            "nvdisasm_s": tool,
-            "verify_s": checked,
-            "verify_nvdisasm_s": tools,
-            "proposals_per_s": draws,
-            "legal_per_s": legal,
-            "model_per_s": evaluations(program, space, launch, 0.4),
+            "parse_s": parse,
+            "space_s": space_seconds,
+            "parse_and_analyse_s": parse + space_seconds,
+            "nvdisasm_s": nvdisasm,
+            "verify_s": verify,
+            "verify_nvdisasm_s": verify_nvdisasm,
+            "proposals_per_s": draw_rate,
+            "legal_per_s": legal_rate,
+            "model_per_s": model_rate(program, space, launch, 0.4),
         }
         for key, value in figures.items():
-            taken.setdefault(key, []).append(value)
+            values_by_figure.setdefault(key, []).append(value)
     return {
         "kernel": name,
         "instructions": len(space.function.instructions),
         "edges": space.graph.edge_count,
-        "median": {key: statistics.median(values) for key, values in taken.items()},
-        "samples": taken,
+        "median": {key: statistics.median(values) for key, values in values_by_figure.items()},
+        "samples": values_by_figure,
     }
 
 
 def growth(rows: list[Row], key: str) -> list[Row]:
-    """How each step in size compares with n log n (1 or less: no worse)."""
-    out: list[Row] = []
+    """Growth of a figure from each size to the next, divided by that of n log n (1: the same)."""
+    steps: list[Row] = []
     for small, large in pairwise(rows):
         n, m = small["instructions"], large["instructions"]
         expected = m * math.log(m) / (n * math.log(n))
         ratio = large["median"][key] / small["median"][key]
-        out.append({"from": n, "to": m, "against_n_log_n": round(ratio / expected, 3)})
-    return out
+        steps.append({"from": n, "to": m, "against_n_log_n": round(ratio / expected, 3)})
+    return steps
 
 
 def _corpus() -> list[tuple[str, LaunchSpec]]:
-    known = json.loads((CORPUS / "index.json").read_text())
-    return [(name, LaunchSpec(**known[name]["launch"])) for name in KERNELS]
+    index = json.loads((CORPUS / "index.json").read_text())
+    return [(name, LaunchSpec(**index[name]["launch"])) for name in KERNELS]
 
 
-def _printed(row: Row) -> Row:
+def _print_row(row: Row) -> Row:
     figures = " ".join(f"{key}={value:.4g}" for key, value in row["median"].items())
     print(f"{row['kernel']} ({row['instructions']} instructions): {figures}", flush=True)
     return row
 
 
-def judge(rows: list[Row]) -> list[Row]:
-    """Each target with the value reached at its size."""
+def check_targets(rows: list[Row]) -> list[Row]:
+    """Each target with the value that was measured at its size."""
     by_size = {"at 1,000 instructions": rows[1], "at 2,500 instructions": rows[2]}
-    out: list[Row] = []
+    targets: list[Row] = []
     for key, (where, sign, bound) in TARGETS.items():
         value = by_size[where]["median"][key]
         met = value <= bound if sign == "<=" else value >= bound
-        out.append({"figure": key, "where": where, "target": f"{sign} {bound:g}", "met": met})
-        out[-1]["value"] = round(value, 4)
-    return out
+        targets.append({"figure": key, "where": where, "target": f"{sign} {bound:g}", "met": met})
+        targets[-1]["value"] = round(value, 4)
+    return targets
 
 
 def profile(name: str) -> None:
-    """Print the functions that take most of parsing, analysing, verifying and proposing."""
+    """Print the functions that take most time when nostall parses, verifies and proposes."""
     data = (CORPUS / f"{name}.cubin").read_bytes()
     program = Program.from_cubin(data)
     space = ScheduleSpace(program, program.kernels[0])
-    candidate = Program.from_cubin(space.impose(walked(space, 5)).to_cubin())
+    candidate = Program.from_cubin(space.impose(random_schedule(space, 5)).to_cubin())
     parts: dict[str, Callable[[], object]] = {
         "parse": lambda: Program.from_cubin(data),
         "space": lambda: ScheduleSpace(program, program.kernels[0]),
         "verify": lambda: verify_program(program, candidate),
-        "propose": lambda: proposals(space, 1000),
+        "propose": lambda: proposal_rates(space, 1000),
     }
     for part, work in parts.items():
-        watch = cProfile.Profile()
-        watch.runcall(work)
+        profiler = cProfile.Profile()
+        profiler.runcall(work)
         print(f"== {part}, {name}")
-        pstats.Stats(watch).sort_stats("tottime").print_stats(12)
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(12)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--samples", type=int, default=5)
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--samples", type=int, default=5, help="samples of each figure")
+    parser.add_argument("--profile", action="store_true", help="print a profile, measure nothing")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -209,28 +208,28 @@ def main(options: argparse.Namespace) -> int:
         profile(KERNELS[-1])
         return 0
     rows = [
-        _printed(measure(name, (CORPUS / f"{name}.cubin").read_bytes(), launch, options.samples))
+        _print_row(measure(name, (CORPUS / f"{name}.cubin").read_bytes(), launch, options.samples))
         for name, launch in _corpus()
     ]
     grown = [
-        _printed(measure(name, compile_triton(GROWN, name).cubin, launch, options.samples))
+        _print_row(measure(name, compile_triton(GROWN, name).cubin, launch, options.samples))
         for name, launch in LAUNCHES.items()
     ]
-    targets = judge(rows)
+    targets = check_targets(rows)
     for row in targets:
         met = "met" if row["met"] else "NOT met"
         print(
             f"{row['figure']:22} {row['where']}: {row['value']:g} (target {row['target']}): {met}"
         )
-    against = {key: growth(grown, key) for key in ("parse_and_analyse_s", "verify_s")}
-    for key, steps in against.items():
+    growth_by_figure = {key: growth(grown, key) for key in ("parse_and_analyse_s", "verify_s")}
+    for key, steps in growth_by_figure.items():
         print(f"growth of {key} against n log n: {[s['against_n_log_n'] for s in steps]}")
     if options.out:
         save(
             options.out,
             load_average=os.getloadavg(),
             targets=targets,
-            growth=against,
+            growth=growth_by_figure,
             kernels=rows,
             grown=grown,
         )

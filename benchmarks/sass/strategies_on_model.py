@@ -1,9 +1,10 @@
-"""Strategies at equal numbers of evaluations on the example kernels, modelled objective.
+"""Compare search strategies on the SM model, at equal numbers of evaluations.
 
-    python -m benchmarks run sass.strategies_on_model --evaluations 5000 --seeds 8 --out benchmarks/sass/results/strategies_on_model.json
+    python -m benchmarks run sass.strategies_on_model --evaluations 5000 --seeds 8 \\
+        --out benchmarks/sass/results/strategies_on_model.json
 
-``sip`` is the published annealing; its one run ends after 998 steps, so it is restarted from the
-original until the evaluations are used up (``restarts=True``), which can only help it.
+``sip`` is the published annealing. One of its runs ends after 998 steps, so it restarts from the
+original until the evaluations are used up (``restarts=True``), which can only improve its result.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nostall.search import Anneal, RandomSearch, Sip
 
 
 def strategies() -> dict[str, Search]:
-    """The contestants."""
+    """The compared strategies by name."""
     return {"anneal": Anneal(), "sip": Sip(restarts=True), "random": RandomSearch()}
 
 
@@ -41,11 +42,13 @@ def main(options: argparse.Namespace) -> None:
         assert source.launch is not None
         for strategy, search in strategies().items():
             if strategy == "sip" and source.launch.flops is None:
-                print(f"{name}: no floating-point work, so nothing for sip to go by")
+                print(f"{name}: no floating-point work, so sip has no objective")
                 continue
             for seed in range(options.seeds):
                 model = SmModel(program, space.function, source.launch)
-                found = search.run(space, model, Budget(evaluations=options.evaluations), seed=seed)
+                result = search.run(
+                    space, model, Budget(evaluations=options.evaluations), seed=seed
+                )
                 records.append(
                     {
                         "kernel": name,
@@ -53,17 +56,17 @@ def main(options: argparse.Namespace) -> None:
                         "kind": "modelled",
                         "strategy": strategy,
                         "seed": seed,
-                        "evaluations": found.evaluations,
-                        "rejected": found.rejected,
-                        "original_us": found.start_measurement.value * 1e6,
-                        "best_us": found.best_measurement.value * 1e6,
-                        "ratio": found.ratio,
-                        "seconds": round(found.seconds, 2),
+                        "evaluations": result.evaluations,
+                        "rejected": result.rejected,
+                        "original_us": result.start_measurement.value * 1e6,
+                        "best_us": result.best_measurement.value * 1e6,
+                        "ratio": result.ratio,
+                        "seconds": round(result.seconds, 2),
                     }
                 )
-        mine = [r for r in records if r["kernel"] == name]
+        kernel_records = [r for r in records if r["kernel"] == name]
         means = {
-            s: sum(r["ratio"] for r in mine if r["strategy"] == s) / options.seeds
+            s: sum(r["ratio"] for r in kernel_records if r["strategy"] == s) / options.seeds
             for s in strategies()
         }
         print(f"{name:32}", "  ".join(f"{s} {v:.4f}" for s, v in means.items()), flush=True)

@@ -1,15 +1,15 @@
-"""Measured speed-ups: strategies at equal GPU seconds over the suite's kernels.
+"""Measured gains of search strategies on the suite's kernels, at equal seconds on a GPU.
 
     python -m benchmarks run sass.compiler_baseline --out gpu_baseline.json
     python -m benchmarks run sass.suite --seconds 12 --seeds 3 --baseline gpu_baseline.json \\
         --out gpu_suite.json
 
-Each (kernel, strategy, seed) is one record, written when it is done; a second run does only what
-is missing, so the matrix can be measured in slices (``--limit`` seconds).  Seed 0 of everything
-comes before seed 1, so that a cut-off leaves a smaller table, not a torn one.  All visible GPUs
-take part, each with kernels of its own.  The original is the fastest of the compiler configurations
-that :mod:`benchmarks.sass.compiler_baseline` tried; the last word on each candidate is a fresh process:
-interleaved launches of original, candidate and original again.
+Each (kernel, strategy, seed) is one record, written when it is done. A second run measures only
+missing records, so the measurement can be split (``--limit`` seconds each). All records of seed 0
+come before those of seed 1, so that an interrupted measurement has complete seeds. All visible GPUs
+are used, each for its own kernels. The original is the fastest of the configurations of
+:mod:`benchmarks.sass.compiler_baseline`. The final comparison runs in a new process, with
+interleaved launches of the original, the candidate and the original again (null).
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ from benchmarks.harness import gpu_pool
 from benchmarks.harness.result_file import head, text
 from benchmarks.harness.schema import Configuration, Record, ResultFile, read
 from benchmarks.kernels.suite import Entry, entries
-from benchmarks.sass.compiler_baseline import fastest, wanted
+from benchmarks.sass.compiler_baseline import fastest, is_selected
 from benchmarks.sass.compiler_baseline import load as load_baselines
-from benchmarks.sass.suite_cell import Cell, Open, measure, strategies
+from benchmarks.sass.suite_cell import Cell, OpenDevice, measure, strategies
 from nostall.core.errors import BadInput
 from nostall.core.files import write_atomically
 from nostall.gpu import LocalGpu
 
 _OVERHEAD = 15.0
-"""Seconds that a record may take beyond its search; filling shapes have large inputs."""
+"""Expected seconds of a record beyond its search; large sizes have large inputs."""
 
 
-def matrix(
+def missing_cells(
     suite: tuple[Entry, ...],
     baselines: dict[str, tuple[Configuration, ...]],
     options: argparse.Namespace,
     done: set[tuple[str, str, int]],
-    opened: Open = LocalGpu,
+    opened: OpenDevice = LocalGpu,
 ) -> list[Cell]:
-    """The cells that are missing, seed by seed; kernels without a baseline are left out unless they
-    come as they are."""
+    """Cells that ``done`` does not contain, ordered by seed.
+
+    Triton kernels without a baseline are left out; cubins need none.
+    """
     cells = []
     for seed in range(options.seeds):
         for entry in suite:
             tried = baselines.get(entry.name)
             best = fastest(tried) if tried else None
-            if (entry.options and best is None) or not wanted(entry.name, options):
+            if (entry.options and best is None) or not is_selected(entry.name, options):
                 continue
             for strategy in options.strategy:
                 cell = Cell(
@@ -67,45 +69,48 @@ def matrix(
     return cells
 
 
-def fill(cells: list[Cell], names: list[str], found: list[str], until: float, out: Path) -> None:
-    """Measure ``cells`` over the GPUs ``found``, and add each record to ``out`` at once.
+def measure_cells(
+    cells: list[Cell], names: list[str], gpus: list[str], until: float, out: Path
+) -> None:
+    """Measure ``cells`` on ``gpus`` and add each record to the file ``out`` when it is done.
 
-    ``names``: all kernels of the suite, in the order of the table.
+    ``names``: all kernels of the suite, in the order of the file.
     """
     records: list[Record] = list(read(out).records) if out.exists() else []
-    asked = [name for name in names if any(cell.entry.name == name for cell in cells)]
-    queues = gpu_pool.assign_queues(cells, len(found), lambda cell: cell.entry.name, asked)
-    seen = 0
-    for answer in gpu_pool.run_jobs(measure, queues, found, until, lambda c: c.seconds + _OVERHEAD):
-        seen += 1
-        if answer.result is None:
-            print(f"{answer.job.key}: left out: {answer.error!r}"[:300], flush=True)
+    measured_names = [name for name in names if any(cell.entry.name == name for cell in cells)]
+    queues = gpu_pool.assign_queues(cells, len(gpus), lambda cell: cell.entry.name, measured_names)
+    num_results = 0
+    for result in gpu_pool.run_jobs(measure, queues, gpus, until, lambda c: c.seconds + _OVERHEAD):
+        num_results += 1
+        if result.result is None:
+            print(f"{result.job.key}: left out: {result.error!r}"[:300], flush=True)
             continue
-        records.append(answer.result)
-        print(line(answer.result), flush=True)
-        made = file_of(records, names).model_dump(mode="json")
-        write_atomically(out, text(made).encode())
-    if seen < len(cells):
-        print(f"{len(cells) - seen} of {len(cells)} are left, the time is up; run again for them")
+        records.append(result.result)
+        print(summary_line(result.result), flush=True)
+        body = make_result_file(records, names).model_dump(mode="json")
+        write_atomically(out, text(body).encode())
+    if num_results < len(cells):
+        missing = len(cells) - num_results
+        print(f"{missing} of {len(cells)} are left, the time is up; run again for them")
 
 
-def file_of(records: list[Record], names: list[str]) -> ResultFile:
-    """The file, its records in the order of the table whatever GPU was ready first."""
-    made: dict[str, Any] = head()
+def make_result_file(records: list[Record], names: list[str]) -> ResultFile:
+    """A result file with the records ordered by seed and by the order of ``names``."""
+    header: dict[str, Any] = head()
     kernels = {name: number for number, name in enumerate(names)}
     ranked = sorted(records, key=lambda r: (r.seed, kernels.get(r.kernel, len(kernels))))
-    return ResultFile(**made, records=tuple(ranked))
+    return ResultFile(**header, records=tuple(ranked))
 
 
-def line(r: Record) -> str:
+def summary_line(r: Record) -> str:
     """A record in one line."""
-    said = r.failure
+    outcome = r.failure
     if r.ratio is not None:
-        said = f"ratio {r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]"
-        said += f" null [{r.null_low:.4f}, {r.null_high:.4f}]"
+        outcome = f"ratio {r.ratio:.4f} [{r.ci_low:.4f}, {r.ci_high:.4f}]"
+        outcome += f" null [{r.null_low:.4f}, {r.null_high:.4f}]"
     tau = r.modelled.kendall_tau if r.modelled else None
     return (
-        f"{r.kernel:40} {r.strategy:7} seed {r.seed}  {r.original_us:8.2f} us  {said}  "
+        f"{r.kernel:40} {r.strategy:7} seed {r.seed}  {r.original_us:8.2f} us  {outcome}  "
         f"{r.candidates} candidates in {r.seconds:.0f} s, {r.faults} faults"
         f"{f', tau {tau:.2f}' if tau is not None else ''}"
     )
@@ -120,7 +125,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of search, per record")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--strategy", nargs="*", default=list(strategies()))
-    parser.add_argument("--policy", type=Path, help="what ppo-trained begins with")
+    parser.add_argument("--policy", type=Path, help="policy file of ppo-trained")
     parser.add_argument("--kernel", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--skip", nargs="*", default=[], help="not these (patterns)")
     parser.add_argument("--limit", type=float, default=500.0, help="stop after so many seconds")
@@ -128,16 +133,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     if "ppo-trained" in options.strategy and options.policy is None:
-        raise BadInput("ppo-trained begins with a policy; give --policy FILE of `nostall train`")
+        raise BadInput("ppo-trained starts from a policy; give --policy FILE of `nostall train`")
     until = monotonic() + options.limit
-    found = gpu_pool.visible_gpus()
-    if not found:
+    gpus = gpu_pool.visible_gpus()
+    if not gpus:
         raise SystemExit("no GPU is visible; `nostall doctor` shows what is there")
-    there = read(options.out).records if options.out.exists() else ()
-    done = {(r.kernel, r.strategy, r.seed) for r in there}
+    records = read(options.out).records if options.out.exists() else ()
+    done = {(r.kernel, r.strategy, r.seed) for r in records}
     suite, baselines = entries(options.inductor), load_baselines(options.baseline)
     without = [e.name for e in suite if e.options and e.name not in baselines]
     if without:
         print(f"no baseline, so left out: {', '.join(without)}", flush=True)
-    cells = matrix(suite, baselines, options, done)
-    fill(cells, [entry.name for entry in suite], found, until, options.out)
+    cells = missing_cells(suite, baselines, options, done)
+    measure_cells(cells, [entry.name for entry in suite], gpus, until, options.out)

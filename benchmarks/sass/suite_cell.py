@@ -1,4 +1,4 @@
-"""One cell of the suite's matrix: one kernel, one strategy, one seed."""
+"""Measure one cell of the suite: a search on one kernel with one strategy and one seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.harness.result_file import head
 from benchmarks.harness.schema import Configuration, Modelled, Options, Record, Samples, Shape
 from benchmarks.kernels.examples import EXAMPLES
 from benchmarks.kernels.suite import Entry, build
-from benchmarks.sass.sampled_search import Watched, modelled
+from benchmarks.sass.sampled_search import SampledSearch, model_sample
 from nostall.core import LaunchSpec
 from nostall.core.search import Search
 from nostall.gpu import (
@@ -35,26 +35,29 @@ from nostall.search import Anneal, Sip
 from nostall.search.anneal import take_random_moves
 from nostall.tuning.job import Settings, TuningResult, tune
 from nostall.tuning.source import Source, load_cubin
-from nostall.tuning.strategies import make_strategy as learning
+from nostall.tuning.strategies import make_strategy
 
-Open = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
+OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What to search, for how long, from the fastest of which ``baseline`` (None: none was tried),
-    and how many fresh inputs the winner has to pass.  ``policy`` is what ``ppo-trained`` begins
-    with."""
+    """One search of the suite, and the settings of its measurement."""
 
     entry: Entry
     strategy: str
     seed: int
     seconds: float
+    """Time limit of the search."""
     checks: int = 16
+    """New random inputs on which the best candidate must be correct."""
     baseline: tuple[Configuration, ...] | None = None
+    """Compiler configurations that were timed; None for a cubin."""
     options: Options | None = None
-    open: Open = LocalGpu
+    """The fastest configuration, which the search starts from; None for a cubin."""
+    open: OpenDevice = LocalGpu
     policy: Path | None = None
+    """Policy file of ``ppo-trained``."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -62,38 +65,41 @@ class Cell:
 
 
 def strategies() -> dict[str, Search]:
-    """The contestants; ``sip`` restarts when its one published run has ended."""
+    """Default strategies by name; ``sip`` restarts when its published run ends."""
     return {"anneal": Anneal(), "sip": Sip(restarts=True)}
 
 
-def contestant(name: str, policy: Path | None) -> Search:
-    """One of :func:`strategies`, or one that learns: ``cuasmrl``, ``ppo``, ``ppo-trained``."""
+def make_search(name: str, policy: Path | None) -> Search:
+    """A search of :func:`strategies`, or ``cuasmrl``, ``ppo`` or ``ppo-trained``."""
     if name == "ppo-trained":
-        return learning("ppo", policy=policy)
-    return strategies()[name] if name in strategies() else learning(name)
+        return make_strategy("ppo", policy=policy)
+    return strategies()[name] if name in strategies() else make_strategy(name)
 
 
 def measure(cell: Cell) -> Record:
-    """Search for ``cell.seconds``, race the finalists, decide in a fresh process; then ask the
-    model about the candidates."""
-    _compile_ours()
-    source = built(cell.entry, cell.options)
+    """Search for ``cell.seconds`` and compare the best candidate with the original.
+
+    The final comparison runs in a new process. Then the SM model evaluates a sample of the measured
+    candidates.
+    """
+    _warm_up_numba()
+    source = cached_build(cell.entry, cell.options)
     assert source.launch is not None
     began = monotonic()
     settings = Settings(cell.strategy, cell.seed, cell.seconds, objective="gpu", checks=cell.checks)
-    watched = Watched(contestant(cell.strategy, cell.policy))
+    search = SampledSearch(make_search(cell.strategy, cell.policy))
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     with cell.open(kernel, MeasurementPlan(seed=cell.seed)) as gpu:
-        counting = Counting(gpu)
-        tuned = tune(source, watched, settings, device=counting)
+        counting = CountingDevice(gpu)
+        tuned = tune(source, search, settings, device=counting)
     seconds = monotonic() - began
-    said = modelled(watched, source.launch)
-    return record(cell, source, settings, tuned, counting, seconds, said)
+    modelled_sample = model_sample(search, source.launch)
+    return make_record(cell, source, settings, tuned, counting, seconds, modelled_sample)
 
 
 @cache
-def _compile_ours() -> None:
-    """Have Numba compile nostall's own loops before the clock of the first search runs."""
+def _warm_up_numba() -> None:
+    """Let numba compile nostall's loops before the time of the first search starts."""
     source = load_cubin(EXAMPLES / "nvcc" / "dot_product.sm_90.cubin")
     program = Program.from_cubin(source.cubin)
     space = ScheduleSpace(program, program.kernel(source.kernel))
@@ -103,30 +109,30 @@ def _compile_ours() -> None:
 
 
 @cache
-def built(entry: Entry, options: Options | None) -> Source:
-    """Compiled once per process."""
+def cached_build(entry: Entry, options: Options | None) -> Source:
+    """``build`` with a cache, so that each process compiles a kernel once."""
     return build(entry, options)
 
 
-def record(
+def make_record(
     cell: Cell,
     source: Source,
     settings: Settings,
     tuned: TuningResult,
-    kept: Counting,
+    device: CountingDevice,
     seconds: float,
-    said: Modelled | None = None,
+    modelled_sample: Modelled | None = None,
 ) -> Record:
-    """What a tuning run found, in the form of ``results/schema.json``."""
-    found, decision = tuned.search, tuned.decision
+    """Record of a tuning run, as ``harness/schema.json`` describes it."""
+    result, decision = tuned.search, tuned.decision
     assert decision is not None and source.launch is not None
-    compared, timing = decision.comparison, decision.outcome.timing
-    about, made = dict(kept.info), head()
+    comparison, timing = decision.comparison, decision.outcome.timing
+    about, header = dict(device.info), head()
     samples = None
-    original = found.start_measurement.value * 1e6
+    original = result.start_measurement.value * 1e6
     if timing is not None:
-        parts = (timing.original, timing.candidate, timing.null)
-        original_us, candidate_us, null_us = map(_microseconds, parts)
+        sides = (timing.original, timing.candidate, timing.null)
+        original_us, candidate_us, null_us = map(_microseconds, sides)
         samples = Samples(
             original=original_us, candidate=candidate_us, null=null_us, loads=timing.loads
         )
@@ -141,28 +147,30 @@ def record(
         baseline=cell.baseline,
         original_us=original,
         best_us=float(np.median(samples.candidate)) if samples else None,
-        ratio=compared.ratio if compared else None,
+        ratio=comparison.ratio if comparison else None,
         deployed_ratio=tuned.ratio,
-        ci_low=compared.low if compared else None,
-        ci_high=compared.high if compared else None,
-        null_low=compared.null_low if compared else None,
-        null_high=compared.null_high if compared else None,
-        candidates=sum(kept.fates.values()),
-        faults=sum(n for fate, n in kept.fates.items() if fate not in ("timed", "rejected")),
+        ci_low=comparison.low if comparison else None,
+        ci_high=comparison.high if comparison else None,
+        null_low=comparison.null_low if comparison else None,
+        null_high=comparison.null_high if comparison else None,
+        candidates=sum(device.outcome_counts.values()),
+        faults=sum(
+            n for fate, n in device.outcome_counts.items() if fate not in ("timed", "rejected")
+        ),
         seconds=round(seconds, 2),
         gpu=about.pop("gpu", "unknown"),
         driver=about.pop("driver_version", "unknown"),
-        versions=made["versions"],
-        command=made["command"],
-        date=made["date"],
+        versions=header["versions"],
+        command=header["command"],
+        date=header["date"],
         samples=samples,
-        modelled=said,
-        failure="" if compared else f"{decision.outcome.status}: {decision.outcome.detail}",
+        modelled=modelled_sample,
+        failure="" if comparison else f"{decision.outcome.status}: {decision.outcome.detail}",
         details={
-            "rejected_moves": found.rejected,
-            "fates": kept.fates,
-            "spent_s": {part: round(value, 3) for part, value in kept.spent.items()},
-            "search_s": round(found.seconds, 2),
+            "rejected_moves": result.rejected,
+            "fates": device.outcome_counts,
+            "spent_s": {part: round(value, 3) for part, value in device.phase_seconds.items()},
+            "search_s": round(result.seconds, 2),
             "moved": tuned.num_moved,
             "retimed": tuned.num_retimed,
             "compiled": dict(source.provenance),
@@ -171,35 +179,33 @@ def record(
     )
 
 
-class Counting:
-    """Passes on, and counts what became of every candidate."""
+class CountingDevice:
+    """A device that counts the outcomes of another device and sums their phase times."""
 
     def __init__(self, gpu: Device) -> None:
         self.gpu = gpu
-        self.fates: dict[str, int] = {}
-        self.spent: dict[str, float] = {}
+        self.outcome_counts: dict[str, int] = {}
+        self.phase_seconds: dict[str, float] = {}
 
     @property
     def info(self) -> Any:
         return self.gpu.info
 
     def evaluate(self, cubin: bytes) -> Outcome:
-        return self._counted(self.gpu.evaluate(cubin))
+        return self._count(self.gpu.evaluate(cubin))
 
     def start(self, cubin: bytes) -> PendingOutcome:
-        """As the device's own, or done at once where it cannot overlap."""
+        """Start an evaluation; evaluates at once if the device cannot overlap."""
         if not isinstance(self.gpu, AsyncDevice):
             outcome = self.gpu.evaluate(cubin)
-            return PendingOutcome(lambda: True, lambda: self._counted(outcome))
+            return PendingOutcome(lambda: True, lambda: self._count(outcome))
         pending = self.gpu.start(cubin)
-        return PendingOutcome(
-            pending.ready, lambda: self._counted(pending.wait()), pending.prefetch
-        )
+        return PendingOutcome(pending.ready, lambda: self._count(pending.wait()), pending.prefetch)
 
-    def _counted(self, outcome: Outcome) -> Outcome:
-        self.fates[outcome.status] = self.fates.get(outcome.status, 0) + 1
+    def _count(self, outcome: Outcome) -> Outcome:
+        self.outcome_counts[outcome.status] = self.outcome_counts.get(outcome.status, 0) + 1
         for part, value in outcome.phase_seconds.items():
-            self.spent[part] = self.spent.get(part, 0.0) + value
+            self.phase_seconds[part] = self.phase_seconds.get(part, 0.0) + value
         return outcome
 
     def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:

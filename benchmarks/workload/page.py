@@ -49,11 +49,11 @@ def _steps() -> str:
             rows.append([model["model"], part, f"{measured:.2f}", flat, fitted])
     intro = wrapped(
         f"Training steps of models with random weights on {record['about']['device']}, torch "
-        f"{record['about']['torch']}: milliseconds that torch.profiler *measured*, and those *modelled* "
-        "from the module with the flat efficiency of 70 % and with the fitted operators of the preset "
-        "`h200-measured`. The operators are fitted to single calls, not to these models (`python -m "
-        f"benchmarks run workload.gpu`, {link(FOLDER / 'gpu.json')}; `python -m benchmarks run "
-        f"workload.fit`, {link(path)})."
+        f"{record['about']['torch']}: milliseconds that torch.profiler *measured*, and those "
+        "*modelled* from the module with the flat efficiency of 70 % and with the fitted "
+        "operators of the preset `h200-measured`. The operators are fitted to single calls, not "
+        f"to these models (`python -m benchmarks run workload.gpu`, {link(FOLDER / 'gpu.json')}; "
+        f"`python -m benchmarks run workload.fit`, {link(path)})."
     )
     head = ("model", "part", "measured ms", "flat 70 %", "fitted")
     return f"## Modelled and measured steps\n\n{intro}\n\n{table(head, rows)}"
@@ -89,10 +89,11 @@ def _exchange() -> str:
     ]  # fmt: skip
     ranks = record["all_ranks"]
     after = wrapped(
-        "NCCL's kernels also wait for the other rank, so a trace of one rank overstates the transfer. "
-        f"With the traces of both ranks the all-reduces take {ranks['rank_ms'][0]:.2f} and "
-        f"{ranks['rank_ms'][1]:.2f} ms, of which {ranks['waited_ms'][0]:.2f} and "
-        f"{ranks['waited_ms'][1]:.2f} ms are waiting; the transfer takes {ranks['transfer_ms']:.2f} ms."
+        "NCCL's kernels also wait for the other rank, so a trace of one rank overstates the "
+        f"transfer. With the traces of both ranks the all-reduces take {ranks['rank_ms'][0]:.2f} "
+        f"and {ranks['rank_ms'][1]:.2f} ms, of which {ranks['waited_ms'][0]:.2f} and "
+        f"{ranks['waited_ms'][1]:.2f} ms are waiting; the transfer takes "
+        f"{ranks['transfer_ms']:.2f} ms."
     )
     head = ("model", "gradients MB", "buckets", "flat 70 %, ms", "fitted, ms",
             "measured in one rank's trace, ms")  # fmt: skip
@@ -111,15 +112,14 @@ def _slowdown() -> str:
     rows = []
     for key, name in names.items():
         summary = record["summary"][key]
-        rows.append([name, _percent(summary["flat_mape_mean"]), _percent(summary["fitted_mape_mean"]),
-                     _percent(summary["fitted_mape_worst"]),
-                     _percent(summary["covered_by_90"])])  # fmt: skip
+        keys = ("flat_mape_mean", "fitted_mape_mean", "fitted_mape_worst", "covered_by_90")
+        rows.append([name, *(_percent(summary[key]) for key in keys)])
     intro = wrapped(
         "Step time on several nodes, predicted from one node's *measured* step, against Pollux's "
-        "published measurements (`NOSTALL_PUBLIC_DATA=DIR python -m benchmarks run workload.slowdown`, "
-        f"{link(path)}). Mean absolute errors; the last column is the share of steps inside the "
-        "predicted 90 % interval. The form of the fit was chosen with the models in view, only its "
-        "parameters are fitted without the model in question."
+        "published measurements (`NOSTALL_PUBLIC_DATA=DIR python -m benchmarks run "
+        f"workload.slowdown`, {link(path)}). Mean absolute errors; the last column is the share "
+        "of steps inside the predicted 90 % interval. The form of the fit was chosen with the "
+        "models in view, only its parameters are fitted without the model in question."
     )
     head = ("models", "flat 70 %", "fitted, mean", "fitted, worst model", "inside 90 % interval")
     return f"## Slow-down on several nodes\n\n{intro}\n\n{table(head, rows)}"
@@ -140,10 +140,10 @@ def _population() -> str:
         for key, (name, form) in names.items()
     ]  # fmt: skip
     intro = wrapped(
-        f"{record['jobs']:,} *synthetic* jobs beside the abstract of arXiv:1910.05930, whose population "
-        "is not public. The generator was written before its first run, from other marginals, and is "
-        f"not fitted (`python -m benchmarks run workload.synthetic_population`, {link(path)}). All "
-        "numbers of the last column are *modelled*."
+        f"{record['jobs']:,} *synthetic* jobs beside the abstract of arXiv:1910.05930, whose "
+        "population is not public. The generator was written before its first run, from other "
+        "marginals, and is not fitted (`python -m benchmarks run workload.synthetic_population`, "
+        f"{link(path)}). All numbers of the last column are *modelled*."
     )
     head = ("", "paper's abstract, real jobs", "synthetic jobs")
     return f"## A synthetic population\n\n{intro}\n\n{table(head, rows)}"

@@ -1,6 +1,7 @@
 """Modelled findings for a SYNTHETIC population, next to the paper's findings for a real one.
 
-python -m benchmarks run workload.synthetic_population --out benchmarks/workload/results/synthetic_population.json
+python -m benchmarks run workload.synthetic_population \\
+    --out benchmarks/workload/results/synthetic_population.json
 
 The real population is not public.  The generator of this one was written before its first run and
 was not fitted afterwards.  Its distributions are not the three findings that are compared: they are

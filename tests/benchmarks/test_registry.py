@@ -1,4 +1,4 @@
-"""Every benchmark of the table exists, has options, and names files that are in the tree."""
+"""The registry of benchmarks: modules, options, result files and pages exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.registry import BENCHMARKS, ROOT, Benchmark
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_a_benchmark_has_options_and_a_main(benchmark: Benchmark) -> None:
-    """Read, not imported: some need optional packages."""
+    """Parses the modules, because some import optional packages."""
     source = ROOT / f"{benchmark.module.replace('.', '/')}.py"
     names = {node.name for node in ast.parse(source.read_text()).body
              if isinstance(node, ast.FunctionDef)}  # fmt: skip
@@ -34,7 +34,7 @@ def test_names_are_unique_and_questions_end_with_a_mark() -> None:
 
 
 def test_every_result_file_belongs_to_a_benchmark() -> None:
-    """Or is output of a command of nostall, as benchmarks/README.md says."""
+    """Other files are output of a command of nostall; benchmarks/README.md lists them."""
     named = {result for benchmark in BENCHMARKS for result in benchmark.results}
     others = {"sass/results/assemblers.json", "sass/results/seeded_hazards.json",
               "fusion/results/layernorm_gelu.json", "fusion/results/layernorm_gelu_h200.json",

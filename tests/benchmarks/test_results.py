@@ -1,4 +1,4 @@
-"""GPU results: their schema, the files that are committed, and the page made from them."""
+"""Result files of GPU measurements: schema, committed files, and the pages made from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from benchmarks.sass.pages.suite_section import (
     seeds,
     suite_section,
 )
-from benchmarks.sass.suite_cell import Cell, Counting, record
+from benchmarks.sass.suite_cell import Cell, CountingDevice, make_record
 from pydantic import ValidationError
 
 from benchmarks.harness import readme
@@ -45,16 +45,16 @@ from tests.unit.tuning.fake_device import FakeDevice
 NVCC = Path(__file__).resolve().parents[2] / "examples" / "nvcc"
 FILES = measured_files()
 PATH = ROOT / "sass" / "results" / "x.json"
-"""A name for records that are in no file."""
+"""Path of a file that does not exist, for records made by tests."""
 
 
 def example(**changes: Any) -> dict[str, Any]:
-    """A record that conforms, with these changes."""
+    """A valid record with these changes."""
     original = [10.0 + step / 100 for step in range(20)]
     candidate = [x / 1.25 for x in original]
     samples = {"original": original, "candidate": candidate, "null": original}
-    compared = Comparison.from_samples(original, candidate, original, kind="measured")
-    found: dict[str, Any] = {
+    comparison = Comparison.from_samples(original, candidate, original, kind="measured")
+    record: dict[str, Any] = {
         "kernel": "k",
         "shape": {"grid": [4, 1, 1], "block": [128, 1, 1]},
         "strategy": HEADLINE,
@@ -62,12 +62,12 @@ def example(**changes: Any) -> dict[str, Any]:
         "baseline": None,
         "original_us": 10.1,
         "best_us": 8.08,
-        "ratio": compared.ratio,
-        "deployed_ratio": compared.ratio,
-        "ci_low": compared.low,
-        "ci_high": compared.high,
-        "null_low": compared.null_low,
-        "null_high": compared.null_high,
+        "ratio": comparison.ratio,
+        "deployed_ratio": comparison.ratio,
+        "ci_low": comparison.low,
+        "ci_high": comparison.high,
+        "null_low": comparison.null_low,
+        "null_high": comparison.null_high,
         "candidates": 5,
         "faults": 0,
         "seconds": 1.0,
@@ -78,11 +78,11 @@ def example(**changes: Any) -> dict[str, Any]:
         "date": "2026-01-01T00:00:00+00:00",
         "samples": samples,
     }
-    return {**found, **changes}
+    return {**record, **changes}
 
 
 def records(**by_kernel: list[tuple[str, int, float]]) -> list[Record]:
-    """Records with these (strategy, seed, deployed ratio)."""
+    """Records of each kernel with these (strategy, seed, deployed ratio)."""
     made = []
     for kernel, rows in by_kernel.items():
         for strategy, seed, ratio in rows:
@@ -119,9 +119,9 @@ def test_there_are_measured_files() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_committed_file_conforms(path: Path) -> None:
     jsonschema.validate(load(path), json.loads(SCHEMA.read_text()))
-    found = read(path)
-    assert found.records
-    keys = [(r.kernel, r.strategy, r.seed) for r in found.records]
+    result_file = read(path)
+    assert result_file.records
+    keys = [(r.kernel, r.strategy, r.seed) for r in result_file.records]
     assert len(set(keys)) == len(keys)
 
 
@@ -130,13 +130,13 @@ def test_the_samples_give_the_numbers_of_the_record(path: Path) -> None:
     for r in read(path).records:
         if r.samples is None or r.ratio is None or r.ci_low is None or r.null_high is None:
             continue
-        given = r.samples
-        again = Comparison.from_samples(
-            given.original, given.candidate, given.null, kind="measured", loads=given.loads
+        samples = r.samples
+        comparison = Comparison.from_samples(
+            samples.original, samples.candidate, samples.null, kind="measured", loads=samples.loads
         )
-        assert again.ratio == pytest.approx(r.ratio, rel=2e-3)
-        assert again.low == pytest.approx(r.ci_low, rel=2e-3)
-        assert again.null_high == pytest.approx(r.null_high, rel=2e-3)
+        assert comparison.ratio == pytest.approx(r.ratio, rel=2e-3)
+        assert comparison.low == pytest.approx(r.ci_low, rel=2e-3)
+        assert comparison.null_high == pytest.approx(r.null_high, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -162,15 +162,15 @@ def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any], wh
         Record.model_validate(example(**changes))
 
 
-def test_a_winner_that_failed_in_the_end_is_a_record_too() -> None:
+def test_a_record_can_have_a_candidate_that_failed_in_the_last_comparison() -> None:
     numbers = ("best_us", "ratio", "ci_low", "ci_high", "null_low", "null_high", "samples")
-    gone = dict.fromkeys(numbers)
-    r = Record.model_validate(example(**gone, deployed_ratio=1.0, failure="wrong: 3 words"))
+    nulls = dict.fromkeys(numbers)
+    r = Record.model_validate(example(**nulls, deployed_ratio=1.0, failure="wrong: 3 words"))
     assert not r.faster
     assert "wrong: 3 words" in suite_section(PATH, [r])
 
 
-def test_a_file_of_another_form_says_where(tmp_path: Path) -> None:
+def test_an_invalid_file_is_named_in_the_error(tmp_path: Path) -> None:
     path = tmp_path / "sass" / "results" / "x.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"records": [{"kernel": "k", "kind": "measured"}]}))
@@ -210,34 +210,34 @@ def test_the_headline_is_a_median_over_seeds_and_a_mean_over_kernels() -> None:
     assert "Kendall" not in text
 
 
-def test_kendalls_tau_is_that_of_pairs_counted_one_by_one() -> None:
+def test_kendalls_tau_equals_a_count_of_pairs() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 6, (2, 40)).astype(float)
     pairs = [(i, j) for i in range(40) for j in range(i)]
     same = sum((x[i] - x[j]) * (y[i] - y[j]) > 0 for i, j in pairs)
-    other = sum((x[i] - x[j]) * (y[i] - y[j]) < 0 for i, j in pairs)
-    apart = [sum(v[i] != v[j] for i, j in pairs) for v in (x, y)]
-    assert kendall(x, y) == pytest.approx((same - other) / (apart[0] * apart[1]) ** 0.5)
+    opposite = sum((x[i] - x[j]) * (y[i] - y[j]) < 0 for i, j in pairs)
+    untied = [sum(v[i] != v[j] for i, j in pairs) for v in (x, y)]
+    assert kendall(x, y) == pytest.approx((same - opposite) / (untied[0] * untied[1]) ** 0.5)
     assert kendall(x, x) == pytest.approx(1.0) and kendall(x, -x) == pytest.approx(-1.0)
     assert kendall(x, np.ones(40)) is None
     assert agreement([(1.0, 2.0), (2.0, 4.0), (9.0, 3.0)]) == (pytest.approx(1 / 3), 0.5)
 
 
-def said_by_the_model(*us: tuple[float, float]) -> dict[str, Any]:
+def model_sample(*us: tuple[float, float]) -> dict[str, Any]:
     tau, error = agreement(us)
     return {"us": us, "kendall_tau": tau, "error": error}
 
 
-def test_what_the_model_says_stands_beside_what_was_measured() -> None:
+def test_the_model_agreement_is_shown_beside_measured_ratios() -> None:
     up, down = ((1.0, 2.0), (2.0, 3.0)), ((1.0, 3.0), (2.0, 2.0))
-    made = [example(seed=n, modelled=said_by_the_model(*us)) for n, us in enumerate((up, down, up))]
+    made = [example(seed=n, modelled=model_sample(*us)) for n, us in enumerate((up, down, up))]
     text = suite_section(PATH, [Record.model_validate(r) for r in made])
     assert "| k | 1.00 [-1.00, 1.00] | 42 % | 6 |" in text
     assert "Kendall" not in suite_section(PATH, [Record.model_validate(example())])
     with pytest.raises(ValidationError, match="`us` says"):
-        Modelled.model_validate({**said_by_the_model(*up), "kendall_tau": 0.3})
+        Modelled.model_validate({**model_sample(*up), "kendall_tau": 0.3})
     with pytest.raises(ValidationError, match="`us` says"):
-        Modelled.model_validate({**said_by_the_model(*up), "kendall_tau": None})
+        Modelled.model_validate({**model_sample(*up), "kendall_tau": None})
 
 
 def sized(kernel: str, size: str | None, ratio: float, us: float = 10.0) -> Record:
@@ -254,7 +254,7 @@ def sized(kernel: str, size: str | None, ratio: float, us: float = 10.0) -> Reco
     return Record.model_validate({**made.model_dump(), **changes})
 
 
-def test_sizes_and_paths_stand_apart() -> None:
+def test_each_size_has_its_own_mean() -> None:
     made = [
         sized("a-1@mma", "published", 1.21, us=20.0),
         sized("a-1@wgmma", "published", 1.0),
@@ -277,28 +277,27 @@ def test_the_package_ships_the_agreement_of_the_committed_suite() -> None:
 
 def test_a_mean_comes_with_its_error() -> None:
     ratios = {"anneal": (1.1, 1.3), "random": (1.05,)}
-    found = [
+    rows = [
         {"kernel": "k", "strategy": strategy, "seed": seed, "ratio": ratio}
         for strategy, values in ratios.items()
         for seed, ratio in enumerate(values)
     ]
-    assert modelled.search(found).endswith("| k | 1.2000 ± 0.1000 | – | 1.0500 |")
+    assert modelled.search(rows).endswith("| k | 1.2000 ± 0.1000 | – | 1.0500 |")
 
 
-def test_tau_is_said_beside_a_modelled_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caution_beside_a_modelled_gain_has_tau(monkeypatch: pytest.MonkeyPatch) -> None:
     up, down = ((1.0, 2.0), (2.0, 3.0)), ((1.0, 3.0), (2.0, 2.0))
-    made = [
-        example(kernel=k, modelled=said_by_the_model(*us)) for k, us in (("a", up), ("b", down))
-    ]
-    found = agreement_of([Record.model_validate(r) for r in made], "x.json")
-    assert found is not None and found.tau == {"a": 1.0, "b": -1.0} and found.candidates == 4
+    made = [example(kernel=k, modelled=model_sample(*us)) for k, us in (("a", up), ("b", down))]
+    agreement_record = agreement_of([Record.model_validate(r) for r in made], "x.json")
+    assert agreement_record is not None and agreement_record.candidates == 4
+    assert agreement_record.tau == {"a": 1.0, "b": -1.0}
     assert agreement_of([Record.model_validate(example())], "x.json") is None
-    monkeypatch.setattr("nostall.sass.model.agreement.load_agreement", lambda: found)
+    monkeypatch.setattr("nostall.sass.model.agreement.load_agreement", lambda: agreement_record)
     assert "on G its ranking of 4 measured candidates of 2 kernels" in model_caution()
     assert "a Kendall tau of 0.00 (-1.00 to 1.00 by kernel" in model_caution()
 
 
-def test_the_number_of_seeds_of_each_kernel_is_put_into_words() -> None:
+def test_number_of_seeds_in_words() -> None:
     one = records(a=[(HEADLINE, 0, 1.1)], b=[(HEADLINE, 0, 1.2)])
     some = records(a=[(HEADLINE, 0, 1.1), (HEADLINE, 1, 1.3)], b=[(HEADLINE, 0, 1.2)])
     assert (seeds(one, HEADLINE), seeds(some, HEADLINE)) == ("one seed", "1 to 2 seeds")
@@ -312,13 +311,13 @@ def test_the_suite_writes_records_that_conform() -> None:
     launch = LaunchSpec.from_toml(NVCC / "dot_product.toml")
     source = load_cubin(NVCC / "dot_product.sm_90.cubin", None, launch)
     settings = Settings(evaluations=12, objective="gpu", rounds=8, checks=2)
-    kept = Counting(FakeDevice(0.9, 0.8, source.cubin))
-    tuned = tune(source, Anneal(), settings, device=kept)
+    device = CountingDevice(FakeDevice(0.9, 0.8, source.cubin))
+    tuned = tune(source, Anneal(), settings, device=device)
     entry = Entry("dot_product", NVCC / "dot_product.sm_90.cubin")
-    made = record(Cell(entry, "anneal", 0, 1.0), source, settings, tuned, kept, 1.5)
+    made = make_record(Cell(entry, "anneal", 0, 1.0), source, settings, tuned, device, 1.5)
     assert made.faster and made.deployed_ratio == pytest.approx(1.25)
     assert (made.original_us, made.best_us) == pytest.approx((10.0, 8.0))
-    assert made.candidates == sum(kept.fates.values()) > 12
+    assert made.candidates == sum(device.outcome_counts.values()) > 12
     head = {"date": made.date, "command": "c", "python": "3", "processor": "p", "versions": {}}
     text = ResultFile(**head, records=(made,)).model_dump_json()
     jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))

@@ -1,4 +1,4 @@
-"""How the SM model ranks candidates that a GPU measured: a table, and the figure beside every gain."""
+"""Rank agreement of the SM model with measured times: a table, and the record in the package."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from benchmarks.harness.schema import Record
 from nostall.sass.model.agreement import AGREEMENT_FILE, Agreement
 
 AGREEMENT = ROOT.parent / "src" / "nostall" / "sass" / "model" / AGREEMENT_FILE
-"""File of the package that `nostall tune` reads beside a modelled gain."""
+"""Package file with the agreement that `nostall tune` prints next to a modelled gain."""
 
 
 def agreement_table(records: Sequence[Record]) -> str:
-    """Kendall's tau and the model's error by kernel; empty if the model was not asked."""
-    asked = [r for r in records if r.modelled is not None]
-    if not asked:
+    """Kendall's tau and the model's error by kernel; empty if the model was not run."""
+    modelled_records = [r for r in records if r.modelled is not None]
+    if not modelled_records:
         return ""
     rows = []
-    for kernel, values in taus(asked).items():
-        models = [r.modelled for r in asked if r.kernel == kernel and r.modelled is not None]
+    for kernel, values in taus(modelled_records).items():
+        models = [
+            r.modelled for r in modelled_records if r.kernel == kernel and r.modelled is not None
+        ]
         span = f"{median(values):.2f} [{min(values):.2f}, {max(values):.2f}]" if values else "–"
         error = f"{100 * median(model.error for model in models):.0f} %"
         rows.append([kernel, span, error, f"{sum(len(model.us) for model in models):,}"])
@@ -43,11 +45,15 @@ def taus(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def agreement_of(records: Sequence[Record], source: str) -> Agreement | None:
-    """The agreement that the package ships; None if the model was never asked."""
-    asked = [r for r in records if r.modelled is not None]
-    tau = {kernel: round(median(values), 4) for kernel, values in taus(asked).items() if values}
+    """The agreement that the package ships; None if the model was never run."""
+    modelled_records = [r for r in records if r.modelled is not None]
+    tau = {
+        kernel: round(median(values), 4)
+        for kernel, values in taus(modelled_records).items()
+        if values
+    }
     if not tau:
         return None
-    count = sum(len(r.modelled.us) for r in asked if r.modelled is not None)
-    gpu = ", ".join(sorted({r.gpu for r in asked}))
+    count = sum(len(r.modelled.us) for r in modelled_records if r.modelled is not None)
+    gpu = ", ".join(sorted({r.gpu for r in modelled_records}))
     return Agreement(gpu=gpu, source=source, candidates=count, tau=tau)

@@ -1,4 +1,4 @@
-"""Section of the results page: experiments on correctness and on the measuring itself, on a GPU."""
+"""Section of the results page: correctness of results and of the measuring itself, on a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def _walks() -> str:
     tried = [kernel for kernel in record["kernels"] if kernel.get("walks")]
     gpu = tried[0]["about"]["gpu"]
     return wrapped(
-        f"**Random walks.** On {gpu} the ends of {record['walks']} random walks of legal moves over "
-        f"{len(tried)} kernels were executed on random inputs and compared bit by bit with the "
-        f"original: {record['wrong']} differed. {len(record['kernels']) - len(tried)} further kernels "
-        "could not be tried, because they are not deterministic or leave parts of an output "
-        f"unwritten. (`python -m benchmarks run sass.random_walks_on_gpu`, {link(path)})"
+        f"**Random walks.** On {gpu} the ends of {record['walks']} random walks of legal moves "
+        f"over {len(tried)} kernels were executed on random inputs and compared bit by bit with "
+        f"the original: {record['wrong']} differed. {len(record['kernels']) - len(tried)} further "
+        "kernels could not be tried, because they are not deterministic or leave parts of an "
+        f"output unwritten. (`python -m benchmarks run sass.random_walks_on_gpu`, {link(path)})"
     )
 
 
@@ -43,9 +43,9 @@ def _soaks() -> str:
             str(record["wrong_kernels_accepted"]), str(record["lost_results"]),
         ])  # fmt: skip
     intro = wrapped(
-        "**Broken on purpose.** Searches with illegal moves among the legal ones "
-        "(`python -m benchmarks run sass.soak`). A broken kernel may run without effect, give wrong "
-        "outputs, or fault the context; a fault costs a restart of the worker process."
+        "**Broken on purpose.** Searches with illegal moves among the legal ones (`python -m "
+        "benchmarks run sass.soak`). A broken kernel may run without effect, give wrong outputs, "
+        "or fault the context; a fault costs a restart of the worker process."
     )
     return f"{intro}\n\n{table(head, rows)}"
 
@@ -64,8 +64,8 @@ def _measuring() -> str:
         f"{link(path)}): inputs made on the device equal numpy's bit for bit in "
         f"{sum(equal.values())} of {len(equal)} types. A search tries {min(alone):.0f} to "
         f"{max(alone):.0f} candidates a second one by one and {min(overlapped):.0f} to "
-        f"{max(overlapped):.0f} with patching overlapped. {min(samples):,.0f} to {max(samples):,.0f} "
-        "random inputs a second are compared."
+        f"{max(overlapped):.0f} with patching overlapped. {min(samples):,.0f} to "
+        f"{max(samples):,.0f} random inputs a second are compared."
     )
 
 

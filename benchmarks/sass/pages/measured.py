@@ -1,4 +1,4 @@
-"""``docs/results/sass.md``: measured results of searched SASS schedules.
+"""Write ``docs/results/sass.md``: measured results of searched SASS schedules.
 
 python -m benchmarks page sass
 """

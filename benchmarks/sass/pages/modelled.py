@@ -1,4 +1,4 @@
-"""``docs/results/sass-modelled.md``: results of the SASS level that need no GPU.
+"""Write ``docs/results/sass-modelled.md``: results of the SASS level that need no GPU.
 
 python -m benchmarks page sass-modelled
 """
@@ -35,12 +35,12 @@ def _strategies() -> str:
     record = load(FOLDER / "strategies_on_model.json")
     evaluations = {r["evaluations"] for r in record["records"]}
     intro = wrapped(
-        "*Modelled* time of the original divided by that of the best schedule, mean over the seeds "
-        f"with its standard error, sm_90, {max(evaluations):,} evaluations (`python -m benchmarks run "
-        f"sass.strategies_on_model`, {link(FOLDER / 'strategies_on_model.json')}). The SM model ranks "
-        "schedules only roughly: these figures compare strategies, they are not speed-ups. `sip` "
-        "restarts when its one published run ends, which can only help it. It accepts moves by "
-        "TFLOPS, so it has no value for a kernel without floating-point work."
+        "*Modelled* time of the original divided by that of the best schedule, mean over the "
+        f"seeds with its standard error, sm_90, {max(evaluations):,} evaluations (`python -m "
+        f"benchmarks run sass.strategies_on_model`, {link(FOLDER / 'strategies_on_model.json')}). "
+        "The SM model ranks schedules only roughly: these figures compare strategies, they are "
+        "not speed-ups. `sip` restarts when its one published run ends, which can only help it. "
+        "It accepts moves by TFLOPS, so it has no value for a kernel without floating-point work."
     )
     return f"## Strategies at equal evaluations\n\n{intro}\n\n{search(record['records'])}"
 
@@ -49,8 +49,8 @@ def _speed() -> str:
     path = FOLDER / "static_speed.json"
     record = load(path)
     intro = wrapped(
-        "Seconds of processor time of nostall's own code on one core; the time of nvdisasm is in the "
-        f"file (`python -m benchmarks run sass.static_speed`, {link(path)})."
+        "Seconds of processor time of nostall's own code on one core; the time of nvdisasm is in "
+        f"the file (`python -m benchmarks run sass.static_speed`, {link(path)})."
     )
     second = wrapped(
         "One kernel in three sizes. A step is compared with n log n: 1 or less grows no faster."
@@ -62,8 +62,8 @@ def _speed() -> str:
 def _mobility() -> str:
     path = FOLDER / "mobility.json"
     intro = wrapped(
-        "Instructions with at least one legal move, sm_90 (`python -m benchmarks run sass.mobility`, "
-        f"{link(path)})."
+        "Instructions with at least one legal move, sm_90 (`python -m benchmarks run "
+        f"sass.mobility`, {link(path)})."
     )
     return f"## Mobility\n\n{intro}\n\n{mobility(load(path)['records'])}"
 
@@ -95,24 +95,26 @@ def _robustness() -> str:
 
 
 def search(records: Sequence[Mapping[str, Any]]) -> str:
-    """Original / best by kernel and strategy, mean and its standard error over the seeds."""
+    """Table of original / best time by kernel and strategy: mean over seeds, standard error."""
     rows = []
     for kernel in dict.fromkeys(r["kernel"] for r in records):
-        mine = [r for r in records if r["kernel"] == kernel]
-        found = ([r["ratio"] for r in mine if r["strategy"] == s] for s in _STRATEGIES)
-        rows.append((kernel, *map(_mean, found)))
+        kernel_records = [r for r in records if r["kernel"] == kernel]
+        ratios = ([r["ratio"] for r in kernel_records if r["strategy"] == s] for s in _STRATEGIES)
+        rows.append((kernel, *map(_mean, ratios)))
     seeds = len({r["seed"] for r in records})
     head = (f"kernel, {seeds} seeds", *(f"`{s}`" for s in _STRATEGIES))
     return table(head, rows)
 
 
 def speed(kernels: Iterable[Mapping[str, Any]]) -> str:
-    """Seconds and rates by kernel, medians."""
+    """Table of seconds and rates by kernel (medians)."""
     rows = []
     for kernel in kernels:
-        found = kernel["median"]
-        times = (found[name] for name in ("parse_s", "space_s", "parse_and_analyse_s", "verify_s"))
-        rates = (found[name] for name in ("proposals_per_s", "model_per_s"))
+        medians = kernel["median"]
+        times = (
+            medians[name] for name in ("parse_s", "space_s", "parse_and_analyse_s", "verify_s")
+        )
+        rates = (medians[name] for name in ("proposals_per_s", "model_per_s"))
         cells = [f"{value:.2f} s" for value in times] + [f"{value:,.0f}" for value in rates]
         rows.append((kernel["kernel"], f"{kernel['instructions']:,}", *cells))
     head = ("kernel", "instructions", "parse", "space", "both", "full verify", "proposals/s")
@@ -120,23 +122,23 @@ def speed(kernels: Iterable[Mapping[str, Any]]) -> str:
 
 
 def growth(kernels: Sequence[Mapping[str, Any]], against: Mapping[str, Any]) -> str:
-    """Seconds of one kernel in several sizes, and how each step compares with n log n."""
+    """Table of the seconds of one kernel in several sizes, and the growth against n log n."""
     rows = []
     for at, kernel in enumerate(kernels):
-        found = kernel["median"]
+        medians = kernel["median"]
         cells = [f"{kernel['instructions']:,}"]
         for name in ("parse_and_analyse_s", "verify_s"):
             step = f"{against[name][at - 1]['against_n_log_n']:.2f}" if at else ""
-            cells += [f"{found[name]:.2f} s", step]
+            cells += [f"{medians[name]:.2f} s", step]
         rows.append(cells)
     head = ("instructions", "parse and space", "against n log n", "full verify", "against n log n")
     return table(head, rows)
 
 
 def mobility(records: Iterable[Mapping[str, Any]], arch: str = "sm_90") -> str:
-    """Instructions with at least one legal slide."""
-    mine = [r for r in records if r["arch"] == arch]
-    rows = [(r["kernel"], str(r["instructions"]), f"{r['share']:.1%}") for r in mine]
+    """Table of instructions with at least one legal slide."""
+    arch_records = [r for r in records if r["arch"] == arch]
+    rows = [(r["kernel"], str(r["instructions"]), f"{r['share']:.1%}") for r in arch_records]
     return table(("kernel", "instructions", "movable"), rows)
 
 

@@ -1,7 +1,7 @@
 """Section of the results page: what the original kernels wait for (ncu), beside the gains.
 
-An order of instructions can hide the wait for results of fixed latency. Waits for memory, for a
-barrier or for a full pipe it can only start earlier. Shares are of the warps' cycles in which they
+A better order of instructions can hide fixed latencies. It can only start waits for memory, for a
+barrier or for a full pipe earlier. Shares are of the warps' cycles in which they
 do not issue (ncu's reason ``selected`` is left out).
 """
 
@@ -72,10 +72,11 @@ def reasons_section(
         largest = max(GROUPS, key=parts.__getitem__)
         (latency_bound if largest == "fixed latency" else others).append(gains[kernel])
     intro = wrapped(
-        f"ncu's stall reasons of {len(cells)} originals, one launch each (`python -m benchmarks run "
-        f"sass.stall_reasons`, {link(path)}), beside the ratio that `{strategy}` deploys. If fixed "
-        f"latency of arithmetic is the largest share, the median ratio is {median(latency_bound):.4f} "
-        f"({len(latency_bound)} kernels). If memory, barriers or full pipes are, which the order of "
-        f"instructions hardly changes, it is {median(others):.4f} ({len(others)} kernels)."
+        f"ncu's stall reasons of {len(cells)} originals, one launch each (`python -m benchmarks "
+        f"run sass.stall_reasons`, {link(path)}), beside the ratio that `{strategy}` deploys. If "
+        "fixed latency of arithmetic is the largest share, the median ratio is "
+        f"{median(latency_bound):.4f} ({len(latency_bound)} kernels). If memory, barriers or full "
+        f"pipes are, which the order of instructions hardly changes, it is {median(others):.4f} "
+        f"({len(others)} kernels)."
     )
     return f"## What the originals wait for\n\n{intro}\n\n{table(_COLUMNS, cells)}"

@@ -1,8 +1,8 @@
 """Section of the results page: what the searches of the suite gained on a GPU.
 
-The headline was named before anything was measured: the geometric mean over kernels of the deployed
+The headline was chosen before the measurement: the geometric mean over kernels of the deployed
 ratio of ``anneal``, median over seeds, at the published small shapes. Shapes that fill the GPU are
-listed apart, and so is the best of all strategies and seeds, because that is chosen afterwards.
+listed separately. So is the best of all strategies and seeds, because it is chosen afterwards.
 """
 
 from __future__ import annotations
@@ -96,15 +96,16 @@ def _origin(path: Path, records: Sequence[Record]) -> str:
     start = "The original is the kernel as its author wrote it."
     if tried:
         start = (
-            f"The original of a Triton kernel is the fastest of {min(tried)} to {max(tried)} compiler "
-            "configurations (tiles, warps, stages, registers)."
+            f"The original of a Triton kernel is the fastest of {min(tried)} to {max(tried)} "
+            "compiler configurations (tiles, warps, stages, registers)."
         )
     return wrapped(
         f"Measured with `python -m benchmarks run sass.suite` on {gpus}; Triton {triton}; "
-        f"{' to '.join(dict.fromkeys((days[0], days[-1])))} ({link(path, 'JSON with every sample')}). "
-        f"{start} A ratio is the original's time divided by the candidate's, with its bootstrap 95 % "
-        "interval. The null is the original beside itself. *Deployed* is the ratio that a user gets: "
-        "1 if the original is kept, because the interval does not lie above 1 and above the null."
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))} "
+        f"({link(path, 'JSON with every sample')}). {start} A ratio is the original's time "
+        "divided by the candidate's, with its bootstrap 95 % interval. The null is the original "
+        "beside itself. *Deployed* is the ratio that a user gets: 1 if the original is kept, "
+        "because the interval does not lie above 1 and above the null."
     )
 
 

@@ -1,4 +1,4 @@
-"""The GPU pool: which process runs which job, and lost or hung processes."""
+"""The GPU pool: assignment of jobs to processes, and lost or hung processes."""
 
 from __future__ import annotations
 

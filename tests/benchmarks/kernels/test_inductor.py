@@ -1,4 +1,4 @@
-"""A kernel taken out of torch.compile: Inductor is pretended, Triton's compiler is real."""
+"""Extraction of a kernel of torch.compile: Inductor is faked, Triton's compiler is real."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.kernels.examples import EXAMPLES
-from benchmarks.kernels.inductor import Compiled, Launched, taken
+from benchmarks.kernels.inductor import RecordedCompilation, RecordedLaunch, extract_kernel
 
 from nostall.core import BadInput
 from nostall.core.launch import Buffer, Constant
 from nostall.sass import Program
 from nostall.tuning.kernel_file import find_jit_function, import_file
 
-KEPT = {"BLOCK": 512}
+CONSTANTS = {"BLOCK": 512}
 
 
 def config(**changes: Any) -> Any:
-    given = {"kwargs": KEPT, "num_warps": 4, "num_stages": 1}
-    return SimpleNamespace(**{**given, **changes})
+    defaults = {"kwargs": CONSTANTS, "num_warps": 4, "num_stages": 1}
+    return SimpleNamespace(**{**defaults, **changes})
 
 
-def launched(grid: str = "Grid1D") -> Launched:
+def launched(grid: str = "Grid1D") -> RecordedLaunch:
     signature = {
         "in_ptr0": "*fp16",
         "in_out_ptr0": "*fp16",
@@ -42,11 +42,11 @@ def launched(grid: str = "Grid1D") -> Launched:
         launchers=[SimpleNamespace(config=config())],
     )
     x, w = np.zeros((64, 512), np.float16), np.zeros(512, np.float16)
-    return Launched(tuner, (x, x, w, 64, 512, 1e-6))
+    return RecordedLaunch(tuner, (x, x, w, 64, 512, 1e-6))
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Compiled:
+def compiled() -> RecordedCompilation:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -57,14 +57,14 @@ def compiled() -> Compiled:
         function = find_jit_function(triton, module, path, "rmsnorm")
         kinds = ("*fp16", "*fp16", "*fp16", "i32", "i32", "fp32", "constexpr")
         signature = dict(zip(function.arg_names, kinds, strict=True))
-        source = ASTSource(function, signature, KEPT)
+        source = ASTSource(function, signature, CONSTANTS)
         kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return Compiled(source, options, kernel)
+    return RecordedCompilation(source, options, kernel)
 
 
-def test_a_launch_becomes_a_cubin_and_its_launch(compiled: Compiled) -> None:
+def test_a_launch_becomes_a_cubin_and_its_launch(compiled: RecordedCompilation) -> None:
     other = replace(compiled, options={"num_warps": 8, "num_stages": 1}, kernel=None)
-    cubin, launch = taken(launched(), [other, compiled], 1.0)
+    cubin, launch = extract_kernel(launched(), [other, compiled], 1.0)
     assert Program.from_cubin(cubin).kernel("rmsnorm").instructions
     assert (launch.grid, launch.block) == ((64, 1, 1), (128, 1, 1))
     roles = [a.role for a in launch.args if isinstance(a, Buffer)]
@@ -73,13 +73,13 @@ def test_a_launch_becomes_a_cubin_and_its_launch(compiled: Compiled) -> None:
     assert [a.name for a in launch.args][-2:] == ["global_scratch", "profile_scratch"]
 
 
-def test_what_is_not_understood_is_refused(compiled: Compiled) -> None:
+def test_unsupported_launches_are_rejected(compiled: RecordedCompilation) -> None:
     with pytest.raises(BadInput, match="Grid1D"):
-        taken(launched("Grid2D"), [compiled], 1.0)
+        extract_kernel(launched("Grid2D"), [compiled], 1.0)
     with pytest.raises(BadInput, match="none of 1 compilations"):
-        taken(launched(), [replace(compiled, options={"num_warps": 8})], 1.0)
+        extract_kernel(launched(), [replace(compiled, options={"num_warps": 8})], 1.0)
     with pytest.raises(BadInput, match="passed 5 arguments"):
-        taken(replace(launched(), args=launched().args[1:]), [compiled], 1.0)
+        extract_kernel(replace(launched(), args=launched().args[1:]), [compiled], 1.0)
 
 
 def test_inductor_still_has_the_names_that_are_read() -> None:

@@ -1,4 +1,4 @@
-"""The comparison of learning: what its records come to, its page and its figure."""
+"""The learning benchmark: summary of its records, page and figure."""
 
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ def test_quartiles_wherever_a_curve_rises() -> None:
 
 
 def test_what_training_saves() -> None:
-    """Four times on one kernel, at least four on one where only the trained arrives, none on one
-    where neither does."""
-    found = result(
+    """A factor on kernel a; a lower bound on b, which ppo never solves; no factor on c."""
+    comparison = result(
         record("a", "ppo", 0, (1, 1.0), (12, 1.2)),
         record("a", "ppo-trained", 0, (1, 1.0), (3, 1.2)),
         record("b", "ppo", 0, (1, 1.0), (9, 1.01)),
@@ -76,23 +75,23 @@ def test_what_training_saves() -> None:
         record("c", "anneal", 0, (1, 1.0), (2, 1.5)),
         record("c", "anneal", 1, (1, 1.0), (2, 1.5)),
     )
-    rows = summary(found["records"])
+    rows = summary(comparison["records"])
     assert saved(rows, PARTS[-1], 16) == {"a": 4.0, "b": 4.0}
-    section = compared(found, rows)
-    said = " ".join(section.split())
-    assert "95 % of the best known **no**, 2.5 times fewer in the geometric mean" in said
-    assert "3 times or more on 2 of 3 kernels (a, b)" in said
+    section = compared(comparison, rows)
+    words = " ".join(section.split())
+    assert "95 % of the best known **no**, 2.5 times fewer in the geometric mean" in words
+    assert "3 times or more on 2 of 3 kernels (a, b)" in words
     assert (
         "| c | – | – | – |" in section
         and "| a, 20.00 % | – | 12 / 12 / 12 | 3 / 3 / 3 |" in section
     )
     assert "**50.00** (50.00–50.00)" in section and "(0.00–0.00, seeds: 1)" in section
     assert "*Modelled*" in section
-    two = result(*(r for r in found["records"] if r["kernel"] != "c"))
+    two = result(*(r for r in comparison["records"] if r["kernel"] != "c"))
     assert "**yes**, 4.0 times fewer" in compared(two, summary(two["records"]))
     slower = [
         {**r, "strategy": {"ppo": "ppo-trained", "ppo-trained": "ppo"}.get(r["strategy"])}
-        for r in found["records"]
+        for r in comparison["records"]
         if r["kernel"] != "c"
     ]
     assert "**no**, 0.2 times fewer" in compared(result(*slower), summary(slower))

@@ -1,4 +1,4 @@
-"""The compiler's own best: which builds are timed, how, and what becomes of those that fail."""
+"""The compiler baseline: which builds are timed, how, and how failed builds are recorded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from benchmarks.harness.schema import Configuration, Options
 from benchmarks.kernels.suite import Entry, build, entries
-from benchmarks.sass.build_comparison import FINALISTS, LONG, QUICK, race
-from benchmarks.sass.compiler_baseline import build_or_say, fastest, sweep
+from benchmarks.sass.build_comparison import FEW_ROUNDS, FINALISTS, MANY_ROUNDS, time_builds
+from benchmarks.sass.compiler_baseline import fastest, time_configurations, try_build
 
 from benchmarks.sass import build_comparison
 from nostall.core.launch import Buffer, LaunchSpec
@@ -24,14 +24,14 @@ def source(cubin: bytes, **launch: Any) -> Source:
     return Source(cubin, "k", LaunchSpec(**launch), "o", {})
 
 
-class Stopwatch:
-    """Says what the first byte of each build says, and remembers who was asked how long."""
+class FakeTimer:
+    """A timer that returns the first byte of each build and records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
+        self.calls: list[tuple[int, int]] = []
 
     def __call__(self, sources: Sequence[Source], rounds: int) -> list[float | str]:
-        self.asked.append((len(sources), rounds))
+        self.calls.append((len(sources), rounds))
         return [float(s.cubin[0]) if s.cubin[0] < 99 else "it faults" for s in sources]
 
 
@@ -41,10 +41,10 @@ def test_equal_builds_are_timed_once_and_failures_are_kept() -> None:
         "too much shared memory" if o.num_stages == 6 else source(bytes([99 - o.num_warps]))
         for o in tried
     ]
-    times = Stopwatch()
-    found = sweep(tried, built, times)
+    times = FakeTimer()
+    found = time_configurations(tried, built, times)
     assert [c.options for c in found] == tried
-    assert times.asked == [(1, QUICK)] * 4 + [(4, LONG)]
+    assert times.calls == [(1, FEW_ROUNDS)] * 4 + [(4, MANY_ROUNDS)]
     assert {c.failure for c in found if c.us is None} == {"too much shared memory"}
     best = fastest(found)
     assert best is not None and (best.num_warps, best.num_stages, best.us) == (8, 1, 91.0)
@@ -53,16 +53,16 @@ def test_equal_builds_are_timed_once_and_failures_are_kept() -> None:
 
 def test_one_binary_with_two_launches_is_two_builds() -> None:
     tried = [Options(num_warps=4, num_stages=1), Options(num_warps=4, num_stages=2)]
-    times = Stopwatch()
-    sweep(tried, [source(b"a"), source(b"a", grid=(2, 1, 1))], times)
-    assert times.asked == [(1, QUICK)] * 2 + [(2, LONG)]
+    times = FakeTimer()
+    time_configurations(tried, [source(b"a"), source(b"a", grid=(2, 1, 1))], times)
+    assert times.calls == [(1, FEW_ROUNDS)] * 2 + [(2, MANY_ROUNDS)]
 
 
 def test_only_the_fastest_run_long_and_a_fault_is_no_finalist() -> None:
-    times = Stopwatch()
-    found = race([source(bytes([n])) for n in (9, 200, 7, 6, 5, 4)], times)
+    times = FakeTimer()
+    found = time_builds([source(bytes([n])) for n in (9, 200, 7, 6, 5, 4)], times)
     assert found == [9.0, "it faults", 7.0, 6.0, 5.0, 4.0]
-    assert times.asked[-1] == (FINALISTS, LONG)
+    assert times.calls[-1] == (FINALISTS, MANY_ROUNDS)
 
 
 @dataclass
@@ -70,8 +70,8 @@ class _Event:
     at: float = 0.0
 
 
-class PretendedCuda:
-    """A driver whose clock moves on by what each kernel takes: its first byte in microseconds."""
+class FakeCuda:
+    """A fake driver: a kernel takes as many microseconds as its first byte says."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.now, self.allocated, self.alive = 0.0, 0, 0
@@ -84,7 +84,7 @@ class PretendedCuda:
     def unload(self, loaded: LoadedKernel) -> None:
         self.alive -= 1
 
-    def missing_parameters(self, loaded: LoadedKernel, given: int) -> list[int]:
+    def missing_parameters(self, loaded: LoadedKernel, passed: int) -> list[int]:
         return []
 
     def launch(self, loaded: LoadedKernel, spec: LaunchSpec, arguments: Any) -> None:
@@ -134,27 +134,27 @@ class PretendedCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedCuda]:
-    pretended = PretendedCuda()
-    monkeypatch.setattr(build_comparison, "Cuda", lambda: pretended)
-    monkeypatch.setattr(build_comparison, "_track", None)
-    yield pretended
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    fake = FakeCuda()
+    monkeypatch.setattr(build_comparison, "Cuda", lambda: fake)
+    monkeypatch.setattr(build_comparison, "_timer", None)
+    yield fake
 
 
-def test_builds_with_other_launches_share_their_buffers(cuda: PretendedCuda) -> None:
+def test_builds_with_other_launches_share_their_buffers(cuda: FakeCuda) -> None:
     args = (Buffer(name="x", dtype="f32", shape=(1000,)),)
     builds = [source(bytes([us]), args=args, grid=(us, 1, 1)) for us in (40, 3)]
-    assert build_comparison._times(builds, 5) == [40.0, 3.0]
+    assert build_comparison._time_in_process(builds, 5) == [40.0, 3.0]
     before = cuda.allocated
-    assert build_comparison._times([source(b"\x07", args=args)], 1) == [7.0]
+    assert build_comparison._time_in_process([source(b"\x07", args=args)], 1) == [7.0]
     assert cuda.allocated == before and cuda.alive == 0
 
 
-def test_a_build_that_cannot_be_launched_costs_no_process(cuda: PretendedCuda) -> None:
-    said = build_comparison._times([source(b"\x07", block=(1024, 1, 1))], 1)
-    assert said == ["cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"]
+def test_a_build_that_cannot_be_launched_costs_no_process(cuda: FakeCuda) -> None:
+    message = build_comparison._time_in_process([source(b"\x07", block=(1024, 1, 1))], 1)
+    assert message == ["cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"]
     with pytest.raises(Exception, match="ILLEGAL_ADDRESS"):
-        build_comparison._times([source(b"\x07", grid=(13, 1, 1))], 1)
+        build_comparison._time_in_process([source(b"\x07", grid=(13, 1, 1))], 1)
 
 
 def test_the_suite_is_as_described() -> None:
@@ -184,16 +184,16 @@ def test_a_build_multiplies_as_its_entry_says(instructions: Any) -> None:
     assert built.launch is not None and built.launch.flops == 2.0 * np.prod(entry.problem)
 
 
-def test_a_tile_that_does_not_fit_says_so() -> None:
+def test_a_wrong_tile_returns_an_error_text() -> None:
     first = entries()[0]
     narrow = replace(first, instructions="wgmma")
-    said = build_or_say(narrow, Options(tile=(32, 32, 64), num_warps=4, num_stages=3))
-    assert isinstance(said, str) and "compiles to mma" in said
-    said = build_or_say(narrow, Options(tile=(256, 256, 64), num_warps=8, num_stages=5))
-    assert isinstance(said, str) and "shared memory" in said
+    message = try_build(narrow, Options(tile=(32, 32, 64), num_warps=4, num_stages=3))
+    assert isinstance(message, str) and "compiles to mma" in message
+    message = try_build(narrow, Options(tile=(256, 256, 64), num_warps=8, num_stages=5))
+    assert isinstance(message, str) and "shared memory" in message
 
 
-def test_a_kernel_that_comes_as_it_is() -> None:
+def test_a_cubin_has_no_options() -> None:
     entry = next(e for e in entries() if e.name == "dot_product")
     assert isinstance(entry, Entry) and not entry.options
     assert build(entry).launch is not None

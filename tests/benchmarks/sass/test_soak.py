@@ -1,4 +1,4 @@
-"""The soak: broken kernels run, cost themselves and nothing else, and are never taken."""
+"""The soak: broken kernels run on a GPU, cost only their own result, and are never accepted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.kernels.suite import build, entries
-from benchmarks.sass.illegal_moves import Broken, Gate, Unsafe, UnsafeSpace
-from benchmarks.sass.soak import Piece, pieces, soak, summary
+from benchmarks.sass.illegal_moves import (
+    BrokenCandidate,
+    SpaceWithIllegalMoves,
+    UnverifiedMove,
+    VerifyingDevice,
+)
+from benchmarks.sass.soak import SoakSlice, next_slices, run_slice, summary
 
 from benchmarks.sass import illegal_moves
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan, Outcome
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
-from tests.benchmarks.sass.test_suite import asked
+from tests.benchmarks.sass.test_suite import make_options
 from tests.unit.gpu.fragile_worker import make_fragile
 
 ENTRY = next(e for e in entries() if e.name == "dot_product")
@@ -34,34 +39,39 @@ def opened(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
         yield gpu
 
 
-def space() -> UnsafeSpace:
+def space() -> SpaceWithIllegalMoves:
     program = Program.from_cubin(ORIGINAL)
-    return UnsafeSpace(program, program.kernel())
+    return SpaceWithIllegalMoves(program, program.kernel())
 
 
-def test_workers_that_die_cost_only_what_broke_them(
+def test_a_fault_loses_only_the_broken_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(illegal_moves, "KINDS", ("unannounce",))
     monkeypatch.setattr(illegal_moves, "verify", lambda *_: pytest.fail("asked the real verifier"))
-    monkeypatch.setattr(illegal_moves, "_safe", lambda *_: False)
+    monkeypatch.setattr(illegal_moves, "_is_safe", lambda *_: False)
     rows: list[dict[str, Any]] = []
-    for seconds in (0.6, 2.6, 6.0, 12.0):  # the later ones for a machine that is busy
-        rows.append(soak(Piece(ENTRY, None, tmp_path, seconds, opened, 0.01)))
+    for seconds in (0.6, 2.6, 6.0, 12.0):  # the longer slices are for a busy machine
+        rows.append(run_slice(SoakSlice(ENTRY, None, tmp_path, seconds, opened, 0.01)))
         assert rows[-1]["ended"] == "done" and not rows[-1]["lost"]
         if rows[-1]["trials"] > rows[-1]["trials_before"] > 0 and sum(r["legal"] for r in rows) > 9:
             break
     else:
         pytest.fail(f"no slice went on with the one before: {rows}")
-    told = summary(tmp_path)
-    assert told["slices"] == len(rows) > 1 and told["kernels"] == 1
-    assert told["faults_survived"] == told["broken_kernels"] == told["fates"]["fault"] > 0
-    assert told["lost_results"] == told["wrong_kernels_accepted"] == told["spoilt_processes"] == 0
-    assert all(row["move"].startswith("unannounce #") for row in told["broken"])
+    totals = summary(tmp_path)
+    assert totals["slices"] == len(rows) > 1 and totals["kernels"] == 1
+    assert totals["faults_survived"] == totals["broken_kernels"] == totals["fates"]["fault"] > 0
+    assert (
+        totals["lost_results"]
+        == totals["wrong_kernels_accepted"]
+        == totals["spoilt_processes"]
+        == 0
+    )
+    assert all(row["move"].startswith("unannounce #") for row in totals["broken"])
 
 
-class Scripted:
-    """Answers what it is told to."""
+class ScriptedDevice:
+    """A fake device with a given list of outcomes."""
 
     info: Mapping[str, str] = {}
 
@@ -76,45 +86,47 @@ class Scripted:
         return Outcome("timed")
 
 
-def gate(safe: bool, monkeypatch: pytest.MonkeyPatch, *fates: str) -> tuple[Gate, list[Broken]]:
-    monkeypatch.setattr(illegal_moves, "_safe", lambda *_: safe)
-    seen: list[Broken] = []
-    made = Gate(Scripted(*fates), b"original", seen.append)
-    made.space = space_of(b"broken")
+def verifying_device(
+    safe: bool, monkeypatch: pytest.MonkeyPatch, *fates: str
+) -> tuple[VerifyingDevice, list[BrokenCandidate]]:
+    monkeypatch.setattr(illegal_moves, "_is_safe", lambda *_: safe)
+    seen: list[BrokenCandidate] = []
+    made = VerifyingDevice(ScriptedDevice(*fates), b"original", seen.append)
+    made.space = space_with_broken(b"broken")
     return made, seen
 
 
-def space_of(*broken: bytes) -> UnsafeSpace:
-    made = object.__new__(UnsafeSpace)
-    made.broken = {illegal_moves._name(cubin): "jump #3 to 0" for cubin in broken}
+def space_with_broken(*broken: bytes) -> SpaceWithIllegalMoves:
+    made = object.__new__(SpaceWithIllegalMoves)
+    made.broken = {illegal_moves._sha256(cubin): "jump #3 to 0" for cubin in broken}
     return made
 
 
 def test_a_broken_kernel_that_looks_right_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = gate(False, monkeypatch, "timed", "timed", "timed")
+    made, seen = verifying_device(False, monkeypatch, "timed", "timed", "timed")
     assert made.evaluate(b"broken").status == "rejected"
-    assert seen == [Broken("jump #3 to 0", "timed", "", safe=False, spoilt=False)]
+    assert seen == [BrokenCandidate("jump #3 to 0", "timed", "", safe=False, spoilt=False)]
     assert made.evaluate(b"legal").status == "timed"
-    assert made.legal == 1 and not made.lost and not seen[0].accepted_though_wrong
+    assert made.legal == 1 and not made.lost and not seen[0].is_wrongly_accepted
 
 
 def test_a_harmless_illegal_move_may_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, _ = gate(True, monkeypatch, "timed", "timed")
+    made, _ = verifying_device(True, monkeypatch, "timed", "timed")
     assert made.evaluate(b"broken").status == "timed"
 
 
-def test_what_the_verifier_accepts_and_the_gpu_does_not_is_counted(
+def test_a_failure_of_an_accepted_candidate_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, seen = gate(True, monkeypatch, "wrong", "timed")
+    made, seen = verifying_device(True, monkeypatch, "wrong", "timed")
     made.evaluate(b"broken")
-    assert seen[0].accepted_though_wrong
+    assert seen[0].is_wrongly_accepted
 
 
 def test_a_spoilt_process_is_replaced_and_a_lost_result_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, seen = gate(False, monkeypatch, "wrong", "wrong", "wrong")
+    made, seen = verifying_device(False, monkeypatch, "wrong", "wrong", "wrong")
     made.evaluate(b"broken")
     assert seen[0].spoilt and made.device.compared == 1
     made.evaluate(b"legal")
@@ -123,34 +135,36 @@ def test_a_spoilt_process_is_replaced_and_a_lost_result_counted(
 
 def test_the_verifier_refuses_what_a_move_breaks() -> None:
     made = space()
-    found = drawn(made, np.random.default_rng(3))
+    found = draw_illegal_moves(made, np.random.default_rng(3))
     move = next(m for m in found if m.kind == "unwait" and m.index in made._movable_memory)
     after = made.apply(made.start(), move)
     assert list(made.broken.values()) == [str(move)]
-    assert not illegal_moves._safe(ORIGINAL, made._patcher.patch(after)), move
+    assert not illegal_moves._is_safe(ORIGINAL, made._patcher.patch(after)), move
 
 
-def drawn(made: UnsafeSpace, rng: np.random.Generator) -> Iterator[Unsafe]:
+def draw_illegal_moves(
+    made: SpaceWithIllegalMoves, rng: np.random.Generator
+) -> Iterator[UnverifiedMove]:
     while True:
         move = made.draw(made.start(), rng)
-        if isinstance(move, Unsafe):
+        if isinstance(move, UnverifiedMove):
             yield move
 
 
-def test_legal_moves_after_a_broken_one_do_not_mend_it() -> None:
+def test_candidates_after_a_broken_one_count_as_broken() -> None:
     made, rng = space(), np.random.default_rng(0)
-    move = next(m for m in drawn(made, rng) if m.kind == "unannounce")
+    move = next(m for m in draw_illegal_moves(made, rng) if m.kind == "unannounce")
     state = made.apply(made.start(), move)
     legal = made.propose(state, rng)
-    while isinstance(legal, Unsafe) or legal is None:
+    while isinstance(legal, UnverifiedMove) or legal is None:
         legal = made.propose(state, rng)
     made.apply(state, legal)
     assert list(made.broken.values()) == [str(move), f"{move}; {legal}"]
 
 
-def test_slices_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
+def test_slices_continue_after_earlier_slices(tmp_path: Path) -> None:
     folder = tmp_path / ENTRY.name
     folder.mkdir()
     (folder / "slices.jsonl").write_text(f"{json.dumps({})}\n" * 2)
-    found = pieces([ENTRY], {}, asked(folder=tmp_path, rounds=2, share=0.01))
-    assert [piece.seconds for piece in found] == [60.0, 80.0]
+    found = next_slices([ENTRY], {}, make_options(folder=tmp_path, rounds=2, share=0.01))
+    assert [job.seconds for job in found] == [60.0, 80.0]

@@ -1,4 +1,4 @@
-"""The suite's matrix: what is measured in which order, from where, and what is kept of it."""
+"""The measured suite: order of the cells, their baselines, and the records in the file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from benchmarks.harness.schema import Configuration, read
 from benchmarks.kernels.suite import entries
 from benchmarks.sass.kill_resume import Synthetic
-from benchmarks.sass.suite import fill, matrix
+from benchmarks.sass.suite import measure_cells, missing_cells
 
 from benchmarks.harness import gpu_pool
 from nostall.gpu import Device, Kernel, MeasurementPlan
 
 
-class Inline:
-    """A GPU's process that is this one; what goes there and back can be sent."""
+class InlineWorker:
+    """A fake GPU process in this process; jobs and results are pickled as in a real one."""
 
     def __init__(self, gpu: str) -> None:
         self.gpu = gpu
@@ -33,12 +33,12 @@ class Inline:
 
 
 @contextmanager
-def pretended(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
+def fake_device(kernel: Kernel, plan: MeasurementPlan) -> Iterator[Device]:
     yield Synthetic(kernel.cubin)
 
 
-def asked(**changes: object) -> argparse.Namespace:
-    given = {
+def make_options(**changes: object) -> argparse.Namespace:
+    defaults = {
         "seeds": 2,
         "strategy": ["anneal", "sip"],
         "kernel": ["*"],
@@ -46,43 +46,45 @@ def asked(**changes: object) -> argparse.Namespace:
         "seconds": 0.6,
         "policy": None,
     }
-    return argparse.Namespace(**{**given, **changes})
+    return argparse.Namespace(**{**defaults, **changes})
 
 
-def test_the_matrix_goes_seed_by_seed_from_the_fastest_configuration() -> None:
+def test_cells_are_ordered_by_seed_and_start_from_the_fastest_configuration() -> None:
     suite = entries()
     tried = tuple(
         Configuration(**o.model_dump(), us=100.0 - number)
         for number, o in enumerate(suite[1].options)
     )
-    cells = matrix(suite, {suite[1].name: tried}, asked(skip=["transpose"]), set())
+    cells = missing_cells(suite, {suite[1].name: tried}, make_options(skip=["transpose"]), set())
     kernels = [suite[1].name, "dot_product"]
-    wanted = [(k, s, n) for n in range(2) for k in kernels for s in ("anneal", "sip")]
-    assert [cell.key for cell in cells] == wanted
+    keys = [(k, s, n) for n in range(2) for k in kernels for s in ("anneal", "sip")]
+    assert [cell.key for cell in cells] == keys
     assert cells[0].options == suite[1].options[-1] and cells[0].baseline == tried
     assert cells[-1].options is None and cells[-1].baseline is None
-    again = matrix(suite, {suite[1].name: tried}, asked(skip=["transpose"]), {wanted[0], wanted[5]})
-    assert [cell.key for cell in again] == [
-        key for key in wanted if key not in (wanted[0], wanted[5])
+    remaining = missing_cells(
+        suite, {suite[1].name: tried}, make_options(skip=["transpose"]), {keys[0], keys[5]}
+    )
+    assert [cell.key for cell in remaining] == [
+        key for key in keys if key not in (keys[0], keys[5])
     ]
 
 
-def test_a_matrix_over_two_gpus_becomes_one_file(
+def test_records_of_two_gpus_are_in_one_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_pool, "_GpuWorker", Inline)
+    monkeypatch.setattr(gpu_pool, "_GpuWorker", InlineWorker)
     out, suite = tmp_path / "suite.json", entries()
     names = [entry.name for entry in suite]
-    cells = matrix(suite, {}, asked(seeds=1), set(), pretended)
+    cells = missing_cells(suite, {}, make_options(seeds=1), set(), fake_device)
     assert len(cells) == 4
-    # sip needs floating-point work, which a transposition has none of
+    # sip needs floating-point work; a transposition has none
     tried = [cell for cell in cells if (cell.entry.name == "transpose") == (cell.strategy == "sip")]
-    fill(tried, names, ["0", "1"], monotonic() + 600, out)
-    (made,) = read(out).records
-    assert (made.kernel, made.strategy, made.seed) == ("dot_product", "anneal", 0)
+    measure_cells(tried, names, ["0", "1"], monotonic() + 600, out)
+    (record,) = read(out).records
+    assert (record.kernel, record.strategy, record.seed) == ("dot_product", "anneal", 0)
     assert "('transpose', 'sip', 0): left out" in capsys.readouterr().out
-    assert made.modelled is not None and 10 <= len(made.modelled.us) <= 300
-    assert made.candidates > 12 and made.faults == made.details["fates"]["fault"] > 0
-    fill(cells, names, ["0"], monotonic() - 1, out)
-    assert read(out).records == (made,)
+    assert record.modelled is not None and 10 <= len(record.modelled.us) <= 300
+    assert record.candidates > 12 and record.faults == record.details["fates"]["fault"] > 0
+    measure_cells(cells, names, ["0"], monotonic() - 1, out)
+    assert read(out).records == (record,)
     assert "4 of 4 are left" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from subprocess import TimeoutExpired
 from time import monotonic
 
 import pytest
-from benchmarks.harness.ncu import READ, TIME, WRITTEN, count, run_within, summed
+from benchmarks.harness.ncu import READ, TIME, WRITTEN, count, run_within, sum_by_kind
 from benchmarks.workload.feature_records import to_record
 from benchmarks.workload.fit import (
     BASE,
@@ -115,7 +115,7 @@ def test_counters_are_summed_by_kind_of_work() -> None:
         '"1","void at::native::vectorized_elementwise_kernel<4, ""x"">","500","500","1000"',
         '"2","nvjet_hsh_64","1000","0","500"',
     ]
-    kinds = summed(["==PROF== Connected to process 7", HEAD, UNITS, *rows], "")["kinds"]
+    kinds = sum_by_kind(["==PROF== Connected to process 7", HEAD, UNITS, *rows], "")["kinds"]
     assert kinds["compute"] == {"kernels": 2, "bytes": 2024, "seconds": pytest.approx(2.5e-6)}
     assert kinds["memory"]["bytes"] == 1000
 
@@ -148,7 +148,7 @@ def test_ncu_gets_its_options_and_is_killed_at_the_limit(tmp_path: Path) -> None
 )
 def test_output_of_ncu_without_counters_is_rejected(lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        summed(lines, "")
+        sum_by_kind(lines, "")
 
 
 def test_one_step_of_a_trace_is_written_as_a_trace_of_its_own(tmp_path: Path) -> None:
