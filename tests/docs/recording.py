@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from nostall.gpu.replayed_device import OutcomeRecord
+from nostall.sass.binary.cubin import Cubin
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -20,8 +21,9 @@ class DeviceRecording(BaseModel):
     info: dict[str, str]
     """:attr:`nostall.gpu.Device.info`."""
     original: str
-    """sha256 of the cubin that the device was opened for."""
+    """:func:`code_hash` of the cubin that the device was opened for."""
     outcomes: tuple[OutcomeRecord, ...] = ()
+    """Outcomes; ``cubin`` is the :func:`code_hash` of the candidate."""
 
 
 class GpuCommand(BaseModel):
@@ -60,8 +62,14 @@ def find(page: str, folder: Path = FOLDER) -> PageRecording | None:
 
 def file_hashes(files: dict[str, str]) -> dict[str, str]:
     """sha256 of each text, by name."""
-    return {name: sha256(text.encode()) for name, text in files.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def code_hash(cubin: bytes) -> str:
+    """sha256 of the machine code of a cubin.
+
+    The rest does not count, because Triton writes the folder of the source file into a cubin.
+    """
+    texts = Cubin.parse(cubin).texts
+    code = b"".join(cubin[text.file_offset :][: text.size] for text in texts)
+    return hashlib.sha256(code).hexdigest()

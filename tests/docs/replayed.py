@@ -19,31 +19,45 @@ from typing import Any
 
 import nostall.gpu
 from nostall.core.errors import BadRun
-from nostall.gpu import Device, Kernel, MeasurementPlan, Outcome, RecordingDevice
-from nostall.gpu.replayed_device import OutcomeRecord
-from tests.docs.recording import DeviceRecording, GpuCommand, sha256
+from nostall.gpu import Kernel, MeasurementPlan, Outcome
+from nostall.gpu.replayed_device import Method, OutcomeRecord
+from tests.docs.recording import DeviceRecording, GpuCommand, code_hash
 
 OpenDevice = Callable[..., Any]
 """As :class:`nostall.gpu.LocalGpu`: (kernel, plan, ordinal) -> a device with ``close``."""
 
 
-class Recorder(RecordingDevice):
+class Recorder:
     """A device that records its outcomes; it evaluates one candidate at a time."""
 
-    def __init__(self, kernel: Kernel, device: Device) -> None:
-        super().__init__(device)
-        self._original = sha256(kernel.cubin)
+    def __init__(self, kernel: Kernel, device: Any) -> None:
+        self._device, self._original = device, code_hash(kernel.cubin)
+        self._records: list[OutcomeRecord] = []
+
+    @property
+    def info(self) -> Mapping[str, str]:
+        """As :attr:`nostall.gpu.Device.info`."""
+        info: Mapping[str, str] = self._device.info
+        return info
 
     @property
     def recording(self) -> DeviceRecording:
         """The outcomes so far."""
         return DeviceRecording(
-            info=dict(self.info), original=self._original, outcomes=tuple(self.records)
+            info=dict(self.info), original=self._original, outcomes=tuple(self._records)
         )
+
+    def evaluate(self, cubin: bytes) -> Outcome:
+        """As :meth:`nostall.gpu.Device.evaluate`."""
+        return self._record("evaluate", cubin, self._device.evaluate(cubin))
+
+    def compare(self, cubin: bytes, rounds: int, checks: int) -> Outcome:
+        """As :meth:`nostall.gpu.Device.compare`."""
+        return self._record("compare", cubin, self._device.compare(cubin, rounds, checks))
 
     def close(self) -> None:
         """Close the device."""
-        if close := getattr(self.device, "close", None):
+        if close := getattr(self._device, "close", None):
             close()
 
     def __enter__(self) -> Recorder:
@@ -51,6 +65,11 @@ class Recorder(RecordingDevice):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _record(self, method: Method, cubin: bytes, outcome: Outcome) -> Outcome:
+        record = OutcomeRecord.from_outcome(method, cubin, outcome)
+        self._records.append(record.model_copy(update={"cubin": code_hash(cubin)}))
+        return outcome
 
 
 class Replay:
@@ -61,7 +80,7 @@ class Replay:
     """
 
     def __init__(self, kernel: Kernel, recording: DeviceRecording) -> None:
-        if sha256(kernel.cubin) != recording.original:
+        if code_hash(kernel.cubin) != recording.original:
             raise BadRun(
                 f"the recording is of another cubin than {kernel.name}'s; the compiler or the "
                 "tutorial's kernel has changed; record again: python -m tests.docs.record"
@@ -89,10 +108,10 @@ class Replay:
         self.close()
 
     def _next(self, method: str, cubin: bytes) -> Outcome:
-        outcomes = self._outcomes[method, sha256(cubin)]
+        outcomes = self._outcomes[method, code_hash(cubin)]
         if not outcomes:
             raise BadRun(
-                f"the recording has no further `{method}` of candidate {sha256(cubin)[:12]}; "
+                f"the recording has no further `{method}` of candidate {code_hash(cubin)[:12]}; "
                 "record again: python -m tests.docs.record"
             )
         return outcomes.popleft().outcome

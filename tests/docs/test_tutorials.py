@@ -101,23 +101,23 @@ def test_a_command_is_replayed_without_a_gpu(tmp_path: Path) -> None:
     prepare(tmp_path)
     done = execute(line, tmp_path, ["-m", "tests.docs.replayed", "replay", str(path)])
     assert done.returncode == 0, done.stderr
-    assert "10.000 us" in done.stdout
+    assert "dot_product on none, measured" in done.stdout
 
 
 def test_repeated_outcomes_come_in_the_recorded_order() -> None:
     kernel = example_kernel()
     recorders: list[Recorder] = []
-    factors = iter((0.8, 0.7))
-    device = recording_opener(recorders, lambda *_: FakeDevice(next(factors), 1.0, b""))(kernel)
-    candidate = b"\x01"
-    outcomes = [device.evaluate(candidate), device.compare(candidate, 4, 1)]
-    outcomes.append(device.evaluate(candidate))
+    fake = FakeDevice(1.0, 0.8, kernel.cubin)
+    device = recording_opener(recorders, lambda *_: fake)(kernel)
+    outcomes = [device.compare(kernel.cubin, 4, 1), device.evaluate(kernel.cubin)]
+    fake.final_factor = 0.7
+    outcomes.append(device.compare(kernel.cubin, 4, 1))
     replay = replaying_opener([recorders[0].recording])(kernel)
-    assert replay.evaluate(candidate) == outcomes[0]
-    assert replay.compare(candidate, 4, 1) == outcomes[1]
-    assert replay.evaluate(candidate) == outcomes[2]
+    assert replay.compare(kernel.cubin, 4, 1) == outcomes[0]
+    assert replay.compare(kernel.cubin, 4, 1) == outcomes[2] != outcomes[0]
+    assert replay.evaluate(kernel.cubin) == outcomes[1]
     with pytest.raises(BadRun, match="no further `evaluate`"):
-        replay.evaluate(candidate)
+        replay.evaluate(kernel.cubin)
 
 
 def test_another_cubin_is_not_replayed() -> None:
