@@ -3,8 +3,8 @@
 Code blocks of a page mean:
 
 - ``{code-block} console``: lines that begin with ``$ `` are commands; the other lines are output.
-  Each output line must occur in the command's output. Numbers may differ, and a line ``...`` stands
-  for any lines.
+  Each output line must occur in the command's output. Numbers may differ, and ``...`` stands for
+  any text of a line, or as a line of its own for any lines.
 - ``:class: exact``: the numbers of the output must be equal, too.
 - any block with ``:caption: NAME``: its text is written to the file NAME.
 - ``:class: gpu``: the command needs a GPU. The test runs it on a recorded device
@@ -183,9 +183,8 @@ def execute(
     for part in line.split(" | "):
         words = shlex.split(part)
         if words[0] == "nostall":
-            words = [sys.executable, *(launcher or ["-m", "nostall"]), *words[1:]]
-        elif words[0] == "python":
-            words[0] = sys.executable
+            words = ["python", *(launcher or ["-m", "nostall"]), *words[1:]]
+        words = [sys.executable if word == "python" else word for word in words]
         done = subprocess.run(
             words, cwd=folder, env=environment, capture_output=True, text=True,
             input=done.stdout, timeout=timeout, check=False,
@@ -202,8 +201,8 @@ def missing_lines(command: Command, output: str) -> list[str]:
     printed = [shape(text) for text in output.splitlines()]
 
     def is_printed(line: str) -> bool:
-        wanted = shape(line)
-        return wanted in ("", "...") or any(wanted in text for text in printed)
+        wanted = ".*".join(re.escape(part) for part in shape(line).split("..."))
+        return any(re.search(wanted, text) for text in (*printed, ""))
 
     return [line for line in command.output if not is_printed(line)]
 
