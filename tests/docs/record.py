@@ -75,16 +75,18 @@ def record_page(tutorial: Tutorial, machine: dict[str, str], out: Path, limit: f
         commands=tuple(commands),
     )
     path = out / f"{tutorial.name}{'.failed' if failures else ''}.json"
-    path.write_text(record.model_dump_json(indent=1), "utf-8")
+    path.write_text(record.model_dump_json(), "utf-8")
     print(f"wrote {path}")
     return failures
 
 
 def run_command(command: Command, folder: Path, limit: float) -> GpuCommand:
-    """Run one command, with a recording device if it needs a GPU."""
+    """Run one command, with a recording device if the tests replay it."""
     devices = folder / "recorded-devices.json"
     devices.unlink(missing_ok=True)
-    launcher = ["-m", "tests.docs.replayed", "record", str(devices)] if command.needs_gpu else None
+    launcher = (
+        ["-m", "tests.docs.replayed", "record", str(devices)] if command.is_replayed else None
+    )
     start = time.monotonic()
     try:
         done = execute(command.line, folder, launcher, limit)

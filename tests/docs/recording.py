@@ -37,7 +37,7 @@ class GpuCommand(BaseModel):
     output: str
     """Standard output and standard error."""
     devices: tuple[DeviceRecording, ...] = ()
-    """Devices in the order in which the command opened them; empty if it measures otherwise."""
+    """Devices in the order in which the command opened them; empty if it is not replayed."""
 
 
 class PageRecording(BaseModel):

@@ -7,8 +7,9 @@ Code blocks of a page mean:
   any text of a line, or as a line of its own for any lines.
 - ``:class: exact``: the numbers of the output must be equal, too.
 - any block with ``:caption: NAME``: its text is written to the file NAME.
-- ``:class: gpu``: the command needs a GPU. The test runs it on a recorded device
-  (:mod:`tests.docs.replayed`). Without a recording of the page it does not run it.
+- ``:class: gpu``: the command needs a GPU. The test runs ``nostall tune`` and ``nostall bench``
+  on a recorded device (:mod:`tests.docs.replayed`), and compares the recorded output of all GPU
+  commands with the page. Without a recording of the page it does neither.
 
 A command is a program and its arguments, or two of them with a pipe. ``examples`` and ``tests`` of
 the repository are there under the same relative paths as in a clone. Other blocks are for reading
@@ -29,6 +30,8 @@ from pathlib import Path
 from tests.docs.recording import GpuCommand, PageRecording
 
 ROOT = Path(__file__).resolve().parents[2]
+REPLAYED = ("nostall tune", "nostall bench")
+"""Beginnings of commands that measure only through :class:`nostall.gpu.LocalGpu`."""
 _FENCE = re.compile(r"^(`{3,})(.*)$")
 _OPTION = re.compile(r"^:([a-z-]+): *(.*)$")
 _NUMBER = re.compile(r"\d[\d,.]*(e[+-]?\d+)?")
@@ -60,6 +63,11 @@ class Command:
     needs_gpu: bool
     exact: bool = False
     """Whether the numbers of the output must be equal, too."""
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the command runs on recorded measurements in the tests."""
+        return self.needs_gpu and self.line.startswith(REPLAYED)
 
 
 @dataclass
@@ -126,8 +134,8 @@ def _commands(block: Block) -> Iterator[Command]:
 def run(tutorial: Tutorial, folder: Path, recording: PageRecording | None = None) -> list[Command]:
     """Write the files and run the commands of a page in ``folder``.
 
-    A GPU command that measures through nostall's device runs on the recorded measurements. The
-    output of any other GPU command is only compared with the recorded output. Returns the GPU
+    Those of :data:`REPLAYED` among the GPU commands run on the recorded measurements. The recorded
+    output of each GPU command is compared with the page. Returns the GPU
     commands that neither ran nor were compared, because there is no recording. Raises
     AssertionError if a command fails or does not print what the page shows.
     """
@@ -149,7 +157,7 @@ def run(tutorial: Tutorial, folder: Path, recording: PageRecording | None = None
                 f"{tutorial.name}: the recording lacks {step.line}; record again"
             )
             _check(tutorial, step, recorded.returncode, recorded.output)
-            if not recorded.devices:
+            if not step.is_replayed:
                 continue
         done = execute(step.line, folder, _replaying(recorded, folder) if recorded else None)
         _check(tutorial, step, done.returncode, done.stdout + done.stderr)
