@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -92,8 +91,7 @@ def run_command(command: Command, folder: Path, limit: float) -> GpuCommand:
         done = execute(command.line, folder, launcher, limit)
         returncode, output = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as error:
-        texts: Iterable[bytes | str | None] = (error.stdout, error.stderr)
-        output = "".join(t.decode() if isinstance(t, bytes) else t or "" for t in texts)
+        output = f"{error.output or ''}{error.stderr or ''}"
         returncode = 124
     except OSError as error:
         returncode, output = 127, str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,18 @@ def test_numbers_are_compared_if_the_block_is_exact() -> None:
     command = Command("", ("12 of 13", "..."), needs_gpu=False, exact=True)
     assert missing_lines(command, "12  of 13\n") == []
     assert missing_lines(command, "14 of 13\n") == ["12 of 13"]
+
+
+def test_a_program_over_its_time_limit_ends_with_its_children(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(
+        "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
+    )
+    (tmp_path / "parent.py").write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'])\n"
+    )
+    with pytest.raises(subprocess.TimeoutExpired) as error:
+        execute("python parent.py", tmp_path, timeout=3)
+    assert error.value.output == "started\n"
 
 
 def test_gpu_commands_without_a_recording_are_returned(tmp_path: Path) -> None:

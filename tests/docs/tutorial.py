@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -175,7 +176,8 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line, without a shell; ``|`` passes the output on to a second program.
 
-    ``launcher`` are the arguments of Python that run nostall, by default ``-m nostall``.
+    ``launcher`` are the arguments of Python that run nostall, by default ``-m nostall``. Raises
+    subprocess.TimeoutExpired if a program takes longer than ``timeout`` seconds.
     """
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {
@@ -193,14 +195,29 @@ def execute(
         if words[0] == "nostall":
             words = ["python", *(launcher or ["-m", "nostall"]), *words[1:]]
         words = [sys.executable if word == "python" else word for word in words]
-        done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True,
-            input=done.stdout, timeout=timeout, check=False,
-        )  # fmt: skip
+        done = _run(words, folder, environment, done.stdout, timeout)
         errors += done.stderr
         if done.returncode:
             break
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, errors)
+
+
+def _run(
+    words: list[str], folder: Path, environment: dict[str, str], text: str, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a program; on a timeout its child processes end, too, and TimeoutExpired is raised."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(text, timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        raise subprocess.TimeoutExpired(words, timeout, output, errors) from None
+    return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
 
 def missing_lines(command: Command, output: str) -> list[str]:
