@@ -91,7 +91,7 @@ def run_command(command: Command, folder: Path, limit: float) -> GpuCommand:
         done = execute(command.line, folder, launcher, limit)
         returncode, output = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as error:
-        output = f"{error.output or ''}{error.stderr or ''}"
+        output = str(error.output or "") + str(error.stderr or "")
         returncode = 124
     except OSError as error:
         returncode, output = 127, str(error)
