@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.docs.tutorial import ROOT, Command, blocks, read, run
+from nostall.core.errors import BadRun
+from nostall.gpu import Kernel
+from tests.docs import recording
+from tests.docs.recording import DeviceRecording, GpuCommand
+from tests.docs.replayed import Recorder, Replay, recording_opener, replaying_opener
+from tests.docs.tutorial import ROOT, Command, blocks, execute, missing_lines, prepare, read, run
+from tests.unit.tuning.fake_device import FakeDevice, load_example
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("first-*.md"))
-RECORDINGS = Path(__file__).parent / "recordings"
 NEEDS_TORCH = {"first-pipeline", "first-torch-compile"}
 
 
@@ -19,14 +25,32 @@ def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
         pytest.importorskip("torch", reason="the tutorial runs PyTorch")
     tutorial = read(page)
     assert tutorial.commands
-    recording = RECORDINGS / f"{page.stem}.json"
-    run(tutorial, tmp_path, recording if recording.exists() else None)
+    skipped = run(tutorial, tmp_path, recording.find(page.stem))
+    assert all(command.needs_gpu for command in skipped)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_gpu_commands_print_what_was_recorded(page: Path) -> None:
+    tutorial = read(page)
+    if not tutorial.gpu_commands:
+        pytest.skip("the page has no GPU commands")
+    recorded = recording.find(page.stem)
+    if recorded is None:
+        pytest.skip(
+            f"the {len(tutorial.gpu_commands)} GPU commands of {page.name} are not recorded; run "
+            "`python -m tests.docs.record` on a machine with a GPU"
+        )
+    assert recorded.files == recording.file_hashes(tutorial.files), "record the page again"
+    assert [c.line for c in recorded.commands] == [c.line for c in tutorial.gpu_commands]
+    for command, result in zip(tutorial.gpu_commands, recorded.commands, strict=True):
+        assert result.returncode == 0
+        assert missing_lines(command, result.output) == []
 
 
 def test_blocks_are_read_with_their_options() -> None:
-    text = "````{code-block} console\n:class: gpu\n$ nostall doctor\nready\n````\n"
+    text = "````{code-block} console\n:class: gpu exact\n$ nostall doctor\nready\n````\n"
     (block,) = blocks(text)
-    assert (block.language, block.needs_gpu) == ("console", True)
+    assert (block.language, block.needs_gpu, block.exact) == ("console", True, True)
     assert block.lines == ("$ nostall doctor", "ready")
 
 
@@ -41,3 +65,74 @@ def test_a_wrong_output_line_is_noticed(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(AssertionError, match="does not print \\['safe'\\]"):
         run(tutorial, folder)
+
+
+def test_numbers_are_compared_if_the_block_is_exact() -> None:
+    command = Command("", ("12 of 13", "..."), needs_gpu=False, exact=True)
+    assert missing_lines(command, "12  of 13\n") == []
+    assert missing_lines(command, "14 of 13\n") == ["12 of 13"]
+
+
+def test_a_program_over_its_time_limit_ends_with_its_children(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(
+        "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
+    )
+    (tmp_path / "parent.py").write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'])\n"
+    )
+    with pytest.raises(subprocess.TimeoutExpired) as error:
+        execute("python parent.py", tmp_path, timeout=3)
+    assert error.value.output == "started\n"
+
+
+def test_gpu_commands_without_a_recording_are_returned(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```{code-block} console\n:class: gpu\n$ nostall bench x\n```\n")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert [command.line for command in run(read(page), folder)] == ["nostall bench x"]
+
+
+def example_kernel() -> Kernel:
+    source = load_example()
+    assert source.launch is not None
+    return Kernel(source.cubin, source.kernel, source.launch)
+
+
+def test_a_command_is_replayed_without_a_gpu(tmp_path: Path) -> None:
+    kernel = example_kernel()
+    recorders: list[Recorder] = []
+    open_device = recording_opener(recorders, lambda *_: FakeDevice(1.0, 0.5, kernel.cubin))
+    with open_device(kernel) as device:
+        device.compare(kernel.cubin, 8, 4)
+    nvcc = "examples/nvcc/dot_product"
+    line = f"nostall bench {nvcc}.sm_90.cubin --launch {nvcc}.toml --rounds 8"
+    devices = tuple(recorder.recording for recorder in recorders)
+    path = tmp_path / "devices.json"
+    recorded = GpuCommand(line=line, returncode=0, seconds=1, output="", devices=devices)
+    path.write_text(recorded.model_dump_json())
+    prepare(tmp_path)
+    done = execute(line, tmp_path, ["-m", "tests.docs.replayed", "replay", str(path)])
+    assert done.returncode == 0, done.stderr
+    assert "dot_product on none, measured" in done.stdout
+
+
+def test_repeated_outcomes_come_in_the_recorded_order() -> None:
+    kernel = example_kernel()
+    recorders: list[Recorder] = []
+    fake = FakeDevice(1.0, 0.8, kernel.cubin)
+    device = recording_opener(recorders, lambda *_: fake)(kernel)
+    outcomes = [device.compare(kernel.cubin, 4, 1), device.evaluate(kernel.cubin)]
+    fake.final_factor = 0.7
+    outcomes.append(device.compare(kernel.cubin, 4, 1))
+    replay = replaying_opener([recorders[0].recording])(kernel)
+    assert replay.compare(kernel.cubin, 4, 1) == outcomes[0]
+    assert replay.compare(kernel.cubin, 4, 1) == outcomes[2] != outcomes[0]
+    assert replay.evaluate(kernel.cubin) == outcomes[1]
+    with pytest.raises(BadRun, match="no further `evaluate`"):
+        replay.evaluate(kernel.cubin)
+
+
+def test_another_cubin_is_not_replayed() -> None:
+    with pytest.raises(BadRun, match="another cubin"):
+        Replay(example_kernel(), DeviceRecording(info={}, original="0" * 64))

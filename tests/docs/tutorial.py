@@ -3,13 +3,17 @@
 Code blocks of a page mean:
 
 - ``{code-block} console``: lines that begin with ``$ `` are commands; the other lines are output.
-  Each output line must occur in the command's output. Numbers may differ, and a line ``...`` stands
-  for any lines.
+  Each output line must occur in the command's output. Numbers may differ, and ``...`` stands for
+  any text of a line, or as a line of its own for any lines.
+- ``:class: exact``: the numbers of the output must be equal, too.
 - any block with ``:caption: NAME``: its text is written to the file NAME.
-- ``:class: gpu``: the command needs a GPU. The test runs it on a recorded device
-  (:mod:`tests.docs.replayed`).
+- ``:class: gpu``: the command needs a GPU. The test runs ``nostall tune`` and ``nostall bench``
+  on a recorded device (:mod:`tests.docs.replayed`), and compares the recorded output of all GPU
+  commands with the page. Without a recording of the page it does neither.
 
-Other blocks are for reading only.
+A command is a program and its arguments, or two of them with a pipe. ``examples`` and ``tests`` of
+the repository are there under the same relative paths as in a clone. Other blocks are for reading
+only.
 """
 
 from __future__ import annotations
@@ -17,13 +21,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.docs.recording import GpuCommand, PageRecording
+
 ROOT = Path(__file__).resolve().parents[2]
+REPLAYED = ("nostall tune", "nostall bench")
+"""Beginnings of commands that measure only through :class:`nostall.gpu.LocalGpu`."""
 _FENCE = re.compile(r"^(`{3,})(.*)$")
 _OPTION = re.compile(r"^:([a-z-]+): *(.*)$")
 _NUMBER = re.compile(r"\d[\d,.]*(e[+-]?\d+)?")
@@ -41,6 +50,10 @@ class Block:
     def needs_gpu(self) -> bool:
         return "gpu" in self.options.get("class", "").split()
 
+    @property
+    def exact(self) -> bool:
+        return "exact" in self.options.get("class", "").split()
+
 
 @dataclass(frozen=True)
 class Command:
@@ -49,6 +62,13 @@ class Command:
     line: str
     output: tuple[str, ...]
     needs_gpu: bool
+    exact: bool = False
+    """Whether the numbers of the output must be equal, too."""
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the command runs on recorded measurements in the tests."""
+        return self.needs_gpu and self.line.startswith(REPLAYED)
 
 
 @dataclass
@@ -61,6 +81,15 @@ class Tutorial:
     @property
     def commands(self) -> list[Command]:
         return [step for step in self.steps if isinstance(step, Command)]
+
+    @property
+    def gpu_commands(self) -> list[Command]:
+        return [command for command in self.commands if command.needs_gpu]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Text of the files that the page writes, by name."""
+        return dict(step for step in self.steps if isinstance(step, tuple))
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -99,59 +128,127 @@ def _commands(block: Block) -> Iterator[Command]:
             output.append(text)
             continue
         if line:
-            yield Command(line, tuple(output), block.needs_gpu)
+            yield Command(line, tuple(output), block.needs_gpu, block.exact)
         line, output = text.removeprefix("$ "), []
 
 
-def run(tutorial: Tutorial, folder: Path, recording: Path | None = None) -> None:
+def run(tutorial: Tutorial, folder: Path, recording: PageRecording | None = None) -> list[Command]:
     """Write the files and run the commands of a page in ``folder``.
 
-    ``examples`` of the repository is linked there. Raises AssertionError if a command fails or does
-    not print what the page shows.
+    Those of :data:`REPLAYED` among the GPU commands run on the recorded measurements. The recorded
+    output of each GPU command is compared with the page. Returns the GPU
+    commands that neither ran nor were compared, because there is no recording. Raises
+    AssertionError if a command fails or does not print what the page shows.
     """
-    (folder / "examples").symlink_to(ROOT / "examples")
+    prepare(folder)
+    remaining = iter(recording.commands if recording else ())
+    skipped: list[Command] = []
     for step in tutorial.steps:
         if isinstance(step, tuple):
             name, text = step
             (folder / name).write_text(text)
             continue
-        done = _execute(step, folder, recording)
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, f"{tutorial.name}: {step.line}\n{output}"
-        missing = [line for line in step.output if not _occurs(line, output)]
-        assert not missing, f"{tutorial.name}: {step.line} does not print {missing}\n{output}"
+        recorded: GpuCommand | None = None
+        if step.needs_gpu:
+            if recording is None:
+                skipped.append(step)
+                continue
+            recorded = next(remaining, None)
+            assert recorded is not None and recorded.line == step.line, (
+                f"{tutorial.name}: the recording lacks {step.line}; record again"
+            )
+            _check(tutorial, step, recorded.returncode, recorded.output)
+            if not step.is_replayed:
+                continue
+        done = execute(step.line, folder, _replaying(recorded, folder) if recorded else None)
+        _check(tutorial, step, done.returncode, done.stdout + done.stderr)
+    return skipped
 
 
-def _execute(
-    command: Command, folder: Path, recording: Path | None
+def prepare(folder: Path) -> None:
+    """Link the folders of the repository that tutorials read."""
+    for name in ("examples", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+
+
+def execute(
+    line: str, folder: Path, launcher: list[str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    words = shlex.split(command.line)
-    if words[0] == "nostall":
-        module = ["-m", "nostall"]
-        if command.needs_gpu:
-            assert recording is not None, f"no recording for {command.line}"
-            module = ["-m", "tests.docs.replayed", str(recording)]
-        words = [sys.executable, *module, *words[1:]]
-    elif words[0] == "python":
-        words[0] = sys.executable
+    """Run a command line, without a shell; ``|`` passes the output on to a second program.
+
+    ``launcher`` are the arguments of Python that run nostall, by default ``-m nostall``. Raises
+    subprocess.TimeoutExpired if a program takes longer than ``timeout`` seconds.
+    """
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {
         **os.environ,
         "PYTHONPATH": paths,
+        "PYTHONDONTWRITEBYTECODE": "1",
         "NOSTALL_HOME": str(folder / "store"),
         "COLUMNS": "100",
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.CompletedProcess[str]([], 0, "", "")
+    errors = ""
+    for part in line.split(" | "):
+        words = shlex.split(part)
+        if words[0] == "nostall":
+            words = ["python", *(launcher or ["-m", "nostall"]), *words[1:]]
+        words = [sys.executable if word == "python" else word for word in words]
+        done = _run(words, folder, environment, done.stdout, timeout)
+        errors += done.stderr
+        if done.returncode:
+            break
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, errors)
 
 
-def _occurs(line: str, output: str) -> bool:
-    wanted = _shape(line)
-    return wanted in ("", "...") or any(wanted in _shape(text) for text in output.splitlines())
+def _run(
+    words: list[str], folder: Path, environment: dict[str, str], text: str, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a program; on a timeout its child processes end, too, and TimeoutExpired is raised."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(text, timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        raise subprocess.TimeoutExpired(words, timeout, output, errors) from None
+    return subprocess.CompletedProcess(words, process.returncode, output, errors)
+
+
+def missing_lines(command: Command, output: str) -> list[str]:
+    """The output lines of the page that ``output`` lacks."""
+    shape = _single_blanks if command.exact else _shape
+    printed = [shape(text) for text in output.splitlines()]
+
+    def is_printed(line: str) -> bool:
+        wanted = ".*".join(re.escape(part) for part in shape(line).split("..."))
+        return any(re.search(wanted, text) for text in (*printed, ""))
+
+    return [line for line in command.output if not is_printed(line)]
+
+
+def _check(tutorial: Tutorial, command: Command, returncode: int, output: str) -> None:
+    assert returncode == 0, f"{tutorial.name}: {command.line}\n{output}"
+    missing = missing_lines(command, output)
+    assert not missing, f"{tutorial.name}: {command.line} does not print {missing}\n{output}"
+
+
+def _replaying(recorded: GpuCommand, folder: Path) -> list[str]:
+    """Arguments of Python that run nostall with the recorded devices."""
+    path = folder / "replayed-devices.json"
+    path.write_text(recorded.model_dump_json())
+    return ["-m", "tests.docs.replayed", "replay", str(path)]
+
+
+def _single_blanks(line: str) -> str:
+    return " ".join(line.split())
 
 
 def _shape(line: str) -> str:
     """A line without its numbers and with single blanks."""
-    return " ".join(_NUMBER.sub("#", line).split())
+    return _single_blanks(_NUMBER.sub("#", line))
