@@ -1,8 +1,7 @@
 """Work on several GPUs of one or more machines, distributed with Dask.
 
-A worker runs a whole search, not single candidates: proposing takes a good part of a search's time
-(docs/explanation/measuring.md has the figures), so one process that proposes for several GPUs would
-keep them waiting.
+A worker runs a whole search, not single candidates: a small kernel is timed faster than a process
+proposes the candidates for several GPUs (docs/explanation/measuring.md).
 """
 
 from nostall.farm.device import DeviceSpec, FarmDevice, close_device, is_wanted, open_device

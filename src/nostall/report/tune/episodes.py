@@ -52,7 +52,8 @@ def group_episodes(episodes: Sequence[Episode]) -> list[Point]:
         else:
             groups.append(rollout)
     if len(groups) > 1 and len(groups[-1]) < MIN_EPISODES:
-        groups[-2] += groups.pop()
+        last = groups.pop()
+        groups[-1] += last
     points = []
     for group in groups:
         returns = [episode.total_reward for episode in group]

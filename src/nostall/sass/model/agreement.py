@@ -1,6 +1,6 @@
 """Rank correlation of the SM model with a GPU, which nostall prints beside modelled gains.
 
-``python -m benchmarks.sass.results_page`` writes ``agreement.json`` from committed measurements.
+``python -m benchmarks page sass`` writes ``agreement.json`` from committed measurements.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def load_agreement() -> Agreement | None:
         return Agreement.model_validate_json(file.read_text())
     except ValidationError as error:
         raise ContractBroken(
-            f"{file} has another format than `python -m benchmarks.sass.results_page` writes "
+            f"{file} has another format than `python -m benchmarks page sass` writes "
             f"({error}); reinstall nostall"
         ) from error
 

@@ -116,3 +116,11 @@ def test_page_of_a_learning_run(tmp_path: Path) -> None:
     (tmp_path / "run" / LOG_FOLDER / NAME).write_text("nonsense\n1\n")
     page = write_report(tmp_path / "run").read_text()
     assert "cannot be used" in page and "Learning" not in page
+
+
+@pytest.mark.parametrize("num_points", [2, 3])
+def test_few_last_episodes_are_merged_into_the_point_before(num_points: int) -> None:
+    full = [Episode(n, n, 4, float(n)) for n in range(num_points - 1) for _ in range(MIN_EPISODES)]
+    last = Episode(num_points, 99, 4, 50.0)
+    points = group_episodes([*full, last])
+    assert [point.evaluations for point in points] == [*range(num_points - 2), 99]

@@ -80,8 +80,8 @@ H200 = Gpu(
     l1_bytes=192e3,
     l2_bytes=HARDWARE.l2_bytes,
     # Fitted to the measured times of 1,251 plans on an H200, without programmatic dependent launch,
-    # by `python -m benchmarks.fusion.cost_model.fit`. Exceptions: program_start_s was measured by
-    # `python -m benchmarks.fusion.chains.program_start_rate`; half_sharpness_programs was chosen
+    # by `python -m benchmarks run fusion.cost_model_fit`. Exceptions: program_start_s was measured by
+    # `python -m benchmarks run fusion.program_start_rate`; half_sharpness_programs was chosen
     # among 0, 1, 2 and 4 by benchmarks/results/cost_model.json.
     launch_s=0.61e-6,
     issue_rate=3.35,
