@@ -103,8 +103,10 @@ class Schedule:
         return self.reduction_levels()
 
     def reduction_levels(self, merged: Collection[int] = ()) -> dict[int, int]:
-        """As :attr:`reduction_level`, but reductions in ``merged`` share a loop with those they need
-        and add no level."""
+        """As :attr:`reduction_level`, but reductions in ``merged`` add no level.
+
+        They share a loop with the reductions that they need.
+        """
         levels: dict[int, int] = {}
         for index in self.body:
             operand_levels = [levels.get(o.source, 0) for o in self.mapping.operands[index]]

@@ -85,7 +85,7 @@ def _access_below_view(node: Node, below: Node, accesses: AccessDrafts) -> Acces
             result.append(run[0][1])
             continue
         if not all(access.covers_axis(size) for size, access in run):
-            merged = _merge_accesses(run) if len(sizes) == 1 else None
+            merged = _merge_axes(run) if len(sizes) == 1 else None
             if merged is None:
                 raise BadFusion(f"{node} is a view of a slice; put them into different kernels")
             result.append(merged)
@@ -96,7 +96,7 @@ def _access_below_view(node: Node, below: Node, accesses: AccessDrafts) -> Acces
     return tuple(next(remaining) if size > 1 else AccessDraft(()) for size in below.shape)
 
 
-def _merge_accesses(run: list[tuple[int, AccessDraft]]) -> AccessDraft | None:
+def _merge_axes(run: list[tuple[int, AccessDraft]]) -> AccessDraft | None:
     """One access to the axis that adjacent axes form, from (size, access) of each of them.
 
     None if the merged access has no constant step.  A slice that takes one of several adjacent
