@@ -1,4 +1,7 @@
-"""Triton source of helper functions for stitched kernels that Triton and libdevice lack or do slower."""
+"""Triton source of helper functions that generated kernels call.
+
+Triton and libdevice lack these functions, or have slower ones.
+"""
 
 from __future__ import annotations
 

@@ -283,8 +283,8 @@ def to_storage(text: str, dtype: str) -> str:
     if dtype == compute_dtype(dtype):
         return text
     # The hardware's conversion to fp8 (satfinite) clamps to the largest finite number, infinity
-    # included; PyTorch's does not.  e4m3 has no infinity: the value becomes NaN before the
-    # conversion, which keeps NaN.  e5m2 has: its byte replaces the result of the conversion.
+    # included; PyTorch's does not.  e4m3 has no infinity: a value that overflows becomes NaN before
+    # the conversion, which keeps NaN.  For e5m2 the byte of infinity replaces the result.
     if dtype == "float8_e4m3fn":
         text = f'tl.where(tl.abs({text}) > 464.0, float("nan"), {text})'
     if dtype == "float8_e5m2":
@@ -338,7 +338,7 @@ _SPECIAL_OPERATORS: dict[str, Callable[[Node, Sequence[Value], str], str]] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a kernel computes a reduction: dtype, neutral element and templates of partial results."""
+    """Templates for the partial results of a reduction, with their dtype and neutral element."""
 
     node: Node
     dtype: str  # of partial results

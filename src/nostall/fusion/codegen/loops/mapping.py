@@ -125,9 +125,7 @@ def _check_operator(graph: Graph, node: Node) -> None:
         if value.dtype == "float64":
             raise BadFusion(f"{node}: kernels compute in fp32; leave float64 to PyTorch")
         if not value.elements:
-            raise BadFusion(
-                f"{node} has an input or output with no elements; there is nothing to launch"
-            )
+            raise BadFusion(f"{node} reads or makes no elements; there is nothing to launch")
     check_template(node, [graph[graph.base(index)] for index in node.inputs])
 
 

@@ -129,7 +129,7 @@ def test_dominators_are_on_every_way_to_the_end(count: int, draw: random.Random)
 @given(st.integers(0, 2**32))
 def test_what_dominates_a_value_is_made_when_nobody_reads_it_any_more(seed: int) -> None:
     """Dominance on the steps of a kernel never says more than the order in which they run."""
-    for kept in rematerialization_options(of(wide_rows(seed, columns=300)), ahead=bool(seed % 2)):
+    for kept in rematerialization_options(of(wide_rows(seed, columns=300)), async_copies=bool(seed % 2)):
         buffers = kept.buffers
         for a, b in kept.dominated_pairs:
             assert buffers[a].last_pass <= buffers[b].first_pass
@@ -199,7 +199,7 @@ def test_what_is_read_is_copied_ahead_where_the_hardware_can(
     """Four bytes at a time, in every row."""
     schedule = of(layer_norm((64, columns), dtype))
     assert can_copy_async(schedule, schedule.mapping.memory_operands[0]) is ahead
-    assert bool(rematerialization_options(schedule, ahead=True)) is ahead
+    assert bool(rematerialization_options(schedule, async_copies=True)) is ahead
     found = [plan for plan in plans(schedule).legal if plan.async_copies]
     assert any(not plan.peeled for plan in found) is ahead
     # Where rows are peeled, whole turns begin at multiples of 16 bytes.
@@ -257,7 +257,7 @@ def test_rows_that_are_too_wide_say_so() -> None:
     assert any(f"at most {MAX_SHARED_BYTES}" in reason for reason in reasons)
     with pytest.raises(BadFusion, match="bytes of shared memory"):
         emit(schedule, KernelPlan("shared", 1, (4096,), 16))
-    with pytest.raises(BadFusion, match="7 demotions"):
+    with pytest.raises(BadFusion, match="rematerialization option 7; there are 2"):
         emit(schedule, KernelPlan("shared", 1, (4096,), 16, rematerialized=7))
 
 
