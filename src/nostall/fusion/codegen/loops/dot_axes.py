@@ -94,6 +94,6 @@ def _check_operator(
             size = math.prod(mapping.loop_sizes[loop] for loop in groups[group])
             if size > MAX_MATRIX_AXIS:
                 raise BadFusion(
-                    f"{node} has matrices with {size} elements along an axis; a kernel with small "
+                    f"{node} has matrices with {size} along an axis; a kernel with small "
                     f"dots allows at most {MAX_MATRIX_AXIS}; leave it to the library"
                 )

@@ -154,7 +154,7 @@ def test_powers_without_a_sum_are_not_taken_by_turns() -> None:
     scores = scored(build, x, query, biased=False)
     centred = build("sub", scores, build("amax", scores, dims=(2,), keepdim=True))
     graph = build.graph(build("dot", build("exp", centred), x))
-    assert "powers have no sum" in _reason(graph)
+    assert "exponentials have no sum" in _reason(graph)
 
 
 def test_the_model_and_the_race_know_of_them() -> None:

@@ -261,7 +261,7 @@ def test_too_wide_rows_are_illegal_with_a_reason() -> None:
     assert any(f"at most {MAX_SHARED_BYTES}" in reason for reason in reasons)
     with pytest.raises(BadFusion, match="bytes of shared memory"):
         emit(schedule, KernelPlan("shared", 1, (4096,), 16))
-    with pytest.raises(BadFusion, match="rematerialization option 7; there are 2"):
+    with pytest.raises(BadFusion, match="rematerialization option 7; there are 1 with"):
         emit(schedule, KernelPlan("shared", 1, (4096,), 16, rematerialized=7))
 
 
