@@ -289,7 +289,7 @@ def illegal_on_chip_reason(
         if mapping.reduced_loops.get(index) and not any(
             s in column_values for s in operand_values(schedule, index)
         ):
-            return f"{graph[index]}: Gluon cannot broadcast a value that all columns share"
+            return f"{graph[index]}: Gluon has no broadcast for a value that all columns share"
     options = rematerialization_options(schedule, async_copies, is_peeled)
     if rematerialized >= len(options):
         action = "copied asynchronously" if async_copies else "kept on chip"
