@@ -35,7 +35,7 @@ def _column_number(tile: Tile, index: int) -> str:
     if tile.operand_value(counter, chunk).int32_text != f"({chunk.counter})":
         return ""
     value = tile.operand_value(other, None).value
-    return narrow_to_int32(value, is_of_the_row=True) if value.number is None else ""
+    return narrow_to_int32(value, is_row_value=True) if value.number is None else ""
 
 
 def write_column_scalars(tile: Tile, numbers: dict[int, str]) -> None:

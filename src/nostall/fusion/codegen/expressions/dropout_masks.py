@@ -1,8 +1,8 @@
-"""Masks of dropout: 16-bit random numbers compared with a number, and what is multiplied with them.
+"""Peephole rewrites for dropout: masks from integer comparisons, and mask and scale as one product.
 
-A random number of 16 bits is (h + 1/2) / 65536.  Which h pass a comparison with a number is known
-when the kernel is written: all from a threshold on, or all below it.  So words of Philox are
-compared as they are, and no number is made of them.
+A 16-bit random number is (h + 1/2) / 65536 for a 16-bit integer h.  The h that pass a comparison
+with a constant are known at code generation: all from a threshold on, or all below it.  So the
+kernel compares the Philox words as integers and converts none of them to a float.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIRRORED_COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def mask_expression(node: Node, operands: Sequence[Value]) -> Value | None:
-    """A comparison or a product of what was left to it; None of other values."""
+    """A comparison or product that consumes a deferred operand; None for other operators."""
     return half_comparison(node, operands) or scaled_product(node, operands)
 
 
@@ -34,56 +34,59 @@ def mask_expression(node: Node, operands: Sequence[Value]) -> Value | None:
 
 
 def is_only_compared(graph: Graph, index: int) -> bool:
-    """Whether a node is a 16-bit random number that nothing reads but comparisons with numbers."""
-    node, readers = graph[index], graph.users[index]
+    """Whether a node is a 16-bit random number with no users but comparisons with constants."""
+    node, users = graph[index], graph.users[index]
     if node.op != "random" or node["words"] != 8 or node.dtype != "float32":
         return False
-    if index in graph.outputs or not readers:
+    if index in graph.outputs or not users:
         return False
     return all(
-        graph[reader].op in _MIRRORED_COMPARISONS
-        and any(graph[source].op == "constant" for source in graph[reader].inputs)
-        for reader in readers
+        graph[user].op in _MIRRORED_COMPARISONS
+        and any(graph[source].op == "constant" for source in graph[user].inputs)
+        for user in users
     )
 
 
 def random_halves(operands: Sequence[Value]) -> str:
-    """Such numbers as what :attr:`Value.half` names."""
+    """The call that computes 32-bit words whose upper halves are the random integers h."""
     return random_call("_half", operands)
 
 
 def half_value(name: str) -> Value:
-    """What ``name``, where :func:`random_halves` are, is for those that read it."""
+    """The value of a 16-bit random number; variable ``name`` holds :func:`random_halves`."""
     return Value(f"_number_of({name})", "float32", half_text=name)
 
 
 def half_comparison(node: Node, operands: Sequence[Value]) -> Value | None:
-    """A comparison of 16-bit random numbers with a number; None of others."""
+    """A comparison of a 16-bit random number with a constant; None for other operators."""
     if node.op not in _MIRRORED_COMPARISONS:
         return None
-    for op, (value, other) in (
+    for op, (value, limit) in (
         (node.op, operands),
         (_MIRRORED_COMPARISONS[node.op], operands[::-1]),
     ):
-        if value.half_text and other.number is not None:
-            return Value(_comparison_text(op, value.half_text, float(other.number)), "bool")
+        if value.half_text and limit.number is not None:
+            return Value(_comparison_text(op, value.half_text, float(limit.number)), "bool")
     return None
 
 
-def _comparison_text(op: str, name: str, number: float) -> str:
-    if math.isnan(number):
-        return f"{name} < 0"
-    count, upper = count_below(number, op in ("le", "gt")), op in ("gt", "ge")
-    if count == _HALF_VALUES:  # which is more than a word can be
-        upper, count = not upper, 0
-    return f"{name} {'>=' if upper else '<'} {count * _HALF_VALUES}"
+def _comparison_text(op: str, name: str, limit: float) -> str:
+    if math.isnan(limit):
+        return f"{name} < 0"  # always false: words are unsigned
+    count, is_lower_bound = count_below(limit, op in ("le", "gt")), op in ("gt", "ge")
+    if count == _HALF_VALUES:  # the threshold would be 2**32, which no 32-bit literal holds
+        is_lower_bound, count = not is_lower_bound, 0
+    return f"{name} {'>=' if is_lower_bound else '<'} {count * _HALF_VALUES}"
 
 
 def count_below(number: float, or_equal: bool) -> int:
-    """How many of the 65,536 random numbers are less than a number rounded to fp32, or equal."""
-    # All that is said here is exact: the number has 24 bits, and half of one more is added.
-    place = float(np.float32(min(max(number, -1.0), 2.0))) * _HALF_VALUES
-    count = math.floor(place + 0.5) if or_equal else math.ceil(place - 0.5)
+    """How many of the 65,536 random numbers are below ``number`` rounded to fp32.
+
+    ``or_equal`` counts numbers that are equal to it, too.
+    """
+    # Exact in fp64: an fp32 number has 24 significant bits.
+    scaled = float(np.float32(min(max(number, -1.0), 2.0))) * _HALF_VALUES
+    count = math.floor(scaled + 0.5) if or_equal else math.ceil(scaled - 0.5)
     return min(max(count, 0), _HALF_VALUES)
 
 
@@ -91,15 +94,14 @@ def count_below(number: float, or_equal: bool) -> int:
 
 
 def is_deferred_product(graph: Graph, index: int) -> bool:
-    """Whether a node is a product of a mask and a float, and what reads it, once, multiplies it
-    with a positive number."""
-    readers = graph.users[index]
-    if not _is_mask_product(graph, index) or index in graph.outputs or len(readers) != 1:
+    """Whether a node is mask * float and its only user multiplies it with a positive constant."""
+    users = graph.users[index]
+    if not _is_mask_product(graph, index) or index in graph.outputs or len(users) != 1:
         return False
-    reader = graph[readers[0]]
-    numbers = [graph[i]["value"] for i in reader.inputs if graph[i].op == "constant"]
-    wanted = reader.op == "mul" and compute_dtype(reader.dtype) == "float32" and len(numbers) == 1
-    return wanted and _is_scale(numbers[0])
+    user = graph[users[0]]
+    constants = [graph[i]["value"] for i in user.inputs if graph[i].op == "constant"]
+    is_scaling = user.op == "mul" and compute_dtype(user.dtype) == "float32" and len(constants) == 1
+    return is_scaling and _is_scale(constants[0])
 
 
 def _is_mask_product(graph: Graph, index: int) -> bool:
@@ -112,23 +114,24 @@ def _is_mask_product(graph: Graph, index: int) -> bool:
 
 
 def _is_scale(number: object) -> bool:
+    """Whether a number is positive and finite."""
     return isinstance(number, (int, float)) and 0 < number < math.inf
 
 
 def deferred_product(operands: Sequence[Value]) -> Value:
-    """What such a product is for what reads it: with k it is that of the value and k or 0."""
+    """The value mask * x, with a template for its product with a constant k: (k or 0) * x."""
     mask, value = operands if operands[0].dtype == "bool" else operands[::-1]
-    told, factor = convert(mask, "bool"), convert(value, "float32")
+    condition, factor = convert(mask, "bool"), convert(value, "float32")
     product = f"{convert(mask, 'float32')} * {factor}"
     return Value(
-        f"({product})", "float32", scaled_template=f"tl.where({told}, {{}}, 0.0) * {factor}"
+        f"({product})", "float32", scaled_template=f"tl.where({condition}, {{}}, 0.0) * {factor}"
     )
 
 
 def scaled_product(node: Node, operands: Sequence[Value]) -> Value | None:
-    """The product of a number and a value that was left to it in this loop; None of others.
+    """The product of a constant k and a deferred mask * x; None for other operators.
 
-    It is the same to the bit: (1 x) k and x k, (0 x) k and x 0, whatever x is.
+    It is bit-identical for every x: (1 * x) * k = x * k, and (0 * x) * k = x * 0.
     """
     if node.op == "mul":
         for value, number in (operands, operands[::-1]):

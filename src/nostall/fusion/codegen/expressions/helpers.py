@@ -1,4 +1,7 @@
-"""Functions of our own that stitched kernels call: what Triton and libdevice lack, or do slower."""
+"""Triton source of helper functions that generated kernels call.
+
+Triton and libdevice lack these functions, or have slower ones.
+"""
 
 from __future__ import annotations
 
@@ -135,26 +138,33 @@ def _word(seed, counter, odd, last):  # Philox 4x32-10: word 0, or 1 where odd; 
     return tl.where(last == 0, tl.where(odd == 0, a, b), tl.where(odd == 0, c, d))
 """,
 }
-"""Functions that kernels may call, by name; only the ones that are called are written out.
+"""Source of each helper function by name.  A kernel's file contains only those it calls.
 
-Fits are ours: ``_erf`` (minimax of the relative error over |x| < 3.92, where erf rounds to 1),
-``_tanh`` near 0 (the same over |x| < 0.45), ``_erf_plus_1`` (minimax of the error of the sum over
-|x| < 4.2, and beyond it R grows).  The errors said of the last two, and of ``_tanh_plus_1`` (5e-7),
-are those with an ``ex2.approx`` that is off by 2^-22 of the value and a ``rcp.approx`` by 2^-23.
-``_word`` is Philox of Salmon et al. (SC 2011): one multiplication gives both halves of a product.
-Neighbours of a thread share their rounds because the compiler sees that their places differ in the
-last bits only (by ``//``; with ``>>`` it misses some).  ``_online`` subtracts as
-:mod:`~nostall.fusion.codegen.expressions.softmax` does, and takes its exp.
+The polynomials are fitted by this project:
+
+- ``_erf``: minimax of the relative error over |x| < 3.92, beyond which erf rounds to 1.
+- ``_tanh`` near 0: minimax of the relative error over |x| < 0.45.
+- ``_erf_plus_1``: minimax of the error of the sum over |x| < 4.2; R grows beyond that.
+
+The error bounds of the last two, and of ``_tanh_plus_1`` (5e-7), assume relative errors of 2^-22
+for ``ex2.approx`` and of 2^-23 for ``rcp.approx``.
+
+``_word`` is Philox (Salmon et al., SC 2011); one multiplication gives both halves of a product.
+Adjacent elements of a thread share the Philox rounds, because the compiler can prove that their
+indices differ in the last bits only.  It proves that for ``//``, but not always for ``>>``.
+
+``_online`` uses the subtraction and the exp of
+:mod:`~nostall.fusion.codegen.expressions.softmax`.
 """
 
 
 def used_helpers(text: str) -> list[str]:
-    """The helpers that a text calls, and those that they call, in the order of the table."""
-    found: set[str] = set()
-    texts = [text]
-    while texts:
-        calls = texts.pop()
-        new = {name for name in HELPERS if f"{name}(" in calls} - found
-        texts += [HELPERS[name] for name in new]
-        found |= new
-    return [HELPERS[name] for name in HELPERS if name in found]
+    """Source of the helpers that a text calls, directly or through helpers, in table order."""
+    used: set[str] = set()
+    unscanned = [text]
+    while unscanned:
+        source = unscanned.pop()
+        new = {name for name in HELPERS if f"{name}(" in source} - used
+        unscanned += [HELPERS[name] for name in new]
+        used |= new
+    return [HELPERS[name] for name in HELPERS if name in used]

@@ -1,6 +1,7 @@
-"""Counters (``iota``): their values follow from their places, and so does how wide they have to be.
+"""Index narrowing: counters (``iota``) and indices in 32 bits if their range allows it.
 
-PyTorch's counters and indices have 64 bits, which a GPU compares half by half, element by element.
+PyTorch's counters and indices have 64 bits.  A GPU compares 64-bit integers in two halves, so each
+comparison takes more instructions.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from nostall.fusion.codegen.expressions.templates import Value
 from nostall.fusion.graph.graph import Node
 
 MIN_INT32, MAX_INT32 = -(2**31), 2**31 - 1
-"""The ends of int32: what lies beyond is put there, so no counter may be one of them."""
+"""The range of int32.  Wider values are clamped to it, so no counter may equal one of its ends."""
 
 
 def counter_text(node: Node, count: str) -> str:
-    """The value of a counter, from how many steps it has made."""
+    """The text of a counter's value, from the text of its index ``count``."""
     start, step = node["start"], node["step"]
     text = count if step == 1 else f"({count} * {step})"
     return text if start == 0 else f"({start} + {text})"
 
 
 def fits_int32(node: Node, varies: bool) -> bool:
-    """Whether all values of a counter in 64 bits lie between the ends of int32; ``varies``: its
-    size may be known at run time only."""
+    """Whether all values of an int64 counter are strictly within the range of int32.
+
+    ``varies``: the counter's size may be dynamic.
+    """
     start, step = node["start"], node["step"]
     assert isinstance(start, int) and isinstance(step, int)
     if node.dtype != "int64" or (varies and (start, step) != (0, 1)):
@@ -30,11 +33,14 @@ def fits_int32(node: Node, varies: bool) -> bool:
     return min(start, last) > MIN_INT32 and max(start, last) < MAX_INT32
 
 
-def narrow_to_int32(value: Value, is_of_the_row: bool) -> str:
-    """Another value of 64 bits in 32, which compares alike with counters; empty where that takes
-    more than it saves: a number for each element."""
+def narrow_to_int32(value: Value, is_row_value: bool) -> str:
+    """The text of an int64 value in 32 bits, equal to the original in comparisons with counters.
+
+    "" if the value cannot be narrowed, or if it is not the same for the whole row
+    (``is_row_value``): narrowing each element would cost more than it saves.
+    """
     if value.dtype != "int64":
         return ""
     if value.number is not None:
         return value.text if MIN_INT32 < value.number < MAX_INT32 else ""
-    return f"_within({value.text})" if is_of_the_row else ""
+    return f"_within({value.text})" if is_row_value else ""

@@ -1,4 +1,4 @@
-"""Python text under construction."""
+"""A builder for indented Python source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Lines:
-    """Lines of code with indentation."""
+    """Source lines; calling the object appends a line at the current indentation."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -18,16 +18,16 @@ class Lines:
 
     @contextlib.contextmanager
     def block(self, head: str | None = None) -> Iterator[None]:
-        """An indented block, under ``head`` where one is given."""
+        """Indent the lines of the context; ``head``, if given, is the line above the block."""
         if head is not None:
             self(head)
         self._depth += 1
         yield
         self._depth -= 1
 
-    def add(self, others: Lines) -> None:
-        """Put the lines of ``others`` here."""
-        for line in others._lines:
+    def add(self, lines: Lines) -> None:
+        """Append ``lines`` at the current indentation."""
+        for line in lines._lines:
             self(line)
 
     def __str__(self) -> str:

@@ -1,8 +1,9 @@
-"""1 + tanh(x) and 1 + erf(x), as both forms of GELU have them, each as one function.
+"""Peephole rewrite of 1 + tanh(x) and 1 + erf(x), which both forms of GELU have, to one function.
 
-Both are 2 / (1 + exp(-y)): exactly, with y = 2 x, of tanh, and with an odd y(x) of erf.  So there
-are no cases near and far from 0, and nothing is clamped.  Where the sum is nearly 0, that of tanh
-keeps the digits that an addition loses, that of erf has about those of an addition.
+Both sums are 2 / (1 + exp(-y)): with y = 2x for tanh (exact), and with a fitted odd y(x) for erf.
+So the function needs no case distinction near 0 and no clamp.  If the sum is nearly 0, the tanh
+form keeps the digits that an addition would cancel; the erf form is about as accurate as an
+addition.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ _ONE_PLUS_TEMPLATES = {"tanh": "_tanh_plus_1({})", "erf": "_erf_plus_1({})"}
 
 
 def is_deferred(graph: Graph, index: int) -> bool:
-    """Whether a node is tanh or erf and everything that reads it adds 1.
+    """Whether a node is tanh or erf and all its users add 1.
 
-    Where anything else reads it (tanh's derivative has its square) it is there anyway, and adding
-    1 to it is the shortest.
+    If another user needs the function itself (tanh's derivative needs its square), the kernel
+    computes it anyway, and adding 1 to it is cheapest.
     """
-    readers = graph.users[index]
-    wanted = graph[index].op in _ONE_PLUS_TEMPLATES and index not in graph.outputs and bool(readers)
-    return wanted and all(_adds_one(graph, reader) for reader in readers)
+    users = graph.users[index]
+    has_rewrite = (
+        graph[index].op in _ONE_PLUS_TEMPLATES and index not in graph.outputs and bool(users)
+    )
+    return has_rewrite and all(_adds_one(graph, user) for user in users)
 
 
 def _adds_one(graph: Graph, index: int) -> bool:
@@ -34,15 +37,15 @@ def _adds_one(graph: Graph, index: int) -> bool:
 
 
 def deferred_value(node: Node, operands: Sequence[Value]) -> Value:
-    """What such a node is for those that read it: no name, but what to write in either case."""
+    """The value of a deferred node: its own text, and the text of 1 + the value."""
     text = _ONE_PLUS_TEMPLATES[node.op].format(as_tensor(operands[0], "float32"))
     return replace(expression(node, operands), plus_one=text)
 
 
 def add_one(node: Node, operands: Sequence[Value]) -> Value | None:
-    """The sum of 1 and a value that was left to its readers in this loop; None of other values."""
+    """The sum of 1 and a deferred value; None for other operators."""
     if node.op == "add":
-        for value, one in (operands, operands[::-1]):
-            if value.plus_one and one.number == 1:
+        for value, constant in (operands, operands[::-1]):
+            if value.plus_one and constant.number == 1:
                 return Value(value.plus_one, "float32")
     return None

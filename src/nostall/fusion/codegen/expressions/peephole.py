@@ -1,4 +1,8 @@
-"""In which form an operator is written: its own, or a shorter one that its neighbours allow."""
+"""Peephole rewrites: an operator and its users in a shorter form than one by one.
+
+A node is *deferred* if its users take over its computation; the kernel has no variable with its own
+value then.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,30 @@ from nostall.fusion.graph.graph import Graph
 
 
 def operator_value(
-    graph: Graph, index: int, operands: Sequence[Value], kept: Container[int]
+    graph: Graph, index: int, operands: Sequence[Value], materialized: Container[int]
 ) -> Value:
-    """An operator, computed from its operands.
+    """The expression of an operator.
 
-    ``kept``: nodes that somebody reads as they are, in another kernel or loop.
+    ``materialized``: nodes whose exact value another kernel or loop reads.
     """
     node = graph[index]
     return (
         one_plus.add_one(node, operands)
-        or rounding_cast(graph, index, operands, kept)
+        or rounding_cast(graph, index, operands, materialized)
         or dropout_masks.mask_expression(node, operands)
         or expression(node, operands, softmax_template(graph, index))
     )
 
 
 def deferred_value(
-    graph: Graph, index: int, operands: Sequence[Value], kept: Container[int], name: str
+    graph: Graph, index: int, operands: Sequence[Value], materialized: Container[int], name: str
 ) -> tuple[str, Value] | None:
-    """What is written as ``name`` ("": nothing) and what the operator is for those that read it,
-    where they make something shorter of it; None where it is what :func:`operator_value` says."""
-    if index in kept:
+    """How a deferred operator is written: the text to assign to ``name``, and the value for users.
+
+    The text is "" if nothing is to be assigned.  None if the operator is not deferred; then
+    :func:`operator_value` is its value.
+    """
+    if index in materialized:
         return None
     if one_plus.is_deferred(graph, index):
         return "", one_plus.deferred_value(graph[index], operands)

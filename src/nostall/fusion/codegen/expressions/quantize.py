@@ -1,8 +1,8 @@
-"""Rounding that the conversion to an integer does, as quantisation ends: round, clamp, cast.
+"""Peephole rewrite of quantization (round, clamp, cast to integer): the cast does the rounding.
 
-The conversion rounds to the nearest even number as well, and clamping between whole numbers is the
-same before that and after it.  So ``round`` is no instruction of its own: it is one of those that
-an SM does a quarter as many of.
+The conversion to an integer rounds to nearest even, too, and a clamp between integers commutes with
+rounding.  So ``round`` needs no instruction.  It would be a conversion instruction, which an SM
+executes at a quarter of the usual rate.
 """
 
 from __future__ import annotations
@@ -20,63 +20,72 @@ from nostall.fusion.codegen.expressions.templates import (
 from nostall.fusion.graph.graph import Graph, Node
 
 _INTEGER_RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
-"""What a value has to be clamped to: the conversion is one to 32 bits, of which these are left."""
+"""The range that a value has to be clamped to before the cast.
+
+The conversion yields 32 bits and the cast truncates them to the width of the type.
+"""
 _CLAMPS = {"maximum": max, "minimum": min}
 
 
 def rounding_cast(
-    graph: Graph, index: int, operands: Sequence[Value], kept: Container[int]
+    graph: Graph, index: int, operands: Sequence[Value], materialized: Container[int]
 ) -> Value | None:
-    """A ``round`` that is left to casts, or such a cast; None of other operators.
+    """The value of a deferred ``round`` or of a cast that rounds; None for other operators.
 
-    ``kept``: nodes that somebody reads as they are, in another kernel or loop.
+    ``materialized``: nodes whose exact value another kernel or loop reads.
     """
     node = graph[index]
-    if is_deferred_round(graph, index, kept):
+    if is_deferred_round(graph, index, materialized):
         return Value(convert(operands[0], "float32"), "float32")
     if node.op == "cast" and node.dtype in _INTEGER_RANGES:
         source = graph[node.inputs[0]]
         while source.op in _CLAMPS:
             source = graph[next(i for i in source.inputs if graph[i].op != "constant")]
-        if is_deferred_round(graph, source.index, kept):
+        if is_deferred_round(graph, source.index, materialized):
             text = f"_rounded({as_tensor(operands[0], 'float32')})"
             return Value(f"{text}.to({TRITON_DTYPES[node.dtype]})", node.dtype)
     return None
 
 
-def is_deferred_round(graph: Graph, index: int, kept: Container[int]) -> bool:
-    """Whether a node rounds floats and whatever reads it clamps them and makes them integers."""
+def is_deferred_round(graph: Graph, index: int, materialized: Container[int]) -> bool:
+    """Whether a node rounds floats and all its users clamp them and cast them to integers."""
     node = graph[index]
-    everything = float("-inf"), float("inf")
+    unbounded = float("-inf"), float("inf")
     return (
         node.op == "round"
         and compute_dtype(node.dtype) == "float32"
-        and _all_users_are_casts(graph, index, kept, everything)
+        and _all_users_are_casts(graph, index, materialized, unbounded)
     )
 
 
 def _all_users_are_casts(
-    graph: Graph, index: int, kept: Container[int], within: tuple[float, float]
+    graph: Graph, index: int, materialized: Container[int], bounds: tuple[float, float]
 ) -> bool:
-    if index in kept or index in graph.outputs:
+    """Whether all users of a node with values in ``bounds`` are casts, directly or after clamps."""
+    if index in materialized or index in graph.outputs:
         return False
-    readers = [graph[reader] for reader in graph.users[index]]
-    return bool(readers) and all(_accepts_unrounded(graph, one, kept, within) for one in readers)
+    users = [graph[user] for user in graph.users[index]]
+    return bool(users) and all(
+        _accepts_unrounded(graph, user, materialized, bounds) for user in users
+    )
 
 
 def _accepts_unrounded(
-    graph: Graph, reader: Node, kept: Container[int], within: tuple[float, float]
+    graph: Graph, user: Node, materialized: Container[int], bounds: tuple[float, float]
 ) -> bool:
-    """Whether a reader of values that lie ``within`` two whole numbers may get them unrounded."""
-    least, most = within
-    if reader.op == "cast" and reader.dtype in _INTEGER_RANGES:
-        lowest, highest = _INTEGER_RANGES[reader.dtype]
-        return lowest <= least and most <= highest
-    bounds = [constant_value(graph[i]).number for i in reader.inputs if graph[i].op == "constant"]
-    if reader.op not in _CLAMPS or compute_dtype(reader.dtype) != "float32" or len(bounds) != 1:
+    """Whether a user of values in ``bounds`` gives the same result without rounding.
+
+    ``bounds`` are integers or infinite.
+    """
+    lower, upper = bounds
+    if user.op == "cast" and user.dtype in _INTEGER_RANGES:
+        type_min, type_max = _INTEGER_RANGES[user.dtype]
+        return type_min <= lower and upper <= type_max
+    limits = [constant_value(graph[i]).number for i in user.inputs if graph[i].op == "constant"]
+    if user.op not in _CLAMPS or compute_dtype(user.dtype) != "float32" or len(limits) != 1:
         return False
-    bound, clamped = float(bounds[0] or 0.0), _CLAMPS[reader.op]
-    if not bound.is_integer():
+    limit, clamp = float(limits[0] or 0.0), _CLAMPS[user.op]
+    if not limit.is_integer():
         return False
-    within = clamped(least, bound), clamped(most, bound)
-    return _all_users_are_casts(graph, reader.index, kept, within)
+    bounds = clamp(lower, limit), clamp(upper, limit)
+    return _all_users_are_casts(graph, user.index, materialized, bounds)

@@ -1,9 +1,10 @@
-"""One line of Triton for each operator: what the kernel computes, as a table.
+"""Triton expression templates, one for each operator.
 
-Floats are computed in fp32 whatever their width in memory, integers and bools in their own.
-Only ``cast`` rounds, where none of :mod:`~nostall.fusion.codegen.tiling.sequence_tiles` is left out: an fp16 value
-that stays in the kernel keeps its fp32 bits, so kernels are closer to the exact result than
-operator-by-operator execution, not bit-equal to it.
+Kernels compute floats in fp32 whatever their dtype in memory, and integers and bools in their own
+dtype.  Only ``cast`` rounds to a narrow float, and
+:mod:`~nostall.fusion.codegen.tiling.sequence_tiles` leaves out some casts: an fp16 value that stays
+in a kernel keeps its fp32 bits.  So kernels are not bit-identical to operator-by-operator
+execution, but closer to the exact result.
 """
 
 from __future__ import annotations
@@ -36,21 +37,24 @@ LARGEST_FLOAT = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Value:
-    """A name in the kernel and its dtype there; for constants the ``number``.  ``plus_one``: what
-    1 + the value is, where that is no sum (:mod:`~nostall.fusion.codegen.expressions.one_plus`).  ``half_text``: an
-    unsigned number of 32 bits whose upper half says what the value is, ``scaled_template``: a template for
-    its product with a number (:mod:`~nostall.fusion.codegen.expressions.dropout_masks`)."""
+    """A value in a kernel's source: an expression, its dtype, and shorter forms for some users."""
 
     text: str
-    dtype: str
-    number: Number | None = None
+    dtype: str  # the dtype of the expression
+    number: Number | None = None  # of a constant
     plus_one: str = ""
+    """An expression for 1 + the value that is not a sum; "" if there is none
+    (:mod:`~nostall.fusion.codegen.expressions.one_plus`)."""
     half_text: str = ""
+    """A uint32 expression whose upper 16 bits are the integer of a 16-bit random number; "" for
+    other values (:mod:`~nostall.fusion.codegen.expressions.dropout_masks`)."""
     scaled_template: str = ""
+    """A template for the product with a positive constant; "" if there is none
+    (:mod:`~nostall.fusion.codegen.expressions.dropout_masks`)."""
 
 
 def compute_dtype(dtype: str) -> str:
-    """The dtype in which values of ``dtype`` are computed."""
+    """The dtype in which kernels compute values of ``dtype``."""
     return "float32" if "float" in dtype else dtype
 
 
@@ -62,20 +66,20 @@ def constant_value(node: Node) -> Value:
 
 
 def literal(number: Number, dtype: str) -> str:
-    """A number as it is written in a kernel."""
+    """A number as a literal of the kernel's source."""
     if dtype == "bool":
         return str(bool(number))
     if dtype != "float32":
         return str(int(number))
     value = float(number)
     if math.isnan(value) or abs(value) > LARGEST_FLOAT:
-        # Triton would make a number that is not of fp32 fp64.
+        # Triton types a literal outside the range of fp32 as fp64.
         return f'float("{"nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}")'
     return repr(value)
 
 
 def full_tensor(number: Number, dtype: str) -> str:
-    """A number as a tensor of one element, for places where Triton takes no Python number."""
+    """A number as a tensor of one element, for operations that reject Python scalars."""
     return f"tl.full((1, 1), {literal(number, dtype)}, {TRITON_DTYPES[dtype]})"
 
 
@@ -84,12 +88,15 @@ _INTEGER_CONVERSIONS = {
     "int32": "_of_int32({})",
     **dict.fromkeys(("int16", "int8", "uint8"), "_of_int32({}.to(tl.int32))"),
 }
-"""Integers as fp32.  LLVM would make a conversion to bf16 of that and a rounding to bf16, which for
-0 and -1 from a bool, two at a time, is wrong in Triton 3.6: -1 becomes 1."""
+"""Conversions of integers to fp32 by inline assembly, which avoids an LLVM bug.
+
+LLVM combines a conversion to fp32 and a rounding to bf16 into one conversion to bf16.  With
+Triton 3.6 that conversion is wrong for pairs of 0 and -1 that come from a bool: -1 becomes 1.
+"""
 
 
 def convert(value: Value, dtype: str) -> str:
-    """The text of ``value`` as ``dtype``; numbers stay numbers."""
+    """The text of ``value`` converted to ``dtype``; constants stay Python numbers."""
     if value.number is not None:
         return literal(value.number, dtype)
     if value.dtype == dtype:
@@ -102,7 +109,7 @@ def convert(value: Value, dtype: str) -> str:
 
 
 def as_tensor(value: Value, dtype: str) -> str:
-    """As :func:`convert`, but never a Python number."""
+    """As :func:`convert`, but constants become tensors."""
     return full_tensor(value.number, dtype) if value.number is not None else convert(value, dtype)
 
 
@@ -150,11 +157,12 @@ _SAME_DTYPE_TEMPLATES = {
     "bitwise_not": "~{}",
 }
 _FLOAT_OVERRIDES = {
-    # Triton's own clears the bit, an instruction that no reader can take in.
+    # tl.abs clears the sign bit with an integer instruction; libdevice.abs becomes an operand
+    # modifier of the instruction that uses it.
     "abs": "libdevice.abs({})",
     "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
 }
-# On bools, which Triton holds in one bit, + would be exclusive or.
+# Triton holds bools in one bit, so + would be exclusive or.
 _BOOL_TEMPLATES = {
     "add": "{} | {}",
     "mul": "{} & {}",
@@ -170,18 +178,20 @@ _PROMOTION_ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32
 
 
 def expression(node: Node, operands: Sequence[Value], template: str | None = None) -> Value:
-    """``node`` computed from ``operands``, in the dtype of :func:`compute_dtype`; for floats by a
-    ``template``, where one is given, in place of the operator's own."""
+    """The expression of ``node``, in the dtype of :func:`compute_dtype`.
+
+    ``template`` replaces the operator's own template if the result is a float.
+    """
     dtype = compute_dtype(node.dtype)
-    given = _with_tensor_operand(node, operands)
+    operands = _with_tensor_operand(operands)
     if template is not None and dtype == "float32":
-        texts = (_parenthesize(convert(operand, dtype)) for operand in given)
+        texts = (_parenthesize(convert(operand, dtype)) for operand in operands)
         return Value(template.format(*texts), dtype)
-    return Value(_operator_text(node, given, dtype), dtype)
+    return Value(_operator_text(node, operands, dtype), dtype)
 
 
-def _with_tensor_operand(node: Node, operands: Sequence[Value]) -> Sequence[Value]:
-    """The operands with the first made a tensor where all are numbers."""
+def _with_tensor_operand(operands: Sequence[Value]) -> Sequence[Value]:
+    """The operands; if all are constants, the first one becomes a tensor."""
     if not operands or any(value.number is None for value in operands):
         return operands
     return (Value(as_tensor(operands[0], operands[0].dtype), operands[0].dtype), *operands[1:])
@@ -222,41 +232,41 @@ def _operator_text(node: Node, operands: Sequence[Value], dtype: str) -> str:
     template = template or table.get(op)
     if template is None:
         raise BadFusion(f"{node}: there is no template for {op} of {node.dtype}")
-    wanted = "float32" if op in _FLOAT_TEMPLATES else dtype
-    texts = [_parenthesize(convert(o, wanted)) for o in operands]
+    operand_dtype = "float32" if op in _FLOAT_TEMPLATES else dtype
+    texts = [_parenthesize(convert(o, operand_dtype)) for o in operands]
     result = template.format(*texts)
-    # Where Python numbers are operands, Triton may have widened the result.
+    # Triton may widen the result if an operand is a Python number.
     return f"({result}).to({TRITON_DTYPES[dtype]})" if op in _WIDENED_OPERATORS else result
 
 
 LARGEST_BELOW_ONE = {"float16": 1 - 2**-11, "bfloat16": 1 - 2**-8}
-"""Random numbers of narrow floats end here: rounding would make some of them 1."""
+"""The maximum random number of a narrow float dtype; larger ones could round to 1."""
 _RANDOM_TEMPLATES: Mapping[object, str] = {1: "tl.rand{}", 4: "_random{}", 8: "_number_of(_half{})"}
 
 
 def _random_text(node: Node, operands: Sequence[Value]) -> str:
-    """From the seed and what :mod:`~nostall.fusion.codegen.emit.philox` says of each element."""
+    """Random numbers from the seed and counters (:mod:`~nostall.fusion.codegen.emit.philox`)."""
     text = _RANDOM_TEMPLATES[node["words"]].format(random_call("", operands))
-    most = LARGEST_BELOW_ONE.get(node.dtype)
-    return f"tl.minimum({text}, {most})" if most else text
+    maximum = LARGEST_BELOW_ONE.get(node.dtype)
+    return f"tl.minimum({text}, {maximum})" if maximum else text
 
 
 def random_call(function: str, operands: Sequence[Value]) -> str:
-    """A call for random numbers, with the seed and what says which they are."""
-    seed, *counted = operands
-    return f"{function}({', '.join([as_tensor(seed, 'int64'), *(one.text for one in counted)])})"
+    """A call of a random number function with the seed and the counters of the elements."""
+    seed, *counters = operands
+    return f"{function}({', '.join([as_tensor(seed, 'int64'), *(c.text for c in counters)])})"
 
 
 def _parenthesize(text: str) -> str:
-    """A negative number in brackets, so that it can stand behind any operator."""
+    """Parenthesize a negative number, so it can follow any operator."""
     return f"({text})" if text.startswith("-") else text
 
 
 def _where_text(operands: Sequence[Value], dtype: str) -> str:
-    chosen, yes, no = operands
-    # Two numbers would get the type that Triton guesses.
-    first = as_tensor(yes, dtype) if no.number is not None else convert(yes, dtype)
-    return f"tl.where({convert(chosen, 'bool')}, {first}, {convert(no, dtype)})"
+    condition, if_true, if_false = operands
+    # Triton would infer a dtype for two Python numbers.
+    first = as_tensor(if_true, dtype) if if_false.number is not None else convert(if_true, dtype)
+    return f"tl.where({convert(condition, 'bool')}, {first}, {convert(if_false, dtype)})"
 
 
 def _cast_text(node: Node, value: Value) -> str:
@@ -267,13 +277,14 @@ def _cast_text(node: Node, value: Value) -> str:
 
 
 def to_storage(text: str, dtype: str) -> str:
-    """A computed value as it is written to memory of ``dtype``."""
+    """A computed value converted to ``dtype`` for a store to memory."""
     if dtype == "bool":
         return f"{text}.to(tl.int8)"
     if dtype == compute_dtype(dtype):
         return text
-    # The hardware's conversion to fp8 (satfinite) ends at the largest finite number, infinity
-    # included; PyTorch's does not.  NaN stays NaN, so e4m3 gets one; infinity has to be a byte.
+    # The hardware's conversion to fp8 (satfinite) clamps to the largest finite number, infinity
+    # included; PyTorch's does not.  e4m3 has no infinity: a value that overflows becomes NaN before
+    # the conversion, which keeps NaN.  For e5m2 the byte of infinity replaces the result.
     if dtype == "float8_e4m3fn":
         text = f'tl.where(tl.abs({text}) > 464.0, float("nan"), {text})'
     if dtype == "float8_e5m2":
@@ -327,62 +338,63 @@ _SPECIAL_OPERATORS: dict[str, Callable[[Node, Sequence[Value], str], str]] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """How partial results of a reduction are kept (as ``dtype``) and put together.
-
-    ``neutral`` is what masked lanes hold, ``reduce_template`` reduces an axis of a tensor, ``combine_template`` puts two
-    partial results together.
-    """
+    """Templates for the partial results of a reduction, with their dtype and neutral element."""
 
     node: Node
-    dtype: str
-    neutral: str
-    reduce_template: str
-    combine_template: str
+    dtype: str  # of partial results
+    neutral: str  # literal that masked lanes hold
+    reduce_template: str  # reduces one axis of a tensor
+    combine_template: str  # combines two partial results
 
     def reduce(self, text: str, axis: int) -> str:
+        """Reduce one axis of a tensor, which stays as an axis of size 1."""
         return self.reduce_template.format(text, axis, keep=", keep_dims=True")
 
     def reduce_all(self, text: str) -> str:
-        """Of a tensor of one axis, as a tensor of one element.
+        """Reduce a one-dimensional tensor to a tensor of one element, through a scalar.
 
-        A scalar stands between, which lies alike in all threads: what comes from the axis of a
-        tensor is laid out anew where it meets others, by Triton 3.6 through shared memory.
+        All threads hold a scalar alike.  A tensor with a reduced axis would need a layout
+        conversion in operations with other tensors, for which Triton 3.6 uses shared memory.
         """
-        whole = self.reduce_template.format(text, 0, keep="")
-        return f"tl.full((1, 1), {whole}, {TRITON_DTYPES[self.dtype]})"
+        scalar = self.reduce_template.format(text, 0, keep="")
+        return f"tl.full((1, 1), {scalar}, {TRITON_DTYPES[self.dtype]})"
 
     def combine(self, left: str, right: str) -> str:
+        """Combine two partial results."""
         return self.combine_template.format(left, right)
 
     def to_partial(self, operand: Value) -> str:
-        """An operand as a partial result."""
+        """Convert an operand to a partial result."""
         if self.node.op in ("any", "all"):
             operand = Value(as_tensor(operand, "bool"), "bool")
         return as_tensor(operand, self.dtype)
 
     def from_partial(self, text: str) -> Value:
-        """What the node's value is, from the partial result of everything."""
+        """Convert the final partial result to the value of the node."""
         dtype = compute_dtype(self.node.dtype)
         return Value(convert(Value(text, self.dtype), dtype), dtype)
 
 
 def make_reduction(node: Node) -> Reduction:
-    """How ``node`` is reduced; raises :class:`BadFusion` where there is no template."""
+    """The reduction of ``node``.  Raises :class:`BadFusion` if there is no template."""
     dtype = compute_dtype(node.dtype)
-    # Triton adds and compares integers of fewer bits in 32.
-    kept = dtype if dtype in ("float32", "int64") else "int32"
+    # Triton adds and compares narrower integers in 32 bits.
+    partial_dtype = dtype if dtype in ("float32", "int64") else "int32"
     if node.op in ("any", "all"):
-        keep, neutral = ("max", "0") if node.op == "any" else ("min", "1")
-        whole = f"tl.{keep}({{}}, {{}}{{keep}})"
-        return Reduction(node, "int32", neutral, whole, f"tl.{keep}imum({{}}, {{}})")
+        extreme, neutral = ("max", "0") if node.op == "any" else ("min", "1")
+        reduce_template = f"tl.{extreme}({{}}, {{}}{{keep}})"
+        combine_template = f"tl.{extreme}imum({{}}, {{}})"
+        return Reduction(node, "int32", neutral, reduce_template, combine_template)
     if dtype == "bool":
         raise BadFusion(f"{node}: there is no {node.op} of bools; use any or all")
     if node.op == "sum":
-        return Reduction(node, kept, "0", "tl.sum({}, {}{keep})", "{} + {}")
-    name = {"prod": "_mul", "amax": "_max", "amin": "_min"}[node.op]
-    neutral = "1" if node.op == "prod" else _extreme_literal(kept, lowest=node.op == "amax")
-    whole = f"tl.reduce({{}}, {{}}, {name}{{keep}})"
-    return Reduction(node, kept, neutral, whole, f"{name}({{}}, {{}})")
+        return Reduction(node, partial_dtype, "0", "tl.sum({}, {}{keep})", "{} + {}")
+    helper = {"prod": "_mul", "amax": "_max", "amin": "_min"}[node.op]
+    neutral = (
+        "1" if node.op == "prod" else _extreme_literal(partial_dtype, lowest=node.op == "amax")
+    )
+    reduce_template = f"tl.reduce({{}}, {{}}, {helper}{{keep}})"
+    return Reduction(node, partial_dtype, neutral, reduce_template, f"{helper}({{}}, {{}})")
 
 
 def _extreme_literal(dtype: str, lowest: bool) -> str:
@@ -393,7 +405,7 @@ def _extreme_literal(dtype: str, lowest: bool) -> str:
 
 
 def check_template(node: Node, operands: Sequence[Node]) -> None:
-    """Raises :class:`BadFusion` where ``node`` cannot be written as Triton."""
+    """Raises :class:`BadFusion` if there is no template for ``node``."""
     if node.kind == "reduce":
         make_reduction(node)
         return

@@ -1,4 +1,4 @@
-"""Where in memory a tile's elements are: integer expressions over row and column numbers."""
+"""Addresses of tensor elements: Triton index expressions over row and column counters."""
 
 from __future__ import annotations
 
@@ -9,76 +9,78 @@ from dataclasses import dataclass, field
 from nostall.fusion.codegen.loops.mapping import AxisAccess, Loops
 
 ZERO_TENSOR = "tl.zeros((1, 1), tl.int32)"
-"""Added to a number to make it a tensor: every value of a kernel has two axes."""
+"""Added to a scalar to make it a tensor: every value of a kernel is a two-dimensional tensor."""
 
 
 @dataclass(frozen=True)
 class Offset:
-    """Elements from the start of a tensor: a constant and a weight for each loop."""
+    """An affine offset in elements from the start of a tensor: ``start + sum(stride * loop)``."""
 
     start: int = 0
     strides: dict[int, int] = field(default_factory=dict)
+    """Elements by which one step of a loop moves the offset; loops that do not move it are left
+    out."""
 
 
 def tensor_offset(
-    places: Iterable[AxisAccess], strides: Iterable[int], sizes: Sequence[int]
+    accesses: Iterable[AxisAccess], strides: Iterable[int], sizes: Sequence[int]
 ) -> Offset:
-    """Where a tensor with these strides is read at ``places``."""
+    """The offset of a tensor with these strides, if its axes are read at ``accesses``."""
     start = 0
-    weights: dict[int, int] = {}
-    for place, stride in zip(places, strides, strict=True):
-        start += place.start * stride
-        weight = stride * place.step
-        for loop in reversed(place.loops):
-            weights[loop] = weights.get(loop, 0) + weight
-            weight *= sizes[loop]
-    return Offset(start, {loop: weight for loop, weight in weights.items() if weight})
+    loop_strides: dict[int, int] = {}
+    for access, axis_stride in zip(accesses, strides, strict=True):
+        start += access.start * axis_stride
+        stride = axis_stride * access.step
+        for loop in reversed(access.loops):
+            loop_strides[loop] = loop_strides.get(loop, 0) + stride
+            stride *= sizes[loop]
+    return Offset(start, {loop: stride for loop, stride in loop_strides.items() if stride})
 
 
 def offset_terms(offset: Offset, loops: Loops, sizes: Sequence[int], counter: str) -> list[str]:
-    """The part of an offset that depends on the loops of ``loops``, through their ``counter``.
+    """The terms of an offset that depend on ``loops``, as expressions of their ``counter``.
 
-    Neighbouring loops that lie in memory as in the counter are one term.
+    Adjacent loops that are contiguous in memory as well as in the counter share one term.
     """
-    found: list[str] = []
-    at = len(loops)
-    while at:
-        last = at
-        at -= 1
-        weight = offset.strides.get(loops[at])
-        if weight is None:
+    terms: list[str] = []
+    position = len(loops)
+    while position:
+        end = position
+        position -= 1
+        stride = offset.strides.get(loops[position])
+        if stride is None:
             continue
-        whole = weight * sizes[loops[at]]
-        while at and offset.strides.get(loops[at - 1]) == whole:
-            at -= 1
-            whole *= sizes[loops[at]]
-        index = _counter_part(loops, at, last, sizes, counter)
-        found.append(index if weight == 1 else f"{index} * {weight}")
-    return found[::-1]
+        outer_stride = stride * sizes[loops[position]]
+        while position and offset.strides.get(loops[position - 1]) == outer_stride:
+            position -= 1
+            outer_stride *= sizes[loops[position]]
+        index = _loop_index(loops, position, end, sizes, counter)
+        terms.append(index if stride == 1 else f"{index} * {stride}")
+    return terms[::-1]
 
 
 def missing_loop_masks(
     present: Iterable[int], loops: Loops, sizes: Sequence[int], counter: str
 ) -> list[str]:
-    """Conditions under which all loops of ``loops`` that are not ``present`` stand at 0."""
-    there = set(present)
-    found = []
-    at = 0
-    while at < len(loops):
-        first = at
-        while at < len(loops) and loops[at] not in there:
-            at += 1
-        if at > first:
-            found.append(f"({_counter_part(loops, first, at, sizes, counter)} == 0)")
-        at += 1
-    return found
+    """Conditions that hold if all loops of ``loops`` outside ``present`` are at index 0."""
+    present_loops = set(present)
+    masks = []
+    position = 0
+    while position < len(loops):
+        first = position
+        while position < len(loops) and loops[position] not in present_loops:
+            position += 1
+        if position > first:
+            masks.append(f"({_loop_index(loops, first, position, sizes, counter)} == 0)")
+        position += 1
+    return masks
 
 
-def _counter_part(loops: Loops, first: int, last: int, sizes: Sequence[int], counter: str) -> str:
-    """The number that loops ``first`` to ``last`` (without) of ``loops`` form in the counter."""
-    inner = math.prod(sizes[loop] for loop in loops[last:])
+def _loop_index(loops: Loops, first: int, end: int, sizes: Sequence[int], counter: str) -> str:
+    """The joint index of ``loops[first:end]``, extracted from the counter by // and %."""
+    inner = math.prod(sizes[loop] for loop in loops[end:])
     text = counter if inner == 1 else f"({counter} // {inner})"
-    # The counter ends with its slowest loop: nothing to take off there.
+    # No loop is slower than the first one, so its index needs no modulo.
     if not first:
         return text
-    return f"({text} % {math.prod(sizes[loop] for loop in loops[first:last])})"
+    return f"({text} % {math.prod(sizes[loop] for loop in loops[first:end])})"

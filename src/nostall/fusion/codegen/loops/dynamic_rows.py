@@ -1,8 +1,8 @@
-"""A number of rows that is known at run time only: where one source does for all of them.
+"""Check that one kernel source is valid for every value of a dynamic number of rows.
 
-Source text holds sizes and strides as numbers, except that the loop with the longest steps never
-stands in it: only the count that a kernel is given says where it ends.  So what varies has to be
-that loop, and must not change a stride.
+Sizes and strides are literals in the generated source, with one exception: the size of the
+slowest loop.  Only the row count, a kernel argument, bounds that loop.  So the dynamic size has to
+be the size of the slowest loop, and no stride may depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nostall.fusion.graph.shapes import Shape, contiguous_strides
 
 
 def check_dynamic_size(schedule: Schedule) -> None:
-    """Raises :class:`BadFusion` where a kernel's source would depend on the varying size."""
+    """Raises :class:`BadFusion` if the kernel's source would depend on the dynamic size."""
     mapping, varying = schedule.mapping, schedule.mapping.graph.varying
     if varying is None:
         return
@@ -35,20 +35,23 @@ def check_dynamic_size(schedule: Schedule) -> None:
         )
     if schedule.row_reductions and loops and schedule.reduced_rows != schedule.rows:
         raise BadFusion(
-            "sums over a part of the rows beside a dynamic number of them; give them a kernel of "
-            "their own"
+            "sums over some of the row loops cannot have a dynamic number of rows; give them a "
+            "kernel of their own"
         )
-    for node, places, strides in _addresses(schedule):
-        found = tensor_offset(places, strides, mapping.loop_sizes)
-        if any(varies(n, varying) for n in (found.start, *found.strides.values())):
+    for node, accesses, strides in _indexed_tensors(schedule):
+        offset = tensor_offset(accesses, strides, mapping.loop_sizes)
+        if any(varies(n, varying) for n in (offset.start, *offset.strides.values())):
             raise BadFusion(
                 f"{node}: strides depend on the dynamic size; put it first and make tensors "
                 "contiguous"
             )
 
 
-def _addresses(schedule: Schedule) -> Iterator[tuple[Node, tuple[AxisAccess, ...], Shape]]:
-    """Whatever the source counts from a place: memory that is read or written, and counters."""
+def _indexed_tensors(schedule: Schedule) -> Iterator[tuple[Node, tuple[AxisAccess, ...], Shape]]:
+    """Everything that the source computes an offset for, as (node, accesses, strides).
+
+    These are outputs, inputs, random numbers and counters (``iota``).
+    """
     mapping = schedule.mapping
     graph = mapping.graph
     for index in mapping.outputs:

@@ -1,9 +1,9 @@
-"""The loops of one kernel: every value of a set of operators gets an index over common loops.
+"""Loop mapping of a kernel: every value of a set of operators gets an index over common loops.
 
-This is FusionStitching's index propagation (arXiv:2009.10924) in one pass over all operators: the
-axes of every value start unknown, each operator and view says which of them are the same loop, and
-what is left over is the space that the kernel walks.  A value has one place in that space; a set of
-operators in which a value would be needed at two places is refused.
+This is the index propagation of FusionStitching (arXiv:2009.10924) in one pass over all operators:
+the axes of every value start as unknowns, each operator and view equates some of them, and the
+axes that remain are the loops of the kernel.  Every value has one index in this loop space.  A set
+of operators that would need a value at two indices cannot be one kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Loops = tuple[int, ...]
 
 @dataclass(frozen=True)
 class AxisAccess:
-    """Where one axis of a tensor is read: ``start + step * i``, i counting through ``loops``."""
+    """The index of one tensor axis: ``start + step * i``, ``i`` the joint index of ``loops``."""
 
     loops: Loops
     start: int = 0
@@ -42,78 +42,80 @@ class AxisAccess:
 
 @dataclass(frozen=True)
 class Operand:
-    """What an operator reads: node ``source``, at ``accesses`` (one for each axis of the source)."""
+    """What an operator reads: a node at an index."""
 
-    source: int
-    accesses: tuple[AxisAccess, ...] = ()
+    source: int  # the node, below all views
+    accesses: tuple[AxisAccess, ...] = ()  # one for each axis of the source
 
 
 @dataclass(frozen=True)
 class LoopMapping:
-    """A set of operators over common loops, numbered by memory order, slowest first.
+    """A set of operators over common loops.
 
-    ``accesses`` has an entry for each operator, ``operands`` for each of its operands, ``reduced_loops``
-    for each reduction and dot the loops that it removes.
+    Loops are numbered in memory order, slowest first.
     """
 
     graph: Graph = field(repr=False)
-    operators: tuple[int, ...]
-    outputs: tuple[int, ...]
+    operators: tuple[int, ...]  # nodes, in graph order
+    outputs: tuple[int, ...]  # operators that the kernel writes to memory
     loop_sizes: tuple[int, ...]
-    accesses: dict[int, tuple[AxisAccess, ...]]
-    operands: dict[int, tuple[Operand, ...]]
-    reduced_loops: dict[int, frozenset[int]]
+    accesses: dict[int, tuple[AxisAccess, ...]]  # of each operator, one for each axis of its value
+    operands: dict[int, tuple[Operand, ...]]  # of each operator
+    reduced_loops: dict[int, frozenset[int]]  # of each reduction and dot: the loops it removes
 
     @cached_property
     def loops(self) -> dict[int, frozenset[int]]:
-        """Of every operator the loops on which its value depends."""
-        return {index: loops_used(places) for index, places in self.accesses.items()}
+        """The loops that the value of each operator depends on."""
+        return {index: loops_used(accesses) for index, accesses in self.accesses.items()}
 
     @cached_property
     def memory_operands(self) -> tuple[Operand, ...]:
-        """What is read from memory, each place once, in order of first use."""
-        found = (o for i in self.operators for o in self.operands[i])
-        return tuple(dict.fromkeys(o for o in found if self.is_in_memory(o)))
+        """The distinct operands that are read from memory, in order of first use."""
+        operands = (o for i in self.operators for o in self.operands[i])
+        return tuple(dict.fromkeys(o for o in operands if self.is_in_memory(o)))
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """The nodes read from memory, in order of first use: what the kernel takes, in its order
-        (which is then that of equal patterns, wherever their inputs come from)."""
+        """The nodes read from memory, in order of first use: the inputs of the kernel.
+
+        The order depends on the pattern only, not on the node numbers of the inputs, so equal
+        patterns have equal kernels.
+        """
         return tuple(dict.fromkeys(operand.source for operand in self.memory_operands))
 
     def inputs_of(self, operators: Iterable[int]) -> tuple[int, ...]:
-        """Those of the inputs that some of the operators read."""
+        """The inputs that any of ``operators`` reads."""
         reads = {o.source for i in operators for o in self.operands[i]}
         return tuple(index for index in self.inputs if index in reads)
 
     def is_in_memory(self, operand: Operand) -> bool:
-        """Whether an operand is in memory, neither computed here nor a constant."""
+        """Whether an operand is read from memory: not computed by this kernel, not a constant."""
         return operand.source not in self.accesses and self.graph[operand.source].kind != "constant"
 
 
-def loops_used(places: Iterable[AxisAccess]) -> frozenset[int]:
-    """The loops on which a place in memory depends."""
-    return frozenset(loop for place in places for loop in place.loops)
+def loops_used(accesses: Iterable[AxisAccess]) -> frozenset[int]:
+    """The loops that an index depends on."""
+    return frozenset(loop for access in accesses for loop in access.loops)
 
 
 def map_pattern(graph: Graph, operators: Iterable[int]) -> LoopMapping:
-    """The loops of a set of operators.
+    """Infer the loops of a set of operators.
 
-    Raises :class:`BadFusion` with the reason where they cannot be one kernel.
+    Raises :class:`BadFusion` with the reason if they cannot be one kernel.
     """
-    chosen = tuple(sorted(set(operators)))
-    for index in chosen:
+    pattern = tuple(sorted(set(operators)))
+    for index in pattern:
         _check_operator(graph, graph[index])
-    drafts = _LoopInference(graph, chosen)
+    inference = _LoopInference(graph, pattern)
     try:
-        drafts.propagate()
+        inference.propagate()
     except AxisMismatch:
         raise BadFusion(
-            f"operators {chosen} look at the same values as axes without common factors; put what "
-            "is before and what is after the view into different kernels"
+            f"operators {pattern} view the same values as axes without common factors; put the "
+            "operators before and after the view into different kernels"
         ) from None
-    drafts.merge_loops()
-    return drafts.mapping()
+    inference.merge_loops()
+    return inference.mapping()
 
 
 def _check_operator(graph: Graph, node: Node) -> None:
@@ -128,7 +130,7 @@ def _check_operator(graph: Graph, node: Node) -> None:
 
 
 class _LoopInference:
-    """The propagation itself: places of values and of reads, made of axes not yet known."""
+    """Infers the loops: accesses of values and operands over axes that get unified."""
 
     def __init__(self, graph: Graph, operators: tuple[int, ...]) -> None:
         self.graph = graph
@@ -137,137 +139,147 @@ class _LoopInference:
         self.operands: dict[int, list[tuple[int, AccessDrafts]]] = {}
         self.reduced_axes: dict[int, AxisGroup] = {}
         self.reduction_accesses: dict[int, AccessDrafts] = {}
-        """What reductions read, before views: a broadcast axis has its loop here only."""
+        """Accesses of each reduction to its operand, above views.  Only these have the loop of a
+        broadcast axis that is reduced."""
 
-    # -- what operators and views say ------------------------------------------------------------
+    # -- constraints of operators and views ------------------------------------------------------
 
     def propagate(self) -> None:
+        """Unify the axes that operators and views equate."""
         for index in self.operators:
             node = self.graph[index]
             self.operands[index] = []
-            for place, operand in enumerate(node.inputs):
+            for position, operand in enumerate(node.inputs):
                 if node.kind == "dot":
-                    seen = self._dot_access(node, place)
+                    above_views = self._dot_access(node, position)
                 elif node.kind == "reduce":
-                    seen = self._reduction_access(node)
+                    above_views = self._reduction_access(node)
                 else:
-                    seen = self._elementwise_access(node, operand)
-                source, places = resolve_views(self.graph, operand, seen)
+                    above_views = self._elementwise_access(node, operand)
+                source, accesses = resolve_views(self.graph, operand, above_views)
                 if source in self.value_axes:
-                    self._unify_with_producer(node, source, places)
-                self.operands[index].append((source, places))
+                    self._unify_with_producer(node, source, accesses)
+                self.operands[index].append((source, accesses))
 
     def _elementwise_access(self, node: Node, operand: int) -> AccessDrafts:
-        """The operand of an elementwise operator; its axes of 1 are broadcast."""
+        """Accesses to an operand of an elementwise operator; axes of size 1 are broadcast."""
         shape = self.graph[operand].shape
         aligned = self.value_axes[node.index][len(node.shape) - len(shape) :]
         return tuple(
-            AccessDraft(row if size > 1 else ()) for row, size in zip(aligned, shape, strict=True)
+            AccessDraft(axes if size > 1 else ()) for axes, size in zip(aligned, shape, strict=True)
         )
 
     def _reduction_access(self, node: Node) -> AccessDrafts:
-        """The operand of a reduction: its kept axes, and new loops for those it removes."""
-        kept = iter(self.value_axes[node.index])
-        rows = []
-        gone: list[Axis] = []
-        for axis, size in enumerate(self.graph[node.inputs[0]].shape):
-            removed = axis in node.dims
-            row = new_axes(size) if removed else next(kept)
-            if removed and node.keepdim:
-                next(kept)
-            if removed:
-                gone.extend(row)
-            rows.append(AccessDraft(row))
-        self.reduced_axes[node.index] = tuple(gone)
-        self.reduction_accesses[node.index] = tuple(rows)
-        return tuple(rows)
+        """Accesses to the operand of a reduction: the kept axes, and new loops for removed ones."""
+        kept_axes = iter(self.value_axes[node.index])
+        accesses = []
+        reduced: list[Axis] = []
+        for dim, size in enumerate(self.graph[node.inputs[0]].shape):
+            is_reduced = dim in node.dims
+            axes = new_axes(size) if is_reduced else next(kept_axes)
+            if is_reduced and node.keepdim:
+                next(kept_axes)
+            if is_reduced:
+                reduced.extend(axes)
+            accesses.append(AccessDraft(axes))
+        self.reduced_axes[node.index] = tuple(reduced)
+        self.reduction_accesses[node.index] = tuple(accesses)
+        return tuple(accesses)
 
-    def _dot_access(self, node: Node, place: int) -> AccessDrafts:
-        """A factor of a dot: its batch, its own axis, and a new loop for the common one."""
+    def _dot_access(self, node: Node, position: int) -> AccessDrafts:
+        """Accesses to the left (position 0) or right (1) factor of a dot: the batch, m or n, and k.
+
+        The left factor comes first; it creates the loop k that both have.
+        """
         *batch, m, n = self.value_axes[node.index]
-        if place == 0:
+        if position == 0:
             self.reduced_axes[node.index] = new_axes(self.graph[node.inputs[0]].shape[-1])
         k = self.reduced_axes[node.index]
-        return tuple(map(AccessDraft, (*batch, m, k) if place == 0 else (*batch, k, n)))
+        return tuple(map(AccessDraft, (*batch, m, k) if position == 0 else (*batch, k, n)))
 
-    def _unify_with_producer(self, node: Node, source: int, places: AccessDrafts) -> None:
-        """A value computed here is read where it is made."""
-        for own, place, size in zip(
-            self.value_axes[source], places, self.graph[source].shape, strict=True
+    def _unify_with_producer(self, node: Node, source: int, accesses: AccessDrafts) -> None:
+        """Unify the axes at which a value is read with those at which this kernel computes it."""
+        for own, access, size in zip(
+            self.value_axes[source], accesses, self.graph[source].shape, strict=True
         ):
-            if not place.covers_axis(size):
+            if not access.covers_axis(size):
                 raise BadFusion(
                     f"{node} reads a part of %{source}, which the same kernel computes; put them "
                     "into different kernels"
                 )
-            unify(own, place.axes)
+            unify(own, access.axes)
 
-    # -- loops that nothing ties together --------------------------------------------------------
+    # -- loops that no constraint connects -------------------------------------------------------
 
     def merge_loops(self) -> None:
-        """Let values share loops where nothing says that they are different.
+        """Let values share loops that no constraint connects.
 
-        First those that read the same memory at the same place, then reductions of the same
-        length, then what is left of values of the same shape.
+        Merged are, in this order: reads of the same memory at the same starts and steps,
+        reductions of the same length, and values of the same shape.
         """
         reads = [
-            (source, places)
+            (source, accesses)
             for operands in self.operands.values()
-            for source, places in operands
+            for source, accesses in operands
             if source not in self.value_axes
         ]
-        for at, (source, places) in enumerate(reads):
-            for other, elsewhere in reads[:at]:
-                if other == source and _starts_and_steps(places) == _starts_and_steps(elsewhere):
-                    self._merge(_access_axes(elsewhere), _access_axes(places))
-        rows = list(self.reduced_axes.values())
-        for at, later in enumerate(rows):
-            for earlier in rows[:at]:
+        for at, (source, accesses) in enumerate(reads):
+            for earlier_source, earlier_accesses in reads[:at]:
+                if earlier_source == source and (
+                    _starts_and_steps(accesses) == _starts_and_steps(earlier_accesses)
+                ):
+                    self._merge(_access_axes(earlier_accesses), _access_axes(accesses))
+        reductions = list(self.reduced_axes.values())
+        for at, later in enumerate(reductions):
+            for earlier in reductions[:at]:
                 self._merge(list(factors(earlier)), list(factors(later)))
-        values = [[a for row in rows for a in factors(row)] for rows in self.value_axes.values()]
-        widest = max(values, key=lambda row: math.prod(a.size for a in row))
+        values = [
+            [a for axes in groups for a in factors(axes)] for groups in self.value_axes.values()
+        ]
+        largest = max(values, key=lambda axes: math.prod(a.size for a in axes))
         for value in values:
-            self._merge(list(factors(widest)), list(factors(value)))
+            self._merge(list(factors(largest)), list(factors(value)))
 
     def _merge(self, left: list[Axis], right: list[Axis]) -> None:
-        """Unify two rows of loops unless some value would then be on a diagonal."""
-        # Most rows are the same loops already: those of a value that many operators read.
+        """Unify two lists of loops, unless a tensor would then be read along a diagonal."""
+        # Most lists are identical already, because many operators read the same value.
         if left == right or [a.size for a in left] != [a.size for a in right]:
             return
-        same: dict[int, Axis] = {}
+        parent: dict[int, Axis] = {}
 
         def root(axis: Axis) -> Axis:
-            while id(axis) in same:
-                axis = same[id(axis)]
+            while id(axis) in parent:
+                axis = parent[id(axis)]
             return axis
 
-        for one, two in zip(left, right, strict=True):
-            if root(one) is not root(two):
-                same[id(root(two))] = root(one)
-        for row in self._axis_lists():
-            if len({id(root(axis)) for axis in row}) < len(row):
+        for a, b in zip(left, right, strict=True):
+            if root(a) is not root(b):
+                parent[id(root(b))] = root(a)
+        for axes in self._axis_lists():
+            if len({id(root(axis)) for axis in axes}) < len(axes):
                 return
-        for one, two in zip(left, right, strict=True):
-            unify((one,), (two,))
+        for a, b in zip(left, right, strict=True):
+            unify((a,), (b,))
 
     def _axis_lists(self) -> Iterator[AxisGroup]:
-        """The loops of every value and of every read."""
-        for rows in self.value_axes.values():
-            yield tuple(a for row in rows for a in factors(row))
+        """The loops of every value and of every operand."""
+        for groups in self.value_axes.values():
+            yield tuple(a for axes in groups for a in factors(axes))
         for operands in self.operands.values():
-            for _, places in operands:
-                yield tuple(_access_axes(places))
-        for places in self.reduction_accesses.values():
-            yield tuple(_access_axes(places))
+            for _, accesses in operands:
+                yield tuple(_access_axes(accesses))
+        for accesses in self.reduction_accesses.values():
+            yield tuple(_access_axes(accesses))
 
     # -- the result ------------------------------------------------------------------------------
 
     def mapping(self) -> LoopMapping:
+        """The mapping, with loops numbered in memory order."""
         order = self._memory_order()
-        number = {id(axis): at for at, axis in enumerate(order)}
+        loop_numbers = {id(axis): at for at, axis in enumerate(order)}
 
-        def loops(row: AxisGroup) -> Loops:
-            return tuple(number[id(axis)] for axis in factors(row))
+        def loops(axes: AxisGroup) -> Loops:
+            return tuple(loop_numbers[id(axis)] for axis in factors(axes))
 
         members = set(self.operators)
         graph = self.graph
@@ -281,75 +293,78 @@ class _LoopInference:
             ),
             loop_sizes=tuple(axis.size for axis in order),
             accesses={
-                i: tuple(AxisAccess(loops(row)) for row in rows)
-                for i, rows in self.value_axes.items()
+                i: tuple(AxisAccess(loops(axes)) for axes in groups)
+                for i, groups in self.value_axes.items()
             },
             operands={
                 i: tuple(
                     Operand(
-                        source, tuple(AxisAccess(loops(p.axes), p.start, p.step) for p in places)
+                        source, tuple(AxisAccess(loops(a.axes), a.start, a.step) for a in accesses)
                     )
-                    for source, places in operands
+                    for source, accesses in operands
                 )
                 for i, operands in self.operands.items()
             },
-            reduced_loops={i: frozenset(loops(row)) for i, row in self.reduced_axes.items()},
+            reduced_loops={i: frozenset(loops(axes)) for i, axes in self.reduced_axes.items()},
         )
 
     def _memory_order(self) -> list[Axis]:
-        """All loops, as they lie in the largest tensor that has all of them, slowest first."""
-        everything = {id(a): a for row in self._axis_lists() for a in row}
-        dots = any(self.graph[i].kind == "dot" for i in self.operators)
-        found: list[tuple[tuple[bool, int], list[Axis]]] = []
-        for in_memory, node, strides, places in self._tensors():
-            row = _access_axes(places)
-            if len({id(a) for a in row}) < len(row):
+        """All loops in the memory order of the largest tensor that has all of them, slowest first.
+
+        Tensors in memory precede values that stay in registers.
+        """
+        all_axes = {id(a): a for axes in self._axis_lists() for a in axes}
+        has_dots = any(self.graph[i].kind == "dot" for i in self.operators)
+        orders: list[tuple[tuple[bool, int], list[Axis]]] = []
+        for in_memory, node, strides, accesses in self._tensors():
+            axes = _access_axes(accesses)
+            if len({id(a) for a in axes}) < len(axes):
                 raise BadFusion(
                     f"{node} would be read along a diagonal; put its readers into different kernels"
                 )
-            if dots or len(row) == len(everything):
-                found.append(((in_memory, node.bytes), _axes_by_stride(strides, places)))
-        found.sort(key=lambda entry: entry[0], reverse=True)
-        if dots:
-            # No tensor has all loops: those of the largest first, each tensor's as they lie.
-            return list({id(axis): axis for _, row in found for axis in row}.values())
-        if not found:
+            if has_dots or len(axes) == len(all_axes):
+                orders.append(((in_memory, node.bytes), _axes_by_stride(strides, accesses)))
+        orders.sort(key=lambda entry: entry[0], reverse=True)
+        if has_dots:
+            # No tensor has all loops: concatenate the orders of all tensors, the largest first.
+            return list({id(axis): axis for _, axes in orders for axis in axes}.values())
+        if not orders:
             raise BadFusion(
-                f"operators {self.operators} have no common space of loops; make them separate "
-                "kernels, or pack those"
+                f"no tensor of operators {self.operators} has all of their loops; make them "
+                "separate kernels, or pack those"
             )
-        return found[0][1]
+        return orders[0][1]
 
     def _tensors(self) -> Iterator[tuple[bool, Node, Shape, AccessDrafts]]:
-        """Every tensor with its places: whether it is in memory, the node, the strides."""
-        for index, rows in self.value_axes.items():
+        """Every tensor as (is in memory, node, strides, accesses)."""
+        for index, groups in self.value_axes.items():
             node = self.graph[index]
-            places = tuple(AccessDraft(row) for row in rows)
-            yield index in self.graph.results, node, node.strides, places
+            accesses = tuple(AccessDraft(axes) for axes in groups)
+            yield index in self.graph.results, node, node.strides, accesses
         for operands in self.operands.values():
-            for source, places in operands:
+            for source, accesses in operands:
                 node = self.graph[source]
                 in_memory = source not in self.value_axes and node.kind != "constant"
-                yield in_memory, node, node.strides, places
-        for index, places in self.reduction_accesses.items():
+                yield in_memory, node, node.strides, accesses
+        for index, accesses in self.reduction_accesses.items():
             node = self.graph[self.graph[index].inputs[0]]
-            yield False, node, contiguous_strides(node.shape), places
+            yield False, node, contiguous_strides(node.shape), accesses
 
 
-def _access_axes(places: AccessDrafts) -> list[Axis]:
-    return [axis for place in places for axis in factors(place.axes)]
+def _access_axes(accesses: AccessDrafts) -> list[Axis]:
+    return [axis for access in accesses for axis in factors(access.axes)]
 
 
-def _starts_and_steps(places: AccessDrafts) -> list[tuple[int, int]]:
-    return [(place.start, place.step) for place in places]
+def _starts_and_steps(accesses: AccessDrafts) -> list[tuple[int, int]]:
+    return [(access.start, access.step) for access in accesses]
 
 
-def _axes_by_stride(strides: Shape, places: AccessDrafts) -> list[Axis]:
-    """The loops of a tensor, the one with the longest step in memory first."""
-    weighed: list[tuple[int, Axis]] = []
-    for place, stride in zip(places, strides, strict=True):
-        row = factors(place.axes)
-        for at, axis in enumerate(row):
-            inner = math.prod(other.size for other in row[at + 1 :])
-            weighed.append((stride * place.step * inner, axis))
-    return [axis for _, axis in sorted(weighed, key=lambda pair: -pair[0])]
+def _axes_by_stride(strides: Shape, accesses: AccessDrafts) -> list[Axis]:
+    """The loops of a tensor, the one with the largest stride first."""
+    axis_strides: list[tuple[int, Axis]] = []
+    for access, stride in zip(accesses, strides, strict=True):
+        axes = factors(access.axes)
+        for at, axis in enumerate(axes):
+            inner = math.prod(inner_axis.size for inner_axis in axes[at + 1 :])
+            axis_strides.append((stride * access.step * inner, axis))
+    return [axis for _, axis in sorted(axis_strides, key=lambda pair: -pair[0])]

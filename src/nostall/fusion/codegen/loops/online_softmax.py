@@ -1,13 +1,13 @@
-"""A maximum and the sum of exp(x - maximum) in one walk over the columns: online softmax.
+"""Online softmax: a maximum and the sum of exp(x - maximum) in one loop over the columns.
 
-Softmax, log-softmax and log-sum-exp reduce the same x twice: first its maximum, then a sum that
-needs it.  Kernels that walk over a row would walk twice.  Instead every lane keeps a running
-maximum and the sum relative to it, scaled anew where the maximum grows (Milakov and Gimelshein,
-arXiv:1805.02867); lanes are put together behind the walk.  The maximum is the same to the bit, the
-sum within the rounding of fp32.
+Softmax, log-softmax and log-sum-exp reduce the same x twice: first to its maximum, then to a sum
+that needs the maximum.  A kernel that loops over the columns of a row would need two loops.
+Instead, every lane keeps a running maximum and the sum relative to it, and rescales the sum when
+the maximum grows (Milakov and Gimelshein, arXiv:1805.02867).  The lanes are combined after the
+loop.  The maximum is bit-identical to that of two loops; the sum differs by fp32 rounding.
 
-A lane that has seen nothing above -inf holds the sum 0 and every other one at least 1, so 0 tells
-rows of -inf, where exp(-inf - -inf) has to be NaN.
+The sum of a lane is 0 if all its elements are -inf, and at least 1 otherwise.  So a sum of 0 marks
+rows of -inf, for which exp(-inf - -inf) has to be NaN.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 
 @dataclass(frozen=True)
 class OnlinePair:
-    """Reductions of one ``operand`` with one walk: equal ``maxima``, and ``sums`` of exp(x - maximum).
+    """Reductions of one operand x that share one loop over the columns.
 
-    ``guarded_sums``: those sums that subtract 0 where the maximum is infinite, as logsumexp does.  The
-    first maximum and the first sum have the running values of all.
+    Only the first maximum and the first sum have accumulators; all others have the same values.
     """
 
-    operand: Operand
-    maxima: tuple[int, ...]
-    sums: tuple[int, ...]
+    operand: Operand  # x
+    maxima: tuple[int, ...]  # reductions to the maximum of x
+    sums: tuple[int, ...]  # reductions to the sum of exp(x - maximum)
     guarded_sums: frozenset[int]
+    """Sums that subtract 0 instead of an infinite maximum, as logsumexp does."""
 
     @property
     def first_maximum(self) -> int:
@@ -49,24 +49,27 @@ class OnlinePair:
 
 @lru_cache(maxsize=32)
 def online_pairs(schedule: Schedule) -> tuple[OnlinePair, ...]:
-    """The pairs that save a walk over the columns, by themselves or together."""
-    kept = tuple(_pair_candidates(schedule)) if schedule.allow_online_softmax else ()
-    fewest = _count_passes(schedule, kept)
-    for pair in kept:
-        others = tuple(other for other in kept if other is not pair)
-        if _count_passes(schedule, others) <= fewest:
-            kept = others
-    return kept
+    """The pairs that save a pass over the columns, alone or together.
+
+    A pair without which the number of passes stays the same is left out.
+    """
+    pairs = tuple(_pair_candidates(schedule)) if schedule.allow_online_softmax else ()
+    min_passes = _count_passes(schedule, pairs)
+    for pair in pairs:
+        rest = tuple(p for p in pairs if p is not pair)
+        if _count_passes(schedule, rest) <= min_passes:
+            pairs = rest
+    return pairs
 
 
-def pair_sums(found: Iterable[OnlinePair]) -> frozenset[int]:
-    """The reductions that end in the walk of the maximum that they need."""
-    return frozenset(index for pair in found for index in pair.sums)
+def pair_sums(pairs: Iterable[OnlinePair]) -> frozenset[int]:
+    """The sums that are reduced in the same loop as the maximum that they need."""
+    return frozenset(index for pair in pairs for index in pair.sums)
 
 
-def _count_passes(schedule: Schedule, found: Iterable[OnlinePair]) -> int:
-    """How many passes over the columns there are: those that reduce, and those that write."""
-    level, mapping = schedule.reduction_levels(pair_sums(found)), schedule.mapping
+def _count_passes(schedule: Schedule, pairs: Iterable[OnlinePair]) -> int:
+    """The number of passes over the columns that reduce or write."""
+    level, mapping = schedule.reduction_levels(pair_sums(pairs)), schedule.mapping
     reducing = {level[i] - 1 for i in schedule.body if mapping.reduced_loops.get(i)}
     return len(
         reducing
@@ -81,18 +84,19 @@ def _pair_candidates(schedule: Schedule) -> Iterator[OnlinePair]:
             schedule.mapping, index, "amax"
         ) and schedule.mapping.reduced_loops.get(index):
             maxima.setdefault(schedule.mapping.operands[index][0], []).append(index)
-    for x, alike in maxima.items():
-        found = {
+    for x, maxima_of_x in maxima.items():
+        is_guarded = {
             i: guarded
             for i in schedule.body
-            if (guarded := _is_guarded_sum(schedule, i, x, alike)) is not None
+            if (guarded := _is_guarded_sum(schedule, i, x, maxima_of_x)) is not None
         }
-        if found:
-            yield OnlinePair(x, tuple(alike), tuple(found), frozenset(i for i in found if found[i]))
+        if is_guarded:
+            guarded_sums = frozenset(i for i in is_guarded if is_guarded[i])
+            yield OnlinePair(x, tuple(maxima_of_x), tuple(is_guarded), guarded_sums)
 
 
 def _is_guarded_sum(schedule: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
-    """Whether a sum of exp(x - maximum) is guarded; None where an operator is no such sum."""
+    """Whether a sum of exp(x - maximum) is guarded; None if the operator is no such sum."""
     mapping = schedule.mapping
     if not (_is_float_operator(mapping, index, "sum") and mapping.reduced_loops.get(index)):
         return None
@@ -114,14 +118,16 @@ def _guarded_maximum(mapping: LoopMapping, index: int) -> int | None:
     """The m of where(abs(m) == inf, 0, m); None for other values."""
     if not _is_float_operator(mapping, index, "where"):
         return None
-    told, zero, value = mapping.operands[index]
-    if not _is_constant(mapping, zero, 0.0) or not _is_infinite(mapping, told.source, value):
+    condition, zero, value = mapping.operands[index]
+    if not _is_constant(mapping, zero, 0.0) or not _is_infinity_test(
+        mapping, condition.source, value
+    ):
         return None
     return value.source
 
 
-def _is_infinite(mapping: LoopMapping, index: int, value: Operand) -> bool:
-    """Whether an operator tells if a value is infinite."""
+def _is_infinity_test(mapping: LoopMapping, index: int, value: Operand) -> bool:
+    """Whether an operator computes isinf(value) or abs(value) == inf."""
     if index not in mapping.accesses:
         return False
     operands = mapping.operands[index]
@@ -130,13 +136,15 @@ def _is_infinite(mapping: LoopMapping, index: int, value: Operand) -> bool:
     if mapping.graph[index].op != "eq":
         return False
     left, right = operands
-    size = mapping.operands.get(left.source, ())
-    is_size = _is_float_operator(mapping, left.source, "abs") and size == (value,)
-    return is_size and _is_constant(mapping, right, float("inf"))
+    magnitude_operands = mapping.operands.get(left.source, ())
+    is_magnitude = _is_float_operator(mapping, left.source, "abs") and (
+        magnitude_operands == (value,)
+    )
+    return is_magnitude and _is_constant(mapping, right, float("inf"))
 
 
 def _is_float_operator(mapping: LoopMapping, index: int, op: str) -> bool:
-    """Whether a node is such an operator of the pattern, on floats."""
+    """Whether a node is the operator ``op`` of the pattern, with a float result."""
     node = mapping.graph[index]
     return index in mapping.accesses and node.op == op and compute_dtype(node.dtype) == "float32"
 

@@ -1,9 +1,10 @@
-"""How the loops of a pattern become rows and columns of a tile, from what its reductions remove.
+"""Schedule of a pattern: the assignment of its loops to rows and columns of a tile.
 
-Reductions are the sub-roots that fix the mapping, all else inherits it (arXiv:2009.10924).  The
-tile is two-dimensional: *rows* are independent of each other, *columns* are what the reductions
-remove.  Reductions over rows as well (the weight gradient beside the input gradient of a norm) are
-*tails*: each program keeps partial results, a second kernel adds them up in a fixed order.
+Reductions are the sub-roots that fix the mapping, and all other operators inherit it
+(arXiv:2009.10924).  The tile is two-dimensional: the reductions remove the *columns*, and *rows*
+are independent of each other.  A reduction over rows (the weight gradient beside the input
+gradient of a norm) is a *row reduction*: each program keeps a partial result, and a second kernel
+adds the partial results in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,25 +25,28 @@ ScheduleKind = Literal["flat", "rows", "dual", "dots"]
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The pattern's loops as rows and columns, slowest first.
-
-    ``reduced_rows`` are the row loops that the tails remove (the last ones of ``rows``); ``row_reductions`` are
-    those reductions and ``epilogue`` what is computed from them.  ``loop_groups``: the columns of a pattern
-    with small dots, by the axes of its matrices (:mod:`nostall.fusion.codegen.loops.dot_axes`).
-    ``allow_online_softmax``: whether reductions may share a walk (:mod:`nostall.fusion.codegen.loops.online_softmax`).
-    """
+    """The loops of a pattern as rows and columns of a tile, slowest first."""
 
     mapping: LoopMapping
     rows: Loops
     columns: Loops
     reduced_rows: Loops = ()
+    """Row loops that row reductions remove: the last ones of ``rows``."""
     row_reductions: tuple[int, ...] = ()
+    """Reductions over ``reduced_rows``."""
     epilogue: tuple[int, ...] = ()
+    """Operators that follow row reductions: they run in the second kernel."""
     loop_groups: tuple[Loops, ...] = ()
+    """The columns of a pattern with small dots, by matrix axis
+    (:mod:`nostall.fusion.codegen.loops.dot_axes`); () without dots."""
     allow_online_softmax: bool = True
+    """Whether a maximum and its sum may share a loop over the columns
+    (:mod:`nostall.fusion.codegen.loops.online_softmax`)."""
 
     @property
     def kind(self) -> ScheduleKind:
+        """The family of schedules: without reductions, with reductions over columns, with
+        reductions over columns and over rows, or with small dots."""
         if self.loop_groups:
             return "dots"
         if self.row_reductions:
@@ -50,6 +54,7 @@ class Schedule:
         return "rows" if self.columns else "flat"
 
     def count(self, loops: Loops) -> int:
+        """Iterations of a loop nest."""
         return math.prod(self.mapping.loop_sizes[loop] for loop in loops)
 
     @property
@@ -58,7 +63,10 @@ class Schedule:
 
     @property
     def outer_row_count(self) -> int:
-        """Steps of the slowest row loop: what kernels are told, each with :attr:`inner_row_count` rows."""
+        """Iterations of the slowest row loop, each with :attr:`inner_row_count` rows.
+
+        Kernels get this count as an argument.
+        """
         return self.count(self.rows[:1])
 
     @property
@@ -67,7 +75,7 @@ class Schedule:
 
     @property
     def is_column_major(self) -> bool:
-        """Whether neighbours in memory are those of one column."""
+        """Whether the fastest loop in memory is a row loop."""
         return len(self.mapping.loop_sizes) - 1 in self.rows
 
     @property
@@ -75,58 +83,67 @@ class Schedule:
         return self.count(self.columns)
 
     def is_block_uniform(self, loops: Collection[int], rows: int) -> bool:
-        """Whether what changes along ``loops`` does so from row to row, but is the same for all of
-        ``rows`` that begin at a multiple of their number."""
-        changing = [at for at, loop in enumerate(self.rows) if loop in loops]
-        return bool(changing) and self.count(self.rows[changing[-1] + 1 :]) % rows == 0
+        """Whether a value that depends on ``loops`` is equal in all rows of an aligned block.
+
+        A block has ``rows`` rows and begins at a multiple of ``rows``.  False if the value depends
+        on no row loop.
+        """
+        positions = [at for at, loop in enumerate(self.rows) if loop in loops]
+        return bool(positions) and self.count(self.rows[positions[-1] + 1 :]) % rows == 0
 
     @cached_property
     def body(self) -> tuple[int, ...]:
-        """The operators of the tile: all but the tails and what follows them."""
-        apart = {*self.row_reductions, *self.epilogue}
-        return tuple(i for i in self.mapping.operators if i not in apart)
+        """The operators of the tile: all but row reductions and the epilogue."""
+        excluded = {*self.row_reductions, *self.epilogue}
+        return tuple(i for i in self.mapping.operators if i not in excluded)
 
     @cached_property
     def reduction_level(self) -> dict[int, int]:
-        """Of every operator of the body, how many reductions in a row its value waits for."""
+        """For each operator of the body, the longest chain of reductions that its value needs.
+
+        A reduction counts itself.
+        """
         return self.reduction_levels()
 
-    def reduction_levels(self, beside: Collection[int] = ()) -> dict[int, int]:
-        """As :attr:`reduction_level`, where the reductions ``beside`` run along with those they need."""
-        found: dict[int, int] = {}
+    def reduction_levels(self, merged: Collection[int] = ()) -> dict[int, int]:
+        """As :attr:`reduction_level`, but reductions in ``merged`` add no level.
+
+        They share a loop with the reductions that they need.
+        """
+        levels: dict[int, int] = {}
         for index in self.body:
-            above = [found.get(o.source, 0) for o in self.mapping.operands[index]]
-            waits = index in self.mapping.reduced_loops and index not in beside
-            found[index] = max(above, default=0) + waits
-        return found
+            operand_levels = [levels.get(o.source, 0) for o in self.mapping.operands[index]]
+            adds_level = index in self.mapping.reduced_loops and index not in merged
+            levels[index] = max(operand_levels, default=0) + adds_level
+        return levels
 
     @cached_property
     def late_broadcast_operands(self) -> frozenset[Operand]:
-        """What all rows read alike, column by column, where a reduction is over: a norm's weights,
-        say."""
+        """Operands that are read after a reduction and broadcast along rows: the weights of a
+        norm, for example."""
         rows, columns = set(self.rows), set(self.columns)
         late = (index for index in self.body if self.reduction_level[index])
-        read = {operand for index in late for operand in self.mapping.operands[index]}
-        loops = {one: loops_used(one.accesses) for one in read if self.mapping.is_in_memory(one)}
-        return frozenset(one for one in loops if loops[one] & columns and not loops[one] & rows)
+        operands = {operand for index in late for operand in self.mapping.operands[index]}
+        loops = {o: loops_used(o.accesses) for o in operands if self.mapping.is_in_memory(o)}
+        return frozenset(o for o in loops if loops[o] & columns and not loops[o] & rows)
 
     def has_columns(self, index: int) -> bool:
-        """Whether an operator has one value for each column, or one for all of them."""
+        """Whether an operator has a value for each column, rather than one for all columns."""
         return bool(self.mapping.loops[index] & set(self.columns))
 
     def operand_has_columns(self, operand: Operand) -> bool:
-        """Whether an operand has one value for each column, made here or in memory."""
+        """Whether an operand, computed here or in memory, has a value for each column."""
         if operand.source in self.mapping.accesses:
             return self.has_columns(operand.source)
         return bool(loops_used(operand.accesses) & set(self.columns))
 
     @cached_property
     def peak_live_values(self) -> int:
-        """How many values of the whole tile are live at once in the order they are emitted."""
+        """The maximum number of tile-sized values that are live at once, in emission order."""
         mapping = self.mapping
         order = {index: at for at, index in enumerate(mapping.operators)}
-        last: dict[object, int] = {}
-        first: dict[object, int] = {}
+        last_use: dict[object, int] = {}
+        first_use: dict[object, int] = {}
         for index in mapping.operators:
             for operand in mapping.operands[index]:
                 inside = operand.source in order
@@ -135,86 +152,115 @@ class Schedule:
                 if mapping.graph[operand.source].kind == "constant":
                     continue
                 value: object = operand.source if inside else operand
-                first.setdefault(value, order[index])
-                last[value] = order[index]
+                first_use.setdefault(value, order[index])
+                last_use[value] = order[index]
             if self.has_columns(index):
-                first[index] = order[index]
-                last.setdefault(index, order[index])
+                first_use[index] = order[index]
+                last_use.setdefault(index, order[index])
         accumulators = sum(
             self.operand_has_columns(o) for i in self.row_reductions for o in mapping.operands[i]
         )
         peak = max(
-            (sum(first[v] <= at <= last[v] for v in first) for at in order.values()), default=1
+            (sum(first_use[v] <= at <= last_use[v] for v in first_use) for at in order.values()),
+            default=1,
         )
         return max(1, peak + accumulators)
 
 
 def build_schedule(mapping: LoopMapping) -> Schedule:
-    """Rows and columns for a mapping.
+    """Choose rows and columns for a mapping.
 
-    Raises :class:`BadFusion` where its reductions remove loops that do not go together.
+    Raises :class:`BadFusion` if its reductions remove loops that cannot share a tile.
     """
-    everything = tuple(range(len(mapping.loop_sizes)))
+    all_loops = tuple(range(len(mapping.loop_sizes)))
     if has_dots(mapping):
         batch, groups = group_loops(mapping)
-        matrix = tuple(loop for loop in everything if loop not in batch)
-        return Schedule(mapping, batch, matrix, loop_groups=groups)
-    families = sorted(
+        matrix_loops = tuple(loop for loop in all_loops if loop not in batch)
+        return Schedule(mapping, batch, matrix_loops, loop_groups=groups)
+    reduced_sets = sorted(
         {frozenset(r) for r in mapping.reduced_loops.values()}, key=sorted, reverse=True
     )
-    # A reduction of axes that are all 1 removes no loop: it is a copy.
-    families = [family for family in families if family]
-    if not families:
-        return Schedule(mapping, everything, ())
-    if len(families) == 1:
-        columns = families[0]
-        rows = tuple(loop for loop in everything if loop not in columns)
+    # A reduction over axes of size 1 removes no loop: it is a copy.
+    reduced_sets = [loops for loops in reduced_sets if loops]
+    if not reduced_sets:
+        return Schedule(mapping, all_loops, ())
+    if len(reduced_sets) == 1:
+        columns = reduced_sets[0]
+        rows = tuple(loop for loop in all_loops if loop not in columns)
         return Schedule(mapping, rows, tuple(sorted(columns)))
     reasons = []
-    # The fastest loops come first in `families`: rows are best read along them.
-    for columns in families:
+    # The set with the fastest loops comes first: columns along them give coalesced reads.
+    for columns in reduced_sets:
         try:
-            return _build_dual_schedule(mapping, everything, columns)
+            return _build_dual_schedule(mapping, all_loops, columns)
         except BadFusion as error:
             reasons.append(str(error))
     raise BadFusion(reasons[0])
 
 
 def _build_dual_schedule(
-    mapping: LoopMapping, everything: Loops, columns: frozenset[int]
+    mapping: LoopMapping, all_loops: Loops, columns: frozenset[int]
 ) -> Schedule:
-    tails = tuple(i for i, r in mapping.reduced_loops.items() if r and r != columns)
-    summed = {frozenset(mapping.reduced_loops[i] - columns) for i in tails}
-    names = ", ".join(str(mapping.graph[i]) for i in tails)
-    if len(summed) > 1 or frozenset() in summed:
+    """The schedule with these columns, and all other reductions as row reductions."""
+    row_reductions = tuple(i for i, r in mapping.reduced_loops.items() if r and r != columns)
+    reduced_row_sets = {frozenset(mapping.reduced_loops[i] - columns) for i in row_reductions}
+    names = ", ".join(str(mapping.graph[i]) for i in row_reductions)
+    if len(reduced_row_sets) > 1 or frozenset() in reduced_row_sets:
         raise BadFusion(
             f"{names} reduce over different axes than the others and than each other; put them "
             "into different kernels"
         )
-    (gone,) = summed
-    after: list[int] = []
-    apart = set(tails)
+    (reduced_rows,) = reduced_row_sets
+    epilogue = _find_epilogue(mapping, row_reductions, reduced_rows, columns)
+    kept_rows = tuple(loop for loop in all_loops if loop not in columns | reduced_rows)
+    last_rows = tuple(sorted(reduced_rows))
+    schedule = Schedule(
+        mapping,
+        kept_rows + last_rows,
+        tuple(sorted(columns)),
+        last_rows,
+        row_reductions,
+        epilogue,
+    )
+    if not any(mapping.reduced_loops.get(i) for i in schedule.body):
+        raise BadFusion(
+            f"{names} would be all reductions of the kernel, which needs one over its columns, too"
+        )
+    return schedule
+
+
+def _find_epilogue(
+    mapping: LoopMapping,
+    row_reductions: tuple[int, ...],
+    reduced_rows: frozenset[int],
+    columns: frozenset[int],
+) -> tuple[int, ...]:
+    """The operators that follow row reductions.
+
+    Raises :class:`BadFusion` if they cannot run in a second kernel.
+    """
+    epilogue: list[int] = []
+    in_second_kernel = set(row_reductions)
     for index in mapping.operators:
-        inside = {o.source for o in mapping.operands[index] if o.source in mapping.accesses}
-        if index in tails:
-            whole = mapping.reduced_loops[index]
-            if inside & apart or (whole & columns and not columns <= whole):
+        producers = {o.source for o in mapping.operands[index] if o.source in mapping.accesses}
+        if index in row_reductions:
+            reduced = mapping.reduced_loops[index]
+            if producers & in_second_kernel or (reduced & columns and not columns <= reduced):
                 raise BadFusion(
                     f"{mapping.graph[index]} is not a last step; give it its own kernel"
                 )
             continue
-        if not inside & apart:
+        if not producers & in_second_kernel:
             continue
-        if not inside <= apart or index in mapping.reduced_loops or mapping.loops[index] & gone:
+        if (
+            not producers <= in_second_kernel
+            or index in mapping.reduced_loops
+            or mapping.loops[index] & reduced_rows
+        ):
             raise BadFusion(
                 f"{mapping.graph[index]} needs a sum over rows within the rows; give it its own "
                 "kernel"
             )
-        apart.add(index)
-        after.append(index)
-    kept = tuple(loop for loop in everything if loop not in columns and loop not in gone)
-    last = tuple(sorted(gone))
-    found = Schedule(mapping, kept + last, tuple(sorted(columns)), last, tails, tuple(after))
-    if not any(mapping.reduced_loops.get(i) for i in found.body):
-        raise BadFusion(f"{names} would be all reductions; there is nothing they run beside")
-    return found
+        in_second_kernel.add(index)
+        epilogue.append(index)
+    return tuple(epilogue)

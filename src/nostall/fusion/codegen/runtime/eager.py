@@ -1,4 +1,4 @@
-"""Operators one by one in PyTorch: what a region falls back to where no kernel can be stitched."""
+"""Eager execution of graph operators in PyTorch: the fallback for operators without a kernel."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def run_operator(node: Node, operands: Sequence[Tensor]) -> Tensor:
 def read_value(
     graph: Graph, index: int, computed: Mapping[int, Any], size: int | None, device: torch.device
 ) -> Any:
-    """A value that is computed, a view of one, or a constant; ``size`` is what varies.
+    """The value of a node: a computed value, a view of one, or a constant.
 
-    It goes down to the value by calling itself by its name: a closure that calls itself is a cycle,
-    and would keep what is computed until Python next looks for cycles.
+    ``size`` is the current dynamic size, if the graph has one.
+
+    The function recurses by its global name.  A recursive closure would be a reference cycle that
+    keeps ``computed`` alive until the next garbage collection.
     """
     if index in computed:
         return computed[index]
@@ -46,83 +48,93 @@ def read_value(
 
 
 def apply_view(node: Node, below: Tensor) -> Tensor:
-    """What a layout node shows of ``below``."""
-    found: Tensor
+    """Apply a layout node to its input ``below``."""
+    view: Tensor
     if node.op == "permute":
-        found = below.permute(node.dims)
+        view = below.permute(node.dims)
     elif node.op == "expand":
-        found = below.expand(node.shape)
+        view = below.expand(node.shape)
     elif node.op == "slice":
         dim, start, step = node["dim"], node["start"], node["step"]
         assert isinstance(dim, int) and isinstance(start, int) and isinstance(step, int)
         stop = start + step * (node.shape[dim] - 1) + 1 if node.shape[dim] else start
-        found = below[(slice(None),) * dim + (slice(start, stop, step),)]
+        view = below[(slice(None),) * dim + (slice(start, stop, step),)]
     else:
-        found = below.reshape(node.shape)
-    return found
+        view = below.reshape(node.shape)
+    return view
 
 
 def constant_value(node: Node, device: torch.device) -> Tensor:
-    """The value of a constant or a counter."""
+    """The value of a constant or a counter (``iota``)."""
     dtype = getattr(torch, node.dtype)
-    found: Tensor
+    value: Tensor
     if node.op == "iota":
         count = torch.arange(node.shape[0], device=device)
-        found = (node["start"] + node["step"] * count).to(dtype)
+        value = (node["start"] + node["step"] * count).to(dtype)
     else:
-        found = torch.full(node.shape, node["value"], dtype=dtype, device=device)
-    return found
+        value = torch.full(node.shape, node["value"], dtype=dtype, device=device)
+    return value
 
 
 def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words: int) -> Tensor:
-    """Numbers in [0, 1) for a seed of one element, as kernels make them: four or eight of each
-    counter (:mod:`~nostall.fusion.codegen.emit.philox`) or, as ``tl.rand`` does, its first word."""
+    """Philox random numbers in [0, 1), bit-identical to those of kernels.
+
+    ``seed``: a tensor of one element.  ``words``: random numbers for each counter: 4 or 8
+    (:mod:`~nostall.fusion.codegen.emit.philox`), or 1, the first word, as in ``tl.rand``.
+    """
     size = tuple(size)
     if words == 1:
         (word, *_) = _philox(seed, math.prod(size))
         signed = torch.where(word > 0x7FFFFFFF, 0xFFFFFFFF - word, word)
-        found = signed.to(torch.float32) * 4.6566127342e-10
+        numbers = signed.to(torch.float32) * 4.6566127342e-10
     else:
         count = math.prod(size)
         word = torch.stack(_philox(seed, -(-count // words)), dim=1).reshape(-1)
         if words == 8:
             halves = torch.stack((word & 0xFFFF, word >> 16), dim=1).reshape(-1)
-            found = (halves[:count].to(torch.float32) + 0.5) / 65536
+            numbers = (halves[:count].to(torch.float32) + 0.5) / 65536
         else:
-            found = word[:count].to(torch.float32) * 2.3283062977608182e-10
-    most = LARGEST_BELOW_ONE.get(str(dtype).removeprefix("torch."))
-    found = found if most is None else found.clamp(max=most)
-    return found.to(dtype).reshape(size)
+            numbers = word[:count].to(torch.float32) * 2.3283062977608182e-10
+    maximum = LARGEST_BELOW_ONE.get(str(dtype).removeprefix("torch."))
+    numbers = numbers if maximum is None else numbers.clamp(max=maximum)
+    return numbers.to(dtype).reshape(size)
 
 
 def _philox(seed: Tensor, count: int) -> list[Tensor]:
-    """The four words of the counters 0, 1, ... by Philox 4x32-10 (Salmon et al., SC 2011)."""
-    low = 0xFFFFFFFF
-    one = torch.arange(count, device=seed.device)
-    two, three, four = torch.zeros_like(one), torch.zeros_like(one), torch.zeros_like(one)
-    keys = [seed & low, (seed >> 32) & low]
+    """The four output words of counters 0, 1, ..., ``count - 1``, as int64 tensors.
+
+    This is Philox 4x32-10 (Salmon et al., SC 2011).
+    """
+    mask = 0xFFFFFFFF
+    a = torch.arange(count, device=seed.device)
+    b, c, d = torch.zeros_like(a), torch.zeros_like(a), torch.zeros_like(a)
+    keys = [seed & mask, (seed >> 32) & mask]
     for _ in range(10):
-        # The middle of a 64-bit product is right although its sign is not.
-        left, right = one * 0xD2511F53, three * 0xCD9E8D57
-        one = ((right >> 32) & low) ^ two ^ keys[0]
-        three = ((left >> 32) & low) ^ four ^ keys[1]
-        two, four = right & low, left & low
-        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
-    return [one, two, three, four]
+        # Signed int64 products overflow, but bits 0 to 63 are those of the unsigned products.
+        left, right = a * 0xD2511F53, c * 0xCD9E8D57
+        a = ((right >> 32) & mask) ^ b ^ keys[0]
+        c = ((left >> 32) & mask) ^ d ^ keys[1]
+        b, d = right & mask, left & mask
+        keys = [(keys[0] + 0x9E3779B9) & mask, (keys[1] + 0xBB67AE85) & mask]
+    return [a, b, c, d]
 
 
 def _compute(node: Node, operands: Sequence[Tensor]) -> Tensor:
-    found: Tensor
+    """The value of an operator with PyTorch's own dtype and strides."""
+    value: Tensor
     if node.op in _TORCH_NAMES:
-        found = getattr(torch, node.op)(*operands)
+        value = getattr(torch, node.op)(*operands)
     elif node.op in _TORCH_FUNCTIONS:
-        found = _TORCH_FUNCTIONS[node.op](node, *operands)
+        value = _TORCH_FUNCTIONS[node.op](node, *operands)
     else:
-        raise BadFusion(f"{node} cannot be run here; run opaque nodes where the graph comes from")
-    return found
+        raise BadFusion(
+            f"{node} is opaque and cannot run here; run it in the program that the graph was "
+            "captured from"
+        )
+    return value
 
 
-# Every other elementwise operator has PyTorch's own name.
+# All elementwise operators but these have the name of their PyTorch function.
 _TORCH_NAMES = frozenset(row.name for row in OPERATIONS.values() if row.kind in ELEMENTWISE) - {
     "cast",
     "copy",
@@ -131,8 +143,10 @@ _TORCH_NAMES = frozenset(row.name for row in OPERATIONS.values() if row.kind in 
 
 
 def _reduce_by_axis(node: Node, value: Tensor, function: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """A reduction that PyTorch does along one axis, along several; narrow floats are not rounded in
-    between, where they might overflow."""
+    """A reduction over several axes, one after the other, if PyTorch reduces one axis at a time.
+
+    16-bit floats are reduced in fp32, because an intermediate result could overflow.
+    """
     value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     for axis in sorted(node.dims, reverse=True):
         value = function(value, axis)

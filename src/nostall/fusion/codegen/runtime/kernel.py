@@ -1,4 +1,4 @@
-"""Generated source as something that can be called: imported from a file, launched on tensors."""
+"""Stitched kernels at run time: import generated source from a file and launch it on tensors."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ if TYPE_CHECKING:
     from nostall.fusion.graph.graph import Node
 
 ALIGNMENT_BYTES = 16
-"""Bytes: where an address is a multiple of it Triton may say so to the compiler, and does."""
+"""Alignment that Triton specializes pointer arguments for."""
 
 
 class BadTensor(BadInput):
-    """A tensor does not have the shape, strides, dtype or device a kernel was made for."""
+    """A tensor does not have the shape, strides, dtype or device that a kernel requires."""
 
 
 @dataclass(frozen=True)
 class StitchedKernel:
-    """A pattern as a function of tensors; ``file`` holds its source."""
+    """The kernels of one pattern as a function of tensors."""
 
     program: Program
-    file: Path
-    functions: tuple[Any, ...] = field(repr=False)
+    file: Path  # holds the source
+    functions: tuple[Any, ...] = field(repr=False)  # Triton or Gluon kernels, one for each launch
 
     def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
-        """The outputs, on the device of the inputs.
+        """Allocate the outputs on the device of the inputs, run the kernels and return the outputs.
 
-        ``size`` is what varies, for graphs where something does; read off the inputs where it is
-        not said.  Raises :class:`BadTensor` where the inputs are not those of ``program.inputs``.
+        ``size``: the current dynamic size, if the graph has one; by default it is read from the
+        shapes of the inputs.  Raises :class:`BadTensor` if the inputs do not match
+        ``program.inputs``.
         """
         if size is None:
             size = self.program.dynamic_size(inputs)
@@ -71,7 +72,10 @@ class StitchedKernel:
         workspaces: Mapping[str, Tensor],
         size: int | None = None,
     ) -> None:
-        """Run the kernels on memory that is there; nothing is checked or allocated."""
+        """Run the kernels on existing tensors, without checks.
+
+        Allocates memory only to copy an input that is not aligned.
+        """
         varying = self.program.graph.varying
         tensors = dict(workspaces)
         tensors.update(zip(self.program.nodes_by_argument, (*inputs, *outputs), strict=True))
@@ -91,25 +95,29 @@ class StitchedKernel:
             )
         for index, tensor in zip(self.program.inputs, inputs, strict=True):
             node = self.program.graph[index].resized(self.program.graph.varying, size)
-            wanted = (node.shape, node.strides, getattr(torch, node.dtype))
-            given = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
-            # The stride of an axis of 1 or of an empty tensor means nothing.
-            moves = [
+            required = (node.shape, node.strides, getattr(torch, node.dtype))
+            actual = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            # The stride of an axis with at most one element is arbitrary.
+            stride_pairs = [
                 (a, b)
                 for size, a, b in zip(node.shape, node.strides, tensor.stride(), strict=False)
                 if size > 1
             ]
-            fits = wanted[0] == given[0] and wanted[2] == given[2] and all(a == b for a, b in moves)
-            if not fits or tensor.device != inputs[0].device:
+            matches = (
+                required[0] == actual[0]
+                and required[2] == actual[2]
+                and all(a == b for a, b in stride_pairs)
+            )
+            if not matches or tensor.device != inputs[0].device:
                 raise BadTensor(
-                    f"input {node} got a tensor of shape, strides and dtype {given} on "
-                    f"{tensor.device}; it takes {wanted}, all on one device; make another kernel "
-                    "for other tensors"
+                    f"input {node} got a tensor of shape, strides and dtype {actual} on "
+                    f"{tensor.device}; the kernel takes {required}, with all inputs on one device; "
+                    "generate another kernel for other tensors"
                 )
 
 
 class LaunchLike(Protocol):
-    """A launch, or the record of one."""
+    """The launch options of a kernel: a launch, or a stored record of one."""
 
     @property
     def num_warps(self) -> int: ...
@@ -119,26 +127,33 @@ class LaunchLike(Protocol):
 
 
 def launch_options(launch: LaunchLike) -> dict[str, Any]:
-    """How Triton is asked for a kernel on the current device: other options are other binaries."""
+    """Triton's keyword arguments for a launch on the current GPU.
+
+    Different options compile to different binaries.
+    """
     import triton.language as tl
 
-    # Triton's default for fused multiply-adds changes with its version.
-    found = {"num_warps": launch.num_warps, "enable_fp_fusion": True}
-    # As the kernel itself asks: one that does not wait must not begin early.
+    # The default of enable_fp_fusion depends on the version of Triton.
+    options = {"num_warps": launch.num_warps, "enable_fp_fusion": True}
+    # The kernel source has the same condition for its wait instruction.  A kernel without the wait
+    # must not start before the previous kernel ends.
     if launch.follows and tl.target_info.cuda_capability_geq(9, 0):
-        found["launch_pdl"] = True
-    return found
+        options["launch_pdl"] = True
+    return options
 
 
 def empty_tensor(node: Node, device: torch.device) -> Tensor:
-    """Memory for a node's value, with its strides."""
+    """An uninitialized tensor with the shape, strides and dtype of a node."""
     dtype: torch.dtype = getattr(torch, node.dtype)
-    found: Tensor = torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
-    return found
+    tensor: Tensor = torch.empty_strided(node.shape, node.strides, dtype=dtype, device=device)
+    return tensor
 
 
 def align_tensor(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where it begins at an odd place: outputs, which are ours, never do."""
+    """The tensor, or a copy of it if its address is not aligned.
+
+    Only inputs can be unaligned: outputs and workspaces come from PyTorch's allocator.
+    """
     if tensor.data_ptr() % ALIGNMENT_BYTES == 0:
         return tensor
     return torch.empty_strided(
@@ -147,9 +162,9 @@ def align_tensor(tensor: Tensor) -> Tensor:
 
 
 def load_kernel(program: Program, folder: Path | None = None) -> StitchedKernel:
-    """Write the source into ``folder`` (the store's, where none is given) and import it.
+    """Write a program's source to ``folder`` (by default that of the store) and import it.
 
-    Files are named by their content; one that is there is checked, not trusted.
+    A file's name is the hash of its content.  The hash of an existing file is checked.
     """
     names = [launch.name for launch in program.launches]
     file, functions = load_source(program.source, names, folder)
@@ -159,13 +174,13 @@ def load_kernel(program: Program, folder: Path | None = None) -> StitchedKernel:
 def load_source(
     source: str, names: Sequence[str], folder: Path | None = None
 ) -> tuple[Path, tuple[Any, ...]]:
-    """The file of a source as in :func:`load_kernel`, and the kernels of these names in it."""
+    """Write and import a source as in :func:`load_kernel`; returns its file and its kernels."""
     check_triton()
     artefacts = Artefacts(folder if folder is not None else home() / "fusion")
     name = artefacts.put(source.encode(), "py")
     artefacts.get(name, "py")
     module = _import_source(artefacts.path(name, "py"))
-    return artefacts.path(name, "py"), tuple(getattr(module, one) for one in names)
+    return artefacts.path(name, "py"), tuple(getattr(module, kernel) for kernel in names)
 
 
 @functools.cache
@@ -178,13 +193,16 @@ def _import_source(path: Path) -> Any:
 
 
 def clear_source_cache() -> None:
-    """Import every source anew: Triton keeps what it has compiled for one in memory."""
+    """Forget imported sources, so that they are imported again.
+
+    Triton keeps the binaries of an imported kernel in memory; a new import drops them.
+    """
     _import_source.cache_clear()
 
 
 @functools.cache
 def check_triton() -> None:
-    """Raises :class:`MissingPart` where there is no Triton, or one that is not known."""
+    """Raises :class:`MissingPart` if Triton is missing or its version is not supported."""
     allowed = f"{TRITON_VERSIONS[0]} to {TRITON_VERSIONS[-1]}"
     try:
         import triton

@@ -1,11 +1,11 @@
-"""Stitched kernels as launch specifications: what the other levels compile, tune and measure."""
+"""Launch specifications of stitched kernels, for SASS tuning and measurements."""
 
 from __future__ import annotations
 
 from nostall.core.launch import Buffer, DType, LaunchSpec, Scalar
 from nostall.fusion.codegen.emit.program import Launch, Program
 
-# All that kernels read and write.  A bool in memory is a byte; kernels compare it with 0.
+# PyTorch dtype -> launch dtype.  A bool in memory is a byte that kernels compare with 0.
 SPEC_DTYPES: dict[str, DType] = {
     "float32": "f32",
     "float16": "f16",
@@ -22,7 +22,7 @@ SPEC_DTYPES: dict[str, DType] = {
 
 
 def launch_specs(program: Program) -> dict[str, LaunchSpec]:
-    """For every kernel of a program, by name, how it is launched."""
+    """The launch specification of each kernel of a program, by kernel name."""
     return {launch.name: _spec(program, launch) for launch in program.launches}
 
 
@@ -36,8 +36,8 @@ def _spec(program: Program, launch: Launch) -> LaunchSpec:
             dtype, role = SPEC_DTYPES[spaces[name].dtype], "scratch"
         else:
             node = program.graph[tensors[name]]
-            extent = sum((n - 1) * s for n, s in zip(node.shape, node.strides, strict=True)) + 1
-            shape, dtype = (extent,), SPEC_DTYPES[node.dtype]
+            elements = sum((n - 1) * s for n, s in zip(node.shape, node.strides, strict=True)) + 1
+            shape, dtype = (elements,), SPEC_DTYPES[node.dtype]
             role = "out" if node.index in program.outputs else "in"
         bound = 2 if dtype[0] in "iu" else None
         buffers.append(

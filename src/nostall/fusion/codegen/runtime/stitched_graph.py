@@ -1,4 +1,4 @@
-"""A whole graph as stitched kernels: one for each of its patterns, PyTorch for what is refused."""
+"""Execution of a graph: stitched kernels for its patterns, eager PyTorch for other operators."""
 
 from __future__ import annotations
 
@@ -30,68 +30,69 @@ __all__ = ["PlanChooser", "StitchedGraph", "grow_partition", "schedule_operators
 
 
 def grow_partition(graph: Graph, operators: Iterable[int] | None = None) -> list[tuple[int, ...]]:
-    """A partition of operators (all, if none are said) into kernels, grown along producers.
+    """A greedy partition of operators (by default all) into kernels, grown along producers.
 
-    Not a plan to be proud of: it is for graphs that nobody explored, and for tests.  Operators for
-    which there is no kernel stand alone.
+    It is a baseline for tests and for graphs without an explored partition.  An operator joins the
+    kernels of all its producers, of one of them, or none.  Operators without a kernel stay alone.
     """
     groups: list[set[int]] = []
     for index in graph.operators if operators is None else sorted(operators):
-        near = [group for group in groups if group & set(graph.sources[index])]
-        everything = {index}.union(*near)
-        for union in (everything, *({index} | group for group in reversed(near)), {index}):
-            rest = [group for group in groups if not group & union]
-            if len(union) == 1 or (
-                no_kernel_reason(graph, union) is None and graph.is_acyclic([*rest, union])
+        producers = [group for group in groups if group & set(graph.sources[index])]
+        all_merged = {index}.union(*producers)
+        for merged in (all_merged, *({index} | group for group in reversed(producers)), {index}):
+            rest = [group for group in groups if not group & merged]
+            if len(merged) == 1 or (
+                no_kernel_reason(graph, merged) is None and graph.is_acyclic([*rest, merged])
             ):
-                groups = [*rest, union]
+                groups = [*rest, merged]
                 break
     return [tuple(sorted(group)) for group in groups]
 
 
 @dataclass(frozen=True)
 class StitchedGraph:
-    """A graph as a function of its inputs.  ``no_kernel_reason`` counts why operators are not stitched."""
+    """A graph as a function of its inputs."""
 
     graph: Graph = field(repr=False)
-    steps: tuple[StitchedKernel | int, ...]
-    illegal_reasons: Counter[str]
+    steps: tuple[StitchedKernel | int, ...]  # in execution order: kernels, and operators (nodes)
+    illegal_reasons: Counter[str]  # number of patterns without a kernel, by reason
 
     @property
     def kernels(self) -> int:
-        """Stitched patterns; the operators beside them run in PyTorch."""
+        """The number of stitched kernels; all other operators run in PyTorch."""
         return sum(not isinstance(step, int) for step in self.steps)
 
     def __call__(self, *inputs: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
-        """The outputs; they may be views of each other where the graph's are.
+        """Run the graph and return its outputs, which may be views of each other.
 
-        ``size`` is what varies, where something does and no input shows it.
+        ``size``: the current dynamic size; required if the graph has one and no input has it in
+        its shape.
         """
         graph = self.graph
         if size is None:
             size = find_dynamic_size(graph, graph.inputs, inputs)
         if size is None and self._has_dynamic_size:
             raise BadTensor(
-                "no input shows the size that varies; it takes a tensor that has it, or size="
+                "no input has the dynamic size in its shape; pass size= or a tensor that has it"
             )
         device = inputs[0].device if inputs else torch.device("cuda")
         values: dict[int, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
 
         def value(index: int) -> Tensor:
-            found: Tensor = eager.read_value(graph, index, values, size, device)
-            return found
+            tensor: Tensor = eager.read_value(graph, index, values, size, device)
+            return tensor
 
         for step in self.steps if self._can_run_kernels(size) else graph.operators:
             if not isinstance(step, int):
-                given = [values[index] for index in step.program.inputs]
-                values.update(zip(step.program.outputs, step(*given, size=size), strict=True))
+                arguments = [values[index] for index in step.program.inputs]
+                values.update(zip(step.program.outputs, step(*arguments, size=size), strict=True))
             else:
                 node = graph[step].resized(graph.varying, size)
                 values[step] = eager.run_operator(node, [value(index) for index in node.inputs])
         return tuple(value(index) for index in graph.outputs)
 
     def _can_run_kernels(self, size: int | None) -> bool:
-        """Whether kernels have something to do and can count every tensor's elements."""
+        """Whether tensors of this dynamic size have elements, and few enough for int32 indices."""
         if size is None or self.graph.varying is None:
             return True
         return 0 < size * self._max_elements <= MAX_ELEMENTS * self.graph.varying
@@ -113,38 +114,45 @@ def stitch(
     choice: PlanChooser = default_plan,
     folder: Path | None = None,
 ) -> StitchedGraph:
-    """Kernels for the patterns of a plan (:func:`grow_partition` where none is given).
+    """Generate and load a kernel for each pattern of a partition.
 
-    What cannot be one kernel runs in PyTorch, operator by operator, and is counted with its reason.
-    Raises :class:`BadFusion` for a graph with opaque nodes and for patterns that wait for each
-    other.
+    ``patterns``: the partition (default: :func:`grow_partition`); other operators stay alone.
+    ``choice``: chooses the plan of each kernel.  ``folder``: where sources are written (default:
+    the store).
+
+    A pattern without a kernel is partitioned into smaller ones; what still has no kernel runs in
+    PyTorch, operator by operator, and its reason is counted.  Raises :class:`BadFusion` if the
+    graph has opaque nodes or the patterns depend on each other in a cycle.
     """
     if opaque := [node for node in graph if node.kind == "opaque"]:
-        raise BadFusion(f"{opaque[0]} is opaque; give the regions between such nodes one by one")
+        raise BadFusion(
+            f"{opaque[0]} is opaque; stitch the regions between opaque nodes one by one"
+        )
     groups = [
         tuple(sorted(group)) for group in (grow_partition(graph) if patterns is None else patterns)
     ]
-    held = {index for group in groups for index in group}
-    groups += [(index,) for index in graph.operators if index not in held]
-    # A plan may be made of more than code generation can do; then smaller kernels do.
+    covered = {index for group in groups for index in group}
+    groups += [(index,) for index in graph.operators if index not in covered]
+    # A partition may have patterns that code generation does not support: split those.
     groups = [
-        part
+        subgroup
         for group in groups
-        for part in (
+        for subgroup in (
             [group] if no_kernel_reason(graph, group) is None else grow_partition(graph, group)
         )
     ]
     order = graph.execution_order(groups)
     if order is None:
         raise BadFusion(
-            "the patterns wait for each other; give a plan whose contraction is acyclic"
+            "the patterns depend on each other in a cycle; give a partition whose contraction is "
+            "acyclic"
         )
     steps: list[StitchedKernel | int] = []
-    left: Counter[str] = Counter()
+    illegal_reasons: Counter[str] = Counter()
     for at in order:
         try:
             steps.append(load_kernel(generate(graph, groups[at], choice), folder))
         except BadInput as error:
-            left[str(error)] += 1
+            illegal_reasons[str(error)] += 1
             steps.extend(groups[at])
-    return StitchedGraph(graph, tuple(steps), left)
+    return StitchedGraph(graph, tuple(steps), illegal_reasons)

@@ -1,13 +1,18 @@
-"""Rows that begin at odd places, walked over 16 bytes at a time.
+"""Loop peeling for unaligned rows: 16-byte accesses to rows that begin at any element.
 
-A row of 50,257 fp16 begins at a multiple of 16 bytes once in eight rows, so Triton reads and writes
-it element by element.  Peeled kernels walk from the last multiple before the row: the *lanes* of a
-program count from there, ``ahead`` of them belong to the row before.  Loads take all 16 bytes of
-which some are in the row: never before the tensor's first element, and as for its last, what the
-last row has beyond a multiple is loaded one by one.  Stores write 16 bytes that are all in the
-row, and one by one what is beside them.  All that holds for offsets, so a tensor that itself begins
-at an odd place is as safe, only slower.  What is kept in shared memory lies there by lane; copies
-to it take what loads take at once.
+Of rows of 50,257 fp16 elements, one in eight begins at a multiple of 16 bytes, so Triton reads and
+writes them element by element.  A peeled kernel starts its loop at the last multiple of 16 bytes
+before the row.  The *lanes* of a program count from there; the first ``ahead`` lanes belong to the
+row before.
+
+- Loads read every 16-byte vector that has an element of the row.  They never read before the first
+  element of the tensor.  At its end, the elements of the last row after the last full vector are
+  loaded one by one.
+- Stores write a vector at once if all of it is in the row, and the elements before and after these
+  vectors one by one.
+- Alignment refers to offsets within the tensor.  If the tensor itself begins at an unaligned
+  address, the kernel is slower, but correct.
+- Values in shared memory are indexed by lane.  Asynchronous copies take the full vectors.
 """
 
 from __future__ import annotations
@@ -25,25 +30,31 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
 VECTOR_BYTES = 16
-"""Of an access as wide as a thread can have it."""
+"""Bytes of the widest access of a thread."""
 
 
 @dataclass(frozen=True)
 class Peeling:
-    """Tensors whose rows lie ``row_stride`` elements apart; ``vector_elements`` elements of the narrowest of them
-    are 16 bytes.  ``is_interior``: all lanes of a turn are columns, and no access is cut."""
+    """The lane layout of tensors with one row stride, and the source that accesses them."""
 
-    row_stride: int
-    vector_elements: int
+    row_stride: int  # elements
+    vector_elements: int  # elements in 16 bytes, for the narrowest dtype of these tensors
     is_interior: bool = False
+    """Whether all lanes of an iteration are columns of the row, so no access needs a mask."""
 
     @property
     def row_offset(self) -> str:
-        """Where a row begins, as addresses have it."""
+        """The address term of the first element of a row."""
         return f"r * {self.row_stride}"
 
     def write_row_bounds(self, lines: Lines, columns: int, rows: str) -> None:
-        """Where the lanes of a program's row, number ``pid`` of ``rows``, begin and end."""
+        """Define the lane bounds of row ``pid`` of ``rows``.
+
+        - ``base``: offset of lane 0; ``ahead``: lane of the first column
+        - ``lowest``, ``highest``: lanes of the vectors that are completely in the row
+        - ``behind``: lane after the last full vector of the tensor
+        - ``whole``: lane after the vectors that are loaded at once
+        """
         step, stride = self.vector_elements, self.row_stride
         lines(f"base = pid * {stride} // {step} * {step}")
         lines(f"ahead = pid * {stride} - base")
@@ -53,15 +64,17 @@ class Peeling:
         lines(f"whole = tl.minimum((ahead + {columns + step - 1}) // {step} * {step}, behind)")
 
     def write_lane_indices(self, lines: Lines, columns: int, lanes: str) -> None:
-        """The lanes of one turn, which columns they are, and which of these exist; ``lanes_per_row`` are
-        those of a turn that begins at 0."""
+        """Define the lanes of one iteration, their columns, and a mask of columns that exist.
+
+        ``lanes``: expression of the lanes of an iteration that begins at lane 0.
+        """
         lines(f"lane = first + {lanes}")
         lines("c = lane - ahead")
         if not self.is_interior:
             lines(f"inside = (c >= 0) & (c < {columns})")
 
     def write_load(self, lines: Lines, name: str, memory: str, columns: int) -> None:
-        """``name``: what lies in ``memory`` at the lanes of a turn."""
+        """Load the lanes of an iteration from ``memory`` into variable ``name``."""
         if self.is_interior:
             lines(f"{name} = tl.load({memory} + base + lane)")
             return
@@ -69,21 +82,23 @@ class Peeling:
         with lines.block(self.tail_condition(columns)):
             lines(f"{name} = tl.where(lane < whole, {name}, {self.tail_load(memory)})")
 
-    def write_async_copy(self, lines: Lines, place: str, memory: str) -> None:
-        """Send what :meth:`write_load` loads at once on its way to a ``place`` in shared memory."""
-        lines(f"copy_ahead({place}, {memory} + base + lane, mask=lane < whole)")
+    def write_async_copy(self, lines: Lines, destination: str, memory: str) -> None:
+        """Start an asynchronous copy to shared memory of the vectors :meth:`write_load` loads."""
+        lines(f"copy_ahead({destination}, {memory} + base + lane, mask=lane < whole)")
 
     def tail_condition(self, columns: int) -> str:
-        """The head of what is done where a row has elements that are loaded one by one: fewer than
-        ``vector_elements``, all of one turn."""
+        """The ``if`` line of the code for elements that are loaded one by one.
+
+        A row has fewer than ``vector_elements`` of them, all in one iteration.
+        """
         return f"if whole < ahead + {columns}:"
 
     def tail_load(self, memory: str) -> str:
-        """Those elements, at their lanes."""
+        """The load of these elements, at their lanes."""
         return f"tl.load({memory} + base + lane, mask=inside & (lane >= whole))"
 
     def write_store(self, lines: Lines, memory: str, text: str, width: int) -> None:
-        """Put a value into ``memory``."""
+        """Store the value ``text`` to ``memory``; an iteration has ``width`` lanes."""
         if self.is_interior:
             lines(f"tl.store({memory} + base + lane, {text})")
             return
@@ -96,68 +111,76 @@ class Peeling:
 
 @lru_cache(maxsize=32)
 def find_peeling(schedule: Schedule) -> Peeling | None:
-    """How the rows of a schedule are peeled; None where they begin at multiples of 16 bytes, or
-    where no tensor has its columns one after the other."""
-    bytes_of: Counter[int] = Counter()
-    narrowest: dict[int, int] = {}
-    for node, places in _memory_tensors(schedule):
-        stride = _row_stride(schedule, node, places)
+    """The peeling for the row stride that moves the most bytes, of those that are unaligned.
+
+    None if all rows begin at multiples of 16 bytes, or if no tensor has contiguous columns.
+    """
+    bytes_by_stride: Counter[int] = Counter()
+    min_element_bytes: dict[int, int] = {}
+    for node, accesses in _memory_tensors(schedule):
+        stride = _row_stride(schedule, node, accesses)
         if stride is not None:
             size = DTYPE_BYTES[schedule.mapping.graph[node].dtype]
-            bytes_of[stride] += size
-            narrowest[stride] = min(size, narrowest.get(stride, size))
-    odd = {s: count for s, count in bytes_of.items() if s * narrowest[s] % VECTOR_BYTES}
-    if schedule.kind != "rows" or not odd:
+            bytes_by_stride[stride] += size
+            min_element_bytes[stride] = min(size, min_element_bytes.get(stride, size))
+    unaligned = {
+        stride: count
+        for stride, count in bytes_by_stride.items()
+        if stride * min_element_bytes[stride] % VECTOR_BYTES
+    }
+    if schedule.kind != "rows" or not unaligned:
         return None
-    stride = max(odd, key=lambda s: (odd[s], s))
-    return Peeling(stride, VECTOR_BYTES // narrowest[stride])
+    stride = max(unaligned, key=lambda s: (unaligned[s], s))
+    return Peeling(stride, VECTOR_BYTES // min_element_bytes[stride])
 
 
 def lanes_per_row(schedule: Schedule, is_peeled: bool) -> int:
-    """Lanes that a walk over a row has at most: its columns, and what is peeled before them."""
-    lies = find_peeling(schedule) if is_peeled else None
-    return schedule.column_count + (lies.vector_elements - 1 if lies else 0)
+    """The maximum number of lanes of a row: its columns and the peeled lanes before them."""
+    peeling = find_peeling(schedule) if is_peeled else None
+    return schedule.column_count + (peeling.vector_elements - 1 if peeling else 0)
 
 
-def widens_accesses(schedule: Schedule, neighbours: int) -> bool:
-    """Whether some accesses are wider by lanes than by columns, where each thread has so many
-    elements side by side."""
-    lies = find_peeling(schedule)
-    if lies is None:
+def widens_accesses(schedule: Schedule, thread_elements: int) -> bool:
+    """Whether peeling makes an access wider if a thread has this many contiguous elements."""
+    peeling = find_peeling(schedule)
+    if peeling is None:
         return False
-    together = math.gcd(lies.row_stride, schedule.column_count)
+    aligned_elements = math.gcd(peeling.row_stride, schedule.column_count)
     sizes = (
         DTYPE_BYTES[schedule.mapping.graph[node].dtype]
-        for node, places in _memory_tensors(schedule)
-        if _row_stride(schedule, node, places) == lies.row_stride
+        for node, accesses in _memory_tensors(schedule)
+        if _row_stride(schedule, node, accesses) == peeling.row_stride
     )
-    return any(together * size % min(VECTOR_BYTES, neighbours * size) for size in sizes)
+    return any(
+        aligned_elements * size % min(VECTOR_BYTES, thread_elements * size) for size in sizes
+    )
 
 
 def is_peeled_operand(schedule: Schedule, operand: Operand) -> bool:
-    """Whether a tensor is read by lanes where rows are peeled."""
-    lies = find_peeling(schedule)
+    """Whether a peeled kernel reads an operand by lane."""
+    peeling = find_peeling(schedule)
     return (
-        lies is not None
-        and _row_stride(schedule, operand.source, operand.accesses) == lies.row_stride
+        peeling is not None
+        and _row_stride(schedule, operand.source, operand.accesses) == peeling.row_stride
     )
 
 
 def _memory_tensors(schedule: Schedule) -> Iterator[tuple[int, tuple[AxisAccess, ...]]]:
-    """What is read and written, and where."""
+    """The tensors that the kernel reads or writes, as (node, accesses)."""
     yield from ((operand.source, operand.accesses) for operand in schedule.mapping.memory_operands)
     yield from ((index, schedule.mapping.accesses[index]) for index in schedule.mapping.outputs)
 
 
-def _row_stride(schedule: Schedule, node: int, places: tuple[AxisAccess, ...]) -> int | None:
-    """From one row to the next, of a tensor whose rows and columns lie as they are counted."""
+def _row_stride(schedule: Schedule, node: int, accesses: tuple[AxisAccess, ...]) -> int | None:
+    """Elements between adjacent rows; None unless columns are contiguous and rows equidistant."""
     graph, sizes = schedule.mapping.graph, schedule.mapping.loop_sizes
     if graph[node].kind == "constant":
         return None
-    where = tensor_offset(places, graph[node].strides, sizes)
-    by_row, by_column = (
-        offset_terms(where, loops, sizes, "i") for loops in (schedule.rows, schedule.columns)
+    offset = tensor_offset(accesses, graph[node].strides, sizes)
+    row_terms, column_terms = (
+        offset_terms(offset, loops, sizes, "i") for loops in (schedule.rows, schedule.columns)
     )
-    if where.start or by_column != ["i"] or len(by_row) != 1 or not by_row[0].startswith("i * "):
+    if offset.start or column_terms != ["i"] or len(row_terms) != 1:
         return None
-    return int(by_row[0].removeprefix("i * "))
+    (row_term,) = row_terms
+    return int(row_term.removeprefix("i * ")) if row_term.startswith("i * ") else None

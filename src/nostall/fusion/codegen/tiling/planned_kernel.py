@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -21,7 +21,7 @@ class PlannedKernel:
     both check the plan. The cost model and the emitters do not check it again.
     """
 
-    schedule: Schedule
+    schedule: Schedule = field(repr=False)
     plan: KernelPlan
 
     def variant(self, **changes: Any) -> PlannedKernel | None:

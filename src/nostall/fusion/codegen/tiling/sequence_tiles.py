@@ -1,19 +1,20 @@
-"""Small dots with vectors by turns: which places of a sequence are walked over, and what becomes of
-each operator, in the loop and behind it.
+"""Sequence tiling of small dots with vectors: a loop over tiles of a sequence (scheme ``turned``).
 
-A query over a sequence needs all scores before it knows a share, so ``matrix`` keeps the whole
-sequence on chip.  Here a program takes a few places a turn.  What removes the places is kept for
-each lane and put together at the end; a softmax keeps a running maximum, and all that is a sum of
-exp(x - maximum) times something is scaled anew where the maximum grows (online softmax,
-arXiv:1805.02867, with the weighed sum as in FlashAttention, arXiv:2205.14135).
+Attention of one query over a sequence needs all scores before it can normalize one, so scheme
+``matrix`` keeps the whole sequence on chip.  With sequence tiling, a program loops over tiles of a
+few positions each.  Reductions over positions keep an accumulator for each lane, and the lanes are
+combined after the loop.  A softmax keeps a running maximum.  Every sum of exp(x - maximum), with or
+without a factor, is rescaled when the maximum grows (online softmax, arXiv:1805.02867; the weighted
+sum as in FlashAttention, arXiv:2205.14135).
 
-Three operators of a softmax do nothing in the loop: the division by the sum comes at the very end,
-and a cast of a power or a share (0 to 1) to 16 bits is left out.  That is the only cast of any
-kernel which does not round; results are nearer to the exact ones for it.
+Two kinds of softmax operators do nothing in the loop.  The division by the sum moves to the end.
+A cast of an exponential or a normalized exponential (0 to 1) to 16 bits is left out.  It is the
+only cast in any kernel that does not round, and results are closer to the exact ones for it.
 
-If the maximum is NaN or infinite, all powers but those of +inf are NaN or 0, the sum is NaN, and so
-is every sum over places of something times a power, as it is one by one.  Values beyond 1e36 may
-overflow in a lane whose scores are low; elsewhere their powers would have made them small first.
+If the maximum is NaN or infinite, all exponentials except those of +inf are NaN or 0.  The sum is
+NaN then, and so is every weighted sum, as in operator-by-operator execution.  Values beyond 1e36
+can overflow in a lane with low scores, because the lane's own maximum scales its exponentials;
+operator by operator, the exponentials relative to the row's maximum would be small.
 """
 
 from __future__ import annotations
@@ -31,46 +32,54 @@ from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node
 
 MIN_TILE_POSITIONS = 8
-"""Places of a turn at least: what a kernel by hand was fastest with, of a query 64 wide."""
+"""Minimum positions of a tile: the fastest size of a hand-written kernel (queries of width 64)."""
 _16_BIT_FLOATS = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class SequenceTiling:
-    """A pattern by turns along one ``group``, its operators in three parts.
-
-    ``accumulated``: those ``in_loop`` the turns that end behind them.  ``softmax_sums``: of each maximum that
-    runs along with powers the sum of these.  ``scaled_by``: of what is in units of a running maximum's
-    power that maximum, ``needs_division``: those of it that are still to be divided by the sum, ``pass_through``:
-    operators that leave their first operand as it is.
-    """
+    """The operators of a pattern before, in and after the loop over tiles of a sequence."""
 
     group: int
+    """The loop group that the positions of the sequence are (an index of
+    :attr:`~nostall.fusion.codegen.loops.schedule.Schedule.loop_groups`)."""
     before_loop: tuple[int, ...]
     in_loop: tuple[int, ...]
     after_loop: tuple[int, ...]
     accumulated: tuple[int, ...]
+    """Operators of ``in_loop`` whose results are complete after the loop only: reductions over
+    positions."""
     softmax_sums: dict[int, int]
+    """Running maximum -> the sum of its exponentials."""
     scaled_by: dict[int, int]
+    """Value with the factor exp(-maximum) -> its running maximum."""
     needs_division: frozenset[int]
+    """Values of ``scaled_by`` that have to be divided by the sum after the loop."""
     pass_through: frozenset[int]
+    """Operators whose value in the loop is that of their first operand."""
 
 
 @lru_cache(maxsize=32)
 def find_sequence_tiling(schedule: Schedule) -> SequenceTiling | str:
-    """The turns of a pattern with small dots, along the group that most reductions remove of those
-    that allow for it; else the reason why there are none."""
+    """The sequence tiling of a pattern with small dots, or the reason why there is none.
+
+    The sequence is the loop group that most reductions remove, of those that can be tiled.
+    """
     mapping = schedule.mapping
     for index in mapping.operators:
         if mapping.graph[index].kind == "dot" and all(dot_loops(mapping, index)):
-            return f"{mapping.graph[index]} is a product of matrices; turns are for vectors"
-    gone = [find_groups(loops, schedule.loop_groups) for loops in mapping.reduced_loops.values()]
-    times = Counter(at for groups in gone for at in groups)
+            return (
+                f"{mapping.graph[index]} is a product of matrices; sequence tiles are for products "
+                "with a vector"
+            )
+    reduced = [find_groups(loops, schedule.loop_groups) for loops in mapping.reduced_loops.values()]
+    counts = Counter(group for groups in reduced for group in groups)
+    sizes = {group: schedule.count(schedule.loop_groups[group]) for group in counts}
     reasons = []
-    for at in sorted(times, key=lambda at: (-times[at], -schedule.count(schedule.loop_groups[at]))):
-        if schedule.count(schedule.loop_groups[at]) > MIN_TILE_POSITIONS:
+    for group in sorted(counts, key=lambda group: (-counts[group], -sizes[group])):
+        if sizes[group] > MIN_TILE_POSITIONS:
             try:
-                return _SequenceAnalysis(schedule, at).run()
+                return _SequenceAnalysis(schedule, group).run()
             except BadFusion as error:
                 reasons.append(str(error))
     return reasons[0] if reasons else f"no axis of more than {MIN_TILE_POSITIONS} is added up"
@@ -78,7 +87,7 @@ def find_sequence_tiling(schedule: Schedule) -> SequenceTiling | str:
 
 @dataclass
 class _SequenceAnalysis:
-    """What is known of the operators that were read so far, in their order."""
+    """One analysis of all operators in graph order; fields as in :class:`SequenceTiling`."""
 
     schedule: Schedule
     group: int
@@ -87,20 +96,21 @@ class _SequenceAnalysis:
     after_loop: list[int] = field(default_factory=list)
     accumulated: list[int] = field(default_factory=list)
     softmax_sums: dict[int, int] = field(default_factory=dict)
-    centered: dict[int, int] = field(default_factory=dict)
-    exponentials: set[int] = field(default_factory=set)
+    centered: dict[int, int] = field(default_factory=dict)  # x - maximum -> maximum
+    exponentials: set[int] = field(default_factory=set)  # exp(x - maximum), values in [0, 1]
     scaled_by: dict[int, int] = field(default_factory=dict)
     needs_division: set[int] = field(default_factory=set)
     pass_through: set[int] = field(default_factory=set)
 
     def run(self) -> SequenceTiling:
+        """The tiling.  Raises :class:`BadFusion` if an operator needs a second loop."""
         for index in self.schedule.mapping.operators:
             self._add(index)
-        alone = set(self.centered.values()) - self.softmax_sums.keys()
-        if alone:
+        without_sum = set(self.centered.values()) - self.softmax_sums.keys()
+        if without_sum:
             raise BadFusion(
-                f"{self._node(min(alone))} is taken away from what is not a softmax: its powers "
-                "have no sum"
+                f"{self._node(min(without_sum))} is subtracted outside of a softmax: the "
+                "exponentials have no sum"
             )
         return SequenceTiling(
             self.group,
@@ -115,48 +125,65 @@ class _SequenceAnalysis:
         )
 
     def _add(self, index: int) -> None:
-        mapping, along = self.schedule.mapping, set(self.schedule.loop_groups[self.group])
+        """Assign an operator to the code before, in or after the loop."""
+        mapping, sequence = self.schedule.mapping, set(self.schedule.loop_groups[self.group])
         operands = mapping.operands[index]
-        waits = any(o.source in self.accumulated or o.source in self.after_loop for o in operands)
-        special = [o for o in operands if o.source in self.scaled_by or o.source in self.centered]
-        if mapping.reduced_loops.get(index, frozenset()) & along:
-            self._add_reduction(index, special, waits)
+        needs_result = any(
+            o.source in self.accumulated or o.source in self.after_loop for o in operands
+        )
+        softmax_operands = [
+            o for o in operands if o.source in self.scaled_by or o.source in self.centered
+        ]
+        if mapping.reduced_loops.get(index, frozenset()) & sequence:
+            self._add_reduction(index, softmax_operands, needs_result)
             self.accumulated.append(index)
             self.in_loop.append(index)
-        elif mapping.loops[index] & along:
-            if waits or special:
-                self._add_softmax_operator(index, waits)
+        elif mapping.loops[index] & sequence:
+            if needs_result or softmax_operands:
+                self._add_softmax_operator(index, needs_result)
             self.in_loop.append(index)
         else:
-            (self.after_loop if waits else self.before_loop).append(index)
+            (self.after_loop if needs_result else self.before_loop).append(index)
 
-    def _add_reduction(self, index: int, special: list[Operand], waits: bool) -> None:
+    def _add_reduction(
+        self, index: int, softmax_operands: list[Operand], needs_result: bool
+    ) -> None:
+        """A reduction over positions; with softmax operands it has to be a (weighted) sum."""
         node = self._node(index)
-        if waits:
+        if needs_result:
             raise self._second_loop_error(node)
-        if not special:
+        if not softmax_operands:
             return
-        (first, *others) = special
-        if others or first.source not in self.scaled_by or node.op not in ("sum", "dot"):
-            raise BadFusion(f"{node} is no sum of something times a softmax; it needs all places")
+        (first, *more) = softmax_operands
+        if more or first.source not in self.scaled_by or node.op not in ("sum", "dot"):
+            raise BadFusion(
+                f"{node} is no sum of a value times a softmax; it needs all positions first"
+            )
         maximum = self.scaled_by[index] = self.scaled_by[first.source]
         if (
             not self.schedule.mapping.reduced_loops[index]
             <= self.schedule.mapping.reduced_loops[maximum]
         ):
-            raise BadFusion(f"{node} adds up softmaxes of several rows; each is divided before")
+            raise BadFusion(
+                f"{node} adds softmaxes of several rows; each has to be divided by its sum first"
+            )
         if first.source in self.needs_division:
             self.needs_division.add(index)
         elif node.op == "sum" and first.source in self.exponentials:
-            same = self.schedule.mapping.reduced_loops
-            if same[index] == same[maximum]:
+            reduced_loops = self.schedule.mapping.reduced_loops
+            if reduced_loops[index] == reduced_loops[maximum]:
                 self.softmax_sums.setdefault(maximum, index)
 
-    def _add_softmax_operator(self, index: int, waits: bool) -> None:
-        """An operator that has places, and needs a result of all turns or what is scaled by one."""
+    def _add_softmax_operator(self, index: int, needs_result: bool) -> None:
+        """An operator along positions that needs a result of the loop or a softmax operand.
+
+        Raises :class:`BadFusion` if it is none that the loop can compute with running values.
+        """
         node, operands = self._node(index), self.schedule.mapping.operands[index]
         if index in self.schedule.mapping.outputs:
-            raise BadFusion(f"{node} is an output that needs all places first: a second walk")
+            raise BadFusion(
+                f"{node} is an output that needs all positions first, which takes a second loop"
+            )
         if (maximum := self._subtracted_maximum(index)) is not None:
             self.centered[index] = maximum
             return
@@ -165,10 +192,10 @@ class _SequenceAnalysis:
             self.scaled_by[index] = self.centered[first]
             self.exponentials.add(index)
             return
-        if node.op == "mul" and not waits:
-            found = [o.source for o in operands if o.source in self.scaled_by]
-            if len(found) == 1 and not any(o.source in self.centered for o in operands):
-                self._inherit_scale(index, found[0])
+        if node.op == "mul" and not needs_result:
+            scaled = [o.source for o in operands if o.source in self.scaled_by]
+            if len(scaled) == 1 and not any(o.source in self.centered for o in operands):
+                self._inherit_scale(index, scaled[0])
                 return
         if self._is_normalization(index) or (
             first in self.scaled_by and self._is_pass_through(node, first)
@@ -176,7 +203,7 @@ class _SequenceAnalysis:
             if node.op == "div":
                 self.needs_division.add(index)
             if first in self.exponentials:
-                # Between 0 and 1, as the power was.
+                # Between 0 and 1, like its operand.
                 self.exponentials.add(index)
             self.pass_through.add(index)
             self._inherit_scale(index, first)
@@ -184,7 +211,7 @@ class _SequenceAnalysis:
         raise self._second_loop_error(node)
 
     def _subtracted_maximum(self, index: int) -> int | None:
-        """The maximum of x in an x - maximum; None for other operators."""
+        """The accumulated maximum of x in x - maximum; None for other operators."""
         node, operands = self._node(index), self.schedule.mapping.operands[index]
         if node.op != "sub" or compute_dtype(node.dtype) != "float32":
             return None
@@ -194,7 +221,7 @@ class _SequenceAnalysis:
         return maximum if self.schedule.mapping.operands[maximum] == (x,) else None
 
     def _is_normalization(self, index: int) -> bool:
-        """Whether a power is divided by the sum of all."""
+        """Whether an operator divides an exponential by the sum of all exponentials."""
         node, operands = self._node(index), self.schedule.mapping.operands[index]
         if node.op != "div" or operands[0].source not in self.exponentials:
             return False
@@ -203,8 +230,8 @@ class _SequenceAnalysis:
         return first not in self.needs_division and operands[1].source == total
 
     def _is_pass_through(self, node: Node, first: int) -> bool:
-        """Whether a value is as good as its operand: a copy, or a cast that would only round what
-        is between 0 and 1."""
+        """Whether an operator can be left out: a copy, a cast to fp32, or a cast of an exponential
+        to 16 bits, which would only round a value between 0 and 1."""
         if node.op == "copy" or (node.op == "cast" and node.dtype == "float32"):
             return True
         return node.op == "cast" and node.dtype in _16_BIT_FLOATS and first in self.exponentials
@@ -215,14 +242,16 @@ class _SequenceAnalysis:
             self.needs_division.add(index)
 
     def _second_loop_error(self, node: Node) -> BadFusion:
-        return BadFusion(f"{node} needs all places before it has any: a second walk")
+        return BadFusion(
+            f"{node} needs all positions before it can compute one, which takes a second loop"
+        )
 
     def _node(self, index: int) -> Node:
         return self.schedule.mapping.graph[index]
 
 
 def has_positions(schedule: Schedule, group: int, operand: Operand) -> bool:
-    """Whether an operand, made here or in memory, changes along a group."""
+    """Whether an operand, computed here or in memory, varies along a loop group."""
     loops = schedule.mapping.loops.get(operand.source)
     return bool(
         (loops_used(operand.accesses) if loops is None else loops)
@@ -231,9 +260,9 @@ def has_positions(schedule: Schedule, group: int, operand: Operand) -> bool:
 
 
 def tensor_loops_along(schedule: Schedule, group: int) -> Iterable[frozenset[int]]:
-    """The loops of all tensors that change along a group."""
-    mapping, along = schedule.mapping, set(schedule.loop_groups[group])
+    """The loops of each tensor that varies along a loop group."""
+    mapping, group_loops = schedule.mapping, set(schedule.loop_groups[group])
     for index in mapping.operators:
-        found = [mapping.loops[index] | mapping.reduced_loops.get(index, frozenset())]
-        found += [loops_used(operand.accesses) for operand in mapping.operands[index]]
-        yield from (loops for loops in found if loops & along)
+        tensors = [mapping.loops[index] | mapping.reduced_loops.get(index, frozenset())]
+        tensors += [loops_used(operand.accesses) for operand in mapping.operands[index]]
+        yield from (loops for loops in tensors if loops & group_loops)

@@ -1,14 +1,19 @@
-"""Where buffers lie in shared memory: those that do not live together may share it.
+"""Shared-memory allocation: buffers with disjoint lifetimes share memory.
 
-A kernel is a row of passes; each walks over the columns in chunks, reads chunks of buffers, then
-writes chunks of the ones that it leaves.  A buffer lives from the pass that leaves it to the last
-one that reads it.  Two that meet in one pass, one read for the last time and the other left there,
-may lie at exactly the same place where their chunks have the same size: each chunk is read before
-it is written.  Not so *early* ones, which are written before their first pass begins.
+A kernel is a sequence of passes.  Each pass loops over the columns in chunks: it reads chunks of
+buffers, then writes chunks of the buffers that it creates.  A buffer is live from the pass that
+creates it to the last pass that reads it.  If one pass reads a buffer for the last time and creates
+another one, both may have the same offset if their chunks have the same size, because each chunk is
+read before it is written.  *Prefetched* buffers are excluded, because they are written before their
+first pass begins.
 
-Reuse is ``"none"``, by ``"dominance"`` (arXiv:1811.05213, 2009.10924: a buffer takes the place of
-one that its maker dominates, which holds in any order of the operators) or by ``"order"`` (ours:
-of one that is dead in the order in which the kernel runs).
+Three rules of reuse:
+
+- ``"none"``: no buffer reuses memory.
+- ``"dominance"`` (arXiv:1811.05213, arXiv:2009.10924): a buffer reuses the memory of one whose
+  producer its own producer dominates.  This is valid for every order of the operators.
+- ``"order"`` (this project): a buffer reuses the memory of one that is dead in the order in which
+  the kernel runs.
 """
 
 from __future__ import annotations
@@ -23,32 +28,31 @@ Reuse = Literal["none", "dominance", "order"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Row-wide memory: left by pass ``first_pass`` (``is_prefetched``: there when it begins), read for the last
-    time by pass ``last_pass``; ``element_bytes`` bytes for each column."""
+    """Shared memory for one value of a row, with its lifetime."""
 
     name: int
-    first_pass: int
-    last_pass: int
-    element_bytes: int
-    is_prefetched: bool = False
+    first_pass: int  # creates the buffer
+    last_pass: int  # reads it for the last time
+    element_bytes: int  # for each column
+    is_prefetched: bool = False  # filled before the first pass begins
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Buffers of ``chunks`` chunks of ``chunk_lanes`` columns each, and where they begin, in bytes."""
+    """An allocation: buffers with their offsets in shared memory."""
 
     buffers: tuple[Buffer, ...]
-    offsets: tuple[int, ...]
-    chunks: int
-    chunk_lanes: int
+    offsets: tuple[int, ...]  # bytes, one for each buffer
+    chunks: int  # of each buffer
+    chunk_lanes: int  # columns of a chunk
 
     @property
     def alignment_bytes(self) -> int:
-        """Bytes of a chunk of the widest element: the places of buffers are multiples of it."""
+        """Bytes of a chunk of the widest buffer: all offsets are multiples of it."""
         return self.chunk_lanes * max((b.element_bytes for b in self.buffers), default=1)
 
     def buffer_bytes(self, buffer: Buffer) -> int:
-        """Bytes of a buffer, in whole units."""
+        """Bytes of a buffer, rounded up to a multiple of :attr:`alignment_bytes`."""
         return (
             -(-self.chunks * self.chunk_lanes * buffer.element_bytes // self.alignment_bytes)
             * self.alignment_bytes
@@ -61,7 +65,7 @@ class Arena:
 
     @property
     def peak_live_bytes(self) -> int:
-        """The most that is live from one pass to the next: no assignment takes less."""
+        """The maximum bytes that are live between two passes: a lower bound of every allocation."""
         passes = range(max((b.last_pass for b in self.buffers), default=0))
         live = (
             sum(self.buffer_bytes(b) for b in self.buffers if b.first_pass <= p < b.last_pass)
@@ -70,72 +74,81 @@ class Arena:
         return max(live, default=0)
 
     def overlapping_pairs(self) -> list[tuple[Buffer, Buffer]]:
-        """Pairs that share memory, the one that is left first in front."""
-        found = []
+        """Pairs of buffers that share memory, ordered by their first pass."""
+        pairs = []
         for (a, x), (b, y) in combinations(zip(self.buffers, self.offsets, strict=True), 2):
             if x < y + self.buffer_bytes(b) and y < x + self.buffer_bytes(a):
-                found.append((a, b) if a.first_pass <= b.first_pass else (b, a))
-        return found
+                pairs.append((a, b) if a.first_pass <= b.first_pass else (b, a))
+        return pairs
 
 
 def allocate(
     buffers: Sequence[Buffer],
     chunks: int,
-    width: int,
+    chunk_lanes: int,
     reuse: Reuse,
     dominated: Collection[tuple[int, int]] = (),
 ) -> Arena:
-    """Place buffers one after the other, each as low as the ones before it allow.
+    """Allocate buffers greedily in order of creation, each at the lowest offset that is allowed.
 
-    ``dominated``: pairs of names (a, b) where the maker of b dominates the maker of a.
+    ``dominated``: pairs of names (a, b) such that the producer of b dominates the producer of a.
     """
-    size = Arena(tuple(buffers), (0,) * len(buffers), chunks, width).buffer_bytes
-    places: dict[Buffer, int] = {}
+    size = Arena(tuple(buffers), (0,) * len(buffers), chunks, chunk_lanes).buffer_bytes
+    offsets: dict[Buffer, int] = {}
 
-    def fits(buffer: Buffer, at: int) -> bool:
-        for other, there in places.items():
-            apart = at >= there + size(other) or there >= at + size(buffer)
-            if not apart and not _may_share(other, buffer, there == at, reuse, dominated):
+    def fits(buffer: Buffer, offset: int) -> bool:
+        for earlier, start in offsets.items():
+            is_disjoint = offset >= start + size(earlier) or start >= offset + size(buffer)
+            is_same_offset = start == offset
+            if not is_disjoint and not _may_share(
+                earlier, buffer, is_same_offset, reuse, dominated
+            ):
                 return False
         return True
 
     for buffer in sorted(buffers, key=lambda b: (b.first_pass, -b.element_bytes, b.name)):
-        ends = [there + size(other) for other, there in places.items()]
-        places[buffer] = min(at for at in (0, *places.values(), *ends) if fits(buffer, at))
-    offsets = tuple(places[buffer] for buffer in buffers)
-    return Arena(tuple(buffers), offsets, chunks, width)
+        ends = [start + size(earlier) for earlier, start in offsets.items()]
+        offsets[buffer] = min(at for at in (0, *offsets.values(), *ends) if fits(buffer, at))
+    ordered_offsets = tuple(offsets[buffer] for buffer in buffers)
+    return Arena(tuple(buffers), ordered_offsets, chunks, chunk_lanes)
 
 
 def _may_share(
-    before: Buffer, after: Buffer, same: bool, reuse: Reuse, dominated: Collection[tuple[int, int]]
+    earlier: Buffer,
+    later: Buffer,
+    is_same_offset: bool,
+    reuse: Reuse,
+    dominated: Collection[tuple[int, int]],
 ) -> bool:
-    """Whether a buffer may lie where an earlier one does; ``same``: at exactly its place."""
-    if reuse == "none" or (reuse == "dominance" and (before.name, after.name) not in dominated):
+    """Whether a later buffer may overlap an earlier one in memory."""
+    if reuse == "none" or (reuse == "dominance" and (earlier.name, later.name) not in dominated):
         return False
-    if before.last_pass < after.first_pass:
+    if earlier.last_pass < later.first_pass:
         return True
-    in_place = same and before.element_bytes == after.element_bytes and not after.is_prefetched
-    return before.last_pass == after.first_pass and in_place
+    in_place = (
+        is_same_offset and earlier.element_bytes == later.element_bytes and not later.is_prefetched
+    )
+    return earlier.last_pass == later.first_pass and in_place
 
 
-def immediate_postdominators(after: Sequence[Sequence[int]]) -> list[int]:
-    """Of every step of a graph the next one that all ways to the end go through; the end, which
-    follows steps without successors, is ``len(after)``.
+def immediate_postdominators(successors: Sequence[Sequence[int]]) -> list[int]:
+    """The immediate postdominator of every step of a directed acyclic graph.
 
-    Steps stand in the order in which they run, so one walk back finds what the algorithm of Cooper,
-    Harvey and Kennedy (2001) would.
+    It is the next step on all paths to the end.  The end is ``len(successors)``; it follows steps
+    without successors.  Steps are in topological order, so one backward sweep yields the result of
+    the iterative algorithm of Cooper, Harvey and Kennedy (2001).
     """
-    end = len(after)
-    above = [end] * (end + 1)
+    end = len(successors)
+    postdominators = [end] * (end + 1)
 
     def common(a: int, b: int) -> int:
         while a != b:
-            a, b = (above[a], b) if a < b else (a, above[b])
+            a, b = (postdominators[a], b) if a < b else (a, postdominators[b])
         return a
 
     for step in reversed(range(end)):
-        found = None
-        for later in after[step]:
-            found = later if found is None else common(found, later)
-        above[step] = end if found is None else found
-    return above[:end]
+        nearest = None
+        for successor in successors[step]:
+            nearest = successor if nearest is None else common(nearest, successor)
+        postdominators[step] = end if nearest is None else nearest
+    return postdominators[:end]

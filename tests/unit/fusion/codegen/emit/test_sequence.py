@@ -119,13 +119,13 @@ def test_what_needs_all_places_first_is_not_taken_by_turns() -> None:
     x, query = build.input((ROWS, 100, 64), "float16"), build.input((ROWS, 1, 64), "float16")
     share, *_ = softmax(build, scored(build, x, query, biased=False), "float16")
     made = build("dot", share, x)
-    assert "an output that needs all places first" in _reason(build.graph(made, share))
+    assert "an output that needs all positions first" in _reason(build.graph(made, share))
     squares = build("dot", build("mul", share, share), x)
-    assert "needs all places before it has any" in _reason(build.graph(squares))
+    assert "needs all positions before it can compute one" in _reason(build.graph(squares))
     scaled = build("mul", share, build.constant(1e5))
     narrow = build("cast", scaled, dtype="bfloat16")
     # This cast may do more than round: it could be infinite.
-    assert "needs all places" in _reason(build.graph(build("dot", narrow, x, dtype="bfloat16")))
+    assert "needs all positions" in _reason(build.graph(build("dot", narrow, x, dtype="bfloat16")))
 
 
 def test_softmaxes_of_several_rows_are_not_added_up_by_turns() -> None:
@@ -153,7 +153,7 @@ def test_powers_without_a_sum_are_not_taken_by_turns() -> None:
     scores = scored(build, x, query, biased=False)
     centred = build("sub", scores, build("amax", scores, dims=(2,), keepdim=True))
     graph = build.graph(build("dot", build("exp", centred), x))
-    assert "powers have no sum" in _reason(graph)
+    assert "exponentials have no sum" in _reason(graph)
 
 
 def test_the_model_and_the_race_know_of_them() -> None:

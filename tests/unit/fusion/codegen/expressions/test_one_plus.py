@@ -1,4 +1,4 @@
-"""Which kernels write 1 + tanh(x) and 1 + erf(x) as one function, and which as a sum."""
+"""Peephole rewrite of 1 + tanh(x) and 1 + erf(x): kernels with and without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def source(graph: Graph, plan: KernelPlan = FLAT, operators: tuple[int, ...] = (
 
 @pytest.mark.parametrize("op", ["tanh", "erf"])
 @pytest.mark.parametrize("one_first", [False, True])
-def test_a_function_that_only_sums_with_one_read_is_never_computed(
+def test_a_function_with_only_sums_with_one_as_users_is_not_computed(
     op: str, one_first: bool
 ) -> None:
     build = Builder()
@@ -33,7 +33,7 @@ def test_a_function_that_only_sums_with_one_read_is_never_computed(
     assert f"_{op}(" not in text and "+ 1.0\n    #" not in text
 
 
-def _read_by(case: str) -> Graph:
+def _graph_with_other_user(case: str) -> Graph:
     build = Builder()
     x = build.input(SHAPE)
     inner = build("tanh", x)
@@ -56,13 +56,13 @@ def _read_by(case: str) -> Graph:
     "case",
     ["another number", "a difference", "itself", "a result", "its derivative, too", "a view, too"],
 )
-def test_what_is_read_otherwise_is_computed_once(case: str) -> None:
-    text = source(_read_by(case))
+def test_a_function_with_other_users_is_computed_once(case: str) -> None:
+    text = source(_graph_with_other_user(case))
     assert "_plus_1" not in text
-    assert text.count("_tanh(x") == 2  # its definition, and a call
+    assert text.count("_tanh(x") == 2  # definition and call
 
 
-def test_in_another_kernel_one_is_added() -> None:
+def test_an_addition_in_another_kernel_stays_an_addition() -> None:
     build = Builder()
     inner = build("tanh", build.input(SHAPE))
     total = build("add", inner, build.constant(1.0))
@@ -72,17 +72,17 @@ def test_in_another_kernel_one_is_added() -> None:
     assert "+ 1.0" in second and "tanh(" not in second.replace("= tanh(", "")
 
 
-def test_what_shared_memory_keeps_is_the_same_in_every_pass() -> None:
-    """A sum made in one way for a maximum and in another behind it would not be equal to it."""
+def test_a_value_in_shared_memory_has_the_same_form_in_all_passes() -> None:
+    """Its maximum would not equal any element if the passes computed the sum in different forms."""
     build = Builder()
     x, one = build("cast", build.input((3, 300), "float16"), dtype="float32"), build.constant(1.0)
     inner = build("tanh", x)
     highest = build("amax", build("add", inner, one), dims=(1,), keepdim=True)
     graph = build.graph(build("sub", build("add", one, inner), highest))
-    kept, demoted = (
-        source(graph, KernelPlan("shared", 1, (64,), 1, 1, demoted)) for demoted in (0, 1)
+    keep_all, keep_less = (
+        source(graph, KernelPlan("shared", 1, (64,), 1, 1, option)) for option in (0, 1)
     )
-    assert ".store(v" in kept and "_plus_1" not in kept
-    # In each pass, among whole turns and behind them; its definition, too.
-    assert kept.count("+ 1.0\n") == kept.count("= 1.0 +") == 2
-    assert demoted.count("_tanh_plus_1(") == 1 + 2 * 2
+    assert ".store(v" in keep_all and "_plus_1" not in keep_all
+    # One in the full iterations of each pass and one after them; one definition.
+    assert keep_all.count("+ 1.0\n") == keep_all.count("= 1.0 +") == 2
+    assert keep_less.count("_tanh_plus_1(") == 1 + 2 * 2

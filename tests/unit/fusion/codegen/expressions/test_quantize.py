@@ -1,4 +1,4 @@
-"""Which kernels leave rounding to the conversion to an integer, and which round themselves."""
+"""Peephole rewrite of quantization: kernels whose cast rounds, and kernels with a ``round``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def source(graph: Graph, operators: tuple[int, ...] = ()) -> str:
     return emit(plan_kernel(schedule_operators(graph, operators or graph.operators), FLAT)).source
 
 
-def test_what_becomes_a_clamped_integer_is_rounded_once() -> None:
+def test_a_clamped_integer_is_rounded_by_the_cast() -> None:
     build = Builder()
     text = source(build.graph(as_int8(build, build.input(SHAPE, "float16"))))
     assert "rint" not in text
-    assert text.count("_rounded(") == 2  # its definition and the cast
+    assert text.count("_rounded(") == 2  # definition and cast
 
 
-def _otherwise(case: str) -> Graph:
+def _graph_that_needs_round(case: str) -> Graph:
     build = Builder()
     rounded = build("round", build.input(SHAPE))
     low, high, dtype = -127.0, 127.0, "int8"
@@ -69,8 +69,8 @@ def _otherwise(case: str) -> Graph:
         "read by others",
     ],
 )
-def test_what_is_read_otherwise_is_rounded_as_it_is_said(case: str) -> None:
-    text = source(_otherwise(case))
+def test_other_users_of_a_round_need_it(case: str) -> None:
+    text = source(_graph_that_needs_round(case))
     assert "rint" in text
     assert "_rounded" not in text
 
@@ -83,10 +83,12 @@ def test_a_kernel_that_ends_before_the_cast_rounds() -> None:
         assert "rint" in source(graph, tuple(before[:end]))
 
 
-def test_quantising_takes_no_instruction_to_round_or_for_the_sign(tmp_path: Path) -> None:
+def test_quantization_has_no_round_or_sign_instruction(tmp_path: Path) -> None:
     graph = quantised((512, 4096), "float16")
     plan = KernelPlan("block", 1, (4096,), 4)
-    code = opcodes(emit(plan_kernel(schedule_operators(graph, graph.operators), plan)), tmp_path)
-    assert not [one for one in code if one.startswith("FRND")]
-    assert sum(one.startswith("F2I") for one in code) == 32
-    assert sum(one.startswith("LOP3") for one in code) < 32
+    opcode_list = opcodes(
+        emit(plan_kernel(schedule_operators(graph, graph.operators), plan)), tmp_path
+    )
+    assert not [code for code in opcode_list if code.startswith("FRND")]
+    assert sum(code.startswith("F2I") for code in opcode_list) == 32
+    assert sum(code.startswith("LOP3") for code in opcode_list) < 32

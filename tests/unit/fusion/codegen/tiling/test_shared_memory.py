@@ -1,4 +1,4 @@
-"""Shared-memory buffers: lifetimes, places, dominance, and what is demoted."""
+"""Shared-memory buffers: lifetimes, offsets, dominance and rematerialization."""
 
 from __future__ import annotations
 
@@ -41,111 +41,109 @@ from tests.unit.fusion.patterns import layer_norm
 REUSES: tuple[Reuse, ...] = ("none", "dominance", "order")
 
 
-def of(graph: Graph) -> Schedule:
+def schedule_graph(graph: Graph) -> Schedule:
     return schedule_operators(graph, graph.operators)
 
 
-# -- places ----------------------------------------------------------------------------------------
+# -- allocation ------------------------------------------------------------------------------------
 
 
 @st.composite
-def some_buffers(draw: st.DrawFn) -> list[Buffer]:
-    found = []
+def buffer_lists(draw: st.DrawFn) -> list[Buffer]:
+    buffers = []
     for name in range(draw(st.integers(1, 8))):
         first = draw(st.integers(0, 4))
         last = draw(st.integers(first + 1, 6))
-        element, early = draw(st.sampled_from((1, 2, 4, 8))), draw(st.booleans())
-        found.append(Buffer(name, first, last, element, early))
-    return found
+        element_bytes, is_prefetched = draw(st.sampled_from((1, 2, 4, 8))), draw(st.booleans())
+        buffers.append(Buffer(name, first, last, element_bytes, is_prefetched))
+    return buffers
 
 
-def live_together(found: Arena) -> list[tuple[Buffer, Buffer]]:
-    """Pairs that share memory although one is written while the other one is still needed."""
-    offsets = dict(zip(found.buffers, found.offsets, strict=True))
+def conflicts(arena: Arena) -> list[tuple[Buffer, Buffer]]:
+    """Pairs that share memory although one is written while the other is still needed."""
+    offsets = dict(zip(arena.buffers, arena.offsets, strict=True))
 
     def in_place(a: Buffer, b: Buffer) -> bool:
-        same = offsets[a] == offsets[b] and a.element_bytes == b.element_bytes
-        return a.last_pass == b.first_pass and same and not b.is_prefetched
+        has_same_chunks = offsets[a] == offsets[b] and a.element_bytes == b.element_bytes
+        return a.last_pass == b.first_pass and has_same_chunks and not b.is_prefetched
 
     return [
         (a, b)
-        for a, b in found.overlapping_pairs()
+        for a, b in arena.overlapping_pairs()
         if not (a.last_pass < b.first_pass or in_place(a, b))
     ]
 
 
-@given(some_buffers(), st.integers(1, 9), st.randoms(use_true_random=False), st.data())
-def test_live_buffers_are_apart_and_reuse_takes_no_more(
+@given(buffer_lists(), st.integers(1, 9), st.randoms(use_true_random=False), st.data())
+def test_live_buffers_are_disjoint_and_reuse_takes_no_more_memory(
     buffers: list[Buffer], chunks: int, draw: random.Random, data: st.DataObject
 ) -> None:
     pairs = [(a.name, b.name) for a in buffers for b in buffers if a.last_pass <= b.first_pass]
     dominated = [pair for pair in pairs if draw.random() < 0.5]
-    apart = allocate(buffers, chunks, 256, "none")
-    assert apart.overlapping_pairs() == []
-    assert apart.total_bytes == sum(apart.buffer_bytes(buffer) for buffer in buffers)
+    without_reuse = allocate(buffers, chunks, 256, "none")
+    assert without_reuse.overlapping_pairs() == []
+    assert without_reuse.total_bytes == sum(without_reuse.buffer_bytes(b) for b in buffers)
     for reuse in REUSES:
-        found = allocate(buffers, chunks, 256, reuse, dominated)
-        assert live_together(found) == []
-        assert found.peak_live_bytes <= found.total_bytes <= apart.total_bytes
-        assert all(offset % (256 * b.element_bytes) == 0 for offset, b in _placed(found))
+        arena = allocate(buffers, chunks, 256, reuse, dominated)
+        assert conflicts(arena) == []
+        assert arena.peak_live_bytes <= arena.total_bytes <= without_reuse.total_bytes
+        offsets = zip(arena.offsets, arena.buffers, strict=True)
+        assert all(offset % (256 * b.element_bytes) == 0 for offset, b in offsets)
         if reuse == "dominance":
-            assert {(a.name, b.name) for a, b in found.overlapping_pairs()} <= set(dominated)
+            assert {(a.name, b.name) for a, b in arena.overlapping_pairs()} <= set(dominated)
 
 
-def _placed(found: Arena) -> list[tuple[int, Buffer]]:
-    return list(zip(found.offsets, found.buffers, strict=True))
-
-
-def test_one_buffer_after_the_other_is_in_the_same_place() -> None:
-    row = [Buffer(name, name, name + 1, 4) for name in range(4)]
-    assert allocate(row, 3, 1024, "order").total_bytes == 3 * 4096
-    assert allocate(row, 3, 1024, "dominance").total_bytes == 4 * 3 * 4096, (
-        "nothing is said to dominate"
+def test_a_chain_of_buffers_shares_one_offset() -> None:
+    chain = [Buffer(name, name, name + 1, 4) for name in range(4)]
+    assert allocate(chain, 3, 1024, "order").total_bytes == 3 * 4096
+    assert allocate(chain, 3, 1024, "dominance").total_bytes == 4 * 3 * 4096, (
+        "no pair of producers dominates"
     )
-    early = [Buffer(name, name, name + 1, 4, is_prefetched=True) for name in range(4)]
-    assert allocate(early, 3, 1024, "order").total_bytes == 2 * 3 * 4096, (
-        "copied before the last reader"
+    prefetched = [Buffer(name, name, name + 1, 4, is_prefetched=True) for name in range(4)]
+    assert allocate(prefetched, 3, 1024, "order").total_bytes == 2 * 3 * 4096, (
+        "written before the last read of the earlier buffer"
     )
-    narrow = [Buffer(0, 0, 1, 2), Buffer(1, 1, 2, 4)]
-    assert allocate(narrow, 2, 1024, "order").total_bytes == 3 * 4096, "chunks of different sizes"
+    mixed = [Buffer(0, 0, 1, 2), Buffer(1, 1, 2, 4)]
+    assert allocate(mixed, 2, 1024, "order").total_bytes == 3 * 4096, "chunks of different sizes"
 
 
 # -- dominance -------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 8), st.randoms(use_true_random=False))
-def test_dominators_are_on_every_way_to_the_end(count: int, draw: random.Random) -> None:
-    after = [[b for b in range(a + 1, count) if draw.random() < 0.35] for a in range(count)]
+def test_postdominators_are_on_all_paths_to_the_end(count: int, draw: random.Random) -> None:
+    successors = [[b for b in range(a + 1, count) if draw.random() < 0.35] for a in range(count)]
 
-    def ways(step: int) -> list[list[int]]:
+    def paths(step: int) -> list[list[int]]:
         if step == count:
             return [[count]]
-        return [[step, *way] for later in after[step] or [count] for way in ways(later)]
+        return [[step, *path] for later in successors[step] or [count] for path in paths(later)]
 
-    above = immediate_postdominators(after)
+    postdominators = immediate_postdominators(successors)
     for step in range(count):
-        on_all = set.intersection(*(set(way[1:]) for way in ways(step)))
-        assert above[step] == min(on_all)
+        on_all_paths = set.intersection(*(set(path[1:]) for path in paths(step)))
+        assert postdominators[step] == min(on_all_paths)
 
 
 @given(st.integers(0, 2**32))
-def test_what_dominates_a_value_is_made_when_nobody_reads_it_any_more(seed: int) -> None:
-    """Dominance on the steps of a kernel never says more than the order in which they run."""
-    for kept in rematerialization_options(of(wide_rows(seed, columns=300)), ahead=bool(seed % 2)):
+def test_the_dominator_of_a_value_runs_after_its_last_read(seed: int) -> None:
+    """Reuse by dominance is valid in the order in which the kernel runs, too."""
+    schedule = schedule_graph(wide_rows(seed, columns=300))
+    for kept in rematerialization_options(schedule, async_copies=bool(seed % 2)):
         buffers = kept.buffers
         for a, b in kept.dominated_pairs:
             assert buffers[a].last_pass <= buffers[b].first_pass
         for reuse in REUSES:
-            found = kept.arena(64, reuse)
-            assert live_together(found) == []
-            assert found.peak_live_bytes <= found.total_bytes <= kept.arena(64, "none").total_bytes
+            arena = kept.arena(64, reuse)
+            assert conflicts(arena) == []
+            assert arena.peak_live_bytes <= arena.total_bytes <= kept.arena(64, "none").total_bytes
 
 
-def test_dominance_knows_less_than_the_order() -> None:
-    """What is read late is dominated by nothing, and lies beside what is dead by then."""
+def test_reuse_by_order_saves_more_than_by_dominance() -> None:
+    """The load of a late input dominates nothing, so dominance gives it memory of its own."""
     kept = next(
         k
-        for k in rematerialization_options(of(late_input((64, 8192), "float16")))
+        for k in rematerialization_options(schedule_graph(late_input((64, 8192), "float16")))
         if len(k.values) == 2
     )
     assert [(b.first_pass, b.last_pass) for b in kept.buffers] == [(0, 1), (2, 3)]
@@ -153,11 +151,11 @@ def test_dominance_knows_less_than_the_order() -> None:
     assert [kept.arena(1024, reuse).total_bytes for reuse in REUSES] == [2 * row, 2 * row, row]
 
 
-# -- what is kept ----------------------------------------------------------------------------------
+# -- values on chip --------------------------------------------------------------------------------
 
 
-def test_values_of_a_softmax_and_a_norm_share_one_row() -> None:
-    kept = rematerialization_options(of(softmax_norm((64, 8192), "float32")))[0]
+def test_all_values_of_a_softmax_and_a_norm_share_memory_of_one_row() -> None:
+    kept = rematerialization_options(schedule_graph(softmax_norm((64, 8192), "float32")))[0]
     assert [(b.first_pass, b.last_pass, b.element_bytes) for b in kept.buffers] == [
         (0, 1, 4),
         (1, 2, 4),
@@ -168,9 +166,9 @@ def test_values_of_a_softmax_and_a_norm_share_one_row() -> None:
     assert [kept.arena(1024, reuse).total_bytes for reuse in REUSES] == [4 * row, row, row]
 
 
-def test_a_norm_keeps_its_input_where_that_takes_less() -> None:
-    """Narrow in memory, wide once computed; a subtraction is done again."""
-    first, second = rematerialization_options(of(layer_norm((64, 8192), "float16")))
+def test_the_second_option_of_a_norm_keeps_its_fp16_input() -> None:
+    """The first one keeps fp32 differences; the second one recomputes the subtraction."""
+    first, second = rematerialization_options(schedule_graph(layer_norm((64, 8192), "float16")))
     row = 8192
     assert first.arena(1024).total_bytes == 4 * row
     assert second.arena(1024).total_bytes == 2 * row
@@ -180,103 +178,107 @@ def test_a_norm_keeps_its_input_where_that_takes_less() -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_demotions_take_less_and_less_and_keep_what_is_used(seed: int) -> None:
-    schedule = of(wide_rows(seed, columns=300))
-    found = rematerialization_options(schedule)
-    assert all(a.arena(300).total_bytes > b.arena(300).total_bytes for a, b in pairwise(found))
-    for kept in found:
-        assert all(len(numbers) > 1 for numbers in kept.passes_using.values())
-        for number, part in enumerate(kept.passes):
-            made = {value for value, numbers in kept.passes_using.items() if numbers[0] < number}
-            assert part.on_chip == made
+def test_options_take_less_and_less_memory_and_keep_only_reused_values(seed: int) -> None:
+    schedule = schedule_graph(wide_rows(seed, columns=300))
+    options = rematerialization_options(schedule)
+    assert all(a.arena(300).total_bytes > b.arena(300).total_bytes for a, b in pairwise(options))
+    for option in options:
+        numbers_by_value = option.passes_using
+        assert all(len(numbers) > 1 for numbers in numbers_by_value.values())
+        for number, current in enumerate(option.passes):
+            stored = {v for v, numbers in numbers_by_value.items() if numbers[0] < number}
+            assert current.on_chip == stored
 
 
 @pytest.mark.parametrize(
-    ("columns", "dtype", "ahead"),
+    ("columns", "dtype", "is_copyable"),
     [(8192, "float16", True), (8191, "float16", False), (8191, "float32", True)],
 )
-def test_what_is_read_is_copied_ahead_where_the_hardware_can(
-    columns: int, dtype: str, ahead: bool
+def test_operands_are_copied_asynchronously_if_rows_are_multiples_of_4_bytes(
+    columns: int, dtype: str, is_copyable: bool
 ) -> None:
-    """Four bytes at a time, in every row."""
-    schedule = of(layer_norm((64, columns), dtype))
-    assert can_copy_async(schedule, schedule.mapping.memory_operands[0]) is ahead
-    assert bool(rematerialization_options(schedule, ahead=True)) is ahead
-    found = [plan for plan in plans(schedule).legal_plans if plan.async_copies]
-    assert any(not plan.peeled for plan in found) is ahead
-    # Where rows are peeled, whole turns begin at multiples of 16 bytes.
-    assert any(plan.peeled for plan in found) is (columns % 2 == 1)
+    schedule = schedule_graph(layer_norm((64, columns), dtype))
+    assert can_copy_async(schedule, schedule.mapping.memory_operands[0]) is is_copyable
+    assert bool(rematerialization_options(schedule, async_copies=True)) is is_copyable
+    copying = [plan for plan in plans(schedule).legal_plans if plan.async_copies]
+    assert any(not plan.peeled for plan in copying) is is_copyable
+    # Full iterations of peeled kernels begin at multiples of 16 bytes.
+    assert any(plan.peeled for plan in copying) is (columns % 2 == 1)
 
 
-def test_nothing_is_kept_where_one_pass_does() -> None:
-    schedule = of(wide_rows(0, columns=300))
+def test_an_empty_set_of_values_has_no_buffers() -> None:
+    schedule = schedule_graph(wide_rows(0, columns=300))
     assert OnChipValues(schedule, frozenset()).buffers == ()
 
 
 # -- plans -----------------------------------------------------------------------------------------
 
 
-def test_plans_keep_all_or_less() -> None:
-    schedule = of(layer_norm((64, 50000), "float16"))
-    found = [p for p in plans(schedule).legal_plans if p.scheme == "shared"]
-    assert {plan.rematerialized for plan in found} == {0, 1}
+def test_shared_plans_have_all_rematerialization_options() -> None:
+    schedule = schedule_graph(layer_norm((64, 50000), "float16"))
+    shared_plans = [p for p in plans(schedule).legal_plans if p.scheme == "shared"]
+    assert {plan.rematerialized for plan in shared_plans} == {0, 1}
 
 
-def test_rows_at_odd_places_are_kept_by_lanes_and_race() -> None:
-    """A row of 50,257 fp16 takes 25 chunks of 2,048 lanes, whichever place it begins at."""
-    schedule = of(cross_entropy((4096, 50257), "float16"))
-    found = [p for p in plans(schedule).legal_plans if p.scheme == "shared" and p.peeled]
-    assert {plan.async_copies for plan in found} == {False, True}
+def test_buffers_of_unaligned_rows_are_indexed_by_lane() -> None:
+    """A row of 50,257 fp16 takes 25 chunks of 2,048 lanes, wherever it begins."""
+    schedule = schedule_graph(cross_entropy((4096, 50257), "float16"))
+    peeled_plans = [p for p in plans(schedule).legal_plans if p.scheme == "shared" and p.peeled]
+    assert {plan.async_copies for plan in peeled_plans} == {False, True}
     (kept, *_) = rematerialization_options(schedule, True, is_peeled=True)
     assert kept.arena(2048).total_bytes == 25 * 2048 * 2
     assert [buffer.is_prefetched for buffer in kept.buffers] == [True]
-    assert default_plan(schedule).plan in found
+    assert default_plan(schedule).plan in peeled_plans
     assert {kernel.plan.scheme for kernel in candidates(schedule, 8)} >= {
         "looped",
         "shared",
         "split",
     }
-    # Four lanes are left in nine chunks; a row may begin behind seven.
-    other = of(layer_norm((64, 9 * 1024 - 4), "float16"))
+    # Nine chunks have four lanes more than the row; up to seven lanes can precede the row.
+    narrower = schedule_graph(layer_norm((64, 9 * 1024 - 4), "float16"))
     assert [
-        rematerialization_options(other, False, odd)[0].arena(1024).chunks for odd in (False, True)
+        rematerialization_options(narrower, False, is_peeled)[0].arena(1024).chunks
+        for is_peeled in (False, True)
     ] == [9, 10]
 
 
-def test_rows_are_kept_by_lanes_where_that_makes_accesses_wider() -> None:
-    """Of 2,500 fp16 a row begins at a multiple of 8 bytes: four neighbours lie as they should, of
-    eight, where nothing wider is kept, each is loaded alone."""
-    schedule = of(layer_norm((64, 2500), "float16"))
-    neighbours = [
+def test_shared_plans_are_peeled_if_that_makes_accesses_wider() -> None:
+    """Rows of 2,500 fp16 begin at multiples of 8 bytes.
+
+    Threads with four contiguous elements load them at once without peeling.  Threads with eight
+    would load each element alone; they have eight if no fp32 value is kept.
+    """
+    schedule = schedule_graph(layer_norm((64, 2500), "float16"))
+    vector_elements = [
         kept.vector_elements for kept in rematerialization_options(schedule, is_peeled=True)
     ]
-    legal = [
-        plan for plan in plans(schedule).legal_plans if plan.scheme == "shared" and plan.peeled
-    ]
-    assert {4, 8} == set(neighbours)
-    assert {neighbours[plan.rematerialized] for plan in legal if not plan.async_copies} == {8}
+    peeled_plans = [p for p in plans(schedule).legal_plans if p.scheme == "shared" and p.peeled]
+    assert {4, 8} == set(vector_elements)
+    assert {
+        vector_elements[plan.rematerialized] for plan in peeled_plans if not plan.async_copies
+    } == {8}
 
 
-def test_rows_that_are_too_wide_say_so() -> None:
-    schedule = of(layer_norm((64, 200000), "float32"))
-    found = plans(schedule)
-    assert not any(plan.scheme == "shared" for plan in found.legal_plans)
-    reasons = {r.reason for r in found.illegal if r.plan.scheme == "shared"}
+def test_too_wide_rows_are_illegal_with_a_reason() -> None:
+    schedule = schedule_graph(layer_norm((64, 200000), "float32"))
+    space = plans(schedule)
+    assert not any(plan.scheme == "shared" for plan in space.legal_plans)
+    reasons = {r.reason for r in space.illegal if r.plan.scheme == "shared"}
     assert any(f"at most {MAX_SHARED_BYTES}" in reason for reason in reasons)
     with pytest.raises(BadFusion, match="bytes of shared memory"):
         emit(plan_kernel(schedule, KernelPlan("shared", 1, (4096,), 16)))
-    with pytest.raises(BadFusion, match="7 demotions"):
+    with pytest.raises(BadFusion, match="rematerialization option 7; there are 1 with"):
         emit(plan_kernel(schedule, KernelPlan("shared", 1, (4096,), 16, rematerialized=7)))
 
 
-def test_values_are_demoted_until_enough_blocks_share_an_sm() -> None:
-    """Three rows of 64 KB fit where one of 128 KB leaves an SM to one block."""
-    schedule = of(layer_norm((4096, 32768), "float16"))
-    everything, less = (KernelPlan("shared", 1, (4096,), 16, rematerialized=n) for n in (0, 1))
-    held = [kept.arena(4096).total_bytes for kept in rematerialization_options(schedule)]
-    assert [blocks_per_sm(16, 32, size) for size in held] == [1, 3]
-    assert modelled_seconds(PlannedKernel(schedule, less)) < modelled_seconds(
-        PlannedKernel(schedule, everything)
+def test_values_are_rematerialized_until_enough_blocks_share_an_sm() -> None:
+    """An SM has room for three blocks with a row of 64 KB each, but for one with 128 KB."""
+    schedule = schedule_graph(layer_norm((4096, 32768), "float16"))
+    keep_all, keep_less = (KernelPlan("shared", 1, (4096,), 16, rematerialized=n) for n in (0, 1))
+    shared_bytes = [kept.arena(4096).total_bytes for kept in rematerialization_options(schedule)]
+    assert [blocks_per_sm(16, 32, size) for size in shared_bytes] == [1, 3]
+    assert modelled_seconds(PlannedKernel(schedule, keep_less)) < modelled_seconds(
+        PlannedKernel(schedule, keep_all)
     )
     best = min(
         (p for p in plans(schedule).legal_plans if p.scheme == "shared"),
