@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model.race import means, races
 from benchmarks.fusion.cost_model.sample import plan_of
 from benchmarks.fusion.cost_model.summary import first, ran, regret, spread, tau_of, us
@@ -120,7 +120,7 @@ def kernels(chains: Mapping[str, Any]) -> list[Kernel]:
     another one today."""
     found = []
     for name, chain in chains.items():
-        graph = graph_of(CHAINS[name])
+        graph = chain_graph(CHAINS[name])
         for number, kernel in enumerate(chain["kernels"]):
             try:
                 of = schedule_operators(graph, kernel["operators"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fusion.chains.programs import Chain
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.autotune.autotuner import MAX_CANDIDATES
 from nostall.fusion.codegen.autotune.candidates import candidates
@@ -73,7 +73,7 @@ class Work:
 
 def work_of(chain: Chain, most: int = MOST, seed: int = 0) -> Work:
     """The chain's partitions, and a sample of the plans of each kernel that is not packed."""
-    graph = graph_of(chain)
+    graph = chain_graph(chain)
     delta = DeltaEvaluator(graph)
     partitions = {
         "explorer": _groups(explore(delta).partition.groups),

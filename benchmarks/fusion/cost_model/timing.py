@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.fusion.chains.accuracy import Judge
-from benchmarks.fusion.chains.stitched import method
+from benchmarks.fusion.chains.accuracy import AccuracyCheck
+from benchmarks.fusion.chains.stitched import stitched_method
 from benchmarks.fusion.chains.timing import (
     COLD_BYTES,
-    MOST_COPIES,
-    captured_graph,
-    copies,
-    replayed,
+    MAX_COPIES,
+    capture_graph,
+    copy_count,
+    time_replay,
 )
 from benchmarks.fusion.cost_model.sample import Sampled, Work, modelled_us, told
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
@@ -76,7 +76,7 @@ def kernel_times(
             reference = made if reference is None else reference
             row.update(_judged(reference, made))
             # A graph knows addresses only: its run keeps the memory of partial results.
-            graphs.append((row, run, captured_graph(run, sets)))
+            graphs.append((row, run, capture_graph(run, sets)))
         except Exception as error:  # shared memory, a driver that refuses: the others still run
             _alive()
             row["error"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
@@ -119,17 +119,17 @@ def ablation(work: Work, here: Here) -> dict[str, Any]:
                     for race in racer.records
                 ],
             }
-    sets = [work.chain.tensors(here.device) for _ in range(copies(work.chain))]
+    sets = [work.chain.tensors(here.device) for _ in range(copy_count(work.chain))]
     times = -(-LEAST_LAUNCHES // len(sets))
-    judge = Judge(work.chain, sets[0])
+    accuracy = AccuracyCheck(work.chain, sets[0])
     graphs, names, runs = [], [], []
     for name, whole in [*different.values(), next(iter(different.values()))]:
-        one = method(whole, len(work.chain.inputs))
+        one = stitched_method(whole, len(work.chain.inputs))
         if name not in names:
-            errors = judge.errors(one)
+            errors = accuracy.errors(one)
             variants[name]["largest_errors"] = [_finite(error) for error in errors]
-            variants[name]["wrong"] = judge.wrong(errors)
-        graphs.append(captured_graph(one.run, sets * times))
+            variants[name]["wrong"] = accuracy.failure(errors)
+        graphs.append(capture_graph(one.run, sets * times))
         runs.append(one.run)
         names.append(name)
     *samples, null = _in_turns(graphs, len(sets) * times, 2 * here.rounds)
@@ -151,7 +151,7 @@ def _sets(program: Program, device: str) -> list[Memory]:
     nodes = [program.graph[index] for index in (*program.inputs, *program.outputs)]
     size = max(1, sum(node.bytes for node in nodes))
     found: list[Memory] = []
-    for _ in range(max(1, min(MOST_COPIES, -(-COLD_BYTES // size)))):
+    for _ in range(max(1, min(MAX_COPIES, -(-COLD_BYTES // size)))):
         inputs = [
             _filled(empty_tensor(program.graph[i], torch.device(device))) for i in program.inputs
         ]
@@ -204,11 +204,11 @@ def _finite(value: float) -> float | None:
 def _in_turns(graphs: Sequence[torch.cuda.CUDAGraph], runs: int, rounds: int) -> list[list[float]]:
     """Microseconds of one run, ``rounds`` samples of each graph."""
     for graph in graphs:
-        replayed(graph, runs)
+        time_replay(graph, runs)
     found: list[list[float]] = [[] for _ in graphs]
     for turn in round_orders(len(graphs), rounds):
         for which in turn:
-            found[which].append(round(replayed(graphs[which], runs), 3))
+            found[which].append(round(time_replay(graphs[which], runs), 3))
     return found
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model import evaluate
 from benchmarks.fusion.cost_model.compile import awaited
 from benchmarks.fusion.cost_model.evaluate import Job
@@ -35,7 +35,7 @@ FLAT = "SwiGLU 16384x5504"
 
 
 def test_a_sample_has_what_races_and_the_whole_range() -> None:
-    graph = graph_of(CHAINS["residual + RMSNorm 16384x4096"])
+    graph = chain_graph(CHAINS["residual + RMSNorm 16384x4096"])
     of = schedule_operators(graph, graph.operators)
     found = sample(of, 20, seed=0)
     ranked = sorted(plans(of).legal, key=lambda plan: (modelled_seconds(of, plan), str(plan)))

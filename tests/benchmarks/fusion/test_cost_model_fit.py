@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model.fit import (
     FITTED,
     MEASURED,
@@ -44,7 +44,7 @@ FIT, HELD = "softmax + mask 16384x3000", "residual + RMSNorm 16384x4096"
 
 def chain_on(machine: Gpu, name: str) -> dict[str, Any]:
     """A chain as a machine of our making would have measured it."""
-    graph = graph_of(CHAINS[name])
+    graph = chain_graph(CHAINS[name])
     of = schedule_operators(graph, graph.operators)
     rows = []
     for plan in sample(of, 16, seed=0):
@@ -153,7 +153,7 @@ def test_the_page_says_what_is_reached_and_what_is_not(chains: dict[str, Any]) -
     assert "latency-evaluator tau -1.00" in flat and "cost model tau 1.00" in flat
     assert f"| {HELD} | 16 | 1.00 | 1.00 | 0.0 % |" in page
     assert "| **geometric mean of 2** (0 not shown: all 1) | 1.200 |" in page
-    graphs = [graph_of(CHAINS[name]) for name in (FIT, HELD)]
+    graphs = [chain_graph(CHAINS[name]) for name in (FIT, HELD)]
     every = [candidates(schedule_operators(graph, graph.operators), 8) for graph in graphs]
     counts = [sum(not plan.eager_loads for plan in plans) for plans in every]
     told_counts = f"{sum(counts) / 2:.1f} ({max(counts)})"

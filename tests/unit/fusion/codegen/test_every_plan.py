@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn, drawn_graphs
 
 from nostall.fusion.codegen.cost.default_plan import default_plan
@@ -53,7 +53,7 @@ def compiled(graph: Graph, choice: PlanChooser, folder: Path) -> int:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_kernels_of_a_chain_compile(name: str, tmp_path: Path) -> None:
-    assert compiled(graph_of(CHAINS[name]), default_plan, tmp_path) >= 1
+    assert compiled(chain_graph(CHAINS[name]), default_plan, tmp_path) >= 1
 
 
 @pytest.mark.parametrize("share", range(SHARES))

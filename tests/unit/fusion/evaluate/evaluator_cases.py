@@ -85,8 +85,8 @@ def main(folder: Path) -> None:
         place(folder, key).write_text(json.dumps({"error": "no"} if at == 4 else kernels))
     break_program(keys[3])
     timing.COLD_BYTES = 1
-    timing.captured_graph = Replay  # type: ignore[assignment]
-    timing.replayed = Replay.replay  # type: ignore[assignment]
+    timing.capture_graph = Replay  # type: ignore[assignment]
+    timing.time_replay = Replay.replay  # type: ignore[assignment]
     timing.ReplayClock = lambda: RecordedClock({})  # type: ignore[assignment,misc]
     evaluate.torch.cuda.is_available = lambda: False
     job = Job(CHAIN.name, Here(folder, "cpu", 3), MAX_PLANS, 0, monotonic() + 600)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.fusion.chains.programs import CHAINS
-from benchmarks.fusion.chains.stitched import graph_of
+from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.cost_model.compile import use
 
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
@@ -28,7 +28,7 @@ from nostall.tuning.source import compile_triton
 
 
 def of(name: str) -> Schedule:
-    graph = graph_of(CHAINS[name])
+    graph = chain_graph(CHAINS[name])
     return schedule_operators(graph, graph.operators)
 
 
