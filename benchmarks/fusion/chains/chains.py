@@ -1,6 +1,7 @@
 """Benchmark of stitched chains: eager PyTorch, torch.compile, Liger and nostall in CUDA graphs.
 
-    python -m benchmarks run fusion.chains --out OUT [--chains PART ...] [--limit SECONDS] [--race 8]
+    python -m benchmarks run fusion.chains --out OUT [--chains PART ...] [--limit SECONDS]
+        [--race 8]
 
 For every chain of ``benchmarks.fusion.chains.programs`` a new process builds the methods of
 ``benchmarks.fusion.chains.methods`` and the stitched kernels.  Kernel plans are tuned: for the

@@ -4,8 +4,8 @@
 
 For every chain with dropout the kernels of the committed result run in two CUDA graphs, one
 for each way of drawing; replays are interleaved.  After ``torch.manual_seed`` every byte of both
-must be equal.  No two runs of a replay and no two consecutive replays may give the same result, and setting
-the first seed again must restore the first results.  Needs a GPU for half a minute.
+must be equal.  No two runs of a replay and no two consecutive replays may give the same result, and
+setting the first seed again must restore the first results.  Needs a GPU for half a minute.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from benchmarks.fusion.chains.shared_memory_reuse import Case, Record, cubin_resources
 from benchmarks.fusion.chains.shared_memory_section import FILE, NOT_MEASURED, times
 from benchmarks.fusion.chains.wide_row_programs import WIDE_ROW_CHAINS
-from benchmarks.fusion.correctness.shared_memory_rows import drawn, summary
+from benchmarks.fusion.correctness.shared_memory_rows import draw_case, summary
 
 from nostall.fusion.codegen.tiling.kernel_plan import illegal_reason
 
@@ -80,10 +80,10 @@ def test_a_record_resumes_from_its_file(tmp_path: Path) -> None:
 
 
 def test_a_graph_depends_on_its_number_only() -> None:
-    first, second = (drawn(5) for _ in range(2))
+    first, second = (draw_case(5) for _ in range(2))
     assert first is not None and second is not None
     assert (first[0].key, first[2:]) == (second[0].key, second[2:])
-    drawn_plans = [made[2] for seed in range(30) if (made := drawn(seed))]
+    drawn_plans = [made[2] for seed in range(30) if (made := draw_case(seed))]
     assert len({str(plan) for plan in drawn_plans}) > 10
     assert {(plan.peeled, plan.async_copies) for plan in drawn_plans} == {
         (odd, ahead) for odd in (False, True) for ahead in (False, True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.fusion.correctness.random_graphs import FLOATS, drawn_graphs, one
+from benchmarks.fusion.correctness.random_graphs import FLOATS, check_graph, draw_graphs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as fixed_seed
 
@@ -55,8 +55,8 @@ def different(schedule: Schedule) -> list[KernelPlan]:
         ahead = plan.async_copies and plan.scheme != "shared"
         kinds.setdefault((plan.scheme, len(plan.chunks) > 1, plan.splits > 1, ahead), plan)
     early = [replace(plan, eager_loads=True) for plan in kinds.values()]
-    twins = [one for plan in early if (one := with_evict_first(schedule, plan)) is not None]
-    wide = [one for plan in kinds.values() for one in single_chunk_plans(schedule, plan)]
+    twins = [check_graph for plan in early if (check_graph := with_evict_first(schedule, plan)) is not None]
+    wide = [check_graph for plan in kinds.values() for check_graph in single_chunk_plans(schedule, plan)]
     return [*kinds.values(), *twins[:1], *wide[:1]]
 
 
@@ -210,9 +210,9 @@ def random_graphs(folder: Path, examples: int) -> tuple[list[str], Counter[str],
     def check(made: Made) -> None:
         if seen["graphs"] < examples:
             seen["graphs"] += 1
-            found.extend(f"{text}\n{made.graph}" for text in one(made, folder, seen))
+            found.extend(f"{text}\n{made.graph}" for text in check_graph(made, folder, seen))
 
-    return found, seen, drawn_graphs(GRAPHS, 0, FLOATS, check)
+    return found, seen, draw_graphs(GRAPHS, 0, FLOATS, check)
 
 
 # What is damaged: the chain, a pattern whose last match is replaced, and by what.
