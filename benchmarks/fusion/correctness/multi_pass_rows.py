@@ -1,6 +1,7 @@
 """Check of random graphs whose kernels read rows in several passes, compared with fp64.
 
-    python -m benchmarks run fusion.multi_pass_rows --out OUT --graphs 240 --limit 120 [--workers 12]
+    python -m benchmarks run fusion.multi_pass_rows --out OUT --graphs 240 --limit 120
+        [--workers 12]
 
 Works as ``benchmarks.fusion.correctness.shared_memory_rows``, for other schemes:
 
@@ -57,7 +58,7 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
     if kind == "sums":
         columns = min(columns, MAX_SUMMED_COLUMNS)
         rows = MANY_ROWS if on_gpu() else online_rows.ROWS
-        # Of a million quotients one is 0 / 0 if a product is rounded, but inf if it is part of an FMA.
+        # One of a million quotients is 0 / 0 if a product is rounded, but inf if it is in an FMA.
         exact_ops = tuple(op for op in PAIRS if op != "div")
         graph = with_column_sums(wide_rows(seed, columns, *dtypes(), rows, exact_ops), generator)
     elif kind is None:
@@ -79,7 +80,7 @@ def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan] | None:
 
 
 def check_graph(seed: int) -> dict[str, Any]:
-    """Check the graph of a seed.  A GPU fault ends the process, because CUDA is unusable after it."""
+    """Check the graph of a seed.  A GPU fault ends the process: CUDA is unusable after it."""
     torch.set_num_threads(1)  # there are as many workers as CPU cores
     case = draw_case(seed)
     if case is None:

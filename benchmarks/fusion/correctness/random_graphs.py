@@ -254,7 +254,8 @@ def check_fp8(folder: Path) -> list[str]:
             index = int(is_wrong.nonzero()[0])
             count = int(is_wrong.sum())
             failures.append(
-                f"{dtype}: {count} values, {x[index]} is {output[index]}, PyTorch: {expected[index]}"
+                f"{dtype}: {count} values, {x[index]} is {output[index]}, "
+                f"PyTorch: {expected[index]}"
             )
     return failures
 

@@ -55,7 +55,7 @@ COLUMNS = (
     *(1100, 2048, 2500, 4096, 5000, 8192, 12288, 16384, 32000, 33000, 57000),
     *(2501, 4099, 9213, 20001, 30522, 50257),
 )
-"""In the second line most rows start unaligned, and some leave a few elements for a last chunk."""
+"""In the second line most rows start unaligned, and some have a last chunk of few elements."""
 FEWER_COLUMNS, MANY_ROWS = 5000, 300
 """Graphs with at most this many columns have this many rows, so that all SMs have blocks."""
 LABELLED = 6
@@ -87,7 +87,7 @@ def repeats() -> int:
 
 
 def draw_case(seed: int) -> tuple[Graph, Schedule, KernelPlan, Reuse] | None:
-    """The graph, plan and kind of buffer reuse for a seed; None if no plan with shared memory fits."""
+    """Graph, plan and kind of buffer reuse for a seed; None if no plan with shared memory fits."""
     generator = random.Random(seed)
     columns = generator.choice(COLUMNS)
     rows = MANY_ROWS if on_gpu() and columns <= FEWER_COLUMNS else 5
@@ -117,7 +117,7 @@ def _fits(of: Schedule, plan: KernelPlan) -> bool:
 
 
 def check_graph(seed: int) -> dict[str, Any]:
-    """Check the graph of a seed.  A GPU fault ends the process, because CUDA is unusable after it."""
+    """Check the graph of a seed.  A GPU fault ends the process: CUDA is unusable after it."""
     torch.set_num_threads(1)  # there are as many workers as CPU cores
     case = draw_case(seed)
     if case is None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fusion.cost_model.fit import FITTED, MEASURED
-from benchmarks.fusion.cost_model.summary import FULL, ran, ratios, us
+from benchmarks.fusion.cost_model.summary import FULL, measured_plans, median_us, variant_ratios
 from benchmarks.harness.markdown import PAGES, link, page, table, wrapped
 from benchmarks.harness.rank_agreement import kendall
 from benchmarks.harness.result_file import load
@@ -126,7 +126,7 @@ def _kernels(chains: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
 
 
 def _kernel(row: Row, kernel: Row) -> list[str]:
-    times = {plan["plan"]: us(plan) for plan in ran(kernel)}
+    times = {plan["plan"]: median_us(plan) for plan in measured_plans(kernel)}
     best = min(times, key=lambda plan: times[plan])
     today = row["today"]
     taus = ["–" if row[key]["tau"] is None else f"{row[key]['tau']:.2f}" for key in _TAUS]
@@ -142,8 +142,8 @@ def _kernel(row: Row, kernel: Row) -> list[str]:
 
 
 def _across(rows: Sequence[Row], kernels: Sequence[Row]) -> str:
-    """How the evaluators of the explorer, which do not know kernel plans, order different kernels."""
-    best = np.array([min(map(us, ran(kernel))) for kernel in kernels])
+    """How the explorer's evaluators, which do not take kernel plans, order different kernels."""
+    best = np.array([min(map(median_us, measured_plans(kernel))) for kernel in kernels])
     modelled_us = {
         "delta-evaluator": [kernel["modelled_us"]["delta"] for kernel in kernels],
         "latency-evaluator": [kernel["modelled_us"]["latency"] for kernel in kernels],
@@ -188,7 +188,7 @@ def _regret(spread: Row) -> str:
 
 def _ablation(chains: Mapping[str, Any]) -> list[str]:
     """Every variant beside the whole compiler, for the chains on which they differ."""
-    by_chain = {name: ratios(chain["ablation"]) for name, chain in chains.items()}
+    by_chain = {name: variant_ratios(chain["ablation"]) for name, chain in chains.items()}
     names = list(next(iter(by_chain.values())))
     intro = wrapped(
         f"Time of a variant divided by that of *{FULL}*, measured side by side; above 1 the "
