@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fusion.graphs import NamedGraph, capture_passes, repeat_graph, model_regions
+from benchmarks.fusion.graphs import NamedGraph, capture_passes, model_regions, repeat_graph
 from benchmarks.harness.result_file import save
 from nostall.fusion import Graph
 from nostall.fusion.evaluate import DeltaEvaluator

@@ -37,8 +37,8 @@ def model_regions(min_operators: int, max_operators: int) -> Iterator[NamedGraph
     """Distinct regions of all models with ``min_operators`` to ``max_operators`` operators."""
     seen: set[str] = set()
     for model in models():
-        for direction, capture_passes in capture_passes(model).items():
-            for number, region in enumerate(find_regions(capture_passes.graph)):
+        for direction, captured in capture_passes(model).items():
+            for number, region in enumerate(find_regions(captured.graph)):
                 fits = min_operators <= len(region.graph.operators) <= max_operators
                 if fits and region.graph.key not in seen:
                     seen.add(region.graph.key)

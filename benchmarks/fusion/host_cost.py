@@ -2,8 +2,8 @@
 
     python -m benchmarks run fusion.host_cost --out OUT.json [--device cuda]
 
-Microseconds of a call, the least over ``--rounds`` rounds of 2,000 calls, for kernels with different
-numbers of tensors and launches:
+Microseconds of a call, the least over ``--rounds`` rounds of 2,000 calls, for kernels with
+different numbers of tensors and launches:
 
 - ``direct``: the function that Inductor's generated code calls;
 - ``operator``: ``torch.ops.nostall.stitched``, which checks its inputs;
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.result_file import save
-from nostall.attach.torch_compile.runtime import custom_op
+from nostall.attach.torch_compile.runtime import custom_op, launcher
 from nostall.attach.torch_compile.store.records import KernelRecord, LaunchRecord, TensorRecord
 from nostall.fusion.codegen.runtime.kernel import load_source
 
@@ -52,10 +52,10 @@ def make_record(inputs: int, outputs: int, launches: int) -> KernelRecord:
     )
 
 
-def kernel_source(make_record: KernelRecord) -> str:
+def kernel_source(record: KernelRecord) -> str:
     """Triton source of the kernel of a record."""
-    names = make_record.launches[0].arguments
-    input_count = len(make_record.inputs)
+    names = record.launches[0].arguments
+    input_count = len(record.inputs)
     return "\n    ".join(
         [
             "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
@@ -81,16 +81,19 @@ class FakeKernel:
 
 def measure(name: str, device: torch.device, rounds: int, folder: Path) -> dict[str, Any]:
     """Microseconds of each kind of call for one of :data:`KERNELS`."""
-    make_record = make_record(*KERNELS[name])
+    record = make_record(*KERNELS[name])
     function: Any = FakeKernel()
     if device.type == "cuda":
-        function = load_source(kernel_source(make_record), ["add"], folder)[1][0]
-    functions = [function] * len(make_record.launches)
-    op = custom_op.StitchedOp(make_record, lambda: functions)
+        function = load_source(kernel_source(record), ["add"], folder)[1][0]
+    else:
+        # The fake writes no outputs, so that a direct launch could not be compared with Triton's.
+        setattr(launcher, "_reproduces", lambda *arguments: True)  # noqa: B010
+    functions = [function] * len(record.launches)
+    op = custom_op.StitchedOp(record, lambda: functions)
     # Register the kernel without a store.
     custom_op._unchecked_calls[name] = op.unchecked_call
     setattr(custom_op, "load_op", lambda kernel: op)  # noqa: B010
-    inputs = [torch.ones(ROWS, COLUMNS, device=device) for _ in make_record.inputs]
+    inputs = [torch.ones(ROWS, COLUMNS, device=device) for _ in record.inputs]
     outputs = op.allocate_outputs(inputs)
     allocate = torch._C._dynamo.guards._empty_strided_cpu
     if device.type == "cuda":
@@ -103,7 +106,7 @@ def measure(name: str, device: torch.device, rounds: int, folder: Path) -> dict[
     if device.type == "cuda":
         calls["triton"] = lambda: [
             function[launch.grid](*inputs, *outputs, *launch.counts, num_warps=4)
-            for launch in make_record.launches
+            for launch in record.launches
         ]
     best_seconds = dict.fromkeys(calls, math.inf)
     for _ in range(rounds):

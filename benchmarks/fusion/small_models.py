@@ -116,7 +116,7 @@ class ResNetBlock(nn.Module):
 
 
 class DienCell(nn.Module):
-    """DIEN: attention over a user's history, Dice activation, and a GRU gated by the scores (AUGRU)."""
+    """DIEN: attention over a user's history, Dice activation, and a GRU gated by scores."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class DienCell(nn.Module):
 
 
 class ConformerBlock(nn.Module):
-    """Conformer: half-step feed-forward, attention, convolution with GLU and swish, feed-forward."""
+    """Conformer: half-step feed-forward, attention, convolution with GLU, feed-forward."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -222,8 +222,8 @@ def _fit(start: Any, names: Sequence[str], errors: Errors) -> Any:
     def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.concatenate([errors(scaled(log_factors)), _PRIOR * log_factors])
 
-    start = np.zeros(len(names))
-    solution = least_squares(residuals, start, loss="soft_l1", f_scale=_OUTLIER, diff_step=1e-2)
+    zeros = np.zeros(len(names))
+    solution = least_squares(residuals, zeros, loss="soft_l1", f_scale=_OUTLIER, diff_step=1e-2)
     return scaled(solution.x)
 
 
