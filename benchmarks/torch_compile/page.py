@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, page, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.torch_compile.model_process import AGAIN, PAIRED, SIDE_BY_SIDE, STARTED
+from benchmarks.torch_compile.model_process import AGAIN, PAIRED, INTERLEAVED, START_METHODS
 from benchmarks.torch_compile.model_zoo import models
 from nostall.core.files import write_atomically
 
@@ -254,7 +254,7 @@ def _step(name: str, result: Mapping[str, Any]) -> list[str]:
     base = result["looped"]["base"]
     ms = 1e3 * median(result["looped"]["samples_s"][base])
     kernels = result.get("kernels", {})
-    counts = [kernels.get(which, {}).get("launches", "?") for which in SIDE_BY_SIDE["steady"][:3]]
+    counts = [kernels.get(which, {}).get("launches", "?") for which in INTERLEAVED["steady"][:3]]
     runs = "; ".join(f"{g['state']}: {g['reason']}" for g in result["graphs"]["nostall"])
     ratios = [_ratio(result, kind, n) for kind in ("looped", "replayed") for n in _OURS]
     eager = _ratio(result, "looped", "eager")
@@ -266,7 +266,7 @@ _STITCHED = "stitched_"
 
 
 def _generated(name: str, result: Mapping[str, Any]) -> list[str]:
-    plain, ours, every = SIDE_BY_SIDE["steady"][:3]
+    plain, ours, every = INTERLEAVED["steady"][:3]
     both = ("triton_", _STITCHED)
     cells = [
         _launches(result, plain, both),
@@ -327,7 +327,9 @@ def _inside(model: Model) -> tuple[str, str]:
     every = [_paired(model, AGAIN, method, "first_thread_s") for method in _OURS]
     thread = ", ".join(f"{geometric_mean(one):.2f}x" for one in every if one)
     name, runs = "first_collector_s", model[AGAIN]["runs"] if AGAIN in model else []
-    taken = [[r[name] for r in runs if r["method"] == one and name in r] for one in STARTED[AGAIN]]
+    taken = [
+        [r[name] for r in runs if r["method"] == one and name in r] for one in START_METHODS[AGAIN]
+    ]
     return thread or NONE, ", ".join(f"{median(one):.2f} s" for one in taken if one) or NONE
 
 
@@ -351,12 +353,12 @@ def _spread(ratios: Sequence[float]) -> list[str]:
 
 
 def _mode(name: str, result: Mapping[str, Any]) -> list[str]:
-    return [name, *(_ratio(result, "looped", which) for which in SIDE_BY_SIDE[IN_ONE][1:])]
+    return [name, *(_ratio(result, "looped", which) for which in INTERLEAVED[IN_ONE][1:])]
 
 
 def _rounds(name: str, result: Mapping[str, Any]) -> list[str]:
     every = result["rounds"]
-    base, ours, untouched, again = SIDE_BY_SIDE[IN_ROUNDS]
+    base, ours, untouched, again = INTERLEAVED[IN_ROUNDS]
     samples = [one["looped"]["samples_s"] for one in every]
     cells = [name, f"{1e3 * median(median(one[base]) for one in samples):.2f}"]
     for slow, quick in ((base, ours), (base, untouched), (base, again), (again, ours)):

@@ -20,8 +20,8 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.torch_compile.guarantees import CHECKS, between
-from benchmarks.torch_compile.model_process import SIDE_BY_SIDE, Setup
-from benchmarks.torch_compile.step_timing import Watch, in_turns, processor_seconds
+from benchmarks.torch_compile.model_process import INTERLEAVED, Setup
+from benchmarks.torch_compile.step_timing import Stopwatch, time_interleaved, cpu_seconds
 
 from benchmarks.torch_compile import model_process as process
 from benchmarks.torch_compile import models as benchmark
@@ -39,7 +39,7 @@ def parts(queue: list[benchmark.Job]) -> list[tuple[str, str]]:
 
 
 def test_what_shares_compiled_graphs_shares_a_queue_and_modes_come_last(tmp_path: Path) -> None:
-    queues = [parts(q) for q in benchmark.dealt(benchmark.wanted(options(tmp_path), 0.0), 4)]
+    queues = [parts(q) for q in benchmark.assign_jobs(benchmark.pending_jobs(options(tmp_path), 0.0), 4)]
     every = [job for queue in queues for job in queue]
     assert len(every) == len(set(every)) == 7 * 5
     for queue in queues:
@@ -71,7 +71,7 @@ def test_ranks_and_runs_are_held_to_each_other(place: str, wrong: list[str]) -> 
 def test_what_is_complete_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "dien-train.nostall.json").write_text(json.dumps({"complete": True}))
     (tmp_path / "dien-train.inductor.json").write_text(json.dumps({"starts": {}}))
-    jobs = benchmark.wanted(options(tmp_path, models="dien", parts="inductor,nostall"), 0.0)
+    jobs = benchmark.pending_jobs(options(tmp_path, models="dien", parts="inductor,nostall"), 0.0)
     assert parts(jobs) == [("dien-train", "inductor")]
 
 
@@ -91,13 +91,13 @@ def test_a_process_that_fails_or_takes_too_long_costs_its_part(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     setup = Setup("none", "steady", str(tmp_path / "x.json"), device="cpu", small=True)
-    with pytest.raises(benchmark.Ended, match="KeyError: 'none'"):
-        benchmark.process(setup, tmp_path, time.monotonic() + 60)
+    with pytest.raises(benchmark.ProcessFailed, match="KeyError: 'none'"):
+        benchmark.run_process(setup, tmp_path, time.monotonic() + 60)
     long = replace(setup, model="crnn-infer")
-    with pytest.raises(benchmark.Ended, match="more than 1 s"):
-        benchmark.process(long, tmp_path, time.monotonic() + 1.2)
-    with pytest.raises(benchmark.Ended, match="no time"):
-        benchmark.process(setup, tmp_path, time.monotonic())
+    with pytest.raises(benchmark.ProcessFailed, match="more than 1 s"):
+        benchmark.run_process(long, tmp_path, time.monotonic() + 1.2)
+    with pytest.raises(benchmark.ProcessFailed, match="no time"):
+        benchmark.run_process(setup, tmp_path, time.monotonic())
 
 
 def paired(out: Path, until: float = 1e9) -> benchmark.Job:
@@ -116,10 +116,10 @@ class Processes:
             assert not caches.exists(), "everybody starts with empty caches"
             caches.mkdir(parents=True)
         else:
-            assert caches.name == benchmark.LEFT_BY[setup.state], "what it has left is there"
+            assert caches.name == benchmark.CACHE_SOURCE[setup.state], "what it has left is there"
         self.started.append(setup.state if setup.recorded else f"({setup.state})")
         if len(self.started) == self.fails_at:
-            raise benchmark.Ended("no luck")
+            raise benchmark.ProcessFailed("no luck")
         out = Path(setup.out)
         runs = json.loads(out.read_text())["runs"] if out.exists() else []
         if setup.recorded:
@@ -132,12 +132,12 @@ def test_first_steps_are_taken_in_turns_and_an_interrupted_part_goes_on(
 ) -> None:
     out = tmp_path / "dien-train.first.json"
     processes = Processes(fails_at=4)
-    monkeypatch.setattr(benchmark, "process", processes)
-    with pytest.raises(benchmark.Ended, match="no luck"):
+    monkeypatch.setattr(benchmark, "run_process", processes)
+    with pytest.raises(benchmark.ProcessFailed, match="no luck"):
         benchmark.run(paired(out))
     assert processes.started == ["(nostall)", "inductor", "nostall", "nostall"]
     processes = Processes()
-    monkeypatch.setattr(benchmark, "process", processes)
+    monkeypatch.setattr(benchmark, "run_process", processes)
     told = benchmark.run(paired(out))
     assert processes.started == ["(nostall)", "nostall", "inductor"]
     assert told == "inductor 10.0 s, nostall 11.0 s, nostall 12.0 s, inductor 13.0 s"
@@ -147,26 +147,26 @@ def test_no_first_step_begins_that_would_end_too_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = Processes()
-    monkeypatch.setattr(benchmark, "process", processes)
-    late = time.monotonic() + benchmark.IN_PAIRS["first"] - 1
-    with pytest.raises(benchmark.Ended, match="no time"):
+    monkeypatch.setattr(benchmark, "run_process", processes)
+    late = time.monotonic() + benchmark.PAIR_SECONDS["first"] - 1
+    with pytest.raises(benchmark.ProcessFailed, match="no time"):
         benchmark.run(paired(tmp_path / "x.json", late))
     assert processes.started == []
-    jobs = benchmark.wanted(options(tmp_path, parts="first", models="bert"), 0.0)
-    assert [len(queue) for queue in benchmark.dealt(jobs, 2)] == [1, 1]
+    jobs = benchmark.pending_jobs(options(tmp_path, parts="first", models="bert"), 0.0)
+    assert [len(queue) for queue in benchmark.assign_jobs(jobs, 2)] == [1, 1]
 
 
 def test_warm_starts_are_taken_in_turns_from_what_both_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = benchmark.wanted(options(tmp_path, parts="inductor,nostall,again", models="dien"), 0.0)
-    (queue, *others) = benchmark.dealt(jobs, 2)
+    jobs = benchmark.pending_jobs(options(tmp_path, parts="inductor,nostall,again", models="dien"), 0.0)
+    (queue, *others) = benchmark.assign_jobs(jobs, 2)
     assert [part for _, part in parts(queue)] == ["inductor", "nostall", "again"]
     assert others == [[]]
     processes = Processes()
-    monkeypatch.setattr(benchmark, "process", processes)
+    monkeypatch.setattr(benchmark, "run_process", processes)
     job = replace(queue[-1], until=time.monotonic() + 1e6, caches=str(tmp_path))
-    with pytest.raises(benchmark.Ended, match="add nostall to --parts"):
+    with pytest.raises(benchmark.ProcessFailed, match="add nostall to --parts"):
         benchmark.run(job)
     for name in ("inductor", "nostall"):
         (tmp_path / name).mkdir()
@@ -181,24 +181,24 @@ def test_warm_starts_are_taken_in_turns_from_what_both_have_left(
 def test_a_start_that_is_not_recorded_reads_files_before_the_first_one_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = benchmark.wanted(options(tmp_path, parts="inductor,steady", models="dien"), 1e9)
-    (queue,) = benchmark.dealt(jobs, 1)
-    first, *others = benchmark.headed(0, queue)
-    assert benchmark.headed(1, queue)[0].caches != first.caches, "another GPU has caches of its own"
+    jobs = benchmark.pending_jobs(options(tmp_path, parts="inductor,steady", models="dien"), 1e9)
+    (queue,) = benchmark.assign_jobs(jobs, 1)
+    first, *others = benchmark.with_unrecorded_start(0, queue)
+    assert benchmark.with_unrecorded_start(1, queue)[0].caches != first.caches, "another GPU has caches of its own"
     assert others == queue and not first.setup.recorded
     assert first.caches not in {job.caches for job in queue}
     assert Path(first.setup.out).parent != tmp_path
-    assert first.expected == benchmark.IN_PAIRS["first"]
+    assert first.expected == benchmark.PAIR_SECONDS["first"]
     processes = Processes()
-    monkeypatch.setattr(benchmark, "process", processes)
+    monkeypatch.setattr(benchmark, "run_process", processes)
     (tmp_path / "x").mkdir()
     setup = replace(first.setup, out=str(tmp_path / "x" / "read.json"))
     for _ in range(2):  # what another run has left is no help
         told = benchmark.run(replace(first, setup=setup, caches=str(tmp_path / "y")))
         assert "not recorded" in told
     assert processes.started == ["(nostall)"] * 2
-    steady = benchmark.wanted(options(tmp_path, parts="steady", models="dien"), 1e9)
-    assert benchmark.headed(0, steady) == steady
+    steady = benchmark.pending_jobs(options(tmp_path, parts="steady", models="dien"), 1e9)
+    assert benchmark.with_unrecorded_start(0, steady) == steady
 
 
 def test_a_page_says_how_far_pairs_of_first_steps_are_apart() -> None:
@@ -230,7 +230,7 @@ def test_a_process_of_a_pair_adds_its_first_step(
 ) -> None:
     out = tmp_path / "x.json"
     said = {"first_s": 1.5, "first_cpu_s": 2.5}
-    monkeypatch.setattr(process, "started", lambda model, method, setup: (None, None, dict(said)))
+    monkeypatch.setattr(process, "start_program", lambda model, method, setup: (None, None, dict(said)))
     for state, recorded in (("nostall", False), ("nostall", True), ("inductor", True)):
         setup = {"model": "dien-train", "part": "first", "out": str(out), "state": state}
         setup |= {"device": "none", "small": True, "pairs": 1, "recorded": recorded}
@@ -242,7 +242,7 @@ def test_a_process_of_a_pair_adds_its_first_step(
 
 
 def test_a_watch_tells_what_the_collector_took_of_everything_there_is() -> None:
-    watch = Watch()
+    watch = Stopwatch()
     gc.collect(0)
     assert watch.said("first")["first_collector_s"] == 0.0
     began = time.perf_counter()
@@ -253,35 +253,35 @@ def test_a_watch_tells_what_the_collector_took_of_everything_there_is() -> None:
 
 
 def test_processor_time_of_children_counts_while_they_run_and_after() -> None:
-    before = processor_seconds()
+    before = cpu_seconds()
     burn = "import time\nwhile time.process_time() < 0.4: pass\nprint()\ninput()"
     with subprocess.Popen([sys.executable, "-c", burn], stdin=-1, stdout=-1, text=True) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        running = processor_seconds() - before
+        running = cpu_seconds() - before
         child.communicate("\n")
     assert running >= 0.35
-    assert processor_seconds() - before >= 0.35
+    assert cpu_seconds() - before >= 0.35
 
 
 def test_times_in_turns_are_compared_with_the_first_and_its_null() -> None:
     about = Setup("", "steady", "", device="cpu", measured_s=0.1)
     runs = {"slow": lambda: time.sleep(2e-3), "quick": lambda: time.sleep(1e-3)}
-    found = in_turns(runs, about)
+    found = time_interleaved(runs, about)
     assert found["base"] == "slow"
     assert found["compared"]["quick"]["verdict"] == "faster"
     assert len(found["null_s"]) == len(found["samples_s"]["quick"])
-    assert in_turns(runs, about, "quick")["compared"]["slow"]["verdict"] == "slower"
+    assert time_interleaved(runs, about, "quick")["compared"]["slow"]["verdict"] == "slower"
 
 
 def test_a_line_says_what_matters() -> None:
     compared = {"nostall": {"ratio": 1.25, "verdict": "faster"}}
     found = {"looped": {"compared": compared}, "apart": {}, "kernels": {"nostall": {"launches": 7}}}
-    assert benchmark.line(found).startswith("looped nostall 1.250 faster; launches {'nostall': 7}")
+    assert benchmark.summary_line(found).startswith("looped nostall 1.250 faster; launches {'nostall': 7}")
     graph = {"reason": "faster as a whole", "kernels": 3, "left": 1}
     cold = {"first_s": 2.0, "until_chosen_s": 5.0, "graphs": [graph]}
     told = "cold 2.0 s, chosen after 5.0 s, faster as a whole, 3 in, 1 left"
-    assert benchmark.line({"starts": {"cold": cold}}) == told
+    assert benchmark.summary_line({"starts": {"cold": cold}}) == told
 
 
 def test_the_committed_page_says_what_the_committed_results_say() -> None:
@@ -315,15 +315,15 @@ def test_a_part_in_rounds_makes_models_in_other_orders_and_goes_on_where_it_was(
     def run(setup: Setup, caches: Path, until: float) -> None:
         turns.append(setup.turn)
         if len(turns) == 3:
-            raise benchmark.Ended("no luck")
+            raise benchmark.ProcessFailed("no luck")
         before = json.loads(out.read_text())["rounds"] if out.exists() else []
         one = {"looped": {"compared": {"x": {"ratio": 1.0, "verdict": "same"}}}, "apart": {}}
         out.write_text(json.dumps({"rounds": [*before, one]}))
 
-    monkeypatch.setattr(benchmark, "process", run)
+    monkeypatch.setattr(benchmark, "run_process", run)
     job = benchmark.Job(Setup("crnn-infer", "graphs", str(out)), 1e9, str(tmp_path))
     assert job.expected == 60 + 3 * 20
-    with pytest.raises(benchmark.Ended):
+    with pytest.raises(benchmark.ProcessFailed):
         benchmark.run(job)
     assert benchmark.run(job).count("looped x 1.000 same") == 4
     assert turns == [0, 1, 2, 2, 3]
@@ -334,7 +334,7 @@ def test_a_part_in_rounds_makes_models_in_other_orders_and_goes_on_where_it_was(
 
 def test_rounds_are_told_by_their_mean_and_range() -> None:
     def one(quicker: float) -> dict[str, object]:
-        base, ours, *others = SIDE_BY_SIDE["graphs"]
+        base, ours, *others = INTERLEAVED["graphs"]
         samples = {base: [2e-3, 4e-3], ours: [2e-3 / quicker, 4e-3 / quicker]}
         samples |= dict.fromkeys(others, (4e-3, 8e-3))
         return {"looped": {"samples_s": samples}, "graphs": {ours: [{"state": "inductor"}]}}
