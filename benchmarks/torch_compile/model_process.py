@@ -1,9 +1,9 @@
 """Process of ``benchmarks.torch_compile.models``: starts one method or times several methods.
 
-    python -m benchmarks.torch_compile.model_process '{"model": "bert-train", "part": "steady", ...}'
+    python -m benchmarks.torch_compile.model_process '{"model": "dien-train", "part": ...}'
 
-The argument is a :class:`Setup` as JSON.  Results are written after every stage, so that a fault in a
-later stage does not lose them.
+The argument is a :class:`Setup` as JSON.  Results are written after every stage, so that a fault in
+a later stage does not lose them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from benchmarks.torch_compile.step_timing import (
     CapturedStep,
     Stopwatch,
     capture_step,
-    time_interleaved,
     profile_kernels,
     synchronize,
+    time_interleaved,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Program:
         return all(report.reason for report in self.reports)
 
     def run_until_chosen(self, seconds: float) -> list[float]:
-        """Run steps until the backend has chosen or ``seconds`` have passed; returns their seconds."""
+        """Run steps until the backend has chosen, at most ``seconds``; returns their times."""
         step_seconds, deadline = list[float](), time.perf_counter() + seconds
         while not self.has_chosen and (start := time.perf_counter()) < deadline:
             self.step()
@@ -347,7 +347,7 @@ def measure_interleaved(model: Model, setup: Setup, store: Callable[..., None]) 
 
 
 def time_replays(programs: Mapping[str, Program], setup: Setup) -> dict[str, Any]:
-    """Time whole steps as CUDA graphs, which excludes the host; names methods that fail to capture."""
+    """Time whole steps as CUDA graphs, which excludes the host; names methods that fail."""
     graphs: dict[str, CapturedStep] = {}
     failed: dict[str, str] = {}
     for name, program in programs.items():

@@ -29,7 +29,7 @@ class Model:
 
 
 class DecoderStep(nn.Module):
-    """Decoder layers for one new token of each sequence, with a key-value cache of earlier tokens."""
+    """Decoder layers for one new token of each sequence, with a key-value cache."""
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()

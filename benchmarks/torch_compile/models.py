@@ -5,16 +5,17 @@
 
 For every model of ``benchmarks.torch_compile.model_zoo``, each part in its own processes:
 
-- ``inductor``, ``nostall``: start of a program by torch.compile and by the backend, first with empty
-  and then with warm caches: wall and CPU seconds of the first step and until the backend has chosen.
+- ``inductor``, ``nostall``: start of a program by torch.compile and by the backend, first with
+  empty and then with warm caches: wall and CPU seconds of the first step and until the backend has
+  chosen.
 - ``first`` and ``again`` (only with ``--parts``): ``--pairs`` pairs of first steps of both, each in
   its own process.  ``first`` has empty caches; ``again`` has the caches that ``inductor`` and
   ``nostall`` fill in the same command.  The order in a pair alternates.  ``again`` has a third
   method, nostall with every stitched kernel, because the backend may choose Inductor's version.
 - ``steady``: torch.compile (twice: the null), the backend, its stitched version regardless of times
-  (``always``), and eager PyTorch, interleaved.  Seconds of a step in a loop, which include the host,
-  and of whole steps replayed as CUDA graphs, which do not.  Also the kernels of one step (profiler)
-  and the differences of results and gradients.
+  (``always``), and eager PyTorch, interleaved.  Seconds of a step in a loop, which include the
+  host, and of whole steps replayed as CUDA graphs, which do not.  Also the kernels of one step
+  (profiler) and the differences of results and gradients.
 - ``autotuned``, ``graphs``: the same loop in the modes max-autotune-no-cudagraphs and
   reduce-overhead.  Each method has its own copy of the model, and torch.compile a second copy,
   because equal copies are not equally fast.  ``graphs`` has one more copy, which the backend hands
@@ -52,11 +53,11 @@ from typing import Any
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.torch_compile.model_process import (
     AGAIN,
-    STARTS,
+    INTERLEAVED,
     PAIRED,
     PROCESS_COUNTS,
-    INTERLEAVED,
     START_METHODS,
+    STARTS,
     Setup,
 )
 from benchmarks.torch_compile.model_zoo import models
@@ -107,9 +108,9 @@ class Job:
     def expected_seconds(self) -> float:
         """Expected seconds of all processes of the part."""
         if self.setup.part in PAIR_SECONDS:
-            run_pairs = self.setup.pairs if self.setup.recorded else 0
+            pairs = self.setup.pairs if self.setup.recorded else 0
             methods = len(START_METHODS[self.setup.part])
-            recorded = PAIR_SECONDS[self.setup.part] * methods * run_pairs
+            recorded = PAIR_SECONDS[self.setup.part] * methods * pairs
             return self.slowdown * (PAIR_SECONDS[PAIRED] + recorded)
         first = EXPECTED_SECONDS.get(self.setup.model, EXPECTED_SECONDS_OTHERS)[self.setup.part]
         further_processes = PROCESS_COUNTS.get(self.setup.part, 1) - 1
@@ -158,10 +159,10 @@ def run(job: Job) -> str:
     return summary_line(json.loads(Path(setup.out).read_text()))
 
 
-def start_order(part: str, run_pairs: int) -> list[str]:
+def start_order(part: str, pairs: int) -> list[str]:
     """Order of starts: pair after pair, with the first method rotating."""
     methods = list(START_METHODS[part])
-    first_indices = [first % len(methods) for first in range(run_pairs)]
+    first_indices = [first % len(methods) for first in range(pairs)]
     return [method for first in first_indices for method in (*methods[first:], *methods[:first])]
 
 

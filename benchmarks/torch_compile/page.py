@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import PAGES, page, table, wrapped
 from benchmarks.harness.result_file import load, results
-from benchmarks.torch_compile.model_process import AGAIN, PAIRED, INTERLEAVED, START_METHODS
+from benchmarks.torch_compile.model_process import AGAIN, INTERLEAVED, PAIRED, START_METHODS
 from benchmarks.torch_compile.model_zoo import models
 from nostall.core.files import write_atomically
 
@@ -157,7 +157,8 @@ _STARTS = wrapped(
     "Seconds by nostall (by Inductor). *Cold*: with empty caches. *Chosen*: from the start until "
     "the version that stays runs. Processor seconds are those of all processes until then. *Held "
     "up*: the time by which steps between the first one and the choice exceed the usual step, "
-    "summed, and the longest steps. One process each, with Python's bytecode cached, as in an installed package."
+    "summed, and the longest steps. One process each, with Python's bytecode cached, as in an "
+    "installed package."
 )
 _MODES = wrapped(
     "Each method has its own copy of the model. *Second copy*: torch.compile's mode beside itself "
@@ -166,8 +167,8 @@ _MODES = wrapped(
 _MODE_COLUMNS = ("model", "nostall", "second copy")
 _ROUNDS = wrapped(
     "Several processes make and time the copies of a model in different orders. Ratios are to the "
-    "time of one copy by torch.compile: geometric mean, least and most. *Untouched*: a copy that goes "
-    'through the backend with `nostall.choose` "inductor". *Second copy*: another copy by '
+    "time of one copy by torch.compile: geometric mean, least and most. *Untouched*: a copy that "
+    'goes through the backend with `nostall.choose` "inductor". *Second copy*: another copy by '
     "torch.compile. The copy to which all are compared runs twice in every round (its null) and is "
     "faster than equal copies in any order. The last ratio is therefore to the second copy, which "
     "runs once, as nostall's does."

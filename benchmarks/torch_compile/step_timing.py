@@ -125,7 +125,7 @@ def profile_kernels(step: Step) -> dict[str, Any]:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and its descendants, including ended ones that were waited for."""
+    """CPU seconds of this process and its descendants, with ended ones that were waited for."""
     seconds_by_pid: dict[int, float] = {}
     parents: dict[int, int] = {}
     ticks_per_second = os.sysconf("SC_CLK_TCK")
