@@ -1,10 +1,11 @@
 """Checks of the guarantees of the torch.compile backend on a GPU.
 
-    python -m benchmarks run torch_compile.guarantees --out OUT.json [--only fp8,ranks] [--limit 300]
+    python -m benchmarks run torch_compile.guarantees --out OUT.json [--only fp8,ranks]
+        [--limit 300]
 
-Checks: results in fp8; dropout masks in steps and in CUDA graph replays; tensors of more than
-2^31 elements; a dynamic batch; bitwise reproducibility after the choice; two ranks that run the
-version that rank 0 has chosen; and two ranks that train with DistributedDataParallel (NCCL with two GPUs,
+Checks: results in fp8; dropout masks in steps and in CUDA graph replays; tensors of more than 2^31
+elements; a dynamic batch; bitwise reproducibility after the choice; two ranks that run the version
+that rank 0 has chosen; and two ranks that train with DistributedDataParallel (NCCL with two GPUs,
 otherwise gloo).
 
 Every check runs in its own process with its own caches (``guarantee_checks``,

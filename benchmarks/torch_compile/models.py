@@ -272,10 +272,10 @@ def summary_line(result: Mapping[str, Any]) -> str:
             ]
         return ", ".join(parts)
     parts = []
-    for name in ("looped", "replayed"):
-        compared = result.get(name, {}).get("compared", {})
+    for clock in ("looped", "replayed"):
+        compared = result.get(clock, {}).get("compared", {})
         parts += [
-            f"{name} {name} {comparison['ratio']:.3f} {comparison['verdict']}"
+            f"{clock} {name} {comparison['ratio']:.3f} {comparison['verdict']}"
             for name, comparison in compared.items()
         ]
     launches = {

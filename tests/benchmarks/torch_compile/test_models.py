@@ -62,7 +62,9 @@ def test_committed_checks_of_guarantees_have_no_failures() -> None:
     } == {}
 
 
-@pytest.mark.parametrize(("place", "wrong"), [("0", []), ("1", ["another kernels on rank 1"])])
+@pytest.mark.parametrize(
+    ("second_kernel", "wrong"), [("0", []), ("1", ["another kernels on rank 1"])]
+)
 def test_ranks_and_repeated_runs_are_compared(second_kernel: str, wrong: list[str]) -> None:
     ranks = [{"digest": "a", "kernels": ["0"]}, {"digest": "a", "kernels": [second_kernel]}]
     assert compare_processes("ranks", ranks) == wrong
